@@ -1,0 +1,23 @@
+"""What a user did wrong, said in one line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Bad input. The message is one line: what is wrong, where (file, key, value), what is allowed.
+
+    Every command line prints it without a traceback and exits with code 2.
+    """
+
+
+class NonFiniteError(UserError):
+    """A loss or an update stopped being finite. The message names client and round."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is close."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,0 +1,115 @@
+"""What is learned: a network seen as encoder and head, with its loss and its local optimiser."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plugins.core.optimizers import Optimizer
+from plugins.core.trees import Params
+
+
+class Layer(NamedTuple):
+    """A weight layer: its parameters all have one row (first axis) per neuron or channel."""
+
+    name: str
+    parameters: tuple[str, ...]  # weight, bias, and the affine pair of a batch norm that follows
+    units: int  # M_l, neurons or channels
+
+
+@dataclass
+class Pass:
+    """One forward pass: what layers read beside their input, and what they leave behind."""
+
+    params: Params
+    buffers: Params
+    train: bool
+    mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
+    record: bool = False
+    activations: dict[str, Tensor] = field(default_factory=dict)
+    outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
+
+    def activate(self, layer: str, z: Tensor) -> Tensor:
+        """ReLU, recorded as the activation of weight layer `layer`."""
+        h = torch.relu(z)
+        self.note(layer, h)
+        return h
+
+    def note(self, layer: str, h: Tensor) -> None:
+        if self.record:
+            self.activations[layer] = h
+
+
+class Network(Protocol):
+    """A model as pure functions of its parameters and buffers. `plugins.models` builds them."""
+
+    name: str
+    n_classes: int
+    feature_size: int  # d, the input of the classifier
+    layers: tuple[Layer, ...]  # in forward order, the classifier last
+    vmappable: bool  # torch.func.vmap can take it
+    dense: bool  # matrix products only, so batching over clients pays on a CPU
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        """(parameters, buffers), float32 on the CPU."""
+        ...
+
+    def encode(self, run: Pass, x: Tensor) -> Tensor:
+        """[B, ...] -> features [B, d]; new buffers are left in `run.buffers`."""
+        ...
+
+    def classify(self, run: Pass, h: Tensor) -> Tensor:
+        """features [B, d] -> logits [B, C]."""
+        ...
+
+
+class Output(NamedTuple):
+    """What a forward pass yields."""
+
+    features: Tensor  # [B, d], the input of the classifier
+    logits: Tensor  # [B, C]
+    buffers: Params
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network and how a client trains it: mean cross-entropy, one optimiser."""
+
+    network: Network
+    optimizer: Optimizer
+
+    @property
+    def lr(self) -> float:
+        """eta, the local step size."""
+        return self.optimizer.lr
+
+    def forward(self, params: Params, buffers: Params, x: Tensor, *, train: bool, mask: Tensor | None = None) -> Output:
+        """Features, logits and next buffers for a batch `x` of shape [B, ...]."""
+        run = Pass(params, dict(buffers), train, mask)
+        h = self.network.encode(run, x)
+        return Output(h, self.network.classify(run, h), run.buffers)
+
+    def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
+        """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for the classifier."""
+        run = Pass(params, dict(buffers), train=False, record=True)
+        self.network.classify(run, self.network.encode(run, x))
+        return run.activations
+
+
+def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean over the first axis of the rows whose mask is 1; all rows when there is no mask. [B, ...] -> [...]."""
+    if mask is None:
+        return values.mean(0)
+    mask = mask.to(values.dtype)
+    # A batch that is padding throughout has no mean; its step is discarded, it only must not make a NaN.
+    total: Tensor = torch.tensordot(mask, values, dims=1)
+    return total / mask.sum().clamp(min=1)
+
+
+def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """Mean cross-entropy over the samples of a batch."""
+    return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)

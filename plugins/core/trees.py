@@ -1,0 +1,113 @@
+"""Trees: nested dicts of tensors, and the few functions on them that every method needs.
+
+Parameters and buffers are flat trees, `dict[str, Tensor]`; messages and memories may nest. Nothing is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+Tree = dict[str, Any]
+Params = dict[str, Tensor]
+
+
+def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
+    """Applies `fn` to the tensors that stand at the same place in all trees. KeyError if the structures differ."""
+    return {
+        key: tree_map(fn, value, *(other[key] for other in rest))
+        if isinstance(value, dict)
+        else fn(value, *(other[key] for other in rest))
+        for key, value in tree.items()
+    }
+
+
+def leaves(tree: Tree) -> Iterator[Tensor]:
+    """The tensors of a tree, in insertion order."""
+    for value in tree.values():
+        if isinstance(value, dict):
+            yield from leaves(value)
+        else:
+            yield value
+
+
+def zeros_like(tree: Tree) -> Tree:
+    """A tree of zeros of the same structure, shapes, dtypes and devices."""
+    return tree_map(torch.zeros_like, tree)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+    """a + b."""
+    return tree_map(torch.add, a, b)
+
+
+def sub(a: Tree, b: Tree) -> Tree:
+    """a - b."""
+    return tree_map(torch.sub, a, b)
+
+
+def scale(factor: float | Tensor, tree: Tree) -> Tree:
+    """factor * tree; `factor` is a number or a 0-d tensor."""
+    return tree_map(lambda leaf: factor * leaf, tree)
+
+
+def norm(tree: Tree) -> Tensor:
+    """The L2 norm of all tensors taken as one vector, a 0-d tensor."""
+    return torch.sqrt(torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum())
+
+
+def row_norms(stacked: Tree) -> Tensor:
+    """The L2 norm of each row of a stacked tree, leaves `[M, ...]`, as `[M]`."""
+    return torch.sqrt(torch.stack([leaf.flatten(1).square().sum(1) for leaf in leaves(stacked)]).sum(0))
+
+
+def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:
+    """sum_i weights[i] * row i; `weights` is `[M]`, leaves are `[M, ...]`."""
+    return tree_map(lambda leaf: torch.tensordot(weights.to(leaf.dtype), leaf, dims=1), stacked)
+
+
+def stack(trees: Sequence[Tree]) -> Tree:
+    """Trees of one structure to one tree with a new first axis."""
+    return tree_map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
+
+
+def row(stacked: Tree, index: int | Tensor) -> Tree:
+    """Row `index` (or, for an index tensor, the rows) of a stacked tree."""
+    return tree_map(lambda leaf: leaf[index], stacked)
+
+
+def select(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """`a` where the 0-d boolean `condition` holds, else `b`."""
+    return tree_map(lambda x, y: torch.where(condition, x, y), a, b)
+
+
+def detach(tree: Tree) -> Tree:
+    """The same values, cut off from autograd."""
+    return tree_map(torch.Tensor.detach, tree)
+
+
+def n_bytes(tree: Tree) -> int:
+    """The size of all tensors in bytes."""
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
+
+
+def flatten(tree: Tree, prefix: str = "") -> Params:
+    """A nested tree as a flat one with keys `outer/inner`. Empty dicts vanish."""
+    flat: Params = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            flat.update(flatten(value, f"{prefix}{key}/"))
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def unflatten(flat: Params, like: Tree, prefix: str = "") -> Tree:
+    """The inverse of `flatten` for a tree of the structure `like`. KeyError if a tensor is missing."""
+    return {
+        key: unflatten(flat, value, f"{prefix}{key}/") if isinstance(value, dict) else flat[prefix + key]
+        for key, value in like.items()
+    }
