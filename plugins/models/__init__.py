@@ -1,0 +1,34 @@
+"""The registry of networks."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+
+from plugins.core.errors import UserError, nearest
+from plugins.models.layers import Stacked
+from plugins.models.networks import cnn, logistic_regression, mlp
+
+MODELS: dict[str, Callable[..., Stacked]] = {"logistic_regression": logistic_regression, "mlp": mlp, "cnn": cnn}
+
+
+def build(
+    name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, int | bool] | None = None
+) -> Stacked:
+    """The network `name` for samples of shape `input_shape`; UserError for an unknown name or option."""
+    check(name, options)
+    return MODELS[name](input_shape, n_classes, **(options or {}))
+
+
+def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
+    """UserError for an unknown model, an unknown option, or an option's value of the wrong kind."""
+    if name not in MODELS:
+        raise UserError(f"model {name!r} is unknown{nearest(name, MODELS)}; allowed: {', '.join(MODELS)}")
+    known = {p.name: p.default for p in list(inspect.signature(MODELS[name]).parameters.values())[2:]}
+    for key, value in (options or {}).items():
+        if key not in known:
+            allowed = ", ".join(known) or "none"
+            raise UserError(f"model {name!r} has no option {key!r}{nearest(key, known)}; allowed: {allowed}")
+        if type(value) is not type(known[key]) or (not isinstance(value, bool) and value < 1):
+            kind = "true or false" if isinstance(known[key], bool) else "a whole number of at least 1"
+            raise UserError(f"model {name!r}, option {key!r}: {value!r} is not {kind}")

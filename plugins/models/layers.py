@@ -1,0 +1,202 @@
+"""The blocks that networks are made of, as pure functions of a `Pass`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plugins.core.task import Layer, Pass, masked_mean
+from plugins.core.trees import Params
+
+
+class Block(Protocol):
+    """One block of a network."""
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        """(parameters, buffers), keys carry the block's name."""
+        ...
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor: ...
+
+
+def _uniform(generator: torch.Generator, bound: float, *shape: int) -> Tensor:
+    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """x W^T + b, [B, n_in] -> [B, n_out]. Initialised as `torch.nn.Linear`: uniform in +-1/sqrt(n_in)."""
+
+    name: str
+    n_in: int
+    n_out: int
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        bound = 1 / math.sqrt(self.n_in)
+        weight = _uniform(generator, bound, self.n_out, self.n_in)
+        return {f"{self.name}.weight": weight, f"{self.name}.bias": _uniform(generator, bound, self.n_out)}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return F.linear(x, run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"])
+
+
+@dataclass(frozen=True)
+class Conv:
+    """2-d convolution, [B, n_in, H, W] -> [B, n_out, H', W']. Initialised as `torch.nn.Conv2d`."""
+
+    name: str
+    n_in: int
+    n_out: int
+    kernel: int
+    padding: int = 0
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        bound = 1 / math.sqrt(self.n_in * self.kernel**2)
+        weight = _uniform(generator, bound, self.n_out, self.n_in, self.kernel, self.kernel)
+        return {f"{self.name}.weight": weight, f"{self.name}.bias": _uniform(generator, bound, self.n_out)}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return F.conv2d(x, run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"], padding=self.padding)
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """Batch normalisation over all axes but the second; momentum 0.1, eps 1e-5, unbiased running variance.
+
+    Written out rather than called: padded samples of a masked batch must not count, and the running statistics are
+    returned, not changed in place. Equals `torch.nn.BatchNorm1d/2d` where nothing is padded; a batch of one value per
+    channel, which torch refuses, leaves the running variance's unbiased factor at 1.
+    """
+
+    name: str
+    n: int
+    momentum: float = 0.1
+    eps: float = 1e-5
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        params = {f"{self.name}.weight": torch.ones(self.n), f"{self.name}.bias": torch.zeros(self.n)}
+        return params, {f"{self.name}.mean": torch.zeros(self.n), f"{self.name}.var": torch.ones(self.n)}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        shape = (1, self.n) + (1,) * (x.ndim - 2)
+        if run.train:
+            mean, var, count = self._moments(x, run.mask)
+            # The running statistics are data, not a path for gradients.
+            unbiased = (var * count / (count - 1).clamp(min=1)).detach()
+            keep = 1 - self.momentum
+            for key, now in (("mean", mean.detach()), ("var", unbiased)):
+                run.buffers[f"{self.name}.{key}"] = keep * run.buffers[f"{self.name}.{key}"] + self.momentum * now
+        else:
+            mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
+        factor = run.params[f"{self.name}.weight"] * torch.rsqrt(var + self.eps)
+        shift = run.params[f"{self.name}.bias"] - mean * factor
+        return x * factor.reshape(shape) + shift.reshape(shape)
+
+    def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Mean and biased variance per channel [n], and the number of values that they are over."""
+        space = tuple(range(2, x.ndim))
+        positions = math.prod(x.shape[2:])
+        samples = x.new_tensor(x.shape[0]) if mask is None else mask.to(x.dtype).sum()
+        per_sample = x.mean(space) if space else x  # [B, n]
+        mean = masked_mean(per_sample, mask)
+        square = (x - mean.reshape((1, self.n) + (1,) * len(space))).square()
+        var = masked_mean(square.mean(space) if space else square, mask)
+        return mean, var, samples * positions
+
+
+@dataclass(frozen=True)
+class ReLU:
+    """max(0, x), recorded as the activation of weight layer `of`."""
+
+    of: str
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return run.activate(self.of, x)
+
+
+@dataclass(frozen=True)
+class MaxPool:
+    """Max pooling with stride equal to the window."""
+
+    size: int = 2
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return F.max_pool2d(x, self.size)
+
+
+@dataclass(frozen=True)
+class Flatten:
+    """[B, ...] -> [B, product of the rest]."""
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+@dataclass(frozen=True)
+class Stacked:
+    """A network that is a row of blocks and a linear classifier. Implements `plugins.core.task.Network`."""
+
+    name: str
+    blocks: tuple[Block, ...]
+    head: Linear
+    vmappable: bool = True
+
+    @property
+    def n_classes(self) -> int:
+        return self.head.n_out
+
+    @property
+    def feature_size(self) -> int:
+        return self.head.n_in
+
+    @property
+    def dense(self) -> bool:
+        return not any(isinstance(block, Conv) for block in self.blocks)
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        found: list[Layer] = []
+        for block in (*self.blocks, self.head):
+            if isinstance(block, Linear | Conv):
+                found.append(Layer(block.name, (f"{block.name}.weight", f"{block.name}.bias"), block.n_out))
+            elif isinstance(block, BatchNorm):
+                # A batch norm's affine pair belongs to the neurons that it normalises.
+                last = found[-1]
+                affine = (f"{block.name}.weight", f"{block.name}.bias")
+                found[-1] = last._replace(parameters=last.parameters + affine)
+        return tuple(found)
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        params: Params = {}
+        buffers: Params = {}
+        for block in (*self.blocks, self.head):
+            p, b = block.init(generator)
+            params |= p
+            buffers |= b
+        return params, buffers
+
+    def encode(self, run: Pass, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(run, x)
+            run.outputs += x.numel()
+        return x
+
+    def classify(self, run: Pass, h: Tensor) -> Tensor:
+        logits = self.head(run, h)
+        run.outputs += logits.numel()
+        run.note(self.head.name, logits)
+        return logits
