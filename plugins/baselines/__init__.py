@@ -1,0 +1,1 @@
+"""Methods that the five papers compare or combine with, one file each."""
