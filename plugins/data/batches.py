@@ -1,0 +1,49 @@
+"""Batches as index plans: what a client reads in which order depends only on (seed, round, client)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Order:
+    """Positions in the order in which they are read, and the sizes of the batches that cut them."""
+
+    index: Ints  # [sum of sizes] int64
+    sizes: tuple[int, ...]
+
+
+def epochs(indices: Ints, n_epochs: int, batch_size: int, rng: np.random.Generator) -> Order:
+    """`n_epochs` passes over `indices`, reshuffled each time; the last, short batch of a pass is kept."""
+    passes = [indices[rng.permutation(len(indices))] for _ in range(n_epochs)]
+    index = np.concatenate(passes) if passes else indices[:0]
+    return Order(index, _sizes(len(indices), batch_size) * n_epochs)
+
+
+def in_order(indices: Ints, batch_size: int) -> Order:
+    """One pass over `indices` as they stand."""
+    return Order(indices, _sizes(len(indices), batch_size))
+
+
+def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
+    """Several orders as index [M, S, B] and mask [M, S, B] (True for a sample); padding points at position 0."""
+    n_steps = max(len(order.sizes) for order in orders)
+    batch = max(max(order.sizes, default=0) for order in orders)
+    index = np.zeros((len(orders), n_steps, batch), dtype=np.int64)
+    mask = np.zeros(index.shape, dtype=bool)
+    for row, order in enumerate(orders):
+        sizes = np.zeros(n_steps, dtype=np.int64)
+        sizes[: len(order.sizes)] = order.sizes
+        mask[row] = np.arange(batch) < sizes[:, None]
+        index[row][mask[row]] = order.index
+    return index, mask
+
+
+def _sizes(n: int, batch_size: int) -> tuple[int, ...]:
+    full, rest = divmod(n, batch_size)
+    return (batch_size,) * full + ((rest,) if rest else ())

@@ -1,0 +1,26 @@
+"""Counter-based randomness: a result depends on what is drawn, never on who drew before."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def _sequence(seed: int, name: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
+    return np.random.SeedSequence(entropy=seed, spawn_key=(zlib.crc32(name.encode()), *counters))
+
+
+def stream(seed: int, name: str, *counters: int) -> np.random.Generator:
+    """The generator of one stream ("partition", "batches", ...), keyed by seed and counters such as (round, client).
+
+    Two calls with the same key give the same numbers; different keys give independent ones (Philox).
+    """
+    return np.random.Generator(np.random.Philox(_sequence(seed, name, counters)))
+
+
+def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:
+    """As `stream`, for torch: a CPU generator seeded from the key."""
+    state = int(_sequence(seed, name, counters).generate_state(1, np.uint64)[0])
+    return torch.Generator().manual_seed(state)

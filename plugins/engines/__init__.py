@@ -1,0 +1,1 @@
+"""Engines answer Asks: who runs the clients, and how."""

@@ -1,0 +1,56 @@
+"""A checkpoint is one safetensors file: everything that a run needs to go on to the same bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+
+from plugins.core.errors import UserError
+from plugins.core.trees import Tree, flatten, unflatten
+from plugins.data.files import write_whole
+
+
+class Checkpoint(NamedTuple):
+    """A run between two rounds."""
+
+    round: int  # rounds done
+    trees: Tree  # server, memory, evaluated
+    holders: list[int]  # clients that hold the server's model already
+    rows: list[dict[str, float]]  # of rounds.csv
+
+
+def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
+    """Writes whole or not at all."""
+    head = {
+        "fingerprint": fingerprint,
+        "round": checkpoint.round,
+        "holders": checkpoint.holders,
+        "rows": checkpoint.rows,
+    }
+    # Copies: safetensors refuses tensors that share memory, such as an evaluated model that is the sent one.
+    flat = {key: leaf.detach().cpu().clone().contiguous() for key, leaf in flatten(checkpoint.trees).items()}
+    write_whole(path, save(flat, metadata={"checkpoint": json.dumps(head)}))
+
+
+def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
+    """Reads back into the structure `like`. UserError for a damaged file or one of another configuration."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            head: dict[str, Any] = json.loads((file.metadata() or {})["checkpoint"])
+            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise UserError(f"{path}: not a readable checkpoint ({error}); delete it to start afresh") from None
+    if head["fingerprint"] != fingerprint:
+        raise UserError(
+            f"{path}: is a checkpoint of another configuration (fingerprint {head['fingerprint'][:12]!r}, "
+            f"this run has {fingerprint[:12]!r}); delete it or restore the configuration"
+        )
+    expected = flatten(like)
+    if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
+        raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
+    trees = unflatten({key: leaf.to(expected[key].device) for key, leaf in flat.items()}, like)
+    return Checkpoint(head["round"], trees, head["holders"], head["rows"])

@@ -1,0 +1,132 @@
+"""The clients of a simulation, or the one client of a silo: their data, their memory, and what they hold in a round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Ask, Reply, Samples
+from plugins.core.errors import NonFiniteError, UserError
+from plugins.core.optimizers import Optimizer
+from plugins.core.optimizers import build as build_optimizer
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree, row_norms, tree_map
+from plugins.data.batches import Ints, Order, epochs, in_order
+from plugins.data.randomness import stream
+
+PASS_BATCH = 500  # samples per batch of a pass without training
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains in one round."""
+
+    optimizer: str  # sgd, adam, rmsprop
+    lr: float
+    epochs: int
+    batch_size: int
+    momentum: float | None = None  # None: the optimiser's own default
+    weight_decay: float = 0.0
+
+    def build(self) -> Optimizer:
+        """The pure optimiser."""
+        return build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
+
+
+class Clients:
+    """Data, memory and round-long results of some clients, by client id."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        local: LocalTraining,
+        seed: int,
+        train: Samples,
+        indices: Mapping[int, Ints],
+        public: Samples | None,
+        params: Params,
+    ) -> None:
+        """`indices`: positions in `train` by client id; `params`: w_0, from which memories are initialised."""
+        self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
+        self.train, self.public = train, public
+        self.indices = dict(sorted(indices.items()))
+        for client, positions in self.indices.items():
+            if len(positions) == 0:
+                raise UserError(f"client {client} has no samples; every client needs at least one")
+        self.row = {client: row for row, client in enumerate(self.indices)}
+        n = len(self.indices)
+        # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.
+        self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), algorithm.init_client(params))
+        self.held: dict[int, tuple[Params, Params]] = {}
+
+    @property
+    def device(self) -> torch.device:
+        return self.train.x.device
+
+    def steps(self, client: int, job: str, round_: int) -> tuple[Order, Samples]:
+        """The batches that `job` trains on, and the samples that they index; no steps for a job without training."""
+        if job == "train":
+            rng = stream(self.seed, "batches", round_, client)
+            return epochs(self.indices[client], self.local.epochs, self.local.batch_size, rng), self.train
+        steps = self.algorithm.public_steps(job)
+        if steps is None:
+            return Order(np.empty(0, dtype=np.int64), ()), self.train
+        assert self.public is not None
+        rng = stream(self.seed, "public", round_, client)
+        everything = np.arange(len(self.public.y))
+        return epochs(everything, steps.epochs, steps.batch_size, rng), self.public
+
+    def own_pass(self, client: int) -> Order:
+        """One pass over all of a client's samples."""
+        return in_order(self.indices[client], PASS_BATCH)
+
+    def public_pass(self) -> Order:
+        """One pass over the public split."""
+        assert self.public is not None
+        return in_order(np.arange(len(self.public.y)), PASS_BATCH)
+
+    def hold(self, ask: Ask, clients: Sequence[int], params: Params, buffers: Params) -> None:
+        """Keeps the stacked results of training for further Asks of the same round, if there can be any."""
+        if self.algorithm.exchanges(len(ask.to)).round > 1:
+            for position, client in enumerate(clients):
+                self.held[client] = (
+                    {key: leaf[position] for key, leaf in params.items()},
+                    {key: leaf[position] for key, leaf in buffers.items()},
+                )
+
+
+class Engine(Protocol):
+    """Answers the Asks of an algorithm."""
+
+    clients: Clients
+
+    def answer(self, ask: Ask, round_: int) -> Reply:
+        """The stacked replies of the clients `ask.to`, in that order. `round_` is 0 before the first round."""
+        ...
+
+
+def refuse_non_finite(reply: Reply, round_: int) -> None:
+    """Raises NonFiniteError if a client's loss or update is NaN or infinite."""
+    good = torch.isfinite(reply.loss)
+    if reply.params:
+        good = good & torch.isfinite(row_norms(reply.params))
+    bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
+    if bad:
+        raise NonFiniteError(
+            f"round {round_}, client {bad[0]}: loss or update is not finite; "
+            "lower train.lr or the method's coefficients"
+        )
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
+    """An index array as a tensor on the device, copied without waiting where that is possible."""
+    tensor = torch.from_numpy(np.ascontiguousarray(array))
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

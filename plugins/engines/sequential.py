@@ -1,0 +1,58 @@
+"""The reference engine: one client after the other."""
+
+from __future__ import annotations
+
+import torch
+
+from plugins.core.client import answer, autograd
+from plugins.core.component import Ask, Data, Plan, Reply, Samples
+from plugins.core.trees import Tree, row, stack, tree_map
+from plugins.data.batches import Order
+from plugins.engines.clients import Clients, to_device
+
+
+class Sequential:
+    """Runs each client by itself, without padding; what the other runtimes are compared with."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+
+    @torch.no_grad()
+    def answer(self, ask: Ask, round_: int) -> Reply:
+        """The stacked replies of the clients `ask.to`."""
+        parts = [self._one(ask, client, position, round_) for position, client in enumerate(ask.to)]
+        stacked = stack(parts)
+        if ask.job == "train":
+            self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
+        return Reply(ask.to, **stacked)
+
+    def _one(self, ask: Ask, client: int, position: int, round_: int) -> Tree:
+        clients = self.clients
+        own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
+        steps, samples = clients.steps(client, ask.job, round_)
+        n = torch.tensor(len(clients.indices[client]))
+        data = Data(
+            self._plan(steps, samples),
+            self._plan(clients.own_pass(client), clients.train) if own else None,
+            self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
+            n,
+        )
+        params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
+        memory = row(clients.memory, clients.row[client])
+        answered, trace = answer(
+            clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
+            data, autograd,
+        )  # fmt: skip
+        tree_map(lambda leaf, new: leaf[clients.row[client]].copy_(new), clients.memory, answered.memory)
+        zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
+        return {
+            "params": answered.params,
+            "buffers": answered.buffers,
+            "upload": answered.upload,
+            "n": n,
+            "steps": zero if trace is None else trace.steps,
+            "loss": zero if trace is None else trace.loss,
+        }
+
+    def _plan(self, order: Order, samples: Samples) -> Plan:
+        return Plan(samples, to_device(order.index, self.clients.device), sizes=order.sizes)

@@ -1,0 +1,231 @@
+"""A whole federated run in one process: rounds, cohorts, evaluation, traffic, checkpoints."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from plugins import recipes
+from plugins.core.component import Ask, Asks, Reply, Samples, Server, Setting
+from plugins.core.errors import NonFiniteError, UserError, nearest
+from plugins.core.task import Network, Task
+from plugins.core.trees import Params, Tree, norm, row_norms, sub, tree_map
+from plugins.data.batches import Ints
+from plugins.data.randomness import stream, torch_stream
+from plugins.engines import checkpoint as checkpoints
+from plugins.engines.clients import Clients, Engine, LocalTraining, refuse_non_finite
+from plugins.engines.evaluation import evaluate
+from plugins.engines.sequential import Sequential
+from plugins.engines.traffic import Meter
+from plugins.engines.vectorized import Vectorized
+
+ENGINES = ("auto", "sequential", "vectorized")
+DEVICES = ("auto", "cpu", "cuda")
+STEP_DISPATCH_S = 0.3e-3  # measured on 2 EPYC cores: one step of an MLP with 5 k parameters, batch 32
+VMAP_START_S = 8  # there: torch.func.grad imports the compiler (torch._dynamo) at its first call
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How many rounds with how many clients, and when to look."""
+
+    rounds: int
+    cohort: int  # M, clients per round
+    seed: int
+    evaluate_every: int = 1  # rounds; the last one always
+
+
+class Outcome(NamedTuple):
+    """What a run leaves."""
+
+    params: Params  # the sent model
+    evaluated: Params  # the evaluated one; the same object unless a method says otherwise
+    buffers: Params
+    rows: list[dict[str, float]]  # of rounds.csv
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` is CUDA if there is any. UserError for an unknown device, or for CUDA where there is none."""
+    if name not in DEVICES:
+        raise UserError(f"device {name!r} is unknown{nearest(name, DEVICES)}; allowed: {', '.join(DEVICES)}")
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise UserError("device 'cuda': this machine has no usable CUDA device; allowed here: auto, cpu")
+    return torch.device("cuda" if available and name != "cpu" else "cpu")
+
+
+def choose_engine(name: str, network: Network, device: torch.device, steps_saved: float) -> tuple[str, str]:
+    """(engine, why) for `auto | sequential | vectorized`. UserError for another name, or for what vmap can't take.
+
+    `steps_saved`: how many fewer steps the whole run dispatches when the cohort runs side by side.
+    """
+    if name not in ENGINES:
+        raise UserError(f"engine {name!r} is unknown{nearest(name, ENGINES)}; allowed: {', '.join(ENGINES)}")
+    if name == "vectorized" and not network.vmappable:
+        raise UserError(f"engine 'vectorized': vmap can't take model {network.name!r}; allowed: auto, sequential")
+    if name != "auto":
+        return name, "as asked"
+    if not network.vmappable:
+        return "sequential", f"vmap can't take model {network.name!r}"
+    if device.type == "cuda":
+        return "vectorized", "a GPU is busy only with many clients at once"
+    if not network.dense:
+        return "sequential", "convolutions on a CPU: grouped ones, over clients, are slower than one client at a time"
+    if steps_saved * STEP_DISPATCH_S < VMAP_START_S:
+        return "sequential", f"a short run on a CPU: vmap's start-up of {VMAP_START_S} s would not be repaid"
+    return "vectorized", "a dense model on a CPU: running the clients side by side saves most of the dispatch"
+
+
+def initial_model(network: Network, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
+    """(w_0, buffers) of a seed, the same in every runtime; dtype and device of `like`."""
+    params, buffers = network.init(torch_stream(seed, "init"))
+    return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
+
+
+def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
+    """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
+    if size == n_clients:
+        return tuple(range(n_clients))
+    chosen = stream(seed, "cohort", round_).choice(n_clients, size, replace=False)
+    return tuple(sorted(chosen.tolist()))
+
+
+def drive(asks: Asks, answer: Callable[[Ask], Reply]) -> Any:
+    """Runs a generator of Asks to its end and returns what it returns."""
+    try:
+        ask = next(asks)
+        while True:
+            ask = asks.send(answer(ask))
+    except StopIteration as stop:
+        return stop.value
+
+
+class Simulation:
+    """One recipe on one partition with one seed."""
+
+    def __init__(
+        self,
+        recipe: str,
+        settings: recipes.Settings,
+        network: Network,
+        train: Samples,
+        clients: Sequence[Ints],
+        test: Samples,
+        validation: Samples | None,
+        public: Samples | None,
+        local: LocalTraining,
+        schedule: Schedule,
+        engine: str = "auto",
+        memory_mb: int = 2048,
+        checkpoint: Path | None = None,
+        checkpoint_every: int = 5,
+        fingerprint: str = "",
+    ) -> None:
+        """Everything lives on the device of `train`. Goes on from `checkpoint` if there is one. Raises UserError."""
+        n = len(clients)
+        if not 1 <= schedule.cohort <= n:
+            raise UserError(
+                f"cohort of {schedule.cohort} clients: must be at least 1 and at most the {n} clients there are"
+            )
+        setting = Setting(
+            n, schedule.cohort, network.n_classes, network.feature_size, local.optimizer,
+            0 if public is None else len(public.y),
+        )  # fmt: skip
+        self.algorithm = recipes.build(recipe, settings, setting)
+        self.network, self.schedule, self.test, self.validation = network, schedule, test, validation
+        per_round = [local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients]
+        saved = schedule.rounds * (sum(per_round) * schedule.cohort / n - max(per_round))
+        self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, saved)
+        params, buffers = initial_model(network, schedule.seed, train.x)
+        task = Task(network, local.build())
+        store = Clients(self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params)
+        self.engine: Engine = Sequential(store) if self.engine_name == "sequential" else Vectorized(store, memory_mb)
+        self.server = self.algorithm.init(params, buffers)
+        self.evaluated = params
+        self.rows: list[dict[str, float]] = []
+        self.meter = Meter()
+        self.start_round = 0
+        self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
+        if checkpoint is not None and checkpoint.exists():
+            self._resume(checkpoint)
+
+    def run(self, on_round: Callable[[Mapping[str, float]], None] | None = None) -> Outcome:
+        """Runs the rounds that are left. `on_round` gets each new row. Raises NonFiniteError."""
+        everybody = tuple(range(len(self.engine.clients.indices)))
+        if self.start_round == 0:
+            self.server = drive(self.algorithm.begin(self.server, everybody), lambda ask: self._answer(ask, 0))
+        for t in range(self.start_round + 1, self.schedule.rounds + 1):
+            self.rows.append(self._round(t, everybody))
+            if on_round is not None:
+                on_round(self.rows[-1])
+            if self.checkpoint is not None and (t % self.checkpoint_every == 0 or t == self.schedule.rounds):
+                self._save(self.checkpoint, t)
+        return Outcome(self.server.params, self.evaluated, self.server.buffers, self.rows)
+
+    def _round(self, t: int, everybody: tuple[int, ...]) -> dict[str, float]:
+        began = time.perf_counter()
+        start, cohort = self.server.params, draw_cohort(self.schedule.seed, t, len(everybody), self.schedule.cohort)
+        seen: dict[str, torch.Tensor] = {}
+
+        def answer(ask: Ask) -> Reply:
+            reply = self._answer(ask, t)
+            if ask.job == "train":
+                seen["loss"] = reply.loss.mean()
+                seen["moved"] = row_norms(tree_map(torch.sub, reply.params, start)).mean()
+            return reply
+
+        self.server, self.evaluated = drive(self.algorithm.round(self.server, cohort), answer)
+        last = t == self.schedule.rounds
+        if last:
+            self.server = drive(self.algorithm.finish(self.server, everybody), answer)
+        moved = norm(sub(self.server.params, start)).item()
+        if not math.isfinite(moved):
+            raise NonFiniteError(
+                f"round {t}, server: the update is not finite; lower train.lr or the method's coefficients"
+            )
+        row: dict[str, float] = {"round": t}
+        for name, samples in (("test", self.test), ("validation", self.validation)):
+            look = samples is not None and (last or t % self.schedule.evaluate_every == 0)
+            found = evaluate(self.network, self.evaluated, self.server.buffers, samples) if look and samples else None
+            row[f"{name}_accuracy"] = found.accuracy if found else math.nan
+            row[f"{name}_loss"] = found.loss if found else math.nan
+        up, down = self.meter.read()
+        row |= {
+            "local_loss": seen["loss"].item(),
+            "update_norm_client": seen["moved"].item(),
+            "update_norm_server": moved,
+            "bytes_up": up,
+            "bytes_down": down,
+            "seconds": time.perf_counter() - began,
+        }
+        return row
+
+    def _answer(self, ask: Ask, t: int) -> Reply:
+        reply = self.engine.answer(ask, t)
+        refuse_non_finite(reply, t)
+        self.meter.count(ask, reply)
+        return reply
+
+    def _trees(self) -> Tree:
+        return {
+            "server": self.server._asdict(),
+            "memory": self.engine.clients.memory,
+            "evaluated": self.evaluated,
+        }
+
+    def _save(self, path: Path, t: int) -> None:
+        holders = self.meter.holders(self.server.params)
+        checkpoints.write(path, checkpoints.Checkpoint(t, self._trees(), holders, self.rows), self.fingerprint)
+
+    def _resume(self, path: Path) -> None:
+        found = checkpoints.read(path, self._trees(), self.fingerprint)
+        self.server = Server(**found.trees["server"])
+        self.engine.clients.memory = found.trees["memory"]
+        self.evaluated, self.rows, self.start_round = found.trees["evaluated"], found.rows, found.round
+        self.meter.restore(self.server.params, found.holders)

@@ -1,0 +1,47 @@
+"""Counts the bytes that an algorithm's messages move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from plugins.core.component import Ask, Reply
+from plugins.core.trees import Params, n_bytes
+
+
+class Meter:
+    """Bytes up and down, over all addressed clients, since the last reading.
+
+    Counted are models, buffers and side vectors in their own dtype; not counted are a message's few scalars of
+    bookkeeping (n_k, steps, loss). A model that a client already holds, because the last Ask to it carried the same
+    one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice).
+    """
+
+    def __init__(self) -> None:
+        self._up = self._down = 0
+        self._model: Params = {}
+        self._holders: set[int] = set()
+
+    def count(self, ask: Ask, reply: Reply) -> None:
+        """Adds one exchange."""
+        m = len(ask.to)
+        if ask.params:
+            if ask.params is not self._model:
+                self._model, self._holders = ask.params, set()
+            new = [client for client in ask.to if client not in self._holders]
+            self._holders.update(new)
+            self._down += len(new) * (n_bytes(ask.params) + n_bytes(ask.buffers))
+        self._down += m * n_bytes(ask.shared) + n_bytes(ask.each)
+        self._up += n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)
+
+    def read(self) -> tuple[int, int]:
+        """(bytes up, bytes down) since the last call."""
+        read, self._up, self._down = (self._up, self._down), 0, 0
+        return read
+
+    def holders(self, params: Params) -> list[int]:
+        """The clients that hold `params` already, ascending."""
+        return sorted(self._holders) if params is self._model else []
+
+    def restore(self, params: Params, holders: Iterable[int]) -> None:
+        """After a restart: these clients hold `params`."""
+        self._model, self._holders = params, set(holders)
