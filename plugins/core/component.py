@@ -114,7 +114,6 @@ class Data(NamedTuple):
     steps: Plan  # the batches of this job's training, epochs after each other
     own: Plan | None  # one pass over its whole local set; None unless a component's `passes` has "own"
     public: Plan | None  # one pass over the public split; likewise "public"
-    n: Tensor  # 0-d, n_k
 
 
 class View(NamedTuple):

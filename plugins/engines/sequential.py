@@ -30,15 +30,14 @@ class Sequential:
         clients = self.clients
         own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
         steps, samples = clients.steps(client, ask.job, round_)
-        n = torch.tensor(len(clients.indices[client]))
         data = Data(
             self._plan(steps, samples),
             self._plan(clients.own_pass(client), clients.train) if own else None,
             self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
-            n,
         )
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
-        memory = row(clients.memory, clients.row[client])
+        # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
+        memory = tree_map(lambda leaf: leaf[clients.row[client]].clone(), clients.memory)
         answered, trace = answer(
             clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
             data, autograd,
@@ -49,7 +48,7 @@ class Sequential:
             "params": answered.params,
             "buffers": answered.buffers,
             "upload": answered.upload,
-            "n": n,
+            "n": torch.tensor(len(clients.indices[client])),
             "steps": zero if trace is None else trace.steps,
             "loss": zero if trace is None else trace.loss,
         }

@@ -57,7 +57,6 @@ class Vectorized:
         batched: Tree = {
             "each": row(ask.each, torch.tensor(chunk, device=clients.device)),
             "memory": row(clients.memory, rows),
-            "n": torch.tensor([len(clients.indices[client]) for client in ids], device=clients.device),
             "steps": self._batched(orders, live=True),
         }
         if "own" in clients.algorithm.passes:
@@ -76,7 +75,6 @@ class Vectorized:
                 Plan(samples, **args["steps"]),
                 Plan(clients.train, **args["own"]) if "own" in args else None,
                 public,
-                args["n"],
             )
             params, buffers = (ask.params, ask.buffers) if ask.params else (args["params"], args["buffers"])
             answered, trace = answer(
