@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from plugins.core.errors import UserError
@@ -32,3 +34,29 @@ def write_whole(path: Path, content: bytes | str) -> None:
         raise UserError(
             f"{path}: can't be written ({error.strerror or error}); choose a folder that is writable"
         ) from None
+
+
+def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Puts a folder with exactly these files in the place of `folder`; on an error the old one stays.
+
+    Raises UserError when it can't be written.
+    """
+    fresh = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+        os.chmod(fresh, 0o755)
+        for name, content in files.items():
+            (fresh / name).write_bytes(content)
+        old = fresh.with_name(f"{fresh.name}.old")
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(fresh, folder)
+        shutil.rmtree(old, ignore_errors=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: can't be written ({error.strerror or error}); choose a folder that is writable"
+        ) from None
+    finally:
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)

@@ -1,0 +1,105 @@
+"""A folder of images as tensors."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+from plugins.core.errors import UserError
+from plugins.data.checks import refusal, whole_number
+
+
+def read_images(root: Path, size: object) -> tuple[list[Tensor], list[str]]:
+    """Training images [n, 1 or 3, h, w] uint8 and labels [n] int64, then those for testing; and the classes.
+
+    See `datasets.image_folder`.
+    """
+    shape = _image_size(size)
+    folders = {part: _class_folders(root / part) for part in ("train", "test")}
+    names = [folder.name for folder in folders["train"]]
+    other = [folder.name for folder in folders["test"]]
+    if names != other:
+        odd = sorted(set(names) ^ set(other))
+        raise UserError(
+            f"{root}: train and test have to hold the same classes; only one of them has {', '.join(odd[:5])}"
+        )
+    images: list[NDArray[np.uint8]] = []
+    parts, labels = [], []
+    for part in ("train", "test"):
+        begin = len(images)
+        for label, folder in enumerate(folders[part]):
+            files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+            if not files:
+                raise UserError(f"{folder}: holds no image; every class needs some in train and in test")
+            for file in files:
+                images.append(_image(file, shape))
+                if images[-1].shape[:2] != images[0].shape[:2]:
+                    raise _size_error(file, images[-1], images[0])
+            labels += [label] * len(files)
+        parts.append(slice(begin, len(images)))
+    channels = max(image.ndim for image in images)
+    if channels == 3:
+        images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
+    x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
+    x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
+    y = torch.tensor(labels)
+    return [t[part] for part in parts for t in (x, y)], names
+
+
+def _image_size(size: object) -> tuple[int, int] | None:
+    """Option `size` as (h, w)."""
+    if size is None:
+        return None
+    if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
+        raise refusal("size", size, "[height, width] in pixels")
+    return whole_number("size: height", size[0], 1, 1024), whole_number("size: width", size[1], 1, 1024)
+
+
+def _class_folders(part: Path) -> list[Path]:
+    if not part.is_dir():
+        raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
+    entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
+    for entry in entries:
+        if not entry.is_dir():
+            raise UserError(f"{entry}: isn't a folder; {part} may hold one folder per class and nothing else")
+    if len(entries) < 2:
+        raise UserError(f"{part}: holds {len(entries)} class folders; at least 2 are needed")
+    return entries
+
+
+def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
+    """One image, scaled to `shape` = (h, w) if given: [h, w] if grey, [h, w, 3] if coloured."""
+    try:
+        with Image.open(io.BytesIO(file.read_bytes())) as opened:  # a quarter faster than by name
+            mode = opened.mode
+            if mode not in ("1", "L", "P", "RGB"):
+                raise UserError(
+                    f"{file}: has the colour mode {mode}; allowed: grey (8 bits) or RGB, without transparency"
+                )
+            image = opened.convert("L" if mode in ("1", "L") else "RGB") if mode in ("1", "P") else opened
+            if shape is not None and image.size != shape[::-1]:
+                image = image.resize(shape[::-1], Image.Resampling.BILINEAR)
+            return np.asarray(image)
+    except UserError:
+        raise
+    # What PIL raises for damaged files of its many formats.
+    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "unknown format" if unknown else " ".join(str(error).split())
+        raise UserError(f"{file}: can't be read as an image ({reason}); repair or remove it") from None
+
+
+def _size_error(file: Path, image: NDArray[np.uint8], first: NDArray[np.uint8]) -> UserError:
+    sizes = [f"{a.shape[0]}x{a.shape[1]}" for a in (image, first)]
+    return UserError(
+        f"{file}: is {sizes[0]}, the images before it are {sizes[1]} (height x width); "
+        f"make them alike or set the option size: [h, w]"
+    )

@@ -1,0 +1,472 @@
+import dataclasses
+import functools
+import gzip
+import hashlib
+import http.server
+import os
+import re
+import shutil
+import socket
+import struct
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import torchvision
+from PIL import Image
+
+from plugins.core.errors import UserError
+from plugins.data import datasets, images
+from plugins.data import mnist as mnist_files
+from plugins.data.datasets import Dataset, load, read, save
+
+
+def refuse(*parts):
+    """A UserError of one line that contains `parts`."""
+    return pytest.raises(
+        UserError, match=r"\A(?=.*" + ")(?=.*".join(re.escape(str(part)) for part in parts) + r")[^\n]*\Z"
+    )
+
+
+def contents(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def digits():
+    return load("digits", Path("nowhere"))
+
+
+# digits
+
+
+def test_digits(digits):
+    assert digits.train_x.shape == (1437, 1, 8, 8) and digits.test_x.shape == (360, 1, 8, 8)
+    assert digits.train_x.dtype == torch.uint8 and digits.train_x.max() == 16
+    assert digits.train_y.dtype == torch.int64 and digits.classes == tuple("0123456789")
+    train, test = digits.train_y.bincount(), digits.test_y.bincount()
+    assert ((test - 0.2 * (train + test)).abs() <= 1).all()
+    assert digits.mean[0] == pytest.approx(digits.train_x.double().mean().item())
+    assert digits.std[0] == pytest.approx(digits.train_x.double().std(correction=0).item())
+
+
+def test_digits_never_change(digits):
+    """The split and the bytes are part of every result: a new value here means that old results can't be compared."""
+    assert digits.checksum == "f3ed16a7ba0372cc98d8c1c41a5d9661deaf8a9bb208b5465f6ca675668b25c7"
+
+
+def test_normalised(digits):
+    x = digits.normalised("train", "cpu")
+    assert x.dtype == torch.float32 and x.shape == digits.train_x.shape
+    assert x.mean().abs() < 1e-5 and (x.std() - 1).abs() < 1e-3
+    assert torch.allclose(digits.normalised("test"), (digits.test_x.float() - digits.mean[0]) / digits.std[0])
+    raw = dataclasses.replace(digits, train_x=digits.train_x.float())
+    assert torch.equal(raw.normalised("train"), x) and raw.train_x.max() == 16  # left as it was
+
+
+# load
+
+
+def test_unknown_names_and_options():
+    with refuse("data set 'digit' is unknown (did you mean 'digits'?)", "allowed: digits, mnist, image_folder"):
+        load("digit", Path())
+    with refuse("data set image_folder: option 'sizes' is unknown (did you mean 'size'?)"):
+        load("image_folder", Path(), sizes=[8, 8])
+    with refuse("data set digits: option 'size' is unknown; allowed: none"):
+        load("digits", Path(), size=[8, 8])
+    with refuse("data set ['digits'] is unknown"):
+        load(["digits"], Path())
+
+
+# save and read
+
+
+def test_round_trip(digits, tmp_path):
+    save(digits, tmp_path / "new" / "digits.safetensors")
+    back = read(tmp_path / "new" / "digits.safetensors")
+    for field in dataclasses.fields(Dataset):
+        a, b = getattr(digits, field.name), getattr(back, field.name)
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+    assert os.listdir(tmp_path / "new") == ["digits.safetensors"]
+
+
+def test_read_refuses_what_is_damaged(digits, tmp_path):
+    path = tmp_path / "digits.safetensors"
+    with refuse(path, "there is no such file"):
+        read(path)
+    save(digits, path)
+    good = path.read_bytes()
+    for bad in (b"", b"\0" * 100, good[:7], good[:500], good[: len(good) // 2], good[:-1], good + b"x"):
+        path.write_bytes(bad)
+        with refuse(path, "damaged"):
+            read(path)
+    for where in (len(good) - 1, len(good) // 2, good.index(b'[\\"0\\"') + 3, good.index(b"std") + 10):
+        path.write_bytes(good[:where] + bytes([good[where] ^ 1]) + good[where + 1 :])
+        with refuse(path, "damaged"):
+            read(path)
+    for metadata in (None, {"dataset": "{}"}, {"dataset": "[]", "checksum": digits.checksum}, {"dataset": "x"}):
+        path.write_bytes(safetensors.torch.save({key: getattr(digits, key) for key in datasets.TENSORS}, metadata))
+        with refuse(path, "damaged, or not a saved data set"):
+            read(path)
+    path.write_bytes(safetensors.torch.save({"other": digits.train_x}))
+    with refuse(path, "not a saved data set"):
+        read(path)
+    path.unlink()
+    path.mkdir()
+    with refuse(path):
+        read(path)
+
+
+def test_a_swapped_label_is_found(digits, tmp_path):
+    y = digits.train_y.clone()
+    y[[0, 1]] = y[[1, 0]]
+    save(dataclasses.replace(digits, train_y=y), tmp_path / "x")
+    with refuse("doesn't match its checksum"):
+        read(tmp_path / "x")
+
+
+def test_an_unwritable_place_is_named_and_left_alone(digits, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with refuse(tmp_path / "file" / "digits", "can't be written"):
+        save(digits, tmp_path / "file" / "digits")
+    assert contents(tmp_path) == {Path("file"): b"mine"}
+
+
+def test_an_interrupted_save_leaves_the_old_file(digits, tmp_path, monkeypatch):
+    path = tmp_path / "digits.safetensors"
+    path.write_text("old")
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with refuse(path, "No space left on device"):
+        save(digits, path)
+    assert contents(tmp_path) == {Path(path.name): b"old"}
+
+
+# MNIST
+
+
+def idx(array):
+    return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+
+
+def small_mnist():
+    rng = np.random.default_rng(0)
+    files = {}
+    for kind, n in (("train", 30), ("t10k", 20)):
+        files[f"{kind}-images-idx3-ubyte"] = idx(rng.integers(0, 256, (n, 28, 28)))
+        files[f"{kind}-labels-idx1-ubyte"] = idx(np.arange(n) % 10)
+    return files
+
+
+@pytest.fixture
+def raw(tmp_path, monkeypatch):
+    """<root>/MNIST/raw with a small MNIST, unpacked; nothing can be downloaded."""
+    folder = tmp_path / "MNIST" / "raw"
+    folder.mkdir(parents=True)
+    for name, content in small_mnist().items():
+        (folder / name).write_bytes(content)
+    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [(tmp_path / "mirror").as_uri() + "/"])
+    return folder
+
+
+def pack(folder, *names):
+    for name in names:
+        (folder / f"{name}.gz").write_bytes(gzip.compress((folder / name).read_bytes()))
+        (folder / name).unlink()
+
+
+def test_mnist_unpacked_packed_and_mixed(raw, tmp_path):
+    unpacked = load("mnist", tmp_path)
+    assert unpacked.train_x.shape == (30, 1, 28, 28) and unpacked.test_x.shape == (20, 1, 28, 28)
+    assert unpacked.train_x.dtype == torch.uint8
+    assert unpacked.train_y.dtype == torch.int64 and unpacked.test_y.tolist() == [*range(10), *range(10)]
+    assert unpacked.train_x.numpy().tobytes() == small_mnist()["train-images-idx3-ubyte"][16:]
+    pack(raw, "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    assert load("mnist", tmp_path).checksum == unpacked.checksum
+    pack(raw, "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte")
+    before = contents(tmp_path)
+    assert load("mnist", tmp_path).checksum == unpacked.checksum
+    assert contents(tmp_path) == before  # a read-only folder will do
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", mnist_files.FILES)
+def test_mnist_damaged_files(raw, tmp_path, name, packed):
+    good = (raw / name).read_bytes()
+    file = raw / (f"{name}.gz" if packed else name)
+    for bad in (b"", good[:6], good[:-1], good[:20], good + b"\0", b"\1" + good[1:], good[:4] + b"\0\0\0\0"):
+        file.write_bytes(gzip.compress(bad) if packed else bad)
+        if packed:
+            (raw / name).unlink(missing_ok=True)
+        with refuse(f"{file}: damaged", ", ".join(mnist_files.FILES), f"into {raw}"):
+            load("mnist", tmp_path)
+    if packed:
+        whole = gzip.compress(good)
+        for bad in (
+            whole[:-1],
+            whole[: len(whole) // 2],
+            b"<html>not found</html>",
+            b"",
+            whole[:12] + b"\xff\xff" + whole[14:],
+        ):
+            file.write_bytes(bad)
+            with refuse(f"{file}: damaged or truncated"):
+                load("mnist", tmp_path)
+
+
+def test_mnist_wrong_content(raw, tmp_path, monkeypatch):
+    labels = raw / "t10k-labels-idx1-ubyte"
+    good = labels.read_bytes()
+    labels.write_bytes(good[:-1] + b"\x0a")
+    with refuse(f"{labels}: damaged (has labels above 9)"):
+        load("mnist", tmp_path)
+    labels.write_bytes(idx(np.arange(19) % 10))
+    with refuse(f"{labels}: has another number of samples"):
+        load("mnist", tmp_path)
+    labels.write_bytes(idx(np.zeros(10_000)))  # as long as the original
+    with refuse(f"{labels}: damaged (isn't the original file)"):
+        load("mnist", tmp_path)
+
+
+@pytest.fixture
+def mirror(tmp_path, monkeypatch):
+    """A folder that torchvision takes for its download server."""
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    folder = tmp_path / "mirror"
+    folder.mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+        yield folder
+        server.shutdown()
+
+
+def test_mnist_is_downloaded_and_only_what_is_missing(raw, mirror, tmp_path, monkeypatch):
+    expected = load("mnist", tmp_path).checksum
+    resources = []
+    for name in mnist_files.FILES:
+        packed = gzip.compress((raw / name).read_bytes())
+        (mirror / f"{name}.gz").write_bytes(packed)
+        resources.append((f"{name}.gz", hashlib.md5(packed).hexdigest()))
+    monkeypatch.setattr(torchvision.datasets.MNIST, "resources", resources)
+    kept = raw / "train-images-idx3-ubyte"
+    age = kept.stat().st_mtime_ns
+    for name in mnist_files.FILES:
+        if name != kept.name:
+            (raw / name).unlink()
+    assert load("mnist", tmp_path).checksum == expected
+    assert sorted(os.listdir(raw)) == sorted(mnist_files.FILES) and kept.stat().st_mtime_ns == age
+
+    shutil.rmtree(tmp_path / "MNIST")
+    (mirror / "t10k-labels-idx1-ubyte.gz").write_bytes(b"not what the checksum says")
+    with refuse("MNIST/raw/train-images-idx3-ubyte: not there, and downloading it failed"):
+        load("mnist", tmp_path)
+    assert not (tmp_path / "MNIST").exists()
+
+
+def test_mnist_failed_download(raw, tmp_path):
+    missing = raw / "t10k-images-idx3-ubyte"
+    missing.unlink()
+    before = contents(tmp_path)
+    with refuse(f"{missing}: not there, and downloading it failed", ", ".join(mnist_files.FILES), f"into {raw}"):
+        load("mnist", tmp_path)
+    assert contents(tmp_path) == before
+    with refuse("train-images-idx3-ubyte: not there", "into"):
+        load("mnist", tmp_path / "elsewhere")
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_mnist_host_that_never_answers(raw, tmp_path, monkeypatch):
+    (raw / "t10k-images-idx3-ubyte").unlink()
+    monkeypatch.setattr(mnist_files, "URL_TIMEOUT", 0.2)
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/"
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [url])
+        begin = time.perf_counter()
+        with refuse("t10k-images-idx3-ubyte: not there, and downloading it failed"):
+            load("mnist", tmp_path)
+    assert time.perf_counter() - begin < 5
+    assert socket.getdefaulttimeout() is None
+
+
+# image folders
+
+
+def draw(file, mode="RGB", size=(6, 5), value=None, **options):
+    """Writes an image of `size` (width, height) with random pixels."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], len(Image.new(mode, (1, 1)).getbands()))
+    pixels = np.random.default_rng(len(str(file))).integers(0, 256, shape) if value is None else np.full(shape, value)
+    Image.fromarray(pixels.astype(np.uint8).squeeze(2) if shape[2] == 1 else pixels.astype(np.uint8)).save(
+        file, **options
+    )
+    return pixels
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for part, n in (("train", 3), ("test", 2)):
+        for label in ("cat", "dog"):
+            for i in range(n):
+                draw(tmp_path / part / label / f"{i}.png")
+    return tmp_path
+
+
+def test_image_folder(folder):
+    pixels = draw(folder / "train" / "dog" / "1.png")
+    (folder / "train" / ".DS_Store").write_text("")
+    (folder / "train" / "dog" / ".hidden").write_text("")
+    found = load("image_folder", folder)
+    assert found.train_x.shape == (6, 3, 5, 6) and found.test_x.shape == (4, 3, 5, 6)
+    assert found.train_x.dtype == torch.uint8 and found.train_x.is_contiguous()
+    assert found.classes == ("cat", "dog")
+    assert found.train_y.tolist() == [0, 0, 0, 1, 1, 1] and found.test_y.tolist() == [0, 0, 1, 1]
+    assert np.array_equal(found.train_x[4].permute(1, 2, 0).numpy(), pixels)
+    x = found.train_x.double()
+    assert found.mean == pytest.approx(x.mean((0, 2, 3)).tolist())
+    assert found.std == pytest.approx(x.std((0, 2, 3), correction=0).tolist())
+    save(found, folder / "saved")
+    assert torch.equal(read(folder / "saved").test_x, found.test_x)
+
+
+def test_grey_images_and_a_constant_channel(tmp_path):
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            draw(tmp_path / part / label / "0.png", "L", value=7)
+    found = load("image_folder", tmp_path)
+    assert found.train_x.shape == (2, 1, 5, 6)
+    assert found.mean == (7.0,) and found.std == (1.0,)
+    assert torch.equal(found.normalised("train"), torch.zeros(2, 1, 5, 6))
+
+
+def test_grey_among_coloured_becomes_rgb(folder):
+    pixels = draw(folder / "test" / "cat" / "0.png", "L")
+    found = load("image_folder", folder)
+    assert found.train_x.shape[1] == found.test_x.shape[1] == 3
+    assert (found.test_x[0].numpy() == pixels.squeeze(2)).all()
+
+
+def test_formats(folder):
+    for suffix in ("jpg", "bmp", "gif", "webp"):
+        draw(folder / "train" / "cat" / f"more.{suffix}")
+    draw(folder / "train" / "cat" / "bits.png", "L", value=255)
+    Image.new("1", (6, 5)).save(folder / "train" / "cat" / "bits.png")
+    assert load("image_folder", folder).train_x.shape == (11, 3, 5, 6)
+
+
+def test_size(folder):
+    draw(folder / "train" / "dog" / "9.png", size=(12, 10))
+    with refuse(folder / "train" / "dog" / "9.png", "is 10x12", "are 5x6", "option size"):
+        load("image_folder", folder)
+    assert load("image_folder", folder, size=[4, 7]).train_x.shape == (7, 3, 4, 7)
+    assert torch.equal(load("image_folder", folder, size=(5, 6)).train_x[:6], load_without(folder, "9.png").train_x)
+
+
+def load_without(folder, name):
+    (folder / "train" / "dog" / name).unlink()
+    return load("image_folder", folder)
+
+
+@pytest.mark.parametrize(
+    "size", [8, "8", "88", [8], [8, 8, 8], [0, 8], [8, -1], [8.0, 8], [True, 8], [8, "8"], {}, [8, 5000]]
+)
+def test_refused_size(folder, size):
+    with refuse("size", "is refused; allowed: "):
+        load("image_folder", folder, size=size)
+
+
+def test_unreadable_images(folder):
+    file = folder / "test" / "dog" / "x.jpg"
+    draw(file, size=(60, 50))
+    good = file.read_bytes()
+    for bad in (b"", b"not an image", good[: len(good) // 2], good[:30]):
+        file.write_bytes(bad)
+        with refuse(f"{file}: can't be read as an image ("):
+            load("image_folder", folder, size=[5, 6])
+    png = file.with_suffix(".png")
+    file.rename(png)
+    draw(png, size=(60, 50))
+    good = png.read_bytes()
+    for where in (10, 20, 45, len(good) // 2):
+        png.write_bytes(good[:where] + bytes(b ^ 255 for b in good[where : where + 9]) + good[where + 9 :])
+        with refuse(f"{png}: can't be read as an image ("):
+            load("image_folder", folder, size=[5, 6])
+    png.unlink()
+    png.mkdir()
+    with refuse(f"{png}: can't be read as an image ("):
+        load("image_folder", folder)
+    png.rmdir()
+    draw(png, "RGBA")
+    with refuse(f"{png}: has the colour mode RGBA; allowed: grey (8 bits) or RGB"):
+        load("image_folder", folder)
+
+
+def test_wrong_folders(folder, tmp_path):
+    with refuse(tmp_path / "no" / "train", "no such folder", "train/<class>/*"):
+        load("image_folder", tmp_path / "no")
+    (folder / "train" / "readme.txt").write_text("")
+    with refuse(folder / "train" / "readme.txt", "isn't a folder"):
+        load("image_folder", folder)
+    (folder / "train" / "readme.txt").unlink()
+    (folder / "test" / "bird").mkdir()
+    with refuse(folder, "the same classes", "bird"):
+        load("image_folder", folder)
+    (folder / "train" / "bird").mkdir()
+    with refuse(folder / "train" / "bird", "holds no image"):
+        load("image_folder", folder)
+    for part in ("train", "test"):
+        for label in ("bird", "dog"):
+            shutil.rmtree(folder / part / label)
+    with refuse(folder / "train", "holds 1 class folders; at least 2"):
+        load("image_folder", folder)
+
+
+def test_images_do_not_get_slow(tmp_path):
+    """Thousands of small JPEGs take seconds: about 0.3 ms each, under 10 ms even on a busy machine."""
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            draw(tmp_path / part / label / "0.jpg", size=(32, 32))
+    for i in range(1, 500):
+        shutil.copy(tmp_path / "train" / "a" / "0.jpg", tmp_path / "train" / "a" / f"{i}.jpg")
+    begin = time.perf_counter()
+    assert len(images.read_images(tmp_path, None)[0][0]) == 501
+    assert time.perf_counter() - begin < 5
+
+
+# The real data
+
+
+@pytest.fixture(scope="module")
+def real():
+    """The folder with MNIST/raw/*.gz: FEDML_NONIID_DATA, or shared/data beside the repository."""
+    folder = Path(os.environ.get("FEDML_NONIID_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    if not (folder / "MNIST" / "raw").is_dir():
+        pytest.skip(f"real MNIST isn't in {folder}; set FEDML_NONIID_DATA to the folder that holds MNIST/raw")
+    return folder
+
+
+def test_real_mnist(real, tmp_path):
+    before = sorted(os.listdir(real / "MNIST" / "raw"))
+    found = load("mnist", real)
+    assert found.train_x.shape == (60000, 1, 28, 28) and found.test_x.shape == (10000, 1, 28, 28)
+    assert found.train_y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    # The values that everybody uses, 0.1307 and 0.3081, times 255.
+    assert found.mean[0] / 255 == pytest.approx(0.1307, abs=1e-4) and found.std[0] / 255 == pytest.approx(
+        0.3081, abs=1e-4
+    )
+    assert sorted(os.listdir(real / "MNIST" / "raw")) == before

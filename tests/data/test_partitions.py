@@ -1,0 +1,256 @@
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugins.core.errors import UserError
+from plugins.data import partitions
+from plugins.data.partitions import PARTITIONS, partition
+from plugins.data.randomness import stream
+from plugins.data.statistics import class_counts, entropy, gini, label_distance, summary
+
+# As digits after a validation split: 1294 samples of 10 classes.
+DIGITS = np.random.default_rng(0).permutation(np.arange(1294) % 10)
+PARAMS = {"iid": {}, "dirichlet": {"alpha": 0.3}, "shards": {"classes_per_client": 2}}
+
+
+def everything(labels):
+    return np.arange(len(labels))
+
+
+def check(indices, clients, n_clients, least=1):
+    assert len(clients) == n_clients
+    assert min(map(len, clients)) >= least
+    assert all((np.diff(client) > 0).all() for client in clients)
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.sort(indices))
+
+
+@st.composite
+def populations(draw):
+    """Labels of 2 to 6 classes in unequal amounts, a subset of their indices, and a number of clients."""
+    sizes = draw(st.lists(st.integers(20, 90), min_size=2, max_size=6))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
+    indices = rng.permutation(len(labels))[: draw(st.integers(len(labels) * 3 // 4, len(labels)))]
+    return labels, indices, draw(st.integers(1, 6)), draw(st.integers(0, 1000))
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations())
+def test_iid(population):
+    labels, indices, n_clients, seed = population
+    clients = partition("iid", labels, indices, n_clients, seed)
+    check(indices, clients, n_clients)
+    assert max(map(len, clients)) - min(map(len, clients)) <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.sampled_from([0.2, 1, 100.0]), st.integers(1, 3), st.sampled_from(["on", "off", True, False]))
+def test_dirichlet(population, alpha, min_size, cap):
+    labels, indices, n_clients, seed = population
+    clients = partition("dirichlet", labels, indices, n_clients, seed, alpha=alpha, min_size=min_size, cap=cap)
+    check(indices, clients, n_clients, least=min_size)
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.data())
+def test_shards(population, data):
+    labels, indices, n_clients, seed = population
+    n_classes = len(np.unique(labels[indices]))
+    s = data.draw(st.integers(-(-n_classes // n_clients), n_classes))
+    clients = partition("shards", labels, indices, n_clients, seed, classes_per_client=s)
+    check(indices, clients, n_clients)
+    counts = class_counts(labels, clients, n_classes)
+    assert ((counts > 0).sum(1) == s).all()
+    holders = (counts > 0).sum(0)
+    assert holders.max() - holders.min() <= 1
+    equal_share = counts.sum(0) / holders
+    assert (np.where(counts > 0, counts, np.inf) >= equal_share / 10).all()
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_seed_decides(name):
+    first, again, other = (partition(name, DIGITS, everything(DIGITS), 8, seed, **PARAMS[name]) for seed in (1, 1, 2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_the_order_of_the_given_indices_does_not_matter(name):
+    indices = everything(DIGITS)[100:]
+    forth = partition(name, DIGITS, indices, 8, 1, **PARAMS[name])
+    back = partition(name, DIGITS, indices[::-1], 8, 1, **PARAMS[name])
+    assert all(np.array_equal(a, b) for a, b in zip(forth, back, strict=True))
+
+
+def test_dirichlet_hard_case_is_quick_for_every_seed():
+    begin = time.perf_counter()
+    for seed in range(50):
+        clients = partition("dirichlet", DIGITS, everything(DIGITS), 20, seed, alpha=0.1)
+        check(everything(DIGITS), clients, 20, least=10)
+    assert time.perf_counter() - begin < 10  # seconds; about 1 on an idle machine
+
+
+def test_dirichlet_equals_niid_bench_in_distribution():
+    """Against NIID-Bench's loop (partition_data, noniid-labeldir), one attempt at a time: the same mean of what skews."""
+
+    def reference(rng, n_clients, alpha):
+        sizes = np.zeros(n_clients)
+        counts = []
+        for c in range(10):
+            p = rng.dirichlet(np.repeat(alpha, n_clients))
+            p = p * (sizes < len(DIGITS) / n_clients)
+            edges = (np.cumsum(p / p.sum()) * (DIGITS == c).sum()).astype(int)[:-1]
+            counts.append(np.diff(edges, prepend=0, append=(DIGITS == c).sum()))
+            sizes += counts[-1]
+        return np.stack(counts, 1)
+
+    def measures(counts):
+        return [label_distance(counts).mean(), gini(counts.sum(1)), counts.sum(1).max() / 100]
+
+    rng = stream(0, "test")
+    ours = [
+        class_counts(DIGITS, partition("dirichlet", DIGITS, everything(DIGITS), 8, seed, alpha=0.5, min_size=1), 10)
+        for seed in range(150)
+    ]
+    theirs = [counts for counts in (reference(rng, 8, 0.5) for _ in range(150)) if counts.sum(1).min() >= 1]
+    a, b = (np.array([measures(counts) for counts in sample]) for sample in (ours, theirs))
+    error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
+    assert (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
+
+
+def test_lower_alpha_means_more_skew_and_the_cap_evens_sizes():
+    def measured(**params):
+        runs = [
+            partition("dirichlet", DIGITS, everything(DIGITS), 10, seed, min_size=1, **params) for seed in range(10)
+        ]
+        found = [summary(class_counts(DIGITS, clients, 10)) for clients in runs]
+        return [np.mean([f[key] for f in found]) for key in ("label_distance_mean", "size_gini")]
+
+    skewed, mild, even = (measured(alpha=alpha)[0] for alpha in (0.1, 1.0, 1000.0))
+    assert skewed > mild + 0.1 > even + 0.2
+    assert measured(alpha=0.1, cap="off")[1] > measured(alpha=0.1)[1]
+
+
+def test_shards_are_unequal():
+    clients = partition("shards", DIGITS, everything(DIGITS), 20, 0, classes_per_client=2)
+    assert gini([len(client) for client in clients]) > 0.1
+
+
+def refuse(message, name="dirichlet", labels=DIGITS, clients=10, **params):
+    """The value is refused with `message`, before anything is drawn."""
+
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError("drew a random number")
+
+    for call in (
+        lambda: partition(name, labels, everything(labels), clients, 0, **params),
+        lambda: PARTITIONS[name](labels, clients, Untouchable(), **params),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "alpha", [-1, 0, 0.0, math.nan, math.inf, -math.inf, "0.1", "much", None, True, [0.1], 1e7, 10**400]
+)
+def test_refused_alpha(alpha):
+    refuse("is refused; allowed: a number above 0", alpha=alpha)
+    refuse("alpha=", alpha=alpha)
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("clients", [0, -3, 1295, 2.0, math.nan, "10", None, True])
+def test_refused_clients(name, clients):
+    refuse(
+        f"clients={clients!r} is refused; allowed: 1 to 1294 (1294 training samples)",
+        name,
+        clients=clients,
+        **PARAMS[name],
+    )
+
+
+@pytest.mark.parametrize("name", PARTITIONS)
+def test_refused_without_samples(name):
+    refuse("clients=1 is refused; allowed: none (0 training samples)", name, DIGITS[:0], clients=1, **PARAMS[name])
+
+
+@pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
+def test_refused_min_size(min_size):
+    message = f"min_size={min_size!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
+    refuse(message, alpha=1, min_size=min_size)
+
+
+def test_refused_min_size_when_no_value_would_do():
+    refuse("min_size=10 is refused; allowed: 1 to 6 ", clients=200, alpha=1)
+
+
+@pytest.mark.parametrize("cap", ["yes", 1, None, "On"])
+def test_refused_cap(cap):
+    refuse(f"cap={cap!r} is refused; allowed: on, off", alpha=1, cap=cap)
+
+
+@pytest.mark.parametrize("s", [0, -2, 11, 1.5, "2", True])
+def test_refused_classes_per_client(s):
+    message = f"classes_per_client={s!r} is refused; allowed: 1 to 10 (classes in the training set)"
+    refuse(message, "shards", classes_per_client=s)
+
+
+def test_refused_shards_that_leave_a_class_out():
+    refuse("classes_per_client=2 is refused; allowed: at least 4: 3 clients", "shards", clients=3, classes_per_client=2)
+
+
+def test_refused_more_shards_than_samples():
+    refuse(
+        "class 1 has 3 samples; lower clients", "shards", np.repeat([0, 1], [99, 3]), clients=5, classes_per_client=2
+    )
+    refuse("need 2 shards of each class", "shards", np.array([0, 0, 0, 1, 2]), clients=5, classes_per_client=1)
+    tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
+    check(np.arange(4), tight, 2)
+
+
+def test_names_and_parameters():
+    cases = [
+        (
+            "dirichlett",
+            {},
+            "partition 'dirichlett' is unknown (did you mean 'dirichlet'?); allowed: iid, dirichlet, shards",
+        ),
+        ("dirichlet", {"alpa": 1}, "partition dirichlet: option 'alpa' is unknown (did you mean 'alpha'?)"),
+        ("dirichlet", {}, "partition dirichlet: alpha is missing"),
+        ("iid", {"alpha": 1}, "partition iid: option 'alpha' is unknown; allowed: none"),
+        ("shards", {}, "partition shards: classes_per_client is missing"),
+        (7, {}, "partition 7 is unknown"),
+    ]
+    for name, params, message in cases:
+        with pytest.raises(UserError, match=re.escape(message)):
+            partition(name, DIGITS, everything(DIGITS), 5, 0, **params)
+
+
+@pytest.mark.parametrize("alpha", [1e-300, 1e-4])
+def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
+    monkeypatch.setattr(partitions, "MAX_ATTEMPTS", 2000)
+    with pytest.raises(UserError, match="2000 attempts gave no partition .* raise alpha, lower min_size or clients"):
+        partition("dirichlet", DIGITS, everything(DIGITS), 50, 0, alpha=alpha)
+
+
+def test_statistics_by_hand():
+    labels = np.array([0, 0, 1, 1, 2, 2, 2, 2])
+    counts = class_counts(labels, [np.array([0, 2]), np.array([4, 5, 6, 7]), np.array([1, 3])], 3)
+    assert counts.tolist() == [[1, 1, 0], [0, 0, 4], [1, 1, 0]]
+    assert entropy(counts).tolist() == [1, 0, 1]
+    # all samples: (1/4, 1/4, 1/2)
+    assert label_distance(counts).tolist() == [0.5, 0.5, 0.5]
+    # sizes 2, 2, 4: (-2*2 + 0*2 + 2*4) / (3 * 8)
+    assert gini(counts.sum(1)) == pytest.approx(4 / 24)
+    assert gini([0, 0, 0, 5]) == pytest.approx(3 / 4)
+    assert gini([5, 5]) == 0
+    found = summary(counts)
+    assert found["samples"] == 8 and found["size_max"] == 4 and found["entropy_mean"] == pytest.approx(2 / 3)
+    assert found["classes_per_client_mean"] == pytest.approx(5 / 3)

@@ -1,0 +1,81 @@
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugins.core.errors import UserError
+from plugins.data.splits import hold_out
+
+LABELS = np.repeat(np.arange(10), 50)[np.random.default_rng(0).permutation(500)]
+
+label_arrays = st.lists(st.integers(5, 40), min_size=2, max_size=6).map(
+    lambda sizes: np.random.default_rng(0).permutation(np.repeat(np.arange(len(sizes)), sizes))
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    labels=label_arrays,
+    validation=st.sampled_from([0, 0.1, 0.25, 0.9]),
+    each=st.integers(0, 1),
+    seed=st.integers(0, 99),
+)
+def test_parts_are_disjoint_ascending_and_together_everything(labels, validation, each, seed):
+    n_classes = labels.max() + 1
+    if each and (0.1 * np.bincount(labels)).min() < 2 and validation == 0.9:
+        each = 0  # nothing left to take
+    split = hold_out(labels, validation, each * n_classes, seed)
+    assert all((np.diff(part) > 0).all() for part in split)
+    assert sorted(np.concatenate(split)) == list(range(len(labels)))
+    assert (np.bincount(labels[split.train], minlength=n_classes) > 0).all()
+    assert (np.bincount(labels[split.public], minlength=n_classes) == each).all()
+    share = validation * np.bincount(labels)
+    assert (np.abs(np.bincount(labels[split.validation], minlength=n_classes) - share) <= 1).all()
+
+
+def test_sizes():
+    split = hold_out(LABELS, 0.1, 103, seed=1)
+    assert [len(part) for part in split] == [347, 50, 103]
+    public = np.bincount(LABELS[split.public])
+    assert public.min() == 10 and public.max() == 11
+    assert (np.bincount(LABELS[split.validation]) == 5).all()
+
+
+def test_validation_total_is_the_share_even_of_many_small_classes():
+    labels = np.repeat(np.arange(100), 4)
+    assert len(hold_out(labels, 0.1, 0, seed=0).validation) == 40
+
+
+def test_the_seed_decides_and_nothing_else():
+    first, again, other = (hold_out(LABELS, 0.1, 50, seed) for seed in (3, 3, 4))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not np.array_equal(first.validation, other.validation)
+    assert not np.array_equal(first.public, other.public)
+
+
+def test_the_validation_set_does_not_depend_on_the_public_set():
+    assert np.array_equal(hold_out(LABELS, 0.1, 0, 3).validation, hold_out(LABELS, 0.1, 50, 3).validation)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1, 1.5, float("nan"), float("inf"), "0.1", None, True, 0.0001])
+def test_refused_validation(value):
+    with pytest.raises(UserError, match=re.escape(f"validation={value!r} is refused; allowed: ")):
+        hold_out(LABELS, value, 0, seed=0)
+
+
+@pytest.mark.parametrize("value", [-1, 9, 491, 501, 10.5, float("nan"), "100", None, True, False])
+def test_refused_public(value):
+    with pytest.raises(UserError, match=re.escape(f"public={value!r} is refused; allowed: 10 to 490 (")):
+        hold_out(LABELS, 0, value, seed=0)
+
+
+def test_the_largest_public_set_leaves_one_sample_of_the_rarest_class():
+    labels = np.repeat([0, 1, 2], [4, 9, 9])
+    split = hold_out(labels, 0, 11, seed=0)
+    assert np.bincount(labels[split.public]).tolist() == [3, 4, 4]
+    with pytest.raises(UserError, match="allowed: 3 to 11 "):
+        hold_out(labels, 0, 12, seed=0)
+    with pytest.raises(UserError, match="allowed: none "):
+        hold_out(np.repeat([0, 1], [1, 9]), 0, 2, seed=0)
