@@ -37,7 +37,8 @@ def bare_loop(x: torch.Tensor, y: torch.Tensor) -> Callable[[], None]:
                     parameter.copy_(value)
             for first in range(client * PER_CLIENT, (client + 1) * PER_CLIENT, BATCH):
                 optimizer.zero_grad()
-                F.cross_entropy(model(x[first : first + BATCH]), y[first : first + BATCH]).backward()
+                loss = F.cross_entropy(model(x[first : first + BATCH]), y[first : first + BATCH])
+                torch.autograd.backward(loss)
                 optimizer.step()
             for mean, parameter in zip(total, model.parameters(), strict=True):
                 mean.add_(parameter.detach(), alpha=1 / CLIENTS)

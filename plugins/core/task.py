@@ -47,12 +47,33 @@ class Pass:
 class Network(Protocol):
     """A model as pure functions of its parameters and buffers. `plugins.models` builds them."""
 
-    name: str
-    n_classes: int
-    feature_size: int  # d, the input of the classifier
-    layers: tuple[Layer, ...]  # in forward order, the classifier last
-    vmappable: bool  # torch.func.vmap can take it
-    dense: bool  # matrix products only, so batching over clients pays on a CPU
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def n_classes(self) -> int:
+        """C."""
+        ...
+
+    @property
+    def feature_size(self) -> int:
+        """d, the input of the classifier."""
+        ...
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """The weight layers in forward order, the classifier last."""
+        ...
+
+    @property
+    def vmappable(self) -> bool:
+        """Whether torch.func.vmap can take it."""
+        ...
+
+    @property
+    def dense(self) -> bool:
+        """Matrix products only, so that batching over clients pays on a CPU."""
+        ...
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers), float32 on the CPU."""

@@ -18,8 +18,9 @@ from plugins.core.optimizers import Optimizer
 from plugins.core.optimizers import build as build_optimizer
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, row_norms, tree_map
-from plugins.data.batches import Ints, Order, epochs, in_order
+from plugins.data.batches import Order, epochs, in_order
 from plugins.data.randomness import stream
+from plugins.data.types import Ints
 
 PASS_BATCH = 500  # samples per batch of a pass without training
 

@@ -16,8 +16,8 @@ from plugins.core.component import Ask, Asks, Reply, Samples, Server, Setting
 from plugins.core.errors import NonFiniteError, UserError, nearest
 from plugins.core.task import Network, Task
 from plugins.core.trees import Params, Tree, norm, row_norms, sub, tree_map
-from plugins.data.batches import Ints
 from plugins.data.randomness import stream, torch_stream
+from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
 from plugins.engines.clients import Clients, Engine, LocalTraining, refuse_non_finite
 from plugins.engines.evaluation import evaluate

@@ -6,15 +6,15 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from plugins.core.errors import UserError, nearest
-from plugins.models.layers import Stacked
+from plugins.core.task import Network
 from plugins.models.networks import cnn, logistic_regression, mlp
 
-MODELS: dict[str, Callable[..., Stacked]] = {"logistic_regression": logistic_regression, "mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[..., Network]] = {"logistic_regression": logistic_regression, "mlp": mlp, "cnn": cnn}
 
 
 def build(
     name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, int | bool] | None = None
-) -> Stacked:
+) -> Network:
     """The network `name` for samples of shape `input_shape`; UserError for an unknown name or option."""
     check(name, options)
     return MODELS[name](input_shape, n_classes, **(options or {}))
