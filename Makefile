@@ -1,0 +1,67 @@
+# Needs Python 3.11, make, git and a C compiler; everything else is installed into .venv by the first target that runs.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := repro
+
+PYTHON ?= python3.11
+VENV ?= $(CURDIR)/.venv
+UV := uv==0.13.8
+
+RECIPE ?= fednnnn
+SILOS ?= 3
+
+export PATH := $(VENV)/bin:$(PATH)
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
+# Without compiled modules every import of torch or mlflow takes three times as long.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: repro test test-slow check format ui bench silo clean env lock
+
+repro: env  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
+	@python -m pipelines.warm dvc repro
+	@python -m pipelines.tracking sync
+	@echo && cat report/table.txt
+
+check: env  ## Format, lint, types.
+	@ruff format --check .
+	@ruff check .
+	@mypy
+
+test: env  ## All tests but the slow ones.
+	@pytest -m "not slow"
+
+test-slow: env  ## Processes, whole pipelines, real data.
+	@pytest -m slow
+
+format: env
+	@ruff format .
+	@ruff check --fix .
+
+ui: env  ## Opens MLflow's pages and prints the link of the comparison.
+	@python -m pipelines.tracking ui
+
+bench: env
+	@for file in benchmarks/*.py; do python -m "benchmarks.$$(basename "$$file" .py)"; done
+
+silo: env  ## Rehearses RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
+	@python -m plugins.silo.rehearse --recipe "$(RECIPE)" --silos $(SILOS)
+
+clean:  ## Removes what the pipeline made and DVC's copies of it. MLflow's runs and the environment stay.
+	@rm -rf partitions runs evaluation report deploy .resume .dvc/cache .dvc/tmp dvc.lock
+	@rm -f data/*.safetensors
+
+# The copy of the lock is written last, so that an interrupted installation is made again.
+env:
+	@cmp -s requirements.lock "$(VENV)/installed.lock" || { \
+	  echo "Setting up $(VENV): some minutes and 6 GB"; \
+	  $(PYTHON) -m venv "$(VENV)"; \
+	  python -m pip install --quiet --disable-pip-version-check "$(UV)"; \
+	  uv pip install --quiet --python "$(VENV)/bin/python" -r requirements.lock; \
+	  cp requirements.lock "$(VENV)/installed.lock"; \
+	}
+
+lock: env  ## Resolves requirements.in again.
+	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade requirements.in -o requirements.lock
+	@sed -i '1i # Made by `make lock` from requirements.in. Every package, direct or not, at the version that was tested.' requirements.lock

@@ -1,0 +1,87 @@
+"""Stage evaluate: the final model, per class and per client -> evaluation/<scenario>-<recipe>-<seed>/."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from pipelines import cli, config, results
+from pipelines.items import Item
+from plugins.core.errors import UserError
+from plugins.core.trees import Params
+from plugins.data.files import write_whole
+from plugins.data.statistics import class_counts
+from plugins.engines.evaluation import evaluate
+from plugins.engines.hashing import weights_sha256
+
+LAST = 5  # rounds that the mean and spread of the end cover
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures the evaluated model on the whole test set, and sums up its rounds."""
+    item = Item.load(options.scenario, options.recipe, options.seed)
+    folder = config.root() / "runs" / item.key
+    tensors = _read(folder / "model.safetensors", item.device)
+    buffers = {key.removeprefix("buffers/"): leaf for key, leaf in tensors.items() if key.startswith("buffers/")}
+    part = "evaluated/" if any(key.startswith("evaluated/") for key in tensors) else "params/"
+    params = {key.removeprefix(part): leaf for key, leaf in tensors.items() if key.startswith(part)}
+    found = evaluate(item.network, params, buffers, item.test)
+
+    n_classes = len(item.data.classes)
+    per_class = found.per_class_accuracy.numpy()
+    counts = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
+    # A client's accuracy: that of its own mixture of classes. A class without test samples has no accuracy.
+    measured = ~np.isnan(per_class)
+    held = counts * measured
+    per_client = np.where(measured, per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
+    per_client = np.where(held.sum(1) > 0, per_client, np.nan)
+
+    rows = results.rows(folder / "rounds.csv")
+    accuracies = np.array([row["test_accuracy"] for row in rows])
+    seen = accuracies[~np.isnan(accuracies)]
+    metrics = {
+        "accuracy": found.accuracy, "loss": found.loss,
+        "accuracy_best": seen.max(),
+        "accuracy_last5_mean": seen[-LAST:].mean(), "accuracy_last5_std": seen[-LAST:].std(),
+        "client_worst": np.nanmin(per_client), "client_percentile10": np.nanpercentile(per_client, 10),
+        "client_variance": np.nanvar(per_client),
+        "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
+        "seconds_per_round": np.mean([row["seconds"] for row in rows]),
+    }  # fmt: skip
+    text = {key: float(value) for key, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)}
+    samples = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
+    out = config.root() / "evaluation" / item.key
+    write_whole(out / "per_class.csv", _table("class", item.data.classes, samples, per_class))
+    write_whole(out / "per_client.csv", _table("client", range(len(counts)), counts.sum(1), per_client))
+    write_whole(out / "metrics.json", json.dumps(text, indent=2) + "\n")
+
+
+def _read(path: Path, device: torch.device) -> Params:
+    try:
+        tensors: Params = load_file(path, device=str(device))
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a readable model ({error}); `dvc repro` trains it again") from None
+    return tensors
+
+
+def _table(name: str, keys: Iterable[object], samples: Iterable[int], accuracy: Iterable[float]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([name, "samples", "accuracy"])
+    for key, n, value in zip(keys, samples, accuracy, strict=True):
+        table.writerow([key, n, "" if np.isnan(value) else float(value)])
+    return text.getvalue()
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(run, __doc__, arguments, "scenario", "recipe", "seed")

@@ -1,0 +1,137 @@
+"""One item of the experiment: a scenario, a recipe and a seed, with its data read and checked."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pipelines import config
+from plugins.core.component import Samples
+from plugins.core.errors import UserError
+from plugins.core.task import Network
+from plugins.data import datasets
+from plugins.data.types import Ints
+from plugins.engines.simulation import Schedule, Simulation, resolve_device
+from plugins.models import build as build_network
+
+
+@dataclass(frozen=True, eq=False)
+class Indices:
+    """The partition stage's index lists into the training set."""
+
+    clients: list[Ints]
+    validation: Ints
+    public: Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What the train and evaluate stages work on."""
+
+    settings: config.Config
+    scenario: str
+    recipe: str  # name of the entry in params.yaml
+    seed: int
+    data: datasets.Dataset
+    indices: Indices
+    indices_file: Path
+    device: torch.device
+
+    @staticmethod
+    def load(scenario: str, recipe: str, seed: int) -> Item:
+        """Reads settings, data and partition, and sets torch's threads. Raises UserError."""
+        settings = config.load()
+        torch.set_num_threads(settings.train.threads)
+        device = resolve_device(settings.train.device)
+        data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")
+        path = config.root() / "partitions" / f"{scenario}-{seed}" / "indices.json"
+        return Item(settings, scenario, recipe, seed, data, read_indices(path), path, device)
+
+    @property
+    def key(self) -> str:
+        """The item's name in folders and MLflow."""
+        return f"{self.scenario}-{self.recipe}-{self.seed}"
+
+    @cached_property
+    def network(self) -> Network:
+        train = self.settings.train
+        shape = tuple(self.data.train_x.shape[1:])
+        return build_network(train.model, shape, len(self.data.classes), train.model_options)
+
+    @cached_property
+    def test(self) -> Samples:
+        return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
+
+    def simulation(self, checkpoint: Path, fingerprint: str) -> Simulation:
+        """The run, which goes on from `checkpoint` if that exists."""
+        train, scenario = self.settings.train, self.settings.scenarios[self.scenario]
+        x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
+
+        def part(positions: Ints) -> Samples | None:
+            index = torch.from_numpy(positions).to(self.device)
+            return Samples(x[index], y[index]) if len(positions) else None
+
+        return Simulation(
+            self.settings.composition(self.recipe),
+            self.settings.recipes[self.recipe].settings,
+            self.network,
+            Samples(x, y),
+            self.indices.clients,
+            self.test,
+            part(self.indices.validation),
+            part(self.indices.public),
+            train.local,
+            Schedule(train.rounds, scenario.cohort, self.seed, train.evaluate_every),
+            engine=train.engine,
+            memory_mb=train.memory_mb,
+            checkpoint=checkpoint,
+            checkpoint_every=train.checkpoint_every,
+            fingerprint=fingerprint,
+        )
+
+    def params(self) -> dict[str, object]:
+        """Every setting that the item depends on, flat: what MLflow shows and the fingerprint covers."""
+        entry = self.settings.recipes[self.recipe]
+        sections: dict[str, Mapping[str, object]] = {
+            "data": self.settings.data.model_dump(),
+            "scenario": self.settings.scenarios[self.scenario].model_dump(),
+            "train": self.settings.train.model_dump(),
+            **entry.settings,
+        }
+        flat: dict[str, object] = {
+            "recipe": self.recipe, "composition": self.settings.composition(self.recipe),
+            "scenario": self.scenario, "seed": self.seed,
+        }  # fmt: skip
+        for section, values in sections.items():
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        return flat
+
+
+def read_indices(path: Path) -> Indices:
+    """The index lists of a partition. UserError if the file is missing or damaged."""
+    try:
+        found = json.loads(path.read_text())
+        lists = [np.asarray(part, dtype=np.int64) for part in (*found["clients"], found["validation"], found["public"])]
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"{path}: not a readable partition ({reason}); `dvc repro partition` writes it") from None
+    return Indices(lists[:-2], lists[-2], lists[-1])
+
+
+def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """rounds.csv: one line per round; a cell is empty where nothing was measured."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(rows[0])
+    for row in rows:
+        table.writerow(["" if math.isnan(value) else value for value in row.values()])
+    return text.getvalue()

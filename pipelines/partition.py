@@ -1,0 +1,63 @@
+"""Stage partition: who holds what, the same for every recipe -> partitions/<scenario>-<seed>/."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import logging
+
+from pipelines import cli, config
+from pipelines.heatmap import heatmap
+from plugins.core.errors import UserError
+from plugins.data import datasets, statistics
+from plugins.data.files import replace_folder
+from plugins.data.partitions import partition
+from plugins.data.splits import hold_out
+from plugins.data.types import Floats, Ints
+
+log = logging.getLogger(__name__)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Cuts the validation and the public split, partitions the rest, and describes the result."""
+    settings = config.load()
+    scenario = settings.scenarios[options.scenario]
+    data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")
+    labels = data.train_y.numpy()
+    try:
+        split = hold_out(labels, settings.data.validation, settings.data.public, options.seed)
+    except UserError as error:
+        raise UserError(f"{config.FILE}: data: {error}") from None
+    try:
+        clients = partition(scenario.partition, labels, split.train, scenario.clients, options.seed, **scenario.options)
+    except UserError as error:
+        raise UserError(f"{config.FILE}: scenarios.{options.scenario}: {error}") from None
+
+    counts = statistics.class_counts(labels, clients, len(data.classes))
+    described = statistics.summary(counts)
+    held = {"validation": split.validation.tolist(), "public": split.public.tolist(), "test": "all"}
+    files = {
+        "indices.json": json.dumps({"clients": [part.tolist() for part in clients], **held}).encode(),
+        "statistics.json": (json.dumps(described, indent=2) + "\n").encode(),
+        "clients.csv": _table(counts, statistics.entropy(counts), data.classes).encode(),
+        "heatmap.png": heatmap(counts, data.classes, f"{options.scenario}, seed {options.seed}"),
+    }
+    replace_folder(config.root() / "partitions" / f"{options.scenario}-{options.seed}", files)
+    log.info("%d clients with %d to %d samples", len(clients), counts.sum(1).min(), counts.sum(1).max())
+
+
+def _table(counts: Ints, entropy: Floats, classes: tuple[str, ...]) -> str:
+    """One line per client: samples, entropy of its labels in bits, samples per class."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["client", "samples", "entropy", *classes])
+    for client, row in enumerate(counts):
+        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *row])
+    return text.getvalue()
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(run, __doc__, arguments, "scenario", "seed")

@@ -1,0 +1,111 @@
+"""Stage train: one recipe on one partition with one seed -> runs/<scenario>-<recipe>-<seed>/.
+
+A kill at any moment loses at most the rounds since the last checkpoint, which lies in .resume/ under the item's
+fingerprint until the item is done; the MLflow run goes on as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from pipelines import cli, config, progress, tracking
+from pipelines.items import Item, rounds_csv
+from plugins.core.errors import UserError
+from plugins.data.files import replace_folder, write_whole
+from plugins.engines.hashing import model_tensors, weights_sha256
+
+log = logging.getLogger(__name__)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Runs the item, or what is left of it, and writes its folder."""
+    item = Item.load(options.scenario, options.recipe, options.seed)
+    fingerprint = _fingerprint(item)
+    resume = config.root() / ".resume" / fingerprint[:16]
+    simulation = item.simulation(checkpoint=resume / "checkpoint.safetensors", fingerprint=fingerprint)
+    log.info("%s: %s engine (%s)", item.key, simulation.engine_name, simulation.engine_reason)
+
+    tags = {
+        "recipe": item.recipe, "scenario": item.scenario, "seed": str(item.seed), "stage": f"train@{item.key}",
+        "data_hash": item.data.checksum, "git_commit": _git_commit(), "fingerprint": fingerprint,
+        "engine": simulation.engine_name, "device": str(item.device),
+    }  # fmt: skip
+    note = resume / "run_id"
+    earlier = note.read_text() if note.exists() else None
+    run = tracking.start(config.store(), item.settings.experiment, item.key, item.params(), tags, earlier)
+    write_whole(note, run.run_id)
+    run.log_rounds(simulation.rows)
+
+    try:
+        with progress.rounds(item.key, simulation.start_round, item.settings.train.rounds) as report:
+
+            def on_round(row: Mapping[str, float]) -> None:
+                report(row)
+                # In batches: a call costs as much as a thousand numbers.
+                if row["round"] % item.settings.train.checkpoint_every == 0:
+                    run.log_rounds(simulation.rows)
+
+            outcome = simulation.run(on_round)
+    except UserError:
+        run.fail()
+        raise
+    run.log_rounds(outcome.rows)
+
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    last = outcome.rows[-1]
+    final = {key: last[key] for key in ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")}
+    record = {
+        "scenario": item.scenario, "recipe": item.recipe, "composition": simulation.algorithm.name, "seed": item.seed,
+        "params": item.params(), "tags": tags, "final": {k: v for k, v in final.items() if v == v},
+        "weights_sha256": weights_sha256(tensors),
+    }  # fmt: skip
+    run_id = {"run_id": run.run_id, "experiment_id": run.experiment_id, "experiment": item.settings.experiment}
+    folder = config.root() / "runs" / item.key
+    replace_folder(
+        folder,
+        {
+            "rounds.csv": rounds_csv(outcome.rows).encode(),
+            "model.safetensors": save(tensors),
+            "run.json": (json.dumps(record, indent=2) + "\n").encode(),
+            "run_id.json": (json.dumps(run_id, indent=2) + "\n").encode(),
+        },
+    )
+    run.finish(final=final, artifacts=[folder / "rounds.csv", folder / "model.safetensors"])
+    shutil.rmtree(resume)
+
+
+def _fingerprint(item: Item) -> str:
+    """SHA-256 over everything that the result depends on: settings, data, partition, code, torch."""
+    digest = hashlib.sha256(json.dumps(item.params(), sort_keys=True).encode())
+    digest.update(f"{item.seed} {item.data.checksum} {item.device} {torch.__version__}".encode())
+    digest.update(item.indices_file.read_bytes())
+    plugins = Path(__file__).parents[1] / "plugins"
+    for path in sorted(plugins.rglob("*.py")):
+        if "silo" not in path.parts and path.name != "pair.py":
+            digest.update(path.relative_to(plugins).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def _git_commit() -> str:
+    """The commit, with a mark if the tree differs from it; "unknown" outside a checkout."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip() + ("" if clean.returncode == 0 else "-modified")
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(train, __doc__, arguments, "scenario", "recipe", "seed")

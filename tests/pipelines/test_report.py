@@ -1,0 +1,292 @@
+"""The report's numbers against arithmetic by hand, its words against what the numbers allow, its files as a whole."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from pipelines import figures, report, results, summary, tables
+from pipelines.summary import Scenario, Spread
+from plugins.core.errors import UserError
+
+MIB = 2**20
+SEEDS = (0, 1, 2)
+# Final accuracies by seed. fedavg: mean 0.80, deviations -0.02, 0, 0.02: std 0.02.
+# scaffold - fedavg: 0.10, 0.12, 0.11: mean 0.11, std 0.01. fnr - fedavg: 0.03, -0.02, -0.01: mean 0, std sqrt(0.0007).
+FINALS = {"fedavg": (0.78, 0.80, 0.82), "scaffold": (0.88, 0.92, 0.93), "fnr": (0.81, 0.78, 0.81)}
+
+
+def write_params(
+    root: Path, recipes: Sequence[str], seeds: Sequence[int], scenarios: Sequence[str] = ("skew",)
+) -> None:
+    settings = {"partition": "dirichlet", "clients": 4, "alpha": 0.1, "participation": 0.5}
+    params = {
+        "experiment": "toy <b>",
+        "data": {"name": "digits"},
+        "scenario_names": list(scenarios),
+        "scenarios": dict.fromkeys(scenarios, settings),
+        "recipe_names": list(recipes),
+        "recipes": {"fedavg": {}, "fnr": {"fnr": {"p": 0.5}}},
+        "seeds": list(seeds),
+        "train": {"model": "mlp", "epochs": 2, "batch_size": 32, "optimizer": "sgd", "lr": 0.1, "momentum": 0.0},
+    }
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+
+
+def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **options: Any) -> Path:
+    """One finished train item that ended each round with the accuracies of `course` (NaN: not evaluated)."""
+    scenario, composition = options.get("scenario", "skew"), options.get("composition", recipe)
+    key = f"{scenario}-{recipe}-{seed}"
+    run, evaluation = root / "runs" / key, root / "evaluation" / key
+    run.mkdir(parents=True)
+    megabytes = options.get("mib", 1)
+    seconds = [9.0] + [0.5] * (len(course) - 1)
+    lines = [
+        f"{t},{'' if math.isnan(x) else x},{megabytes * MIB},{MIB},{s}"
+        for t, (x, s) in enumerate(zip(course, seconds, strict=True), 1)
+    ]
+    (run / "rounds.csv").write_text("round,test_accuracy,bytes_up,bytes_down,seconds\n" + "\n".join(lines) + "\n")
+    record = {"scenario": scenario, "recipe": recipe, "composition": composition, "seed": seed, "weights_sha256": "0"}
+    (run / "run.json").write_text(json.dumps(record | {"params": {}, "tags": {}, "final": {}}))
+    if options.get("evaluated", True):
+        evaluation.mkdir(parents=True)
+        (evaluation / "metrics.json").write_text("{}")
+        (evaluation / "per_client.csv").write_text(f"client,samples,accuracy\n0,3,0.9\n1,3,{course[-1] / 2}\n2,0,\n")
+    return run
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Three recipes on three seeds, six rounds each; rounds two to six as good as the last."""
+    write_params(tmp_path, list(FINALS), SEEDS)
+    for recipe, finals in FINALS.items():
+        for seed, final in zip(SEEDS, finals, strict=True):
+            write_run(tmp_path, recipe, seed, [0.1] + [final] * 5, mib=2 if recipe == "scaffold" else 1)
+    partition = tmp_path / "partitions" / "skew-0"
+    partition.mkdir(parents=True)
+    (partition / "heatmap.png").write_bytes(b"\x89PNG picture")
+    (partition / "clients.csv").write_text("client,samples,classes,entropy,cat,dog\n0,10,1,0,10,0\n1,30,2,0.5,10,20\n")
+    return tmp_path
+
+
+def sum_up(root: Path, recipes: Sequence[str] = tuple(FINALS), seeds: Sequence[int] = SEEDS) -> Scenario:
+    scenario = summary.scenario("skew", results.read(root), recipes, seeds)
+    assert scenario is not None
+    return scenario
+
+
+def close(spread: Spread | None, mean: float, std: float | None, n: int) -> bool:
+    assert spread is not None
+    same_std = spread.std == std if std is None or spread.std is None else spread.std == pytest.approx(std)
+    return spread.mean == pytest.approx(mean) and same_std and spread.n == n
+
+
+def test_means_and_sample_standard_deviations_by_hand(root: Path) -> None:
+    lines = {line.recipe: line for line in sum_up(root).lines}
+    assert close(lines["fedavg"].final, 0.80, 0.02, 3)
+    assert close(lines["fnr"].final, 0.80, math.sqrt(0.0006 / 2), 3)  # deviations 0.01, -0.02, 0.01
+    assert close(lines["scaffold"].difference, 0.11, 0.01, 3)
+    assert close(lines["fnr"].difference, 0.0, math.sqrt((0.03**2 + 0.02**2 + 0.01**2) / 2), 3)
+    assert lines["fedavg"].difference is None
+    assert close(lines["fedavg"].worst, 0.40, 0.01, 3)  # half of each final accuracy
+    assert close(lines["scaffold"].traffic_round, 3 * MIB, 0, 3) and close(
+        lines["scaffold"].traffic_total, 18 * MIB, 0, 3
+    )
+    assert close(lines["fedavg"].seconds, 0.5, 0, 3)  # the median: a slow first round does not count
+
+
+def test_last_five_and_best_count_evaluated_rounds_only(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, [0.9, 0.1, math.nan, 0.2, 0.3, 0.4, 0.5, math.nan])
+    line = sum_up(tmp_path).lines[0]
+    assert close(line.final, 0.5, None, 1) and close(line.best, 0.9, None, 1)
+    assert close(line.last, (0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5, None, 1) and line.rounds == 8
+
+
+def test_ranks_mark_leads_that_are_below_the_spread(root: Path) -> None:
+    ranks = [(line.recipe, line.rank, line.close) for line in sum_up(root).lines]
+    # 0.91 is 0.11 ahead; fnr and fedavg have the same mean but for rounding, far below their spreads.
+    assert ranks[0] == ("scaffold", 1, False) and {name for name, _, _ in ranks[1:]} == {"fedavg", "fnr"}
+    assert ranks[1][2] and not ranks[2][2]
+
+
+def test_equal_means_share_a_rank(tmp_path: Path) -> None:
+    for recipe, final in (("a", 0.5), ("b", 0.5), ("c", 0.25)):
+        write_run(tmp_path, recipe, 0, [final])
+    assert [line.rank for line in sum_up(tmp_path, ["c", "b", "a"]).lines] == [1, 1, 3]
+
+
+def test_words_tell_apart_only_what_exceeds_the_spread(root: Path) -> None:
+    text = " ".join(tables.words(sum_up(root)))
+    assert "scaffold has the highest mean test accuracy, 91.00 ± 2.65 %, 11.00 percentage points ahead" in text
+    assert "ahead of fnr: more than the spread" in text or "ahead of fedavg: more than the spread" in text
+    better = "Better than fedavg by more than the spread of the difference over seeds: "
+    assert better + "scaffold (+11.00 ± 1.00, higher on 3 of 3 seeds)." in text
+    assert re.search(
+        r"Not told apart from fedavg by these seeds: fnr \([+-]0.00 ± 2.65, higher on 1 of 3 seeds\)", text
+    )
+    assert "Worse than" not in text and "scaffold 1.5 times as much" in text and "not a test of significance" in text
+
+
+def test_one_seed_claims_nothing(tmp_path: Path) -> None:
+    for recipe, finals in FINALS.items():
+        write_run(tmp_path, recipe, 0, [finals[0]])
+    scenario = sum_up(tmp_path, seeds=[0])
+    text = " ".join(tables.words(scenario))
+    assert "no spread is known" in text and "more than the spread" not in text and "nobody can say" in text
+    assert "Difference to fedavg on one seed, spread unknown: scaffold (+10.00), fnr (+3.00)." in text
+    assert not any(line.close for line in scenario.lines) and "±" not in tables.plain(scenario)
+
+
+def test_uneven_seeds_are_paired_by_seed_and_missing_runs_are_named(tmp_path: Path) -> None:
+    for seed, final in ((0, 0.6), (1, 0.8)):
+        write_run(tmp_path, "fedavg", seed, [final])
+    for seed, final in ((1, 0.9), (2, 0.5)):
+        write_run(tmp_path, "fnr", seed, [final], evaluated=False)
+    scenario = sum_up(tmp_path)
+    line = next(line for line in scenario.lines if line.recipe == "fnr")
+    assert close(line.difference, 0.1, None, 1) and line.wins == 1 and line.worst is None  # only seed 1 is common
+    assert scenario.missing == ("skew-fedavg-2", "skew-scaffold-0", "skew-scaffold-1", "skew-scaffold-2", "skew-fnr-0")
+    notes = " ".join(tables.notes(scenario))
+    assert "Not finished, so not in the table: skew-fedavg-2, skew-scaffold-0" in notes
+    assert tables.cells(scenario)[-1][6] == tables.NONE
+
+
+def test_without_fedavg_nothing_is_compared_with_it(tmp_path: Path) -> None:
+    write_run(tmp_path, "fnr", 0, [0.5])
+    scenario = sum_up(tmp_path)
+    assert scenario.baseline is None and "no results of plain FedAvg" in " ".join(tables.words(scenario))
+    assert "the only method here" in tables.words(scenario)[0]
+
+
+def test_a_renamed_fedavg_is_still_the_baseline(tmp_path: Path) -> None:
+    write_run(tmp_path, "plain", 0, [0.5], composition="fedavg")
+    write_run(tmp_path, "fnr", 0, [0.6])
+    scenario = sum_up(tmp_path, ["fnr", "plain"], [0])
+    assert scenario.baseline is not None and scenario.baseline.recipe == "plain"
+    assert "vs plain" in tables.header(scenario) and "Named variants: plain = fedavg" in " ".join(
+        tables.notes(scenario)
+    )
+
+
+@pytest.mark.parametrize(("composition", "marked"), [("fnr", True), ("scaffold+fnr", True), ("fednnnn", False)])
+def test_recipes_that_see_public_data_are_marked(tmp_path: Path, composition: str, marked: bool) -> None:
+    write_run(tmp_path, "variant", 0, [0.5], composition=composition)
+    scenario = sum_up(tmp_path, ["variant"], [0])
+    assert (tables.PUBLIC_DATA_MARK in tables.plain(scenario)) is marked
+    assert (tables.PUBLIC_DATA_NOTE in tables.notes(scenario)) is marked
+
+
+def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (root / "report").mkdir()
+    (root / "report" / "from an older report.png").write_bytes(b"")
+    assert report.main(["--root", str(root)]) == 0
+    pictures = {"accuracy-skew.png", "traffic-skew.png", "partition-skew.png"}
+    texts = {"report.md", "report.html", "table.txt", "summary.csv"}
+    assert {path.name for path in (root / "report").iterdir()} == pictures | texts
+    assert not [name for name in os.listdir(root) if name.startswith(".report")]
+    html = (root / "report" / "report.html").read_text()
+    assert html.count('src="data:image/png;base64,') == html.count("src=") == 3
+    assert "href" not in html and "http" not in html and "toy &lt;b&gt;" in html and 'name="viewport"' in html
+    text = re.sub(r"\s+", " ", html)
+    assert "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round." in text
+    assert "A client holds 10 to 30 training samples (median 20) of 1 to 2 classes (median 1.5)." in text
+    assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "fnr (p 0.5)" in text
+    markdown = (root / "report" / "report.md").read_text()
+    assert all(f"]({name})" in markdown for name in pictures) and "| 91.00 ± 2.65 |" in markdown
+    table = (root / "report" / "table.txt").read_text()
+    assert "make ui" in table and max(map(len, table.splitlines())) <= 130
+    assert "report.html" in capsys.readouterr().out
+
+
+def test_the_same_results_give_the_same_bytes(root: Path) -> None:
+    first = {path.name: path.read_bytes() for path in report.write(root).iterdir()}
+    assert first == {path.name: path.read_bytes() for path in report.write(root).iterdir()}
+
+
+def test_summary_csv_holds_unrounded_numbers(root: Path) -> None:
+    rows = list(csv.DictReader(tables.summary_csv([sum_up(root)]).splitlines()))
+    scaffold = next(row for row in rows if row["recipe"] == "scaffold")
+    assert float(scaffold["final_mean"]) == pytest.approx(0.91) and scaffold["rank"] == "1"
+    assert float(scaffold["vs_baseline_std"]) == pytest.approx(0.01) and scaffold["vs_baseline_seeds"] == "3"
+    assert float(scaffold["traffic_total_bytes_mean"]) == 18 * MIB
+    fedavg: Mapping[str, str] = next(row for row in rows if row["recipe"] == "fedavg")
+    assert (fedavg["vs_baseline_mean"], fedavg["vs_baseline_seeds"]) == ("", "0")
+
+
+def test_scenarios_without_results_are_left_out(root: Path) -> None:
+    write_params(root, list(FINALS), SEEDS, scenarios=["skew", "later"])
+    assert not (report.write(root) / "accuracy-later.png").exists()
+
+
+@pytest.mark.parametrize("course", [[0.5], [0.5, 0.6], [math.nan, 0.5]])
+def test_pictures_of_very_short_runs(tmp_path: Path, course: list[float]) -> None:
+    write_run(tmp_path, "fedavg", 0, course)
+    write_run(tmp_path, "fnr", 0, course)
+    scenario = sum_up(tmp_path)
+    for picture in (figures.accuracy(scenario, list(FINALS)), figures.traffic(scenario, list(FINALS))):
+        assert picture.startswith(b"\x89PNG")
+
+
+def test_names_of_lines_keep_their_order_and_distance() -> None:
+    placed = figures._spread_out([0.9, 0.89, 0.88, 0.2], 0.1)
+    assert placed == pytest.approx([0.99, 0.89, 0.79, 0.2])  # the three are centred on what they want
+    stacked = figures._spread_out([1.0] * 4, 0.1)
+    assert stacked == pytest.approx([1.0, 0.9, 0.8, 0.7])
+    low = figures._spread_out([0.02, 0.01, 0.0], 0.1)
+    assert low == pytest.approx([0.2, 0.1, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        (
+            "runs/skew-fnr-0/rounds.csv",
+            "round,test_accuracy,bytes_up,bytes_down,seconds\n1,much,1,1,1\n",
+            "line 2, column test_acc",
+        ),
+        ("runs/skew-fnr-0/rounds.csv", "round,test_accuracy,bytes_up,seconds\n1,1,1,1\n", "has no column bytes_down"),
+        ("runs/skew-fnr-0/rounds.csv", "", "has no lines"),
+        ("runs/skew-fnr-0/run.json", '{"scenario": "skew"', "can't be read as JSON"),
+        ("runs/skew-fnr-0/run.json", '{"scenario": "skew"}', "the key 'recipe' is missing"),
+        ("evaluation/skew-fnr-0/metrics.json", "[1]", "expected a JSON object"),
+        ("params.yaml", "seeds: [1", "can't be read"),
+        ("params.yaml", "experiment: a\n", "the key 'scenario_names' is missing"),
+    ],
+)
+def test_a_file_that_is_not_understood_is_named_and_nothing_is_written(
+    root: Path, capsys: pytest.CaptureFixture[str], file: str, content: str, told: str
+) -> None:
+    (root / file).write_text(content)
+    assert report.main(["--root", str(root)]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("error: ") and Path(file).name in message and told in message and message.count("\n") == 1
+    assert not (root / "report").exists()
+
+
+def test_no_results_is_an_error_that_says_what_to_run(tmp_path: Path) -> None:
+    write_params(tmp_path, ["fedavg"], [0])
+    with pytest.raises(UserError, match="holds no finished run"):
+        report.write(tmp_path)
+
+
+def test_a_failed_write_leaves_the_old_report(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = report.write(root)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def full_disk(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    with pytest.raises(UserError, match="No space left on device"):
+        report.write(root)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert not [name for name in os.listdir(root) if name.startswith(".report")]
