@@ -32,7 +32,7 @@ from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.core.task import Output, Task
-from plugins.core.trees import Params, Tree, add, scale
+from plugins.core.trees import Params, Tree, add, tree_map
 
 
 class RecipeError(UserError):
@@ -105,7 +105,7 @@ class Plan:
             count = count + (batch.y.shape[0] if batch.mask is None else batch.mask.sum())
         if total is None:
             raise UserError("a client without samples has no mean; every client needs at least one sample")
-        return scale(1 / count, total)
+        return tree_map(lambda leaf: leaf / count, total)
 
 
 class Data(NamedTuple):

@@ -61,7 +61,7 @@ def norm(tree: Tree) -> Tensor:
 
 def row_norms(stacked: Tree) -> Tensor:
     """The L2 norm of each row of a stacked tree, leaves `[M, ...]`, as `[M]`."""
-    return torch.sqrt(torch.stack([leaf.flatten(1).square().sum(1) for leaf in leaves(stacked)]).sum(0))
+    return torch.sqrt(torch.stack([leaf.reshape(leaf.shape[0], -1).square().sum(1) for leaf in leaves(stacked)]).sum(0))
 
 
 def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -40,17 +40,20 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
     """Reads back into the structure `like`. UserError for a damaged file or one of another configuration."""
     try:
         with safe_open(path, framework="pt") as file:
-            head: dict[str, Any] = json.loads((file.metadata() or {})["checkpoint"])
+            head = json.loads((file.metadata() or {})["checkpoint"])
+            made_by, found = str(head["fingerprint"]), [head[key] for key in ("round", "holders", "rows")]
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
-    except (SafetensorError, OSError, KeyError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a readable checkpoint ({error}); delete it to start afresh") from None
-    if head["fingerprint"] != fingerprint:
+    if made_by != fingerprint:
         raise UserError(
-            f"{path}: is a checkpoint of another configuration (fingerprint {head['fingerprint'][:12]!r}, "
+            f"{path}: is a checkpoint of another configuration (fingerprint {made_by[:12]!r}, "
             f"this run has {fingerprint[:12]!r}); delete it or restore the configuration"
         )
     expected = flatten(like)
     if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
         raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
-    trees = unflatten({key: leaf.to(expected[key].device) for key, leaf in flat.items()}, like)
-    return Checkpoint(head["round"], trees, head["holders"], head["rows"])
+    # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
+    trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
+    round_, holders, rows = found
+    return Checkpoint(round_, trees, holders, rows)

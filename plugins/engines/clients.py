@@ -17,7 +17,7 @@ from plugins.core.errors import NonFiniteError, UserError
 from plugins.core.optimizers import Optimizer
 from plugins.core.optimizers import build as build_optimizer
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, row_norms, tree_map
+from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
 from plugins.data.randomness import stream
 from plugins.data.types import Ints
@@ -96,11 +96,12 @@ class Clients:
 
     def hold(self, ask: Ask, clients: Sequence[int], params: Params, buffers: Params) -> None:
         """Keeps the stacked results of training for further Asks of the same round, if there can be any."""
+        # Copies: a row of a stack lies at any alignment, and matrix products round differently there.
         if self.algorithm.exchanges(len(ask.to)).round > 1:
             for position, client in enumerate(clients):
                 self.held[client] = (
-                    {key: leaf[position] for key, leaf in params.items()},
-                    {key: leaf[position] for key, leaf in buffers.items()},
+                    {key: leaf[position].clone() for key, leaf in params.items()},
+                    {key: leaf[position].clone() for key, leaf in buffers.items()},
                 )
 
 
@@ -117,8 +118,9 @@ class Engine(Protocol):
 def refuse_non_finite(reply: Reply, round_: int) -> None:
     """Raises NonFiniteError if a client's loss or update is NaN or infinite."""
     good = torch.isfinite(reply.loss)
-    if reply.params:
-        good = good & torch.isfinite(row_norms(reply.params))
+    for sent in (reply.params, reply.upload):
+        if any(True for _ in leaves(sent)):
+            good = good & torch.isfinite(row_norms(sent))
     bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
     if bad:
         raise NonFiniteError(

@@ -73,7 +73,9 @@ class FedNLR(Component):
         if mu <= 1:
             return torch.ones_like(h)
         flat = spread <= 0
-        q = torch.softmax(h * (math.log(mu) / torch.where(flat, torch.ones_like(spread), spread)), dim=0)
+        # From the smallest, so that activations that hardly differ are not lost beside their size.
+        share = (h - h.min()) / torch.where(flat, torch.ones_like(spread), spread)  # 0 to 1
+        q = torch.softmax(share * math.log(mu), dim=0)
         return torch.where(flat, torch.ones_like(h), h.shape[0] * q)
 
     def correct(self, tree: Params, params: Params, view: View) -> Params:

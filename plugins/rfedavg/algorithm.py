@@ -1,5 +1,5 @@
 """rFedAvg and rFedAvg+. Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
-Data, ICDE 2023.
+Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 
 Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with those of the others.
 - r is eq. 5 with its factor 1/(N-1); sections IV-B and V print a sum.
