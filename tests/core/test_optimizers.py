@@ -1,0 +1,93 @@
+"""The pure optimisers equal their namesakes in `torch.optim`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from plugins.core import optimizers
+from plugins.core.errors import UserError
+from plugins.core.trees import Params, add
+
+TORCH: dict[str, type[torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "rmsprop": torch.optim.RMSprop,
+}
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("sgd", {}),
+    ("sgd", {"weight_decay": 0.1}),
+    ("sgd", {"momentum": 0.9}),
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("adam", {}),
+    ("adam", {"weight_decay": 0.1}),
+    ("rmsprop", {}),
+    ("rmsprop", {"weight_decay": 0.1}),
+    ("rmsprop", {"momentum": 0.9}),
+    ("rmsprop", {"momentum": 0.9, "weight_decay": 0.1}),
+]
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+STEPS = 20
+
+
+def gradient(params: Params) -> Params:
+    """Of a bowl with a ripple, so that directions change: sum(w^4 / 4 + sin(5 w))."""
+    return {key: w**3 + 5 * torch.cos(5 * w) for key, w in params.items()}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_twenty_steps_equal_torch_optim(name: str, options: dict[str, float], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(1)
+    params = {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in (("w", (3, 2)), ("b", (3,)))}
+    theirs = {key: torch.nn.Parameter(leaf.clone()) for key, leaf in params.items()}
+    reference = TORCH[name](list(theirs.values()), lr=0.02, **options)
+    pure = optimizers.build(name, 0.02, options.get("momentum"), options.get("weight_decay", 0.0))
+
+    state = pure.init(params)
+    for _ in range(STEPS):
+        for key, g in gradient({key: leaf.detach() for key, leaf in theirs.items()}).items():
+            theirs[key].grad = g
+        reference.step()
+        update, state = pure.step(gradient(params), state, params)
+        params = add(params, update)
+        for key, leaf in params.items():
+            assert leaf.dtype == dtype
+            torch.testing.assert_close(leaf, theirs[key].detach(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_step_changes_nothing_in_place(name: str, options: dict[str, float]) -> None:
+    pure = optimizers.build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
+    params, grads = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}
+    state = pure.init(params)
+    first, _ = pure.step(grads, state, params)
+    again, _ = pure.step(grads, state, params)
+    assert torch.equal(first["w"], again["w"]), "the state that was passed in is as it was"
+    assert params["w"].tolist() == [1.0, 2.0]
+    assert grads["w"].tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_the_state_keeps_its_structure(name: str, options: dict[str, float]) -> None:
+    pure = optimizers.build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
+    params = {"w": torch.ones(2, 3, dtype=torch.float64)}
+    before = pure.init(params)
+    _, after = pure.step(params, before, params)
+    assert before.keys() == after.keys()
+    for key in before:
+        pairs = zip(before[key].items(), after[key].items(), strict=True) if isinstance(before[key], dict) else []
+        assert all(k == l_ and a.shape == b.shape and a.dtype == b.dtype for (k, a), (l_, b) in pairs)
+
+
+def test_without_a_momentum_adam_keeps_its_own() -> None:
+    assert optimizers.build("adam", 0.1) == optimizers.Adam(0.1, momentum=0.9)
+    assert optimizers.build("adam", 0.1, 0.5) == optimizers.Adam(0.1, momentum=0.5)
+    assert optimizers.build("sgd", 0.1, None, 0.2) == optimizers.SGD(0.1, weight_decay=0.2)
+
+
+def test_an_unknown_optimiser_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"):
+        optimizers.build("adm", 0.1)

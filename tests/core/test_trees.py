@@ -1,0 +1,92 @@
+"""Functions on trees."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from plugins.core import trees
+
+A = {"w": torch.tensor([[1.0, -2.0]]), "inner": {"b": torch.tensor([2.0])}}
+B = {"w": torch.tensor([[10.0, 20.0]]), "inner": {"b": torch.tensor([30.0])}}
+
+
+def lists(tree: trees.Tree) -> object:
+    return {key: lists(leaf) if isinstance(leaf, dict) else leaf.tolist() for key, leaf in tree.items()}
+
+
+def test_tree_map_meets_tensors_of_the_same_place() -> None:
+    assert lists(trees.tree_map(lambda a, b: a * b, A, B)) == {"w": [[10.0, -40.0]], "inner": {"b": [60.0]}}
+
+
+def test_tree_map_refuses_another_structure() -> None:
+    with pytest.raises(KeyError):
+        trees.tree_map(torch.add, A, {"w": A["w"]})
+
+
+def test_arithmetic() -> None:
+    assert lists(trees.add(A, B)) == {"w": [[11.0, 18.0]], "inner": {"b": [32.0]}}
+    assert lists(trees.sub(B, A)) == {"w": [[9.0, 22.0]], "inner": {"b": [28.0]}}
+    assert lists(trees.scale(torch.tensor(0.5), A)) == {"w": [[0.5, -1.0]], "inner": {"b": [1.0]}}
+    assert lists(trees.zeros_like(A)) == {"w": [[0.0, 0.0]], "inner": {"b": [0.0]}}
+
+
+def test_norm_is_that_of_one_vector() -> None:
+    """(1, -2, 2): 3."""
+    assert trees.norm(A).item() == 3.0
+
+
+def test_row_norms_are_the_norms_of_the_rows() -> None:
+    stacked = trees.stack([A, B])
+    assert trees.row_norms(stacked).tolist() == pytest.approx([3.0, math.sqrt(100 + 400 + 900)])
+    assert trees.row_norms({"scalar": torch.tensor([3.0, -4.0])}).tolist() == [3.0, 4.0]
+
+
+def test_weighted_sum_keeps_the_dtype_of_the_leaves() -> None:
+    """0.25 A + 0.75 B, with float64 weights and float32 leaves."""
+    found = trees.weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), trees.stack([A, B]))
+    assert lists(found) == {"w": [[7.75, 14.5]], "inner": {"b": [23.0]}}
+    assert found["w"].dtype == torch.float32
+
+
+def test_stack_and_row_are_inverse() -> None:
+    stacked = trees.stack([A, B])
+    assert stacked["w"].shape == (2, 1, 2)
+    assert lists(trees.row(stacked, 1)) == lists(B)
+    assert lists(trees.row(stacked, torch.tensor([1, 0]))) == lists(trees.stack([B, A]))
+
+
+def test_select_takes_all_of_one_tree() -> None:
+    assert lists(trees.select(torch.tensor(True), A, B)) == lists(A)
+    assert lists(trees.select(torch.tensor(False), A, B)) == lists(B)
+
+
+def test_detach_cuts_off_autograd() -> None:
+    watched = {"w": torch.ones(2, requires_grad=True) * 2}
+    assert not trees.detach(watched)["w"].requires_grad
+
+
+def test_n_bytes_counts_each_dtype_at_its_size() -> None:
+    assert trees.n_bytes({"a": torch.zeros(3), "b": {"c": torch.zeros(2, dtype=torch.float64)}}) == 3 * 4 + 2 * 8
+    assert trees.n_bytes({}) == 0
+
+
+def test_flatten_and_unflatten_are_inverse() -> None:
+    tree = {"x": A, "empty": {}, "y": torch.zeros(1)}
+    flat = trees.flatten(tree)
+    assert list(flat) == ["x/w", "x/inner/b", "y"]
+    assert lists(trees.unflatten(flat, tree)) == lists(tree)
+    with pytest.raises(KeyError):
+        trees.unflatten({"y": flat["y"]}, tree)
+
+
+def test_leaves_come_in_insertion_order() -> None:
+    assert [leaf.item() for leaf in trees.leaves({"z": torch.tensor(1), "a": {"b": torch.tensor(2)}})] == [1, 2]
+
+
+def test_nothing_is_changed_in_place() -> None:
+    before = lists(A), lists(B)
+    trees.add(A, B), trees.sub(A, B), trees.scale(3, A), trees.select(torch.tensor(True), A, B), trees.stack([A, B])
+    assert (lists(A), lists(B)) == before

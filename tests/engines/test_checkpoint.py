@@ -1,0 +1,179 @@
+"""A run that was killed after any round goes on to the same bits."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from plugins.core.errors import UserError
+from plugins.engines import checkpoint
+from tests import federation
+
+ROUNDS = 4
+
+
+class KilledError(Exception):
+    """Stands for kill -9."""
+
+
+def killed_in(round_: int, path: Path, recipe: str, **options: Any) -> None:
+    """Runs until the round is done, but not yet saved."""
+
+    def kill(row: Mapping[str, float]) -> None:
+        if row["round"] == round_:
+            raise KilledError
+
+    with pytest.raises(KilledError):
+        federation.simulation(recipe, checkpoint=path, rounds=ROUNDS, **options).run(kill)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "engine"),
+    [
+        ("fedavg", "sequential"),
+        ("rfedavg", "sequential"),
+        ("rfedavg_plus+fednnnn", "sequential"),
+        ("scaffold+fnr+rfedavg_plus+ccn", "sequential"),
+        ("scaffold+fnr", "vectorized"),
+    ],
+)
+def test_resuming_after_any_round_gives_the_same_bits(recipe: str, engine: str, tmp_path: Path) -> None:
+    """Weights, evaluated weights, buffers, and all rows but their seconds; two of the rows have no accuracy."""
+    options: dict[str, Any] = {
+        "batch_norm": True, "engine": engine, "evaluate_every": 2, "fingerprint": "f", "rounds": ROUNDS,
+    }  # fmt: skip
+    path = tmp_path / "run.safetensors"
+
+    def keep(row: Mapping[str, float]) -> None:
+        """The round is done but not yet saved: on disk is the one before."""
+        if path.exists():
+            shutil.copy(path, tmp_path / f"{row['round'] - 1}.safetensors")
+
+    undisturbed = federation.simulation(recipe, checkpoint=path, **options).run(keep)
+    path.rename(tmp_path / f"{ROUNDS}.safetensors")
+    assert federation.equal(undisturbed, federation.run(recipe, **options)), "saving changes nothing"
+    for done in range(1, ROUNDS + 1):
+        resumed = federation.simulation(recipe, checkpoint=tmp_path / f"{done}.safetensors", **options)
+        assert resumed.start_round == done
+        out = resumed.run()
+        assert [row["round"] for row in out.rows] == [1, 2, 3, 4]
+        assert federation.equal(out, undisturbed), f"resumed after round {done}"
+
+
+def test_being_killed_in_every_round_gives_the_same_bits(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    options: dict[str, Any] = {"batch_norm": True, "fingerprint": "f"}
+    for lost in range(2, ROUNDS + 1):
+        killed_in(lost, path, "scaffold+fnr+rfedavg_plus+ccn", **options)
+    out = federation.run("scaffold+fnr+rfedavg_plus+ccn", rounds=ROUNDS, checkpoint=path, **options)
+    assert federation.equal(out, federation.run("scaffold+fnr+rfedavg_plus+ccn", rounds=ROUNDS, **options))
+
+
+def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    killed_in(3, path, "scaffold", checkpoint_every=2)
+    assert federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS).start_round == 2
+    killed_in(4, path, "scaffold", checkpoint_every=3)
+    resumed = federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS, checkpoint_every=3)
+    assert resumed.start_round == 3
+    assert federation.equal(resumed.run(), federation.run("scaffold", rounds=ROUNDS))
+    assert federation.simulation("scaffold", checkpoint=path, rounds=ROUNDS).start_round == 4
+
+
+def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    first = federation.run("fednnnn", checkpoint=path)
+    rows: list[Mapping[str, float]] = []
+    again = federation.simulation("fednnnn", checkpoint=path)
+    assert federation.equal(again.run(rows.append), first)
+    assert rows == []
+
+
+def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    federation.run("fedavg", checkpoint=path, fingerprint="one")
+    with pytest.raises(UserError, match=r"run\.safetensors.*another configuration.*'one'.*'two'"):
+        federation.simulation("fedavg", checkpoint=path, fingerprint="two")
+
+
+def test_a_checkpoint_of_another_model_or_recipe_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    federation.run("fedavg", checkpoint=path)
+    with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
+        federation.simulation("fedavg", checkpoint=path, batch_norm=True)
+    with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
+        federation.simulation("scaffold", checkpoint=path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 0.999])
+def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    federation.run("scaffold", checkpoint=path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(UserError, match=r"run\.safetensors.*not a readable checkpoint") as error:
+        federation.simulation("scaffold", checkpoint=path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 something else", b"\x00" * 64])
+def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="not a readable checkpoint"):
+        federation.simulation("fedavg", checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, {"checkpoint": "{"}, {"checkpoint": "[1]"}, {"checkpoint": '{"fingerprint": ""}'}]
+)
+def test_a_safetensors_file_that_is_no_checkpoint_is_refused(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+    path = tmp_path / "run.safetensors"
+    save_file({"w": torch.zeros(1)}, path, metadata)
+    with pytest.raises(UserError, match=r"run\.safetensors"):
+        federation.simulation("fedavg", checkpoint=path)
+
+
+def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Written whole or not at all, and nothing left beside it."""
+    path = tmp_path / "run.safetensors"
+    federation.run("fedavg", checkpoint=path, rounds=1)
+    before = path.read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", fail)
+    with pytest.raises((OSError, UserError), match="no space left"):
+        checkpoint.write(path, checkpoint.Checkpoint(2, {"w": torch.zeros(3)}, [], []), "")
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tensors_are_read_into_memory_of_their_own(tmp_path: Path) -> None:
+    """Aligned as torch aligns: the last bit of a matrix product depends on where its operands begin."""
+    path = tmp_path / "c.safetensors"
+    trees = {str(n): torch.arange(float(n)) for n in (1, 3, 5, 7)}
+    checkpoint.write(path, checkpoint.Checkpoint(1, trees, [], []), "")
+    found = checkpoint.read(path, trees, "").trees
+    assert [leaf.data_ptr() % 64 for leaf in found.values()] == [0] * 4
+
+
+def test_trees_that_share_memory_and_views_survive(tmp_path: Path) -> None:
+    """An evaluated model that is the sent one; a transposed view."""
+    path = tmp_path / "c.safetensors"
+    shared, view = torch.arange(4.0), torch.arange(6.0).reshape(2, 3).T
+    trees = {"a": {"x": shared}, "b": {"x": shared}, "c": view, "none": {}}
+    checkpoint.write(path, checkpoint.Checkpoint(3, trees, [1, 4], [{"round": 1, "loss": float("nan")}]), "f")
+    found = checkpoint.read(path, trees, "f")
+    assert (found.round, found.holders) == (3, [1, 4])
+    assert torch.equal(found.trees["a"]["x"], shared)
+    assert torch.equal(found.trees["c"], view)
+    assert found.trees["none"] == {}
+    assert found.rows[0]["loss"] != found.rows[0]["loss"]

@@ -1,0 +1,165 @@
+"""What clients read, remember and refuse."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import Ask, Samples
+from plugins.core.errors import NonFiniteError, UserError
+from plugins.engines.clients import Clients
+from plugins.engines.sequential import Sequential
+from plugins.engines.simulation import draw_cohort
+from tests import federation
+
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+
+
+def order(recipe: str, client: int, round_: int, job: str = "train", **options: Any) -> tuple[list[int], Any]:
+    found, _ = federation.simulation(recipe, **options).engine.clients.steps(client, job, round_)
+    return found.index.tolist(), found.sizes
+
+
+def test_batches_depend_on_seed_round_and_client_only() -> None:
+    wanted = order("fedavg", 3, 2)
+    assert order("scaffold+ccn", 3, 2) == wanted
+    assert order("fedavg", 3, 2, engine="vectorized") == wanted
+    assert order("fedavg", 3, 2, cohort=1, rounds=9) == wanted
+    assert order("fedavg", 3, 2, seed=4) != wanted
+    assert order("fedavg", 3, 3) != wanted
+    assert order("fedavg", 3, 2, epochs=1)[0] == wanted[0][:12], "a longer run begins like a shorter one"
+
+
+def test_batches_do_not_depend_on_what_was_asked_before() -> None:
+    clients = federation.simulation("fedavg").engine.clients
+    wanted = clients.steps(3, "train", 2)[0].index.tolist()
+    for round_ in range(4):
+        clients.steps(5, "train", round_)
+    assert clients.steps(3, "train", 2)[0].index.tolist() == wanted
+
+
+def test_clients_of_equal_size_read_in_different_orders() -> None:
+    of = federation.federation(sizes=(12, 12))
+    first, second = (order("fedavg", k, 1, of=of, cohort=2)[0] for k in (0, 1))
+    assert [i + 12 for i in first] != second
+
+
+def test_every_epoch_reads_every_sample_once_in_a_new_order() -> None:
+    """12 samples, 2 epochs; 7 samples in batches of 4 leave a batch of 3."""
+    index, sizes = order("fedavg", 3, 1)
+    assert sizes == (4, 4, 4) * 2
+    assert sorted(index[:12]) == sorted(index[12:]) == list(range(12, 24))
+    assert index[:12] != index[12:]
+    assert order("fedavg", 2, 1)[1] == (4, 3, 4, 3)
+
+
+def test_the_public_split_is_read_from_its_own_stream() -> None:
+    settings = {"fnr": {"epochs": 2, "batch_size": 10}}
+    clients = federation.simulation("fnr", settings).engine.clients
+    found, samples = clients.steps(3, "fnr.refine", 1)
+    assert samples is clients.public
+    assert found.sizes == (10, 5, 10, 5)
+    assert sorted(found.index[:15]) == list(range(15))
+    other, _ = clients.steps(4, "fnr.refine", 1)
+    assert other.index.tolist() != found.index.tolist()
+    none, _ = federation.simulation("rfedavg").engine.clients.steps(3, "rfedavg.map", 1)
+    assert none.sizes == ()
+
+
+def test_a_pass_over_its_own_samples_is_in_order() -> None:
+    assert federation.simulation("ccn").engine.clients.own_pass(2).index.tolist() == list(range(5, 12))
+
+
+@ENGINES
+def test_who_does_not_take_part_keeps_its_memory(engine: str) -> None:
+    simulation = federation.simulation("scaffold", engine=engine, cohort=2, rounds=2)
+    simulation.run()
+    took_part = set(draw_cohort(3, 1, 6, 2)) | set(draw_cohort(3, 2, 6, 2))
+    for k in range(6):
+        moved = any(leaf[k].any() for leaf in simulation.engine.clients.memory["scaffold"]["c_i"].values())
+        assert moved is (k in took_part)
+
+
+def test_a_client_without_samples_is_refused() -> None:
+    of = federation.federation()
+    of.clients[2] = np.empty(0, dtype=np.int64)
+    with pytest.raises(UserError, match=r"client 2 has no samples"):
+        federation.simulation("fedavg", of=of)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("client", [1, 5])
+def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int, batch_norm: bool) -> None:
+    """Training, then FNR-FL's refinement of the result, sample by sample: a silo's tensors lie elsewhere in memory."""
+    settings = {"fnr": {"p": 1.0, "epochs": 1, "batch_size": 1}}
+    whole = federation.simulation("scaffold+fnr", settings, batch_norm=batch_norm, cohort=6, seed=seed)
+    server, all_clients = whole.server, whole.engine.clients
+    own = {client: all_clients.indices[client]}
+    alone = Sequential(
+        Clients(
+            all_clients.algorithm, all_clients.task, all_clients.local, all_clients.seed, all_clients.train, own,
+            all_clients.public, server.params,
+        )
+    )  # fmt: skip
+    shared = {"scaffold": {"c": server.state["scaffold"]["c"]}}
+
+    def ask(job: str, to: tuple[int, ...]) -> Ask:
+        if job == "train":
+            return Ask(job, to, server.params, server.buffers, shared, {"scaffold": {}, "fnr": {}})
+        return Ask(job, to, {}, {}, {}, {"fnr": {"delta": torch.zeros(len(to), federation.N_CLASSES)}})
+
+    for job in ("train", "fnr.refine"):
+        mine, theirs = alone.answer(ask(job, (client,)), 1), whole.engine.answer(ask(job, tuple(range(6))), 1)
+        assert mine.clients == (client,)
+        for part in ("params", "buffers"):
+            for key, leaf in getattr(mine, part).items():
+                assert torch.equal(leaf[0], getattr(theirs, part)[key][client]), f"{job}: {key}"
+    for key, leaf in alone.clients.memory["scaffold"]["c_i"].items():
+        assert torch.equal(leaf[0], all_clients.memory["scaffold"]["c_i"][key][client])
+
+
+@pytest.fixture
+def poisoned() -> federation.Federation:
+    """One sample of client 2 is not a number."""
+    of = federation.federation()
+    x = of.train.x.clone()
+    x[6] = math.nan
+    return federation.Federation(Samples(x, of.train.y), of.clients, of.test, of.public)
+
+
+@ENGINES
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "ccn"])
+def test_a_loss_that_is_not_finite_names_client_and_round(
+    engine: str, recipe: str, poisoned: federation.Federation
+) -> None:
+    """With two of six clients a round, in the first round that has client 2."""
+    first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
+    assert first > 1, "the example has rounds without the client"
+    simulation = federation.simulation(recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2)
+    with pytest.raises(NonFiniteError, match=rf"round {first}, client 2: loss or update is not finite") as error:
+        simulation.run()
+    assert "\n" not in str(error.value)
+    assert len(simulation.rows) == first - 1
+
+
+@ENGINES
+def test_an_update_that_is_not_finite_stops_the_run(engine: str) -> None:
+    """The loss of the last step is still finite; the step after it is not."""
+    with pytest.raises(NonFiniteError, match=r"round 1, client \d: loss or update"):
+        federation.run("fedavg", lr=1e38, epochs=1, engine=engine)
+
+
+def test_a_server_step_that_is_not_finite_stops_the_run() -> None:
+    with pytest.raises(NonFiniteError, match=r"round 1, server"):
+        federation.run("fednnnn", {"fednnnn": {"beta": 1e300}})
+
+
+def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Federation) -> None:
+    """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others unnoticed."""
+    with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
+        federation.run("rfedavg", of=poisoned, cohort=6)

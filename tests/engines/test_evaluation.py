@@ -1,0 +1,55 @@
+"""Evaluation of one model on a data set."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import Samples
+from plugins.engines.evaluation import evaluate
+from plugins.engines.simulation import initial_model
+from plugins.models import build
+from tests import federation
+
+NETWORK = build("logistic_regression", (2,), 3)
+# Logits are (x1, x2, 0): predicted are 0, 0, 1, 2.
+PARAMS = {"fc.weight": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), "fc.bias": torch.zeros(3)}
+X = torch.tensor([[2.0, 0.0], [1.0, 0.5], [0.0, 3.0], [-1.0, -1.0]])
+
+
+def test_accuracy_loss_and_classes_by_hand() -> None:
+    """Labels 0, 1, 1, 0: right, wrong, right, wrong; class 0 has 1 of 2, class 1 has 1 of 2, class 2 has no sample."""
+    found = evaluate(NETWORK, PARAMS, {}, Samples(X, torch.tensor([0, 1, 1, 0])))
+    assert found.predictions.tolist() == [0, 0, 1, 2]
+    assert found.accuracy == 0.5
+    assert found.per_class_accuracy[:2].tolist() == [0.5, 0.5]
+    assert math.isnan(found.per_class_accuracy[2])
+    logits = np.array([[2.0, 0.0, 0.0], [1.0, 0.5, 0.0], [0.0, 3.0, 0.0], [-1.0, -1.0, 0.0]])
+    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(4), [0, 1, 1, 0]]
+    assert found.loss == pytest.approx(losses.mean(), rel=1e-6)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 4, 1000])
+def test_the_batch_size_does_not_matter(batch_size: int) -> None:
+    """The loss is a mean over samples, not over batches."""
+    samples = Samples(X, torch.tensor([0, 1, 1, 0]))
+    whole, found = evaluate(NETWORK, PARAMS, {}, samples), evaluate(NETWORK, PARAMS, {}, samples, batch_size)
+    assert found.accuracy == whole.accuracy
+    assert found.predictions.equal(whole.predictions)
+    assert found.loss == pytest.approx(whole.loss, rel=1e-6)
+
+
+def test_batch_norm_uses_its_running_statistics_and_leaves_them() -> None:
+    """Eval mode: a sample's prediction does not depend on its neighbours."""
+    network, data = federation.network(batch_norm=True), federation.federation().test
+    params, buffers = initial_model(network, 0, data.x)
+    buffers = {key: leaf + 0.5 for key, leaf in buffers.items()}
+    before = {key: leaf.clone() for key, leaf in buffers.items()}
+    whole = evaluate(network, params, buffers, data)
+    single = [evaluate(network, params, buffers, Samples(x[None], y[None])) for x, y in zip(*data, strict=True)]
+    assert [one.predictions.item() for one in single] == whole.predictions.tolist()
+    assert whole.loss == pytest.approx(np.mean([one.loss for one in single]), rel=1e-5)
+    assert all(torch.equal(buffers[key], before[key]) for key in before)

@@ -1,0 +1,122 @@
+"""Bytes up and down, in models (M), as the cards of the methods say."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plugins.core.component import Ask, Reply
+from plugins.core.trees import n_bytes
+from plugins.engines.simulation import draw_cohort, initial_model
+from plugins.engines.traffic import Meter
+from tests import federation
+
+N, COHORT, D, C = 6, 4, 5, federation.N_CLASSES
+FLOAT = 4  # bytes
+
+
+def model(batch_norm: bool) -> tuple[int, int]:
+    """(bytes of the parameters, bytes of parameters and buffers)."""
+    params, buffers = initial_model(federation.network(batch_norm), 3, torch.zeros(1))
+    return n_bytes(params), n_bytes(params) + n_bytes(buffers)
+
+
+def traffic(recipe: str, cohort: int = COHORT, batch_norm: bool = False, rounds: int = 3) -> list[tuple[float, float]]:
+    """(up, down) of each round."""
+    settings = {"fnr": {"fnr": {"p": 0.5}}}.get(recipe)
+    rows = federation.run(recipe, settings, cohort=cohort, batch_norm=batch_norm, rounds=rounds).rows
+    return [(row["bytes_up"], row["bytes_down"]) for row in rows]
+
+
+def test_the_model_is_the_size_that_it_is() -> None:
+    """6*5 + 5 + 5*3 + 3 = 53 numbers; batch norm adds 5 + 5, and 5 + 5 buffers."""
+    assert model(False) == (53 * FLOAT, 53 * FLOAT)
+    assert model(True) == (63 * FLOAT, 73 * FLOAT)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("recipe", ["fedavg", "fedprox", "fednnnn", "fednlr"])
+def test_two_models_per_client(recipe: str, batch_norm: bool) -> None:
+    """2M, buffers included."""
+    _, m = model(batch_norm)
+    assert traffic(recipe, batch_norm=batch_norm) == [(COHORT * m, COHORT * m)] * 3
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_scaffold_moves_four_models(batch_norm: bool) -> None:
+    """w and c down, w_k and dc up; control variates have no buffers."""
+    params, m = model(batch_norm)
+    assert traffic("scaffold", batch_norm=batch_norm) == [(COHORT * (m + params), COHORT * (m + params))] * 3
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_fnr_moves_two_models_and_a_third_for_the_refined(batch_norm: bool) -> None:
+    """Up: M + C + 1, and M again from the floor(4 * 0.5) = 2 that are refined; down: M, and C to those."""
+    _, m = model(batch_norm)
+    up = COHORT * (m + (C + 1) * FLOAT) + 2 * m
+    down = COHORT * m + 2 * C * FLOAT
+    assert traffic("fnr", batch_norm=batch_norm) == [(up, down)] * 3
+
+
+def test_ccn_adds_the_representation() -> None:
+    """2M + d."""
+    _, m = model(False)
+    assert traffic("ccn") == [(COHORT * (m + D * FLOAT), COHORT * m)] * 3
+
+
+def test_rfedavg_sends_the_table_of_the_others() -> None:
+    """2M + d up + (N - 1) d down; before round 1 everybody gets w_0 and sends delta_0, and then has w_0."""
+    _, m = model(False)
+    up, down = COHORT * (m + D * FLOAT), COHORT * (N - 1) * D * FLOAT
+    first, *later = traffic("rfedavg")
+    assert later == [(up, COHORT * m + down)] * 2
+    assert first == (up + N * D * FLOAT, N * m + down)
+
+
+def test_rfedavg_plus_sends_one_mean_and_no_model_twice() -> None:
+    """Full participation: 2M + d up + d down; w_{t+1} goes down once, to be mapped, and is trained on in round t+1."""
+    _, m = model(False)
+    first, *later = traffic("rfedavg_plus", cohort=N)
+    assert later == [(N * (m + D * FLOAT), N * (m + D * FLOAT))] * 2
+    # w_0 with the first maps, then w_1.
+    assert first == (N * D * FLOAT + N * (m + D * FLOAT), N * m + N * D * FLOAT + N * m)
+
+
+def test_rfedavg_plus_sends_the_model_to_those_who_did_not_map_it() -> None:
+    """ "+M if the sync receivers differ from next round's clients"."""
+    _, m = model(False)
+    rows = traffic("rfedavg_plus")
+    cohorts = [set(draw_cohort(3, t, N, COHORT)) for t in (1, 2, 3)]
+    fresh = [len(cohorts[t] - cohorts[t - 1]) for t in (1, 2)]
+    assert any(fresh), "the example has a newcomer"
+    for (up, down), new in zip(rows[1:], fresh, strict=True):
+        assert up == COHORT * (m + D * FLOAT)
+        assert down == new * m + COHORT * D * FLOAT + COHORT * m
+
+
+def test_a_composition_adds_up() -> None:
+    """scaffold+ccn: 4M + d."""
+    _, m = model(False)
+    assert traffic("scaffold+ccn") == [(COHORT * (2 * m + D * FLOAT), COHORT * 2 * m)] * 3
+
+
+def test_double_precision_counts_double() -> None:
+    rows = federation.run("scaffold", dtype=torch.float64, rounds=1).rows
+    assert rows[0]["bytes_up"] == COHORT * 2 * 53 * 8
+
+
+def test_the_meter_starts_again_after_each_reading() -> None:
+    """A model of 3 floats to 2 clients, one of them holding it already at the second Ask."""
+    meter, w = Meter(), {"w": torch.zeros(3)}
+
+    def exchange(*to: int) -> None:
+        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)))
+        meter.count(Ask("x.map", to, w, {}, {"x": torch.zeros(1)}, {}), nothing)
+
+    exchange(0, 1)
+    assert meter.read() == (0, 2 * 12 + 2 * 4)
+    exchange(1, 2)
+    assert meter.read() == (0, 1 * 12 + 2 * 4)
+    assert meter.holders(w) == [0, 1, 2]
+    assert meter.holders({"w": torch.zeros(3)}) == [], "an equal model is not the same one"
+    assert meter.read() == (0, 0)

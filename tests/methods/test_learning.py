@@ -1,0 +1,46 @@
+"""Every method learns scikit-learn's digits from clients that each know about five of the ten classes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from plugins.core.component import Samples
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation
+from plugins.models import build
+from plugins.recipes import METHODS
+
+N_CLIENTS, ROUNDS = 10, 5
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Samples, list[Any], Samples, Samples]:
+    """(train, clients, test, public): 1297, 400 and 100 images."""
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(0).permutation(len(labels))
+    x, y = torch.tensor(images[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
+    test, public, train = (Samples(x[part], y[part]) for part in (slice(400), slice(400, 500), slice(500, None)))
+    # Sorted by label and cut into 40 shards, four for each client.
+    shards = np.array_split(np.argsort(train.y.numpy(), kind="stable"), 4 * N_CLIENTS)
+    clients = [np.sort(np.concatenate(shards[k::N_CLIENTS])) for k in range(N_CLIENTS)]
+    return train, clients, test, public
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", *sorted(METHODS), "scaffold+fnr+rfedavg_plus+ccn"])
+def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples, Samples]) -> None:
+    train, clients, test, public = digits
+    rows = (
+        Simulation(
+            recipe, {}, build("mlp", (64,), 10, {"hidden": 32}), train, clients, test, None, public,
+            LocalTraining("sgd", 0.2, 2, 16), Schedule(ROUNDS, N_CLIENTS, 0), engine="sequential",
+        )
+        .run()
+        .rows
+    )  # fmt: skip
+    assert rows[-1]["test_accuracy"] > 0.75
+    assert rows[-1]["local_loss"] < rows[0]["local_loss"]
+    assert rows[-1]["test_loss"] < rows[0]["test_loss"]

@@ -1,0 +1,245 @@
+"""Networks: sizes, layers, and batch norm against torch's."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from plugins.core.errors import UserError
+from plugins.core.optimizers import SGD
+from plugins.core.task import Pass, Task
+from plugins.models import MODELS, build
+from plugins.models.layers import BatchNorm, Stacked
+from plugins.models.networks import cnn, logistic_regression, mlp
+
+
+def count(network: Stacked) -> int:
+    params, _ = network.init(torch.Generator().manual_seed(0))
+    return sum(leaf.numel() for leaf in params.values())
+
+
+def test_rfedavgs_cnn_has_the_papers_number_of_parameters() -> None:
+    """conv 5*5*1*32 + 32, 5*5*32*64 + 64, 3136*512 + 512, 512*10 + 10; three input channels add 5*5*2*32."""
+    assert count(cnn((1, 28, 28), 10)) == 832 + 51_264 + 1_606_144 + 5_130 == 1_663_370
+    assert count(cnn((3, 28, 28), 10)) == 1_663_370 + 1_600 == 1_664_970
+
+
+def test_small_networks_have_the_numbers_of_their_layers() -> None:
+    assert count(logistic_regression((1, 8, 8), 10)) == 64 * 10 + 10
+    assert count(mlp((1, 8, 8), 10, hidden=64)) == 64 * 64 + 64 + 64 * 10 + 10
+    assert count(mlp((1, 8, 8), 10, hidden=64, batch_norm=True)) == count(mlp((1, 8, 8), 10, hidden=64)) + 128
+
+
+def test_layers_in_forward_order_with_the_classifier_last() -> None:
+    layers = cnn((1, 8, 8), 10, channels=4, hidden=16, batch_norm=True).layers
+    assert [(layer.name, layer.units) for layer in layers] == [("conv1", 4), ("conv2", 8), ("fc1", 16), ("fc2", 10)]
+    assert layers[0].parameters == ("conv1.weight", "conv1.bias", "conv1_bn.weight", "conv1_bn.bias")
+    assert layers[3].parameters == ("fc2.weight", "fc2.bias")
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_every_parameter_belongs_to_one_layer_and_has_a_row_per_unit(kind: str, batch_norm: bool) -> None:
+    network = build(kind, (1, 8, 8), 10, {"hidden": 16, "batch_norm": batch_norm})
+    params, _ = network.init(torch.Generator())
+    named = [name for layer in network.layers for name in layer.parameters]
+    assert sorted(named) == sorted(params)
+    assert all(params[name].shape[0] == layer.units for layer in network.layers for name in layer.parameters)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_features_are_the_input_of_the_classifier(kind: str) -> None:
+    network = build(kind, (1, 8, 8), 10)
+    params, buffers = network.init(torch.Generator().manual_seed(1))
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    out = Task(network, SGD(0.1)).forward(params, buffers, x, train=False)
+    assert out.features.shape == (3, network.feature_size)
+    assert out.logits.shape == (3, network.n_classes) == (3, 10)
+    weight, bias = (params[name] for name in network.layers[-1].parameters)
+    torch.testing.assert_close(out.logits, out.features @ weight.T + bias)
+    assert network.dense is (kind != "cnn")
+
+
+def reference(network: Stacked, params: dict[str, torch.Tensor], batch_norm: bool) -> torch.nn.Sequential:
+    """The same CNN from torch's own modules."""
+    channels, hidden = network.layers[0].units, network.layers[2].units
+
+    def conv(n_in: int, n_out: int) -> list[torch.nn.Module]:
+        norm = [torch.nn.BatchNorm2d(n_out)] if batch_norm else []
+        return [torch.nn.Conv2d(n_in, n_out, 5, padding=2), *norm, torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+
+    modules = torch.nn.Sequential(
+        *conv(1, channels),
+        *conv(channels, 2 * channels),
+        torch.nn.Flatten(),
+        torch.nn.Linear(2 * channels * 4, hidden),
+        torch.nn.ReLU(),
+        torch.nn.Linear(hidden, 10),
+    )
+    with torch.no_grad():
+        for theirs, mine in zip(modules.parameters(), params.values(), strict=True):
+            theirs.copy_(mine)
+    return modules
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_the_cnn_equals_torchs_modules_with_its_gradient(batch_norm: bool) -> None:
+    network = cnn((1, 8, 8), 10, channels=3, hidden=7, batch_norm=batch_norm)
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    theirs = reference(network, params, batch_norm)
+    watched = {key: leaf.requires_grad_() for key, leaf in params.items()}
+    out = Task(network, SGD(0.1)).forward(watched, buffers, x, train=True)
+    wanted = theirs(x)
+    torch.testing.assert_close(out.logits, wanted, rtol=1e-4, atol=1e-5)
+    mine = torch.autograd.grad(out.logits.square().sum(), list(watched.values()))
+    other = torch.autograd.grad(wanted.square().sum(), list(theirs.parameters()))
+    for g, h in zip(mine, other, strict=True):
+        torch.testing.assert_close(g, h, rtol=1e-3, atol=1e-4)
+
+
+SHAPES = {"1d": (7, 4), "2d": (5, 4, 3, 2)}
+
+
+def normalise(
+    block: BatchNorm, x: torch.Tensor, buffers: dict[str, torch.Tensor], train: bool, mask: torch.Tensor | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    params = {"bn.weight": torch.linspace(0.5, 2, 4, dtype=x.dtype), "bn.bias": torch.linspace(-1, 1, 4, dtype=x.dtype)}
+    run = Pass(params, dict(buffers), train, mask)
+    return block(run, x), run.buffers
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_batch_norm_equals_torchs(kind: str) -> None:
+    """Three batches in train mode, then one in eval mode: outputs and running statistics."""
+    block, theirs = BatchNorm("bn", 4), {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double()
+    with torch.no_grad():
+        theirs.weight.copy_(torch.linspace(0.5, 2, 4, dtype=torch.float64))
+        theirs.bias.copy_(torch.linspace(-1, 1, 4, dtype=torch.float64))
+    params, buffers = block.init(torch.Generator())
+    assert {key: leaf.tolist() for key, leaf in (params | buffers).items()} == {
+        "bn.weight": [1.0] * 4, "bn.bias": [0.0] * 4, "bn.mean": [0.0] * 4, "bn.var": [1.0] * 4,
+    }  # fmt: skip
+    buffers = {key: leaf.double() for key, leaf in buffers.items()}
+    generator = torch.Generator().manual_seed(0)
+    for train in (True, True, True, False):
+        x = 3 * torch.randn(SHAPES[kind], generator=generator, dtype=torch.float64) + 1
+        theirs.train(train)
+        before = buffers
+        out, buffers = normalise(block, x, buffers, train)
+        torch.testing.assert_close(out, theirs(x), rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(buffers["bn.mean"], theirs.running_mean, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(buffers["bn.var"], theirs.running_var, rtol=1e-10, atol=1e-12)
+        assert train or all(torch.equal(before[key], buffers[key]) for key in buffers)
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_batch_norms_gradient_equals_torchs(kind: str) -> None:
+    theirs = {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double()
+    with torch.no_grad():
+        theirs.weight.copy_(torch.linspace(0.5, 2, 4, dtype=torch.float64))
+        theirs.bias.copy_(torch.linspace(-1, 1, 4, dtype=torch.float64))
+    x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    buffers = {"bn.mean": torch.zeros(4, dtype=torch.float64), "bn.var": torch.ones(4, dtype=torch.float64)}
+    out, after = normalise(BatchNorm("bn", 4), x, buffers, True)
+    (mine,) = torch.autograd.grad(out.pow(3).sum(), x)
+    (other,) = torch.autograd.grad(theirs(x).pow(3).sum(), x)
+    torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
+    assert not after["bn.mean"].requires_grad
+    assert not after["bn.var"].requires_grad
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_padded_samples_do_not_count(kind: str) -> None:
+    """A masked batch equals the batch without its padding, whatever the padding is."""
+    block, generator = BatchNorm("bn", 4), torch.Generator().manual_seed(0)
+    buffers = {"bn.mean": torch.zeros(4, dtype=torch.float64), "bn.var": torch.ones(4, dtype=torch.float64)}
+    x = torch.randn(SHAPES[kind], generator=generator, dtype=torch.float64)
+    padded = torch.cat([x, 100 * torch.ones(2, *x.shape[1:], dtype=torch.float64)])
+    mask = torch.tensor([True] * len(x) + [False] * 2)
+    wanted, after = normalise(block, x, buffers, True)
+    out, masked = normalise(block, padded, buffers, True, mask)
+    torch.testing.assert_close(out[: len(x)], wanted, rtol=1e-12, atol=1e-12)
+    for key, leaf in after.items():
+        torch.testing.assert_close(masked[key], leaf, rtol=1e-12, atol=1e-12)
+
+
+def test_one_value_per_channel_leaves_numbers() -> None:
+    """torch refuses it; here the unbiased factor stays 1: mean 0.1 x, variance 0.9."""
+    buffers = {"bn.mean": torch.zeros(4), "bn.var": torch.ones(4)}
+    out, after = normalise(BatchNorm("bn", 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), buffers, True)
+    assert torch.isfinite(out).all()
+    torch.testing.assert_close(after["bn.mean"], torch.tensor([0.1, 0.2, 0.3, 0.4]))
+    torch.testing.assert_close(after["bn.var"], torch.full((4,), 0.9))
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(kind: str, batch_norm: bool) -> None:
+    network = build(kind, (1, 8, 8), 10, {"hidden": 6, "batch_norm": batch_norm})
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    task, x = Task(network, SGD(0.1)), torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    wanted = task.forward(params, buffers, x, train=True)
+    padded = torch.cat([x, x[:1], x[:1]])
+    out = task.forward(params, buffers, padded, train=True, mask=torch.tensor([1, 1, 1, 1, 0, 0]).bool())
+    torch.testing.assert_close(out.logits[:4], wanted.logits, rtol=1e-4, atol=1e-5)
+    for key, leaf in wanted.buffers.items():
+        torch.testing.assert_close(out.buffers[key], leaf, rtol=1e-4, atol=1e-6)
+
+
+def test_activations_are_after_the_relu_and_before_pooling() -> None:
+    network = cnn((1, 8, 8), 10, channels=2, hidden=5, batch_norm=True)
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    task = Task(network, SGD(0.1))
+    found = task.activations(params, buffers, x)
+    assert {name: tuple(h.shape) for name, h in found.items()} == {
+        "conv1": (3, 2, 8, 8), "conv2": (3, 4, 4, 4), "fc1": (3, 5), "fc2": (3, 10),
+    }  # fmt: skip
+    assert all((found[name] >= 0).all() for name in ("conv1", "conv2", "fc1"))
+    out = task.forward(params, buffers, x, train=False)
+    assert torch.equal(found["fc1"], out.features)
+    assert torch.equal(found["fc2"], out.logits)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_weights_start_uniform_within_one_over_the_root_of_the_fan_in(kind: str) -> None:
+    """torch's own default: U(-1/sqrt(n_in), 1/sqrt(n_in)), for weight and bias."""
+    network = build(kind, (1, 28, 28), 10)
+    params, _ = network.init(torch.Generator().manual_seed(0))
+    for layer in network.layers:
+        weight, bias = (params[name] for name in layer.parameters)
+        bound = 1 / math.sqrt(weight[0].numel())
+        assert weight.abs().max() <= bound
+        assert bias.abs().max() <= bound
+        assert weight.abs().max() > 0.95 * bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+        assert weight.dtype == torch.float32
+
+
+def test_a_seed_gives_the_same_weights_and_another_others() -> None:
+    network = mlp((1, 8, 8), 10)
+    a, b, c = (network.init(torch.Generator().manual_seed(seed))[0] for seed in (0, 0, 1))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    assert not any(torch.equal(a[key], c[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "words"),
+    [
+        ("cn", (1, 28, 28), {}, r"'cn' is unknown \(did you mean 'cnn'\?\); allowed: logistic_regression, mlp, cnn"),
+        ("mlp", (4,), {"hiden": 3}, r"'hiden' \(did you mean 'hidden'\?\)"),
+        ("mlp", (4,), {"hidden": 0}, r"'hidden': 0 is not a whole number of at least 1"),
+        ("mlp", (4,), {"hidden": True}, r"'hidden': True is not a whole number"),
+        ("mlp", (4,), {"hidden": 2.0}, r"'hidden': 2.0 is not a whole number"),
+        ("mlp", (4,), {"batch_norm": 1}, r"'batch_norm': 1 is not true or false"),
+        ("logistic_regression", (4,), {"hidden": 3}, r"no option 'hidden'; allowed: none"),
+        ("cnn", (4,), {}, r"needs images"),
+        ("cnn", (1, 3, 8), {}, r"at least 4x4"),
+    ],
+)
+def test_bad_models_are_refused(name: str, shape: tuple[int, ...], options: dict[str, int], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        build(name, shape, 10, options)

@@ -1,0 +1,201 @@
+"""What every method promises; walks the registry, so a new method is held to it without a new test."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core import client
+from plugins.core.trees import Tree, flatten, tree_map
+from plugins.engines import sequential
+from plugins.engines.simulation import drive, initial_model
+from plugins.recipes import METHODS
+from tests import federation
+
+EVERY = pytest.mark.parametrize("method", sorted(METHODS))
+
+# Hyper-parameters with which a method is FedAvg, where mathematics says so: to the bit.
+NEUTRAL: dict[str, dict[str, object]] = {
+    "fednlr": {"mu0": 1.0, "a1": 0.0, "a2": 0.0},
+    "fedprox": {"mu": 0.0},
+    "fnr": {"p": 0.0},
+    "rfedavg": {"lam": 0.0},
+    "rfedavg_plus": {"lam": 0.0},
+}
+
+
+def shapes(tree: Tree) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {key: (leaf.shape, leaf.dtype) for key, leaf in flatten(tree).items()}
+
+
+def frozen_copy(tree: Tree) -> Tree:
+    return tree_map(torch.clone, tree)
+
+
+def assert_equal(before: Tree, after: Tree, what: str) -> None:
+    flat_before, flat_after = flatten(before), flatten(after)
+    assert flat_before.keys() == flat_after.keys(), what
+    for key, leaf in flat_before.items():
+        assert torch.equal(leaf, flat_after[key]), f"{what}: {key} was changed in place"
+
+
+@EVERY
+def test_it_is_a_frozen_dataclass_without_a_tensor(method: str) -> None:
+    (component,) = federation.simulation(method).algorithm.components
+    fields = dataclasses.fields(component)
+    assert fields, "a method without hyper-parameters would be an empty object"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(component, fields[0].name, 0)
+    federation.simulation(method, engine="sequential").run()
+    assert vars(component).keys() == {field.name for field in fields}, "nothing is kept on the object"
+    assert all(isinstance(value, int | float | str | bool) for value in vars(component).values())
+    hash(component)
+
+
+@EVERY
+def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> None:
+    kind = METHODS[method]
+    assert kind.name == method
+    assert kind.__name__.lower() == method.replace("_", ""), "the class carries the paper's name"
+    source = sys.modules[kind.__module__].__doc__ or ""
+    assert re.search(r"\b(19|20)\d\d\b", source), "the year"
+    assert re.search(r"https?://", source), "the address"
+    assert re.search(r"FedML pairs?", source)
+    summary = kind.__doc__ or ""
+    assert summary.endswith("."), "the class says what it does"
+    assert not summary.startswith(f"{kind.__name__}("), "not what dataclass puts there"
+
+
+@EVERY
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_state_and_memory_keep_structure_shapes_and_dtypes(method: str, batch_norm: bool) -> None:
+    simulation = federation.simulation(method, batch_norm=batch_norm)
+    before = shapes(simulation.server._asdict()), shapes(simulation.engine.clients.memory)
+    simulation.run()
+    assert (shapes(simulation.server._asdict()), shapes(simulation.engine.clients.memory)) == before
+
+
+@EVERY
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_no_hook_changes_what_it_is_given(method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the client: model, buffers, messages and memory. On the server: model, buffers, state and replies."""
+    given = ("params", "buffers", "shared", "each", "memory")
+
+    def watched(algorithm: Any, task: Any, job: str, *args: Any) -> Any:
+        before = [frozen_copy(tree) for tree in args[:5]]
+        answered = client.answer(algorithm, task, job, *args)
+        for name, tree, copy in zip(given, args, before, strict=False):
+            assert_equal(copy, tree, f"{job}, client's {name}")
+        return answered
+
+    monkeypatch.setattr(sequential, "answer", watched)
+    simulation = federation.simulation(method, batch_norm=batch_norm)
+    replies: list[tuple[Tree, Tree]] = []
+
+    def answer(ask: Any) -> Any:
+        reply = simulation.engine.answer(ask, 1)
+        tree = {"params": reply.params, "buffers": reply.buffers, "upload": reply.upload}
+        replies.append((tree, frozen_copy(tree)))
+        return reply
+
+    server = simulation.server
+    for asks in (
+        lambda server: simulation.algorithm.begin(server, tuple(range(6))),
+        lambda server: simulation.algorithm.round(server, (0, 2, 3, 5)),
+        lambda server: simulation.algorithm.round(server, (1, 2, 3, 4)),
+        lambda server: simulation.algorithm.finish(server, tuple(range(6))),
+    ):
+        before = frozen_copy(server._asdict())
+        out = drive(asks(server), answer)
+        assert_equal(before, server._asdict(), "server")
+        server = out[0] if isinstance(out[0], tuple) else out
+    for tree, copy in replies:
+        assert_equal(copy, tree, "reply")
+
+
+@EVERY
+def test_a_run_repeats_to_the_bit(method: str) -> None:
+    assert federation.equal(federation.run(method), federation.run(method))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("method", NEUTRAL)
+def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str) -> None:
+    for batch_norm in (False, True):
+        plain = federation.run("fedavg", batch_norm=batch_norm, engine=engine)
+        neutral = federation.run(method, {method: NEUTRAL[method]}, batch_norm=batch_norm, engine=engine)
+        assert federation.equal_models(neutral, plain)
+
+
+def test_scaffold_begins_as_uniform_fedavg() -> None:
+    """c = c_i = 0 in round 1; with equal clients 1/M is n_k/n."""
+    equal = federation.federation(sizes=(5, 5, 5, 5))
+    a, b = (federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg"))
+    assert federation.equal_models(a, b)
+
+
+def test_ccn_of_a_single_client_is_fedavg() -> None:
+    a, b = (federation.run(recipe, cohort=1) for recipe in ("ccn", "fedavg"))
+    assert federation.equal_models(a, b)
+
+
+def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
+    """Lambda -> (R - 1) / R for everybody."""
+    a = federation.run("ccn", {"ccn": {"T": 1e12}}, dtype=torch.float64)
+    b = federation.run("fedavg", dtype=torch.float64)
+    for key, leaf in b.params.items():
+        torch.testing.assert_close(a.params[key], leaf, rtol=1e-10, atol=1e-12)
+
+
+def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
+    """Step 4 is the plain average; with equal clients n_k/n is 1/m."""
+    equal = federation.federation(sizes=(5, 5, 5, 5))
+    a, b = (federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg"))
+    assert all(torch.equal(a.evaluated[key], b.params[key]) for key in b.params)
+
+
+PAIRS = ["fedprox+fnr", "scaffold+ccn", "fednnnn+fednlr", "rfedavg_plus+fednnnn", "ccn+fednlr", "scaffold+fedprox"]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_order_of_a_recipe_does_not_matter(pair: str, engine: str) -> None:
+    a, b = pair.split("+")
+    runs = [federation.run(recipe, engine=engine, rounds=2) for recipe in (f"{a}+{b}", f"{b}+{a}")]
+    assert federation.equal(*runs)
+
+
+@EVERY
+def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
+    """Everybody takes part with full batches, so ids are names. Up to rounding: sums run in the order of ids.
+
+    FNR-FL refines everybody here, since it breaks ties by id.
+    """
+    settings: Any = {"fnr": {"fnr": {"p": 1.0, "batch_size": 99}}}.get(method, {})
+    options: Any = {"dtype": torch.float64, "cohort": 6, "batch_size": 99, "batch_norm": True}
+    ragged = federation.federation(torch.float64)
+    order = np.array([3, 0, 5, 1, 4, 2])
+    permuted = dataclasses.replace(ragged, clients=[ragged.clients[k] for k in order])
+    a, b = (federation.run(method, settings, of=of, **options) for of in (ragged, permuted))
+    for part in ("params", "evaluated", "buffers"):
+        for key, leaf in getattr(a, part).items():
+            torch.testing.assert_close(getattr(b, part)[key], leaf, rtol=1e-9, atol=1e-12)
+
+
+@EVERY
+def test_it_moves_buffers_by_averaging_only(method: str) -> None:
+    """Batch norms' running statistics are no parameters: no control variate, norm or momentum touches them."""
+    simulation = federation.simulation(method, batch_norm=True)
+    _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
+    assert simulation.server.buffers.keys() == buffers.keys()
+    keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.server.state})}
+    memory = {key.rpartition("/")[2] for key in flatten(simulation.engine.clients.memory)}
+    assert not (keys | memory) & buffers.keys()
+    out = simulation.run()
+    assert all((out.buffers[key] >= 0).all() for key in buffers if key.endswith("var"))
