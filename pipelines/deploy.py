@@ -1,0 +1,93 @@
+"""Stage deploy: one recipe through FedML cross-silo on this machine, and by simulation -> deploy/result.json.
+
+A server and `deploy.silos` silos run as processes over gRPC, each silo with a file of its own samples only. The stage
+fails unless they end with the weights of the sequential simulation, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+
+import numpy as np
+
+from pipelines import cli, config
+from pipelines.items import read_indices
+from plugins.core.errors import UserError
+from plugins.data import datasets
+from plugins.data.files import write_whole
+from plugins.data.partitions import partition
+from plugins.data.types import Ints
+from plugins.silo import rehearse
+from plugins.silo.settings import Deployment, check
+from plugins.silo.shards import Parts
+
+log = logging.getLogger(__name__)
+
+
+def deploy(_: argparse.Namespace) -> None:
+    """Runs both, compares, and writes down both hashes."""
+    settings = config.load()
+    deployment, parts = _deployment(settings), _parts(settings)
+    wanted, root = settings.deploy, config.root()
+    log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
+    deployed = rehearse.rehearse(deployment, parts, root / "deploy" / "stage")
+    simulated = rehearse.simulate(deployment, parts)
+    if deployed != simulated:
+        raise UserError(
+            f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos and {simulated} in the "
+            "simulation; they must be equal"
+        )
+    record = {**wanted.model_dump(), "deployed_sha256": deployed, "simulated_sha256": simulated}
+    write_whole(root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
+    log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
+
+
+def _deployment(settings: config.Config) -> Deployment:
+    """params.yaml as the configuration of the processes."""
+    train, wanted = settings.train, settings.deploy
+    share = settings.scenarios[wanted.scenario].participation
+    content = {
+        "common_args": {"random_seed": wanted.seed},
+        "data_args": {"dataset": settings.data.name},
+        "model_args": {"model": train.model, "model_options": train.model_options},
+        "train_args": {
+            "recipe": settings.composition(wanted.recipe), "settings": settings.recipes[wanted.recipe].settings,
+            "rounds": wanted.rounds, "cohort": max(1, round(share * wanted.silos)),
+            "client_num_in_total": wanted.silos, "client_num_per_round": wanted.silos,
+            "epochs": train.epochs, "batch_size": train.batch_size, "client_optimizer": train.optimizer,
+            "learning_rate": train.lr, "momentum": train.momentum, "weight_decay": train.weight_decay,
+        },
+        "device_args": {"threads": train.threads},
+    }  # fmt: skip
+    return check(content, config.FILE)
+
+
+def _parts(settings: config.Config) -> Parts:
+    """The scenario's partition, or one like it for as many clients as there are silos."""
+    wanted, root = settings.deploy, config.root()
+    scenario = settings.scenarios[wanted.scenario]
+    data = datasets.read(root / "data" / f"{settings.data.name}.safetensors")
+    indices = read_indices(root / "partitions" / f"{wanted.scenario}-{wanted.seed}" / "indices.json")
+    clients = indices.clients
+    if len(clients) != wanted.silos:
+        try:
+            clients = partition(
+                scenario.partition, data.train_y.numpy(), np.concatenate(clients), wanted.silos, wanted.seed,
+                **scenario.options,
+            )  # fmt: skip
+        except UserError as error:
+            raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
+    needed = rehearse.needs_public(settings.composition(wanted.recipe))
+    public: Ints = indices.public if needed else indices.public[:0]
+    return Parts.cut(data, clients, indices.validation, public)
+
+
+def _sizes(parts: Parts) -> str:
+    return ", ".join(str(len(client)) for client in parts.clients)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(deploy, __doc__, arguments)

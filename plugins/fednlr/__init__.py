@@ -1,0 +1,20 @@
+"""FedNLR: `algorithm` is the method, `pair` its FedML pair, imported only when it is asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plugins.fednlr.pair import FedNLRAggregator, FedNLRTrainer
+
+__all__ = ["FedNLRAggregator", "FedNLRTrainer"]
+
+
+def __getattr__(name: str) -> object:
+    # FedML takes 11 s and 1 GB: whoever only trains or simulates never meets it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from plugins.fednlr import pair
+
+    found: object = getattr(pair, name)
+    return found

@@ -1,0 +1,17 @@
+"""The FedML pair of FedNLR; `recipe` is all that it sets, behaviour is in `plugins.silo.host`."""
+
+from __future__ import annotations
+
+from plugins.silo.host import HostAggregator, HostTrainer
+
+
+class FedNLRTrainer(HostTrainer):
+    """A silo under FedNLR: trains each neuron at a rate that grows with its activation on the silo's data."""
+
+    recipe = "fednlr"
+
+
+class FedNLRAggregator(HostAggregator):
+    """The server of FedNLR: averages as in FedAvg."""
+
+    recipe = "fednlr"

@@ -1,0 +1,17 @@
+"""The FedML pair of FedNNNN; `recipe` is all that it sets, behaviour is in `plugins.silo.host`."""
+
+from __future__ import annotations
+
+from plugins.silo.host import HostAggregator, HostTrainer
+
+
+class FedNNNNTrainer(HostTrainer):
+    """A silo under FedNNNN: trains as in FedAvg."""
+
+    recipe = "fednnnn"
+
+
+class FedNNNNAggregator(HostAggregator):
+    """The server of FedNNNN: stretches the average update to the silos' mean length, with momentum."""
+
+    recipe = "fednnnn"

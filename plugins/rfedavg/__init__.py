@@ -1,0 +1,20 @@
+"""rFedAvg and rFedAvg+: `algorithm` has the methods, `pair` their FedML pairs, imported only when asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from plugins.rfedavg.pair import RFedAvgAggregator, RFedAvgPlusAggregator, RFedAvgPlusTrainer, RFedAvgTrainer
+
+__all__ = ["RFedAvgAggregator", "RFedAvgPlusAggregator", "RFedAvgPlusTrainer", "RFedAvgTrainer"]
+
+
+def __getattr__(name: str) -> object:
+    # FedML takes 11 s and 1 GB: whoever only trains or simulates never meets it.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from plugins.rfedavg import pair
+
+    found: object = getattr(pair, name)
+    return found

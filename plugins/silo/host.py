@@ -1,0 +1,226 @@
+"""The FedML trainer and aggregator behind every pair. A pair sets `recipe`; all behaviour is here.
+
+FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and brings back what those
+return. The "model" is a `wire.Down`, what comes back a `wire.Up`, and one such exchange is what FedML calls a round:
+`comm_round` is the number of exchanges, which the constructors set.
+
+FedML's own hooks act on plain models: on a silo, on everything that leaves it but counts (local privacy noise covers
+control variates and feature means too); on the server, on the parameters that came back, and on the new model at the
+end of a round. An exchange that moves no model has nothing for the server's hooks to act on.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from plugins import recipes
+from plugins.core.component import Component, Samples
+from plugins.core.errors import UserError
+from plugins.core.task import Network
+from plugins.core.trees import Params, Tree, flatten, unflatten
+from plugins.silo import settings, wire
+from plugins.silo.conversation import Conversation, Silo
+from plugins.silo.wire import Down, Up
+
+with warnings.catch_warnings():
+    # FedML's imports warn of deprecations that are not ours to mend.
+    warnings.simplefilter("ignore")
+    from fedml.core import ClientTrainer, ServerAggregator
+    from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+    from fedml.core.security.fedml_defender import FedMLDefender
+
+
+class Model(torch.nn.Module):
+    """What FedML takes for the model: it only ever moves it to a device. The network itself is functions."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network
+
+
+def batches(samples: Samples) -> list[tuple[Tensor, Tensor]]:
+    """A shard in the form in which FedML hands out data: one batch."""
+    return [(samples.x, samples.y)]
+
+
+class _Hooked:
+    """Shows FedML's hooks a plain model in place of the message."""
+
+    _shown: OrderedDict[str, Tensor] | None = None
+
+    @contextmanager
+    def _showing(self, model: Params) -> Iterator[None]:
+        self._shown = OrderedDict(model)
+        try:
+            yield
+        finally:
+            self._shown = None
+
+
+def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms:
+    recipe: str = pair.recipe  # type: ignore[attr-defined]  # both hosts have it
+    asked = getattr(args, "recipe", recipe)
+    if set(recipes.parse(asked)) != set(recipes.parse(recipe)):
+        raise UserError(f"args.recipe = {asked!r}, but {pair.__name__} runs {recipe!r}; use make_pair({asked!r})")
+    terms = settings.terms(settings.from_args(args), recipe, model.network, n_public)
+    args.comm_round = terms.comm_round
+    return terms
+
+
+class HostTrainer(_Hooked, ClientTrainer):
+    """A silo: answers each Ask from its own shard, with the memory of the recipe's methods."""
+
+    recipe: ClassVar[str]
+
+    def __init__(self, model: Model, args: Any, public: Samples | None = None) -> None:
+        """`public` is the public split, where the recipe needs one. Raises UserError."""
+        super().__init__(model, args)
+        self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+        self.public = public
+        self.silo: Silo | None = None
+        self._data: object = None
+        self._down: Down | None = None
+        self._reply: Tree | None = None
+
+    def set_model_params(self, model_parameters: Any) -> None:
+        if self._shown is not None:
+            self._shown = OrderedDict(model_parameters)
+            return
+        self._down = model_parameters
+        if model_parameters.stop:
+            raise UserError(wire.STOPPED + model_parameters.stop)
+
+    def get_model_params(self) -> Up | OrderedDict[str, Tensor]:
+        if self._shown is not None:
+            return self._shown
+        assert self._down is not None, "FedML sets a model first"
+        return wire.up(self.id, self._down.exchange, self._reply)
+
+    def train(self, train_data: Any, device: torch.device, args: Any) -> None:
+        """Answers the Ask that came last. FedML's `update_dataset` left the data, poisoned if an attack says so."""
+        assert self._down is not None, "FedML sets a model first"
+        data = self.local_train_dataset or train_data
+        if self.silo is None or data is not self._data:
+            train = _samples(data, device)
+            if self.silo is None:
+                public = None if self.public is None else Samples(*(leaf.to(device) for leaf in self.public))
+                self.silo = Silo(self.terms, self.id, train, public)
+            self.silo.engine.clients.train = train
+            self._data = data
+        self._reply = self.silo.answer(self._down)
+
+    def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
+        """FedML's hook (local privacy noise) sees all that leaves the silo, but for n, steps and loss."""
+        if self._reply is None:
+            return
+        leaving = {key: self._reply[key] for key in ("params", "buffers", "upload")}
+        with self._showing(flatten(leaving)):
+            super().on_after_local_training(train_data, device, args)
+            assert self._shown is not None
+            self._reply = self._reply | unflatten(self._shown, leaving)
+
+
+class HostAggregator(_Hooked, ServerAggregator):
+    """The server: keeps the suspended round, and feeds it one stacked reply per exchange."""
+
+    recipe: ClassVar[str]
+
+    def __init__(
+        self,
+        model: Model,
+        args: Any,
+        test: Samples,
+        validation: Samples | None = None,
+        n_public: int = 0,
+        on_round: Callable[[Mapping[str, float]], None] | None = None,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`n_public`: samples of the silos' public split; `on_round` gets each new row, `on_start` is called when all
+        silos are there. Raises UserError.
+        """
+        super().__init__(model, args)
+        terms = _terms(type(self), args, model, n_public)
+        _refuse_protection(terms)
+        self.conversation = Conversation(terms, test, validation, n_public > 0, self._settle, on_round)
+        self.on_start = on_start
+
+    def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
+        if self._shown is not None:
+            return self._shown
+        self.on_start()  # FedML asks once, for the first message to all silos
+        return self.conversation.down
+
+    def set_model_params(self, model_parameters: Any) -> None:
+        """FedML gives back what `aggregate` returned, which is here already."""
+
+    def on_before_aggregation(self, raw_client_model_or_grad_list: list[tuple[float, Up]]) -> tuple[Any, list[int]]:
+        """Checks the uploads. FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos."""
+        uploads = {client: up for client, (_, up) in enumerate(raw_client_model_or_grad_list)}
+        replies = self.conversation.open(uploads)
+        clients = list(replies)
+        if not any(reply["params"] for reply in replies.values()):
+            return list(replies.items()), clients
+        models = [(float(reply["n"]), OrderedDict(reply["params"])) for reply in replies.values()]
+        with self._showing(self.conversation.server.params):
+            hooked, kept = super().on_before_aggregation(models)
+        if len(hooked) != len(kept):
+            raise UserError(
+                f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they are is unknown"
+            )
+        pairs = zip(kept, hooked, strict=True)
+        return (
+            [(clients[i], replies[clients[i]] | {"params": dict(model)}) for i, (_, model) in pairs],
+            [clients[i] for i in kept],
+        )
+
+    def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
+        """The next message: of this round, of the next one, or that the run is over."""
+        return self.conversation.feed(dict(raw_client_model_or_grad_list))
+
+    def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
+        """FedML's hook (central privacy noise, defences) acts on models; one in a message has been through it."""
+        if isinstance(aggregated_model_or_grad, Down):
+            return aggregated_model_or_grad
+        return super().on_after_aggregation(aggregated_model_or_grad)
+
+    def _settle(self, params: Params) -> Params:
+        model = OrderedDict(params)
+        hooked = self.on_after_aggregation(model)
+        return params if hooked is model else dict(hooked)
+
+    def test(self, test_data: Any, device: torch.device, args: Any) -> tuple[float, float, None, None]:
+        """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
+        rows = self.conversation.rows
+        return (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None) if rows else (0.0, 0.0, None, None)
+
+
+def _samples(data: Any, device: torch.device) -> Samples:
+    """FedML's batches as one tensor each; a single batch is not copied."""
+    xs, ys = zip(*data, strict=True)
+    x, y = (leaves[0] if len(leaves) == 1 else torch.cat(leaves) for leaves in (xs, ys))
+    return Samples(x.to(device), y.to(device))
+
+
+def _refuse_protection(terms: settings.Terms) -> None:
+    """UserError where FedML's protection could not do what it promises."""
+    defender = FedMLDefender.get_instance()
+    if defender.is_defense_on_aggregation():
+        raise UserError(
+            f"defense_args.defense_type = {defender.defense_type!r} replaces the average, which the recipe makes; "
+            "allowed: defences before or after aggregation"
+        )
+    early = [c.name for c in terms.algorithm.components if type(c).after_step is not Component.after_step]
+    if early and (
+        FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled() or defender.is_defense_after_aggregation()
+    ):
+        raise UserError(
+            f"recipe {terms.algorithm.name!r}: {early[0]} sends the new model within the round, before FedML's central "
+            "privacy noise or defence is added at its end; allowed: local privacy, defences before aggregation"
+        )

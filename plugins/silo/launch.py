@@ -1,0 +1,254 @@
+"""One process of a cross-silo run, or a rehearsal of all of them on this machine.
+
+    python -m plugins.silo.launch --role server --rank 0 --config pipelines/fedml_config.yaml
+    python -m plugins.silo.launch --role client --rank 1 --config pipelines/fedml_config.yaml
+    python -m plugins.silo.launch rehearse --recipe fednnnn --silos 3
+
+Errors are one line on stderr, and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, TextIO
+
+import torch
+
+from plugins.core.errors import UserError
+from plugins.silo import results, settings, shards, transport, wire
+
+if TYPE_CHECKING:
+    from plugins.silo.host import HostAggregator, HostTrainer, Model
+
+ROLES = ("server", "client")
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process, with everything checked that can be checked before FedML is imported."""
+
+    rank: int
+    config: Path
+    deployment: settings.Deployment
+    addresses: dict[int, str]
+    shard: shards.Shard
+
+    @property
+    def folder(self) -> Path:
+        """Where it writes."""
+        return Path(self.deployment.tracking_args.output_dir)
+
+    @property
+    def log(self) -> Path:
+        """FedML's log, and ours."""
+        return log_file(self.folder, self.rank)
+
+    @staticmethod
+    def of(role: str, rank: int, config: Path) -> Process:
+        """Reads and checks configuration, addresses, shard and port. Raises UserError; writes nothing."""
+        deployment = settings.read(config)
+        first, last = (0, 0) if role == "server" else (1, deployment.silos)
+        if not first <= rank <= last:
+            allowed = "0" if role == "server" else f"1 to {last} (train_args.client_num_in_total in {config})"
+            raise UserError(f"--rank {rank}: not a rank of role {role!r}; allowed: {allowed}")
+        addresses = transport.read_addresses(Path(deployment.comm_args.grpc_ipconfig_path), deployment.silos)
+        process = Process(
+            rank, config, deployment, addresses, shards.read(deployment.shard(rank), rank, deployment.silos)
+        )
+        network = deployment.network(process.input_shape, process.shard.n_classes)
+        settings.terms(deployment, deployment.train_args.recipe, network, process.shard.n_public)
+        transport.check_port(rank)
+        return process
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Of one sample."""
+        return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
+
+    def run(self, console: TextIO) -> None:
+        """Runs to the end; `console` gets a line per round. Raises UserError."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            logging.basicConfig(
+                filename=self.log, filemode="w", level=logging.INFO, format="%(asctime)s %(message)s", force=True
+            )
+        except OSError as error:
+            raise UserError(
+                f"tracking_args.output_dir = {str(self.folder)!r} can't be written ({error.strerror}); choose another"
+            ) from None
+        torch.set_num_threads(self.deployment.device_args.threads)
+        limit = self.deployment.comm_args.deadline_s
+        if limit:
+            timer = threading.Timer(limit, self._give_up, (console, f"comm_args.deadline_s = {limit:g} s are over", ()))
+            timer.daemon = True
+            timer.start()
+        others = self.addresses if self.rank == 0 else {0: self.addresses[0]}
+        peers = {rank: host for rank, host in others.items() if rank != self.rank}
+        # FedML prints; what it prints belongs in its log.
+        with self.log.open("a") as log, redirect_stdout(log):
+            if self.rank:
+                transport.wait_for_server(self.addresses, limit or 600)
+
+            def lost(rank: int) -> None:
+                self._give_up(
+                    console, f"{transport.name(rank)} is gone; its port closed before the run was over", peers
+                )
+
+            with transport.Watch(peers, lost) as watch:
+                try:
+                    self._fedml(console, watch)
+                except UserError as error:
+                    self._tell(peers, str(error))
+                    raise
+                except Exception as error:
+                    LOG.exception("FedML failed")
+                    reason = self._explained(error, peers)
+                    self._tell(peers, reason)
+                    raise UserError(f"{reason}; see {self.log}") from error
+
+    def _fedml(self, console: TextIO, watch: transport.Watch) -> None:
+        """What a FedML user's main.py does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of FedML's imports
+            import fedml
+            from fedml.arguments import Arguments
+
+        from plugins.silo.host import Model, batches
+        from plugins.silo.pair import make_pair
+
+        role = "client" if self.rank else "server"
+        command = argparse.Namespace(
+            yaml_config_file=str(self.config), run_id="0", rank=self.rank, local_rank=0, node_rank=0, role=role,
+            run_device_id="0", using_mlops=False,
+        )  # fmt: skip
+        args = Arguments(command, training_type="cross_silo", comm_backend="GRPC")
+        args.worker_num = self.deployment.silos
+        with transport.no_phoning_home():
+            # Without FedML's own logging set-up, which turns every print of the process into a log record.
+            args = fedml.init(args, check_env=False, should_init_logs=False)
+
+        deployment, parts = self.deployment, self.shard.parts
+        trainer_class, aggregator_class = make_pair(deployment.train_args.recipe)
+        model, k = Model(deployment.network(self.input_shape, self.shard.n_classes)), self.rank - 1
+        if self.rank:
+            watch.expect()  # it was waited for
+            n = len(parts["train"].y)
+            dataset = (n, 0, None, None, {k: n}, {k: batches(parts["train"])}, None, self.shard.n_classes)
+            trainer = trainer_class(model, args, parts.get("public"))
+            self._runner(args, dataset, model, trainer, None)
+            return
+
+        def on_round(row: Mapping[str, float]) -> None:
+            console.write(
+                f"round {row['round']:.0f} of {deployment.train_args.rounds}: test accuracy "
+                f"{row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}, {row['seconds']:.1f} s\n"
+            )
+            console.flush()
+            results.write_rounds(self.folder / results.ROUNDS, aggregator.conversation.rows)
+            if row["round"] == deployment.train_args.rounds:
+                watch.stop()
+
+        dataset = (0, 0, None, None, {}, {}, None, self.shard.n_classes)
+        aggregator = aggregator_class(
+            model, args, parts["test"], parts.get("validation"), self.shard.n_public, on_round, watch.expect
+        )
+        self._runner(args, dataset, model, None, aggregator)
+        outcome = aggregator.conversation.outcome
+        if outcome is None:
+            raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over; see {self.log}")
+        digest = results.write_model(self.folder / results.MODEL, outcome)
+        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
+
+    def _runner(
+        self,
+        args: object,
+        dataset: object,
+        model: Model,
+        trainer: HostTrainer | None,
+        aggregator: HostAggregator | None,
+    ) -> None:
+        from fedml import FedMLRunner
+
+        # Once more: importing FedML takes long enough for somebody else to come.
+        transport.check_port(self.rank)
+        # The constructor runs everything; `.run()` would only leave a file in the home folder.
+        FedMLRunner(args, torch.device("cpu"), dataset, model, trainer, aggregator)
+
+    @staticmethod
+    def _explained(error: Exception, peers: transport.Addresses) -> str:
+        """One line on an error from within FedML; most often, it could not send a message."""
+        gone = [transport.name(rank) for rank, host in peers.items() if not transport.listens(host, rank)]
+        return f"{', '.join(gone)} is gone" if gone else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+    def _tell(self, peers: transport.Addresses, reason: str) -> None:
+        """Whoever waits for this process is told that it can't go on."""
+        if reason.startswith(wire.STOPPED):
+            return
+        content: object = wire.failure(self.rank - 1, reason) if self.rank else wire.stop(reason)
+        for receiver in peers:
+            transport.tell(self.addresses, self.rank, receiver, content)
+
+    def _give_up(self, console: TextIO, reason: str, peers: transport.Addresses | tuple[()]) -> None:
+        """Ends the process from a thread; its main thread waits within FedML for ever."""
+        if self.rank == 0 and peers:
+            self._tell(peers, reason)
+        LOG.error("error: %s", reason)
+        logging.shutdown()
+        console.flush()
+        sys.stderr.write(f"error: {reason}\n")
+        sys.stderr.flush()
+        os._exit(2)
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """The log of a process."""
+    return folder / f"fedml-{rank}.log"
+
+
+def leave(code: int) -> NoReturn:
+    """Ends the process at once; threads that FedML and gRPC left would keep it."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run(role: str, rank: int, config: Path) -> int:
+    """Runs one process; the exit code. Errors are one line on stderr and in the log."""
+    try:
+        Process.of(role, rank, config).run(sys.stdout)
+    except UserError as error:
+        LOG.error("error: %s", error)
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments[:1] == ["rehearse"]:
+        from plugins.silo import rehearse
+
+        return rehearse.main(arguments[1:])
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--role", choices=ROLES, required=True)
+    parser.add_argument("--rank", type=int, required=True, help="0 for the server, 1.. for the silos")
+    parser.add_argument("--config", type=Path, required=True, help="fedml_config.yaml")
+    options = parser.parse_args(arguments)
+    return run(options.role, options.rank, options.config)
+
+
+if __name__ == "__main__":
+    leave(main())

@@ -1,0 +1,253 @@
+"""The YAML file of a deployment: FedML's own keys in FedML's own sections, and a few of ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from plugins import models, recipes
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Setting
+from plugins.core.errors import UserError, nearest
+from plugins.core.task import Network, Task
+from plugins.engines.clients import LocalTraining
+
+
+class Section(BaseModel):
+    """A section of the file; keys that it does not have are errors, so that no typing mistake passes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class CommonArgs(Section):
+    training_type: Literal["cross_silo"] = "cross_silo"
+    scenario: Literal["horizontal"] = "horizontal"
+    using_mlops: Literal[False] = False
+    random_seed: int = Field(default=0, ge=0)
+
+
+class DataArgs(Section):
+    dataset: str = "digits"
+    data_cache_dir: str = "data/raw"
+    partition_method: str = "dirichlet"  # of a rehearsal; a deployed silo has its shard
+    partition_alpha: float = Field(default=0.5, gt=0)
+    shard: str = "deploy/shards/{rank}.safetensors"  # ours: {rank} is 0 for the server, 1.. for the silos
+
+
+class ModelArgs(Section):
+    model: str = "mlp"
+    model_options: dict[str, int | bool] = {}  # ours
+
+
+class TrainArgs(Section):
+    federated_optimizer: Literal["FedAvg"] = "FedAvg"  # what FedML runs; what we run is `recipe`
+    recipe: str = "fedavg"  # ours
+    settings: dict[str, dict[str, bool | int | float | str]] = {}  # ours: method -> hyper-parameter -> value
+    rounds: int = Field(default=2, ge=1)  # ours; FedML's comm_round is computed from it
+    cohort: int = Field(default=0, ge=0)  # ours: silos per round, 0 for all
+    client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
+    client_num_in_total: int = Field(default=3, ge=1)
+    client_num_per_round: int = Field(default=3, ge=1)
+    epochs: int = Field(default=1, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    client_optimizer: str = "sgd"
+    learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+
+
+class ValidationArgs(Section):
+    frequency_of_the_test: Literal[1] = 1
+
+
+class DeviceArgs(Section):
+    using_gpu: Literal[False] = False
+    threads: int = Field(default=1, ge=1)  # ours: of torch; sums depend on it
+
+
+class CommArgs(Section):
+    backend: Literal["GRPC"] = "GRPC"
+    grpc_ipconfig_path: str = "deploy/ip.csv"
+    deadline_s: float = Field(default=0.0, ge=0)  # ours: seconds after which a process gives up, 0 for never
+
+
+class TrackingArgs(Section):
+    enable_wandb: Literal[False] = False
+    output_dir: str = "deploy/run"  # ours
+
+
+class Deployment(BaseModel):
+    """The whole file. Sections of FedML's own for attacks, defences and privacy pass as they are."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    common_args: CommonArgs = CommonArgs()
+    data_args: DataArgs = DataArgs()
+    model_args: ModelArgs = ModelArgs()
+    train_args: TrainArgs = TrainArgs()
+    validation_args: ValidationArgs = ValidationArgs()
+    device_args: DeviceArgs = DeviceArgs()
+    comm_args: CommArgs = CommArgs()
+    tracking_args: TrackingArgs = TrackingArgs()
+    attack_args: dict[str, Any] = {}
+    defense_args: dict[str, Any] = {}
+    dp_args: dict[str, Any] = {}
+
+    @property
+    def silos(self) -> int:
+        """N."""
+        return self.train_args.client_num_in_total
+
+    def network(self, input_shape: tuple[int, ...], n_classes: int) -> Network:
+        """The network that the file describes, for samples of this shape."""
+        return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options)
+
+    def shard(self, rank: int) -> Path:
+        """The data file of a process."""
+        return Path(self.data_args.shard.replace("{rank}", str(rank)))
+
+    def yaml(self) -> str:
+        """The file's text."""
+        return yaml.safe_dump(self.model_dump(), sort_keys=False)
+
+
+SECTIONS = {name: field.annotation for name, field in Deployment.model_fields.items() if name[-5:] == "_args"}
+# Keys of FedML that can't be honoured, and why.
+REFUSED = {
+    "comm_round": "it is computed from train_args.rounds, because a round may take several exchanges; leave it out",
+    "enable_fhe": "FedML 0.8.30 never switches its homomorphic encryption on; leave it out",
+    "enable_contribution": "its assessment repeats FedAvg's average, which is not what the recipe does; leave it out",
+}
+
+
+def read(path: Path) -> Deployment:
+    """The deployment that a file describes. UserError, naming file, key, value and what is allowed."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error}); --config needs a YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+    return check(content, str(path))
+
+
+def check(content: object, where: str) -> Deployment:
+    """The deployment of a nested mapping; `where` begins every message."""
+    if not isinstance(content, dict):
+        raise UserError(f"{where}: holds no sections; allowed: {', '.join(SECTIONS)}")
+    for section, values in content.items():
+        for key in values if isinstance(values, dict) else ():
+            if key in REFUSED:
+                raise UserError(f"{where}: {section}.{key} = {values[key]!r} is refused: {REFUSED[key]}")
+    try:
+        deployment = Deployment.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{where}: {_first(error)}") from None
+    train = deployment.train_args
+    if train.client_num_per_round != train.client_num_in_total:
+        raise UserError(
+            f"{where}: train_args.client_num_per_round = {train.client_num_per_round} must equal client_num_in_total = "
+            f"{train.client_num_in_total}: every silo is connected; train_args.cohort says how many train in a round"
+        )
+    if train.cohort > train.client_num_in_total:
+        raise UserError(
+            f"{where}: train_args.cohort = {train.cohort}; allowed: 0 (all) to {train.client_num_in_total} silos"
+        )
+    if "{rank}" not in deployment.data_args.shard:
+        raise UserError(f"{where}: data_args.shard = {deployment.data_args.shard!r} must contain {{rank}}")
+    try:
+        recipes.check_settings(train.recipe, train.settings)
+        models.check(deployment.model_args.model, deployment.model_args.model_options)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+    return deployment
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, in words."""
+    found = error.errors(include_url=False)[0]
+    *sections, key = found["loc"]
+    name = ".".join(str(part) for part in found["loc"])
+    if found["type"] == "extra_forbidden":
+        kind = cast("type[BaseModel]", SECTIONS[str(sections[0])]) if sections else Deployment
+        allowed = list(kind.model_fields)
+        return f"unknown key {name!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
+    value = found["input"]
+    return f"{name} = {value!r} is refused: {found['msg'][0].lower()}{found['msg'][1:]}"
+
+
+def from_args(args: object) -> Deployment:
+    """The deployment that FedML flattened into the attributes of `args`."""
+    content = {
+        section: {key: getattr(args, key) for key in kind.model_fields if hasattr(args, key)}
+        for section, kind in SECTIONS.items()
+        if isinstance(kind, type) and issubclass(kind, Section)
+    }
+    # FedML overwrites these two: the ids that it made up, and the name of its default.
+    content["train_args"]["client_id_list"] = "[]"
+    refused = [key for key in REFUSED if key != "comm_round" and getattr(args, key, None)]
+    if refused:
+        raise UserError(f"{refused[0]} = {getattr(args, refused[0])!r} is refused: {REFUSED[refused[0]]}")
+    return check(content, "args")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What server and silos have to agree on."""
+
+    algorithm: Algorithm
+    task: Task
+    local: LocalTraining
+    seed: int
+    rounds: int
+    cohort: int  # M
+    silos: int  # N
+    fingerprint: str
+
+    @property
+    def network(self) -> Network:
+        return self.task.network
+
+    @property
+    def comm_round(self) -> int:
+        """The exchanges of a whole run: what FedML calls rounds."""
+        asks = self.algorithm.exchanges(self.cohort)
+        everybody = self.algorithm.exchanges(self.silos)
+        return everybody.begin + self.rounds * asks.round + everybody.finish
+
+
+def local_training(train: TrainArgs) -> LocalTraining:
+    """How a silo trains in one round."""
+    return LocalTraining(
+        train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay
+    )
+
+
+def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) -> Terms:
+    """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
+    train = deployment.train_args
+    local = local_training(train)
+    cohort = train.cohort or deployment.silos
+    setting = Setting(
+        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, n_public
+    )  # fmt: skip
+    algorithm = recipes.build(recipe, train.settings, setting)
+    agreed: Mapping[str, object] = {
+        "algorithm": repr(algorithm),
+        "model": deployment.model_args.model_dump(),
+        "train": train.model_dump(exclude={"recipe", "settings", "client_id_list"}),
+        "seed": deployment.common_args.random_seed,
+        "threads": deployment.device_args.threads,
+    }
+    fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
+    return Terms(
+        algorithm, Task(network, local.build()), local, deployment.common_args.random_seed, train.rounds, cohort,
+        deployment.silos, fingerprint,
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Each silo's own data file, and the server's: `python -m plugins.silo.shards --data ... --indices ... --out ...`."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+
+from plugins.core.component import Samples
+from plugins.core.errors import UserError
+from plugins.data import datasets
+from plugins.data.files import write_whole
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The data of one experiment, normalised."""
+
+    train: Samples
+    clients: Sequence[Ints]  # positions in `train`
+    test: Samples
+    validation: Samples | None
+    public: Samples | None
+    n_classes: int
+
+    @staticmethod
+    def cut(data: datasets.Dataset, clients: Sequence[Ints], validation: Ints, public: Ints) -> Parts:
+        """All arrays are indices into the training set; an empty one means that there is no such part."""
+        x, y = data.normalised("train"), data.train_y
+
+        def samples(indices: Ints) -> Samples | None:
+            return Samples(x[indices], y[indices]) if len(indices) else None
+
+        test = Samples(data.normalised("test"), data.test_y)
+        return Parts(Samples(x, y), clients, test, samples(validation), samples(public), len(data.classes))
+
+
+@dataclass(frozen=True, eq=False)
+class Shard:
+    """What one process has: rank 0 the server's test and validation data, rank k + 1 the samples of client k."""
+
+    rank: int
+    silos: int
+    n_classes: int
+    n_public: int
+    parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train, perhaps public
+
+
+def write(template: str, parts: Parts) -> None:
+    """Writes the files of all ranks; `template` contains {rank}. Without a public part none is written."""
+    for rank in range(len(parts.clients) + 1):
+        if rank == 0:
+            held = {"test": parts.test, "validation": parts.validation}
+        else:
+            index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
+            held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
+        present = {key: samples for key, samples in held.items() if samples is not None}
+        n_public = 0 if parts.public is None else len(parts.public.y)
+        shard = Shard(rank, len(parts.clients), parts.n_classes, n_public, present)
+        tensors = _tensors(shard)
+        metadata = {"shard": json.dumps(_head(shard)), "checksum": _checksum(shard)}
+        write_whole(Path(template.replace("{rank}", str(rank))), safetensors.torch.save(tensors, metadata))
+
+
+def read(path: Path, rank: int, silos: int) -> Shard:
+    """The file of a process. UserError if it is missing, damaged, or another process's."""
+    if not path.is_file():
+        raise UserError(f"{path}: there is no such file; data_args.shard names the data file of rank {rank}")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            metadata = file.metadata()
+            head = json.loads(metadata["shard"])
+            parts = {key: Samples(file.get_tensor(f"{key}/x"), file.get_tensor(f"{key}/y")) for key in head["parts"]}
+        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), int(head["n_public"]), parts)
+        whole = _checksum(shard) == metadata["checksum"]
+    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: damaged, or not a shard ({reason}); write the shards again") from None
+    if not whole:
+        raise UserError(f"{path}: damaged (its content doesn't match its checksum); write the shards again")
+    if (shard.rank, shard.silos) != (rank, silos):
+        raise UserError(
+            f"{path}: is the shard of rank {shard.rank} of {shard.silos} silos; this is rank {rank} of {silos} silos"
+        )
+    return shard
+
+
+def _head(shard: Shard) -> dict[str, object]:
+    return {
+        "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes, "n_public": shard.n_public,
+        "parts": sorted(shard.parts),
+    }  # fmt: skip
+
+
+def _tensors(shard: Shard) -> dict[str, torch.Tensor]:
+    return {
+        f"{part}/{axis}": leaf.contiguous()
+        for part, samples in sorted(shard.parts.items())
+        for axis, leaf in (("x", samples.x), ("y", samples.y))
+    }
+
+
+def _checksum(shard: Shard) -> str:
+    digest = hashlib.sha256(json.dumps(_head(shard), sort_keys=True).encode())
+    for key, leaf in _tensors(shard).items():
+        digest.update(f"{key} {leaf.dtype} {list(leaf.shape)}".encode())
+        digest.update(leaf.numpy().data)
+    return digest.hexdigest()
+
+
+def read_indices(path: Path) -> tuple[list[Ints], Ints, Ints]:
+    """(clients, validation, public) of the partition stage's indices.json. Raises UserError."""
+    try:
+        found = json.loads(path.read_text())
+        clients = [np.asarray(part, dtype=np.int64) for part in found["clients"]]
+        validation, public = (np.asarray(found[key], dtype=np.int64) for key in ("validation", "public"))
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
+        raise UserError(f"{path}: not a readable partition ({reason}); the partition stage writes it") from None
+    return clients, validation, public
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo.shards", description=__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="data/<data set>.safetensors")
+    parser.add_argument("--indices", type=Path, required=True, help="partitions/<scenario>-<seed>/indices.json")
+    parser.add_argument("--out", type=Path, required=True, help="folder for <rank>.safetensors; 0 is the server's")
+    parser.add_argument("--public", action="store_true", help="give every silo the public split (FNR-FL needs it)")
+    options = parser.parse_args(arguments)
+    try:
+        clients, validation, public = read_indices(options.indices)
+        parts = Parts.cut(datasets.read(options.data), clients, validation, public if options.public else public[:0])
+        write(str(options.out / "{rank}.safetensors"), parts)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    sys.stdout.write(f"{len(clients)} shards and the server's file are in {options.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

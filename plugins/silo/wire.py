@@ -1,0 +1,109 @@
+"""What travels between server and silos, and the check of what comes back.
+
+FedML 0.8.30 looks at the type of a message's content, which is written down here and nowhere else:
+- Down, to the silos: never a plain `dict`; FedML would send one of its values to each silo. A `Down` is a NamedTuple.
+- Up, to the server: always a plain `dict`; FedML would call `.to(device)` on the values of anything else.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from plugins.core.component import Ask
+from plugins.core.errors import NonFiniteError, UserError
+from plugins.core.trees import Params, Tree, flatten, tree_map, unflatten
+
+Up = dict[str, Any]
+# What a silo's reply is made of; `upload` is by component, n, steps and loss are 0-d.
+PARTS = ("params", "buffers", "upload", "n", "steps", "loss")
+STOPPED = "the server stopped the run: "  # begins what a silo says that was told to stop
+KEYS = {"client", "exchange", "leaves", "error"}
+
+
+class Down(NamedTuple):
+    """Server to silos, the same to all of them."""
+
+    exchange: int  # counts the Asks of a run from 0
+    round: int  # 0 before the first
+    ask: Ask | None  # None: nothing is left to do
+    terms: str  # fingerprint of the server's configuration
+    stop: str = ""  # why the run is given up
+
+
+def down(exchange: int, round_: int, ask: Ask | None, terms: str) -> Down:
+    """A message to the silos."""
+    if ask is not None:
+        trees = (tree_map(_compact, tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each))
+        ask = Ask(ask.job, ask.to, *trees)
+    return Down(exchange, round_, ask, terms)
+
+
+def stop(reason: str) -> Down:
+    """The server's last message to the silos of a run that it gives up."""
+    return Down(-1, 0, None, "", reason)
+
+
+def up(client: int, exchange: int, row: Tree | None) -> Up:
+    """A silo's answer; `row` has the keys of PARTS and is None where the Ask was not to this silo."""
+    leaves = {} if row is None else {key: _compact(leaf) for key, leaf in flatten(row).items()}
+    return {"client": client, "exchange": exchange, "leaves": leaves, "error": ""}
+
+
+def failure(client: int, error: str) -> Up:
+    """A silo's last message: it can't go on, and why."""
+    return {"client": client, "exchange": -1, "leaves": {}, "error": error}
+
+
+def opened(message: object, client: int, sent: Down, schema: Tree) -> Tree | None:
+    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None where it was not asked.
+
+    Raises UserError, naming the silo, for anything that is not an answer to `sent`: a missing or an unknown tensor,
+    a wrong shape or dtype, a number that is not finite.
+    """
+    where = f"round {sent.round}, silo {client} (rank {client + 1})"
+    if type(message) is not dict or message.keys() != KEYS:
+        raise UserError(f"{where}: upload is not one of this protocol; all silos must run this release")
+    if message["error"]:
+        raise UserError(f"{where}: {message['error']}")
+    if message["client"] != client or message["exchange"] != sent.exchange:
+        raise UserError(
+            f"{where}: upload says client {message['client']}, exchange {message['exchange']}; "
+            f"expected client {client}, exchange {sent.exchange}"
+        )
+    leaves: Params = message["leaves"]
+    if sent.ask is None or client not in sent.ask.to:
+        if leaves:
+            raise UserError(f"{where}: upload has {len(leaves)} tensors, but this silo was not asked")
+        return None
+    where = f"{where}, job {sent.ask.job!r}"
+    expected = flatten(schema)
+    for key in (*expected, *leaves):
+        if key not in leaves:
+            raise UserError(f"{where}: upload lacks {key!r}; expected {_form(expected[key])}")
+        if key not in expected:
+            raise UserError(f"{where}: upload has {key!r}, which the server did not ask for")
+        leaf = leaves[key]
+        if not isinstance(leaf, Tensor) or _form(leaf) != _form(expected[key]):
+            found = _form(leaf) if isinstance(leaf, Tensor) else type(leaf).__name__
+            raise UserError(f"{where}: upload's {key!r} is {found}; expected {_form(expected[key])}")
+        if not torch.isfinite(leaf).all():
+            raise NonFiniteError(
+                f"{where}: upload's {key!r} is not finite; lower the learning rate or the method's coefficients"
+            )
+    if leaves["n"] < 1:
+        raise UserError(f"{where}: upload counts n = {int(leaves['n'])} samples; at least 1")
+    return unflatten(leaves, schema)
+
+
+def _form(leaf: Tensor) -> str:
+    return f"{str(leaf.dtype).removeprefix('torch.')} {list(leaf.shape)}"
+
+
+def _compact(leaf: Tensor) -> Tensor:
+    """The same values and strides; pickling a view would send all of what it looks into."""
+    tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
+    return leaf if tight else leaf.clone()

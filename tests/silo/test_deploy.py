@@ -1,0 +1,65 @@
+"""The deploy stage: what it hands to the rehearsal, and that other weights fail it. Rehearsals have their own tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pipelines import stage
+from plugins.silo import rehearse
+
+PARAMS = Path(__file__).parents[2] / "params.yaml"
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A folder in which the stages before this one have run; the recipe needs the public split."""
+    monkeypatch.chdir(tmp_path)
+    content = yaml.safe_load(PARAMS.read_text())
+    content["data"] |= {"name": "digits", "public": 50}
+    content["scenarios"] = {"skewed": {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}}
+    content["scenario_names"] = ["skewed"]
+    content["deploy"] = {"recipe": "fnr", "scenario": "skewed", "seed": 1, "silos": 3, "rounds": 1}
+    Path("params.yaml").write_text(yaml.safe_dump(content))
+    assert stage.run(["prepare"]) == 0
+    assert stage.run(["partition", "--scenario", "skewed", "--seed", "1"]) == 0
+    return content
+
+
+@pytest.mark.parametrize("silos", [3, 5])
+def test_equal_weights(prepared, monkeypatch, silos):
+    """As many silos as the scenario has clients take its partition; otherwise one like it is made."""
+    prepared["deploy"]["silos"] = silos
+    Path("params.yaml").write_text(yaml.safe_dump(prepared))
+    seen = []
+
+    def simulated(deployment, parts, folder):
+        seen.append((deployment, parts))
+        return rehearse.simulate(deployment, parts)
+
+    monkeypatch.setattr(rehearse, "rehearse", simulated)
+    assert stage.run(["deploy"]) == 0
+    ((deployment, parts),) = seen
+    indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
+    assert len(parts.clients) == silos == deployment.silos
+    assert sorted(i for part in parts.clients for i in part.tolist()) == sorted(
+        i for part in indices["clients"] for i in part
+    )
+    assert ([part.tolist() for part in parts.clients] == indices["clients"]) is (silos == 5)
+    assert len(parts.public.y) == 50
+    assert deployment.train_args.cohort == 2
+    record = json.loads(Path("deploy/result.json").read_text())
+    assert record["deployed_sha256"] == record["simulated_sha256"]
+    assert record["recipe"] == "fnr"
+
+
+def test_other_weights(prepared, monkeypatch, capsys):
+    monkeypatch.setattr(rehearse, "rehearse", lambda *_: "0" * 64)
+    assert stage.run(["deploy"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and ")
+    assert said.count("\n") == 1
+    assert not Path("deploy/result.json").exists()

@@ -1,0 +1,179 @@
+"""Configuration, shards, addresses and ports: what is wrong is said in one line, before anything starts."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from plugins.silo import launch, rehearse, settings, shards, transport
+from tests.silo import world
+
+CONFIG = Path(__file__).parents[2] / "pipelines" / "fedml_config.yaml"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with everything that `launch` needs."""
+    monkeypatch.chdir(tmp_path)
+    shards.write("deploy/shards/{rank}.safetensors", world.parts())
+    transport.write_addresses(Path("deploy/ip.csv"), dict.fromkeys(range(4), "127.0.0.1"))
+    content = yaml.safe_load(CONFIG.read_text())
+    Path("config.yaml").write_text(yaml.safe_dump(content))
+    return tmp_path
+
+
+def changed(section: str, **values: object) -> None:
+    content = yaml.safe_load(Path("config.yaml").read_text())
+    content.setdefault(section, {}).update(values)
+    Path("config.yaml").write_text(yaml.safe_dump(content))
+
+
+def failing(capsys, *arguments: str) -> str:
+    """The one line on stderr of a command line that ends with 2 and writes nothing."""
+    before = sorted(Path().rglob("*"))
+    assert launch.main(list(arguments)) == 2
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+    assert sorted(Path().rglob("*")) == before
+    return found.err
+
+
+SERVER = ("--role", "server", "--rank", "0", "--config", "config.yaml")
+SILO = ("--role", "client", "--rank", "2", "--config", "config.yaml")
+
+
+def test_the_shipped_file_is_the_default_and_fedml_reads_it():
+    deployment = settings.read(CONFIG)
+    assert settings.check(yaml.safe_load(deployment.yaml()), "") == deployment
+    default = settings.Deployment()
+    assert deployment.model_copy(update={"train_args": default.train_args}) == default
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("train_args", {"epoch": 1}, "config.yaml: unknown key 'train_args.epoch' (did you mean 'epochs'?); allowed: "),
+        ("train_arg", {"epochs": 1}, "config.yaml: unknown key 'train_arg' (did you mean 'train_args'?)"),
+        ("train_args", {"recipe": "fednnn"}, "recipe 'fednnn': method 'fednnn' is unknown (did you mean 'fednnnn'?)"),
+        ("train_args", {"settings": {"fednnnn": {"bet": 1.0}}}, "fednnnn has no hyper-parameter 'bet'"),
+        ("train_args", {"epochs": 0}, "train_args.epochs = 0 is refused: input should be greater than or equal to 1"),
+        ("train_args", {"learning_rate": float("nan")}, "train_args.learning_rate = nan is refused"),
+        ("train_args", {"learning_rate": "fast"}, "train_args.learning_rate = 'fast' is refused"),
+        ("train_args", {"client_optimizer": "sdg"}, "optimizer 'sdg' is unknown (did you mean 'sgd'?)"),
+        (
+            "train_args",
+            {"comm_round": 3},
+            "train_args.comm_round = 3 is refused: it is computed from train_args.rounds",
+        ),
+        ("train_args", {"federated_optimizer": "SCAFFOLD"}, "train_args.federated_optimizer = 'SCAFFOLD' is refused"),
+        ("train_args", {"client_id_list": "[1, 2, 3]"}, "train_args.client_id_list = '[1, 2, 3]' is refused"),
+        ("train_args", {"client_num_per_round": 2}, "client_num_per_round = 2 must equal client_num_in_total = 3"),
+        ("train_args", {"cohort": 4}, "train_args.cohort = 4; allowed: 0 (all) to 3 silos"),
+        ("model_args", {"model": "mpl"}, "model 'mpl' is unknown (did you mean 'mlp'?)"),
+        ("data_args", {"shard": "x.safetensors"}, "data_args.shard = 'x.safetensors' must contain {rank}"),
+        ("comm_args", {"backend": "MQTT_S3"}, "comm_args.backend = 'MQTT_S3' is refused"),
+        ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = True is refused"),
+    ],
+)
+def test_bad_configuration(folder, capsys, section, values, message):
+    changed(section, **values)
+    assert message in failing(capsys, *SERVER)
+
+
+def test_missing_and_broken_configuration(folder, capsys):
+    assert "nowhere.yaml: can't be read (No such file or directory)" in failing(
+        capsys, "--role", "server", "--rank", "0", "--config", "nowhere.yaml"
+    )
+    Path("config.yaml").write_text("a: [")
+    assert "config.yaml: is not YAML" in failing(capsys, *SERVER)
+    Path("config.yaml").write_text("- a")
+    assert "config.yaml: holds no sections; allowed: common_args" in failing(capsys, *SERVER)
+
+
+@pytest.mark.parametrize(
+    ("role", "rank", "allowed"), [("server", 1, "0"), ("client", 0, "1 to 3"), ("client", 4, "1 to 3")]
+)
+def test_rank_out_of_range(folder, capsys, role, rank, allowed):
+    said = failing(capsys, "--role", role, "--rank", str(rank), "--config", "config.yaml")
+    assert f"--rank {rank}: not a rank of role {role!r}; allowed: {allowed}" in said
+
+
+def test_shards_are_checked(folder, capsys):
+    path = Path("deploy/shards/2.safetensors")
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(capsys, *SILO)
+    path.write_bytes(whole[:100])
+    assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
+    path.write_bytes(Path("deploy/shards/3.safetensors").read_bytes())
+    assert "is the shard of rank 3 of 3 silos; this is rank 2 of 3 silos" in failing(capsys, *SILO)
+    path.unlink()
+    assert "2.safetensors: there is no such file; data_args.shard names" in failing(capsys, *SILO)
+
+
+def test_a_silo_needs_its_own_shard_only(folder):
+    for other in (0, 1, 3):
+        Path(f"deploy/shards/{other}.safetensors").unlink()
+    shard = launch.Process.of("client", 2, Path("config.yaml")).shard
+    data = world.parts()
+    assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
+    assert shard.parts.keys() == {"train", "public"}
+
+
+def test_a_recipe_without_the_public_split_that_it_needs(folder, capsys):
+    changed("train_args", recipe="fnr")
+    shards.write("deploy/shards/{rank}.safetensors", world.parts(public=False))
+    assert "fnr: needs a public split" in failing(capsys, *SERVER)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ("eid,rank,grpc_server_ip\n", "first line 'eid,rank,grpc_server_ip'; FedML wants exactly 'receiver_id,ip'"),
+        ("receiver_id,ip\n0,127.0.0.1\n1,a\n", "no address for rank 2, 3; ranks 0 (server) to 3 need one"),
+        ("receiver_id,ip\n0,127.0.0.1\nx,a\n", "every line after the first must be a rank and an address"),
+        (None, "ip.csv: can't be read"),
+    ],
+)
+def test_addresses_are_checked(folder, capsys, table, message):
+    path = Path("deploy/ip.csv")
+    path.write_text(table) if table is not None else path.unlink()
+    assert message in failing(capsys, *SERVER)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
+@pytest.mark.parametrize("share", [False, True])
+def test_a_taken_port_is_named(folder, capsys, host, share):
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if share:  # as gRPC does it
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        other.bind((host, 8892))
+        other.listen()
+        assert "port 8892 of silo 1 (rank 2) can't be used (Address already in use)" in failing(capsys, *SILO)
+        Path("x").mkdir()
+        assert rehearse.main(["--config", "config.yaml", "--silos", "3", "--out", "x/y"]) == 2
+        assert "port 8892" in capsys.readouterr().err
+        assert not Path("x/y").exists()
+
+
+def test_rehearsal_refuses_what_it_can_not_start(folder, capsys):
+    for arguments, message in (
+        (("--recipe", "fnrr"), "method 'fnrr' is unknown (did you mean 'fnr'?)"),
+        (("--silos", "0"), "train_args.client_num_in_total = 0 is refused"),
+        (("--silos", "5000"), "clients=5000 is refused"),
+    ):
+        assert message in failing(capsys, "rehearse", "--config", "config.yaml", *arguments)
+
+
+def test_shards_command_line(folder, capsys):
+    assert shards.main(["--data", "none", "--indices", "none.json", "--out", "x"]) == 2
+    assert capsys.readouterr().err == (
+        "error: none.json: not a readable partition (No such file or directory); the partition stage writes it\n"
+    )

@@ -1,0 +1,182 @@
+"""A FedML pair, driven in one process message by message, ends with the weights of the simulation, bit for bit."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import pytest
+import torch
+
+from plugins.core.errors import UserError
+from tests.recipe_table import RECIPES
+from tests.silo import world
+
+DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def unprotected(monkeypatch):
+    """FedML's protection is global; every test begins without."""
+    importlib.import_module("plugins.silo.host")  # imports fedml without its warnings
+    from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+    from fedml.core.security.fedml_attacker import FedMLAttacker
+    from fedml.core.security.fedml_defender import FedMLDefender
+
+    monkeypatch.setattr(FedMLDifferentialPrivacy, "_dp_instance", None)
+    monkeypatch.setattr(FedMLAttacker, "_attacker_instance", None)
+    monkeypatch.setattr(FedMLDefender, "_defender_instance", None)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
+@pytest.mark.parametrize(("recipe", "settings"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
+def test_pair_equals_simulation(recipe, settings, batch_norm):
+    expected = world.simulated(recipe, settings, batch_norm)
+    found = world.run(*world.pair(recipe, settings, batch_norm))
+    assert world.digest(found) == world.digest(expected)
+    for ours, theirs in zip(found.rows, expected.rows, strict=True):
+        for key in theirs.keys() - {"seconds"}:
+            assert ours[key] == theirs[key] or math.isnan(theirs[key]), (key, ours[key], theirs[key])
+
+
+@pytest.mark.parametrize(("recipe", "settings"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
+def test_pair_equals_simulation_when_some_silos_rest(recipe, settings):
+    expected = world.simulated(recipe, settings, False, cohort=2)
+    assert world.digest(world.run(*world.pair(recipe, settings, cohort=2))) == world.digest(expected)
+
+
+@pytest.mark.parametrize(
+    ("package", "prefix", "recipe"),
+    [("fnr", "FNR", "fnr"), ("fednnnn", "FedNNNN", "fednnnn"), ("ccn", "CCN", "ccn"), ("fednlr", "FedNLR", "fednlr"),
+     ("rfedavg", "RFedAvg", "rfedavg"), ("rfedavg", "RFedAvgPlus", "rfedavg_plus")],
+)  # fmt: skip
+def test_visible_pairs(package, prefix, recipe):
+    """Each paper's classes set `recipe` and a docstring, and nothing else."""
+    from fedml.core import ClientTrainer, ServerAggregator
+
+    module = importlib.import_module(f"plugins.{package}")
+    for kind, base in (("Trainer", ClientTrainer), ("Aggregator", ServerAggregator)):
+        found = getattr(module, prefix + kind)
+        assert issubclass(found, base)
+        assert found.recipe == recipe
+        assert {name for name in vars(found) if not name.startswith("__")} <= {"recipe", "_abc_impl"}
+        assert found.__doc__
+    with pytest.raises(AttributeError, match="Nothing"):
+        _ = module.Nothing
+
+
+def test_a_pair_refuses_another_recipe():
+    from plugins.fnr import FNRAggregator
+    from plugins.silo.host import Model
+
+    data = world.parts()
+    with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
+        FNRAggregator(Model(world.network(False)), world.args("ccn", {}, False), data.test, None, 30)
+
+
+def test_make_pair_names_an_unknown_method():
+    from plugins.silo.pair import make_pair
+
+    with pytest.raises(UserError, match=r"method 'fednnn' is unknown \(did you mean 'fednnnn'\?\)"):
+        make_pair("fednnn")
+
+
+def test_a_silo_with_another_configuration_is_refused():
+    aggregator, trainers = world.pair("fedprox", {"fedprox": {"mu": 0.1}})
+    _, others = world.pair("fedprox", {"fedprox": {"mu": 0.2}})
+    with pytest.raises(UserError, match=r"silo 1 \(rank 2\): its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), [trainers[0], others[1]])
+
+
+def test_a_diverging_silo_is_named():
+    _, trainers = world.pair("fedavg", {})
+    aggregator, _ = world.pair("fedavg", {})
+    data = trainers[1].local_train_dataset
+    trainers[1].update_dataset([(x * float("inf"), y) for x, y in data], None, 33)
+    with pytest.raises(UserError, match="round 1, client 1: loss or update is not finite"):
+        world.uploads(aggregator.get_model_params(), trainers)
+
+
+# FedML's hooks ---------------------------------------------------------------------------------------------------
+
+
+def test_local_privacy_noise_covers_all_that_leaves_a_silo():
+    """scaffold uploads control variates beside the model; both are noised, n, steps and loss are not."""
+    _, plain = world.pair("scaffold", {}, batch_norm=True)
+    aggregator, noisy = world.pair("scaffold", {}, batch_norm=True, dp_solution_type="ldp", **DP)
+    message = aggregator.get_model_params()
+    torch.manual_seed(0)
+    (_, with_noise), *_ = world.uploads(message, noisy[:1])
+    from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+
+    FedMLDifferentialPrivacy.get_instance().is_enabled = False
+    (_, without), *_ = world.uploads(message, plain[:1])
+    for key, leaf in without["leaves"].items():
+        same = torch.equal(leaf, with_noise["leaves"][key])
+        assert same is (key in ("n", "steps", "loss")), key
+    aggregator.conversation.open({0: with_noise, 1: without | {"client": 1}, 2: without | {"client": 2}})
+
+
+def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_against():
+    _, trainers = world.pair("fedavg", {})
+    aggregator, _ = world.pair("fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP)
+    before = aggregator.conversation.server.params
+    kept, _ = aggregator.on_before_aggregation(world.uploads(aggregator.get_model_params(), trainers))
+    assert all(math.sqrt(sum(p.square().sum() for p in reply["params"].values())) <= 1.001 for _, reply in kept), (
+        "clipped"
+    )
+    message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
+    sent = aggregator.conversation.server.params
+    assert all(torch.equal(message.ask.params[key], sent[key]) for key in sent)
+    assert not any(torch.equal(before[key], sent[key]) for key in sent)
+    weights = torch.tensor(world.SIZES, dtype=torch.float64) / sum(world.SIZES)
+    average = {
+        key: sum(w.item() * reply["params"][key] for w, (_, reply) in zip(weights, kept, strict=True)) for key in sent
+    }
+    assert min((average[key] - sent[key]).abs().max().item() for key in sent) > 1e-3, "noised"
+
+
+def test_central_noise_is_refused_where_the_model_leaves_earlier():
+    with pytest.raises(UserError, match="rfedavg_plus sends the new model within the round"):
+        world.pair("rfedavg_plus", {}, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
+
+
+def test_a_defence_before_aggregation_can_drop_a_silo():
+    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="krum", byzantine_client_num=0,
+                                      krum_param_m=1)  # fmt: skip
+    ups = world.uploads(aggregator.get_model_params(), trainers)
+    from fedml.core.security.fedml_defender import FedMLDefender
+
+    defender = FedMLDefender.get_instance()
+    defender.defend_before_aggregation = lambda raw_client_grad_list, extra_auxiliary_info: raw_client_grad_list[::2]
+    defender.get_benign_client_idxs = lambda client_idxs: client_idxs[::2]
+    kept, indices = aggregator.on_before_aggregation(ups)
+    assert indices == [0, 2] == [client for client, _ in kept]
+    aggregator.aggregate(kept)
+    w = torch.tensor([17, 70], dtype=torch.float64) / 87
+    start = trainers[0]._down.ask.params
+    for key, leaf in aggregator.conversation.server.params.items():
+        rows = torch.stack([up["leaves"][f"params/{key}"] - start[key] for _, up in ups[::2]])
+        assert torch.allclose(leaf, start[key] + torch.tensordot(w.float(), rows, dims=1))
+
+
+def test_a_defence_that_replaces_the_average_is_refused():
+    with pytest.raises(UserError, match="replaces the average, which the recipe makes"):
+        world.pair("fedavg", {}, enable_defense=True, defense_type="wise_median")
+
+
+def test_a_poisoned_shard_is_what_is_trained_on():
+    aggregator, trainers = world.pair("fedavg", {})
+    message = aggregator.get_model_params()
+    (_, clean), *_ = world.uploads(message, trainers[:1])
+    x, y = trainers[0].local_train_dataset[0]
+    trainers[0].local_train_dataset = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
+    (_, poisoned), *_ = world.uploads(message, trainers[:1])
+    assert not torch.equal(clean["leaves"]["params/fc2.weight"], poisoned["leaves"]["params/fc2.weight"])
+
+
+def test_the_last_evaluation_is_fedmls_metric():
+    aggregator, trainers = world.pair("fedavg", {})
+    assert aggregator.test(None, torch.device("cpu"), None) == (0.0, 0.0, None, None)
+    outcome = world.run(aggregator, trainers)
+    assert aggregator.test(None, torch.device("cpu"), None)[0] == outcome.rows[-1]["test_accuracy"]

@@ -1,0 +1,36 @@
+"""Who only simulates never imports fedml; who asks for a pair does. Each in a fresh interpreter."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def _python(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
+def test_plugins_and_the_simulation_never_import_fedml():
+    _python(
+        """
+import sys
+import plugins, plugins.fnr, plugins.fednnnn, plugins.ccn, plugins.fednlr, plugins.rfedavg
+import plugins.recipes, plugins.engines.simulation
+import plugins.silo.conversation, plugins.silo.launch, plugins.silo.rehearse
+from tests.silo import world
+world.simulated("scaffold+fnr", {}, True)
+assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grpc", "mlflow")]
+"""
+    )
+
+
+def test_asking_for_a_pair_imports_fedml():
+    from plugins.fnr import FNRAggregator, FNRTrainer  # isort: skip, it imports fedml without its warnings
+    from fedml.core import ClientTrainer, ServerAggregator
+
+    assert issubclass(FNRTrainer, ClientTrainer)
+    assert issubclass(FNRAggregator, ServerAggregator)

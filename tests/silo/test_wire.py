@@ -1,0 +1,90 @@
+"""What travels, and that an upload which is not an answer is one clear error that names the silo."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from plugins.core.component import Ask
+from plugins.core.errors import UserError
+from plugins.silo import wire
+
+SCHEMA = {
+    "params": {"w": torch.zeros(2, 3)},
+    "buffers": {},
+    "upload": {"scaffold": {"dc": {"w": torch.zeros(2, 3)}}},
+    "n": torch.tensor(1),
+    "steps": torch.tensor(1.0),
+    "loss": torch.tensor(1.0),
+}
+SENT = wire.down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
+
+
+def upload(client: int = 2, **leaves: object) -> wire.Up:
+    """A good upload but for `leaves`; None drops one."""
+    good = wire.up(client, 4, SCHEMA)
+    good["leaves"] = {key: leaf for key, leaf in (good["leaves"] | leaves).items() if leaf is not None}
+    return good
+
+
+def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
+    found = wire.opened(pickle.loads(pickle.dumps(upload())), 2, SENT, SCHEMA)
+    assert found["upload"]["scaffold"]["dc"]["w"].shape == (2, 3)
+    assert found["buffers"] == {}
+    assert found["n"] == 1
+
+
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ({"params/w": torch.zeros(3, 2)}, r"upload's 'params/w' is float32 \[3, 2\]; expected float32 \[2, 3\]"),
+        ({"params/w": torch.zeros(1, 3)}, r"is float32 \[1, 3\]"),  # would broadcast
+        ({"params/w": torch.zeros(2, 3).double()}, r"is float64 \[2, 3\]; expected float32"),
+        ({"params/w": [[0.0] * 3] * 2}, r"is list; expected"),
+        ({"params/w": None}, r"upload lacks 'params/w'; expected float32 \[2, 3\]"),
+        ({"upload/scaffold/dc/w": None}, r"upload lacks 'upload/scaffold/dc/w'"),
+        ({"params/v": torch.zeros(2)}, r"upload has 'params/v', which the server did not ask for"),
+        ({"params/w": torch.full((2, 3), float("nan"))}, r"'params/w' is not finite"),
+        ({"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))}, r"'upload/scaffold/dc/w' is not finite"),
+        ({"n": torch.tensor(0)}, r"counts n = 0 samples"),
+    ],
+)
+def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
+    with pytest.raises(UserError, match=r"^round 2, silo 2 \(rank 3\), job 'train': .*" + message):
+        wire.opened(upload(**leaves), 2, SENT, SCHEMA)
+
+
+def test_wrong_envelopes():
+    with pytest.raises(UserError, match=r"silo 2 \(rank 3\): upload is not one of this protocol"):
+        wire.opened({"w": torch.zeros(2)}, 2, SENT, SCHEMA)
+    with pytest.raises(UserError, match="client 1, exchange 4; expected client 2, exchange 4"):
+        wire.opened(upload(client=1), 2, SENT, SCHEMA)
+    with pytest.raises(UserError, match="client 2, exchange 3; expected client 2, exchange 4"):
+        wire.opened(wire.up(2, 3, SCHEMA), 2, SENT, SCHEMA)
+    with pytest.raises(UserError, match=r"round 2, silo 2 .*: no disk"):
+        wire.opened(wire.failure(2, "no disk"), 2, SENT, SCHEMA)
+
+
+def test_a_silo_that_was_not_asked_sends_nothing():
+    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA) is None
+    with pytest.raises(UserError, match="this silo was not asked"):
+        wire.opened(upload(client=1), 1, SENT, SCHEMA)
+
+
+def test_what_fedml_looks_at():
+    """Down is no plain dict, or FedML would split it; up is one, or FedML would call `.to` on its values."""
+    assert type(SENT) is not dict
+    assert type(wire.stop("x")) is not dict
+    assert type(upload()) is dict
+    assert type(wire.failure(0, "x")) is dict
+
+
+def test_a_view_does_not_drag_its_storage_along():
+    big = torch.zeros(1000, 1000)
+    row = wire.up(0, 0, SCHEMA | {"params": {"w": big[0]}})
+    assert len(pickle.dumps(row)) < 20_000
+    message = wire.down(0, 1, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}), "")
+    assert len(pickle.dumps(message)) < 20_000
+    assert torch.equal(message.ask.params["w"], big[:, :2].t())

@@ -1,0 +1,106 @@
+"""A small experiment with ragged clients, simulated, or run by a FedML pair message by message as gRPC does it."""
+
+from __future__ import annotations
+
+import pickle
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from plugins import models
+from plugins.core.component import Samples
+from plugins.engines.clients import LocalTraining
+from plugins.engines.hashing import model_tensors, weights_sha256
+from plugins.engines.simulation import Outcome, Schedule, Simulation
+from plugins.silo.shards import Parts
+
+SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
+ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
+HIDDEN, CLASSES = 8, 4
+
+
+def parts(public: bool = True) -> Parts:
+    """Random images of four classes, with a class-dependent mean so that there is something to learn."""
+    rng = np.random.default_rng(0)
+    y = torch.from_numpy(rng.integers(0, CLASSES, 260))
+    x = torch.from_numpy(rng.normal(size=(260, 1, 4, 4)).astype(np.float32)) + 0.5 * y.reshape(-1, 1, 1, 1)
+
+    def cut(first: int, last: int) -> Samples:
+        return Samples(x[first:last].clone(), y[first:last].clone())
+
+    edges = np.cumsum((0, *SIZES))
+    clients = [np.arange(a, b) for a, b in pairwise(edges)]
+    return Parts(cut(0, 120), clients, cut(120, 200), cut(200, 230), cut(230, 260) if public else None, CLASSES)
+
+
+def network(batch_norm: bool):
+    return models.build("mlp", (1, 4, 4), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm})
+
+
+def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more: object) -> SimpleNamespace:
+    """What FedML makes of a YAML file."""
+    return SimpleNamespace(
+        recipe=recipe, settings=settings, rounds=ROUNDS, cohort=cohort, client_num_in_total=3, client_num_per_round=3,
+        epochs=EPOCHS, batch_size=BATCH, learning_rate=LR, random_seed=SEED, model="mlp",
+        model_options={"hidden": HIDDEN, "batch_norm": batch_norm}, client_id_list="[1, 2, 3]",
+        training_type="cross_silo", backend="GRPC", using_gpu=False, **more,
+    )  # fmt: skip
+
+
+def simulated(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0) -> Outcome:
+    data = parts()
+    return Simulation(
+        recipe, settings, network(batch_norm), data.train, data.clients, data.test, data.validation, data.public,
+        LocalTraining("sgd", LR, EPOCHS, BATCH), Schedule(ROUNDS, cohort or 3, SEED), engine="sequential",
+    ).run()  # fmt: skip
+
+
+def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, **more: object):
+    """(aggregator, trainers), as FedML sets them up; needs fedml."""
+    from plugins.silo.host import Model, batches
+    from plugins.silo.pair import make_pair
+
+    data = parts()
+    trainer_class, aggregator_class = make_pair(recipe)
+    aggregator = aggregator_class(
+        Model(network(batch_norm)), args(recipe, settings, batch_norm, cohort, **more), data.test, data.validation, 30
+    )
+    trainers = []
+    for k, client in enumerate(data.clients):
+        own = Samples(data.train.x[client], data.train.y[client])
+        trainer = trainer_class(
+            Model(network(batch_norm)), args(recipe, settings, batch_norm, cohort, **more), data.public
+        )
+        trainer.set_id(k)
+        trainer.update_dataset(batches(own), None, len(client))
+        trainers.append(trainer)
+    return aggregator, trainers
+
+
+def uploads(message: object, trainers: list) -> list[tuple[int, dict]]:
+    """One message to every silo and their uploads, pickled and unpickled on the way as by FedML's gRPC."""
+    found = []
+    for trainer in trainers:
+        trainer.set_model_params(pickle.loads(pickle.dumps(message)))
+        trainer.on_before_local_training(None, torch.device("cpu"), trainer.args)
+        trainer.train(trainer.local_train_dataset, torch.device("cpu"), trainer.args)
+        trainer.on_after_local_training(None, torch.device("cpu"), trainer.args)
+        found.append((trainer.local_sample_number, pickle.loads(pickle.dumps(trainer.get_model_params()))))
+    return found
+
+
+def run(aggregator, trainers: list) -> Outcome:
+    """All exchanges, in the order in which FedML's managers call the pair."""
+    message = aggregator.get_model_params()
+    for _ in range(aggregator.args.comm_round):
+        kept, _ = aggregator.on_before_aggregation(uploads(message, trainers))
+        message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
+        aggregator.set_model_params(message)
+    assert message.ask is None, "the run should be over after comm_round exchanges"
+    return aggregator.conversation.outcome
+
+
+def digest(outcome: Outcome) -> str:
+    return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
