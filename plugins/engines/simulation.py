@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,16 +13,15 @@ import torch
 
 from plugins import recipes
 from plugins.core.component import Ask, Asks, Reply, Samples, Server, Setting
-from plugins.core.errors import NonFiniteError, UserError, nearest
+from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network, Task
-from plugins.core.trees import Params, Tree, norm, row_norms, sub, tree_map
+from plugins.core.trees import Params, Tree, tree_map
 from plugins.data.randomness import stream, torch_stream
 from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
-from plugins.engines.clients import Clients, Engine, LocalTraining, refuse_non_finite
-from plugins.engines.evaluation import evaluate
+from plugins.engines.clients import Clients, Engine, LocalTraining
+from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
-from plugins.engines.traffic import Meter
 from plugins.engines.vectorized import Vectorized
 
 ENGINES = ("auto", "sequential", "vectorized")
@@ -138,7 +137,7 @@ class Simulation:
             0 if public is None else len(public.y),
         )  # fmt: skip
         self.algorithm = recipes.build(recipe, settings, setting)
-        self.network, self.schedule, self.test, self.validation = network, schedule, test, validation
+        self.schedule = schedule
         per_round = [local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients]
         saved = schedule.rounds * (sum(per_round) * schedule.cohort / n - max(per_round))
         self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, saved)
@@ -148,8 +147,7 @@ class Simulation:
         self.engine: Engine = Sequential(store) if self.engine_name == "sequential" else Vectorized(store, memory_mb)
         self.server = self.algorithm.init(params, buffers)
         self.evaluated = params
-        self.rows: list[dict[str, float]] = []
-        self.meter = Meter()
+        self.recorder = Recorder(network, test, validation)
         self.start_round = 0
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():
@@ -159,57 +157,33 @@ class Simulation:
         """Runs the rounds that are left. `on_round` gets each new row. Raises NonFiniteError."""
         everybody = tuple(range(len(self.engine.clients.indices)))
         if self.start_round == 0:
-            self.server = drive(self.algorithm.begin(self.server, everybody), lambda ask: self._answer(ask, 0))
+            self.server = drive(self.algorithm.begin(self.server, everybody), partial(self._answer, 0))
         for t in range(self.start_round + 1, self.schedule.rounds + 1):
-            self.rows.append(self._round(t, everybody))
+            row = self._round(t, everybody)
             if on_round is not None:
-                on_round(self.rows[-1])
+                on_round(row)
             if self.checkpoint is not None and (t % self.checkpoint_every == 0 or t == self.schedule.rounds):
                 self._save(self.checkpoint, t)
         return Outcome(self.server.params, self.evaluated, self.server.buffers, self.rows)
 
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The rows of rounds.csv so far."""
+        return self.recorder.rows
+
     def _round(self, t: int, everybody: tuple[int, ...]) -> dict[str, float]:
-        began = time.perf_counter()
-        start, cohort = self.server.params, draw_cohort(self.schedule.seed, t, len(everybody), self.schedule.cohort)
-        seen: dict[str, torch.Tensor] = {}
-
-        def answer(ask: Ask) -> Reply:
-            reply = self._answer(ask, t)
-            if ask.job == "train":
-                seen["loss"] = reply.loss.mean()
-                seen["moved"] = row_norms(tree_map(torch.sub, reply.params, start)).mean()
-            return reply
-
+        self.recorder.begin(self.server)
+        cohort = draw_cohort(self.schedule.seed, t, len(everybody), self.schedule.cohort)
+        answer = partial(self._answer, t)
         self.server, self.evaluated = drive(self.algorithm.round(self.server, cohort), answer)
         last = t == self.schedule.rounds
         if last:
             self.server = drive(self.algorithm.finish(self.server, everybody), answer)
-        moved = norm(sub(self.server.params, start)).item()
-        if not math.isfinite(moved):
-            raise NonFiniteError(
-                f"round {t}, server: the update is not finite; lower train.lr or the method's coefficients"
-            )
-        row: dict[str, float] = {"round": t}
-        for name, samples in (("test", self.test), ("validation", self.validation)):
-            look = samples is not None and (last or t % self.schedule.evaluate_every == 0)
-            found = evaluate(self.network, self.evaluated, self.server.buffers, samples) if look and samples else None
-            row[f"{name}_accuracy"] = found.accuracy if found else math.nan
-            row[f"{name}_loss"] = found.loss if found else math.nan
-        up, down = self.meter.read()
-        row |= {
-            "local_loss": seen["loss"].item(),
-            "update_norm_client": seen["moved"].item(),
-            "update_norm_server": moved,
-            "bytes_up": up,
-            "bytes_down": down,
-            "seconds": time.perf_counter() - began,
-        }
-        return row
+        return self.recorder.end(t, self.server, self.evaluated, last or t % self.schedule.evaluate_every == 0)
 
-    def _answer(self, ask: Ask, t: int) -> Reply:
+    def _answer(self, t: int, ask: Ask) -> Reply:
         reply = self.engine.answer(ask, t)
-        refuse_non_finite(reply, t)
-        self.meter.count(ask, reply)
+        self.recorder.exchange(ask, reply, t)
         return reply
 
     def _trees(self) -> Tree:
@@ -220,12 +194,12 @@ class Simulation:
         }
 
     def _save(self, path: Path, t: int) -> None:
-        holders = self.meter.holders(self.server.params)
+        holders = self.recorder.meter.holders(self.server.params)
         checkpoints.write(path, checkpoints.Checkpoint(t, self._trees(), holders, self.rows), self.fingerprint)
 
     def _resume(self, path: Path) -> None:
         found = checkpoints.read(path, self._trees(), self.fingerprint)
         self.server = Server(**found.trees["server"])
         self.engine.clients.memory = found.trees["memory"]
-        self.evaluated, self.rows, self.start_round = found.trees["evaluated"], found.rows, found.round
-        self.meter.restore(self.server.params, found.holders)
+        self.evaluated, self.recorder.rows, self.start_round = found.trees["evaluated"], found.rows, found.round
+        self.recorder.meter.restore(self.server.params, found.holders)

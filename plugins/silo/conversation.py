@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 
 import numpy as np
 import torch
 
 from plugins.core.component import Ask, Reply, Samples
-from plugins.core.errors import NonFiniteError, UserError
-from plugins.core.trees import Params, Tree, norm, row, row_norms, stack, sub, tree_map
+from plugins.core.errors import UserError
+from plugins.core.trees import Params, Tree, row, stack, tree_map
 from plugins.engines.clients import Clients, refuse_non_finite
-from plugins.engines.evaluation import evaluate
+from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
 from plugins.engines.simulation import Outcome, draw_cohort, initial_model
-from plugins.engines.traffic import Meter
 from plugins.silo import wire
 from plugins.silo.settings import Terms
 from plugins.silo.wire import Down, Up
@@ -87,14 +84,12 @@ class Conversation:
         on_round: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences)."""
-        self.terms, self.test, self.validation, self.settle, self.on_round = terms, test, validation, settle, on_round
+        self.terms, self.settle, self.on_round = terms, settle, on_round
         params, buffers = initial_model(terms.network, terms.seed, test.x)
         self.server = terms.algorithm.init(params, buffers)
-        self.rows: list[dict[str, float]] = []
+        self.recorder = Recorder(terms.network, test, validation)
         self.outcome: Outcome | None = None
         self._round = self._exchange = 0
-        self._meter = Meter()
-        self._seen: dict[str, torch.Tensor] = {}
         # One silo with one sample that is always at hand: what it replies declares the structure of every upload.
         sample = Samples(test.x[:1], test.y[:1])
         self._probe = Silo(terms, 0, sample, sample if has_public else None)
@@ -102,6 +97,11 @@ class Conversation:
         self._asks = self._rounds()
         self._ask: Ask | None = None  # as the algorithm made it; the meter tells models apart by identity
         self.down = self._next(None)
+
+    @property
+    def rows(self) -> list[dict[str, float]]:
+        """The rows of rounds.csv so far."""
+        return self.recorder.rows
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending. Raises UserError that names a silo."""
@@ -119,11 +119,7 @@ class Conversation:
             raise UserError(f"round {self._round}: no silo is left to average")
         clients = tuple(sorted(replies))
         reply = Reply(clients, **stack([replies[client] for client in clients]))
-        refuse_non_finite(reply, self._round)
-        self._meter.count(ask, reply)
-        if ask.job == "train":
-            self._seen["loss"] = reply.loss.mean()
-            self._seen["moved"] = row_norms(tree_map(torch.sub, reply.params, ask.params)).mean()
+        self.recorder.exchange(ask, reply, self._round)
         self.down = self._next(reply)
         return self.down
 
@@ -145,35 +141,17 @@ class Conversation:
         everybody = tuple(range(terms.silos))
         self.server = yield from algorithm.begin(self.server, everybody)
         for t in range(1, terms.rounds + 1):
-            began, self._round = time.perf_counter(), t
-            start, cohort = self.server.params, draw_cohort(terms.seed, t, terms.silos, terms.cohort)
+            self._round = t
+            self.recorder.begin(self.server)
+            cohort = draw_cohort(terms.seed, t, terms.silos, terms.cohort)
             server, evaluated = yield from algorithm.round(self.server, cohort)
             if t == terms.rounds:
                 server = yield from algorithm.finish(server, everybody)
             settled = self.settle(server.params)
             evaluated = settled if evaluated is server.params else self.settle(evaluated)
             self.server = server._replace(params=settled)
-            self.rows.append(self._row(t, start, evaluated, began))
+            # `seconds` include the waiting for the silos.
+            row = self.recorder.end(t, self.server, evaluated)
             if self.on_round is not None:
-                self.on_round(self.rows[-1])
+                self.on_round(row)
         self.outcome = Outcome(self.server.params, evaluated, self.server.buffers, self.rows)
-
-    def _row(self, t: int, start: Params, evaluated: Params, began: float) -> dict[str, float]:
-        """A row of rounds.csv, columns as in a simulation; `seconds` include the waiting for the silos."""
-        moved = norm(sub(self.server.params, start)).item()
-        if not math.isfinite(moved):
-            raise NonFiniteError(f"round {t}, server: the update is not finite; lower the learning rate")
-        found: dict[str, float] = {"round": t}
-        for name, samples in (("test", self.test), ("validation", self.validation)):
-            look = evaluate(self.terms.network, evaluated, self.server.buffers, samples) if samples else None
-            found[f"{name}_accuracy"] = look.accuracy if look else math.nan
-            found[f"{name}_loss"] = look.loss if look else math.nan
-        up, down = self._meter.read()
-        return found | {
-            "local_loss": self._seen["loss"].item(),
-            "update_norm_client": self._seen["moved"].item(),
-            "update_norm_server": moved,
-            "bytes_up": up,
-            "bytes_down": down,
-            "seconds": time.perf_counter() - began,
-        }

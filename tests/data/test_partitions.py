@@ -96,7 +96,7 @@ def test_dirichlet_hard_case_is_quick_for_every_seed():
 
 
 def test_dirichlet_equals_niid_bench_in_distribution():
-    """Against NIID-Bench's loop (partition_data, noniid-labeldir), one attempt at a time: the same mean of what skews."""
+    """Against NIID-Bench's loop (partition_data, noniid-labeldir), attempt by attempt: the same mean skew."""
 
     def reference(rng, n_clients, alpha):
         sizes = np.zeros(n_clients)
@@ -104,8 +104,8 @@ def test_dirichlet_equals_niid_bench_in_distribution():
         for c in range(10):
             p = rng.dirichlet(np.repeat(alpha, n_clients))
             p = p * (sizes < len(DIGITS) / n_clients)
-            edges = (np.cumsum(p / p.sum()) * (DIGITS == c).sum()).astype(int)[:-1]
-            counts.append(np.diff(edges, prepend=0, append=(DIGITS == c).sum()))
+            edges = (np.cumsum(p / p.sum()) * (c == DIGITS).sum()).astype(int)[:-1]
+            counts.append(np.diff(edges, prepend=0, append=(c == DIGITS).sum()))
             sizes += counts[-1]
         return np.stack(counts, 1)
 
@@ -236,7 +236,7 @@ def test_names_and_parameters():
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4])
 def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
     monkeypatch.setattr(partitions, "MAX_ATTEMPTS", 2000)
-    with pytest.raises(UserError, match="2000 attempts gave no partition .* raise alpha, lower min_size or clients"):
+    with pytest.raises(UserError, match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients"):
         partition("dirichlet", DIGITS, everything(DIGITS), 50, 0, alpha=alpha)
 
 
