@@ -48,7 +48,7 @@ class Sequential:
             "params": answered.params,
             "buffers": answered.buffers,
             "upload": answered.upload,
-            "n": torch.tensor(len(clients.indices[client])),
+            "n": torch.tensor(len(clients.indices[client]), device=clients.device),
             "steps": zero if trace is None else trace.steps,
             "loss": zero if trace is None else trace.loss,
         }

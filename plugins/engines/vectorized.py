@@ -34,7 +34,8 @@ class Vectorized:
         joined: Tree = tree_map(lambda *parts: torch.cat(parts), pieces[0], *pieces[1:])
         back = torch.tensor(by_length).argsort().to(self.clients.device)
         stacked = row(joined, back)
-        n = torch.tensor([len(self.clients.indices[client]) for client in ask.to])
+        sizes = [len(self.clients.indices[client]) for client in ask.to]
+        n = torch.tensor(sizes, device=self.clients.device)
         if ask.job == "train":
             self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
         return Reply(ask.to, n=n, **stacked)

@@ -85,9 +85,9 @@ class BatchNorm:
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         shape = (1, self.n) + (1,) * (x.ndim - 2)
         if run.train:
-            mean, var, count = self._moments(x, run.mask)
+            mean, var, bessel = self._moments(x, run.mask)
             # The running statistics are data, not a path for gradients.
-            unbiased = (var * count / (count - 1).clamp(min=1)).detach()
+            unbiased = (var * bessel).detach()
             keep = 1 - self.momentum
             for key, now in (("mean", mean.detach()), ("var", unbiased)):
                 run.buffers[f"{self.name}.{key}"] = keep * run.buffers[f"{self.name}.{key}"] + self.momentum * now
@@ -97,16 +97,20 @@ class BatchNorm:
         shift = run.params[f"{self.name}.bias"] - mean * factor
         return x * factor.reshape(shape) + shift.reshape(shape)
 
-    def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and biased variance per channel [n], and the number of values that they are over."""
+    def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Mean and biased variance per channel [n], and the factor n / (n - 1) that makes the latter unbiased."""
         space = tuple(range(2, x.ndim))
         positions = math.prod(x.shape[2:])
-        samples = x.new_tensor(x.shape[0]) if mask is None else mask.to(x.dtype).sum()
         per_sample = x.mean(space) if space else x  # [B, n]
         mean = masked_mean(per_sample, mask)
         square = (x - mean.reshape((1, self.n) + (1,) * len(space))).square()
         var = masked_mean(square.mean(space) if space else square, mask)
-        return mean, var, samples * positions
+        if mask is None:
+            # A number of the host: a tensor made of it would be copied to the device in every step.
+            count = x.shape[0] * positions
+            return mean, var, count / max(count - 1, 1)
+        counted = mask.to(x.dtype).sum() * positions
+        return mean, var, counted / (counted - 1).clamp(min=1)
 
 
 @dataclass(frozen=True)
