@@ -19,7 +19,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: repro test test-slow check format ui bench silo clean env lock
 
-repro: env  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
+# Only where something was edited: reading the settings imports torch, which a run with nothing to do can spare.
+CHECKED := .dvc/tmp/params-checked
+$(CHECKED): params.yaml $(wildcard plugins/*.py plugins/*/*.py pipelines/*.py) | env
+	@python -m pipelines.check
+	@mkdir -p $(@D) && touch $@
+
+repro: env $(CHECKED)  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
 	@python -m pipelines.warm dvc repro
 	@python -m pipelines.tracking sync
 	@echo && cat report/table.txt

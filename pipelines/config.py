@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
 
 from plugins import models, recipes
 from plugins.core.errors import UserError, nearest
 from plugins.core.optimizers import OPTIMIZERS
-from plugins.data.checks import known, options_of
+from plugins.data.checks import known, options_of, refusal
 from plugins.data.datasets import DATASETS
 from plugins.data.partitions import PARTITIONS
 from plugins.engines.clients import LocalTraining
@@ -35,8 +38,9 @@ class DataSettings(Section):
     name: str
     root: str = "data/raw"
     size: list[int] | None = None
-    validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.1
-    public: Annotated[int, Field(ge=0)] = 0
+    # dvc.yaml names these two, and DVC wants what it names to be there.
+    validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    public: Annotated[int, Field(ge=0)]
 
     @field_validator("name")
     @classmethod
@@ -60,7 +64,13 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
-        options_of(PARTITIONS[known("partition", self.partition, PARTITIONS)], self.partition, self.options)
+        partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
+        options_of(partition, self.partition, self.options)
+        kinds = get_type_hints(partition)
+        # Here, so that a mistake is found before the first stage; what fits the data, only the partition itself knows.
+        wrong = [refusal(key, v, "a number above 0") for key, v in self.options.items() if not _above_0(v, kinds[key])]
+        if wrong:
+            raise UserError("\n".join(map(str, wrong)))
         return self
 
     @property
@@ -104,11 +114,11 @@ class TrainSettings(Section):
     checkpoint_every: Count = 5
     evaluate_every: Count = 1
 
-    @field_validator("optimizer", "engine", "device")
+    @field_validator("model", "optimizer", "engine", "device")
     @classmethod
     def _known(cls, value: str, info: Any) -> str:
-        allowed = {"optimizer": tuple(OPTIMIZERS), "engine": ENGINES, "device": DEVICES}[info.field_name]
-        return known(info.field_name, value, allowed)
+        allowed = {"model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES]}
+        return known(info.field_name, value, allowed[info.field_name])
 
     @model_validator(mode="after")
     def _fits(self) -> TrainSettings:
@@ -151,34 +161,65 @@ class Config(Section):
     @field_validator("recipes")
     @classmethod
     def _recipes(cls, entries: dict[str, Recipe]) -> dict[str, Recipe]:
-        for name, entry in entries.items():
-            for method, values in entry.settings.items():
-                if not isinstance(values, dict):
-                    raise UserError(f"{name}.{method}: {values!r} must be a mapping of hyper-parameters")
-            recipes.check_settings(entry.recipe or name, entry.settings)
+        checked = {name: _mistakes(entry.recipe or name, entry.settings) for name, entry in entries.items()}
+        errors = [f"{name}: {error}" for name, found in checked.items() for error in found]
+        if errors:
+            raise UserError("\n".join(errors))
         return entries
 
     @model_validator(mode="after")
     def _names(self) -> Config:
-        for key, names, entries in (
-            ("scenario_names", self.scenario_names, self.scenarios),
-            ("recipe_names", self.recipe_names, self.recipes),
-            ("deploy.scenario", [self.deploy.scenario], self.scenarios),
-            ("deploy.recipe", [self.deploy.recipe], self.recipes),
+        errors = []
+        for key, names, allowed in (
+            ("scenario_names", self.scenario_names, list(self.scenarios)),
+            ("recipe_names", self.recipe_names, list(self.recipes)),
+            # A deployment starts from outputs of other stages.
+            ("deploy.scenario", [self.deploy.scenario], self.scenario_names),
+            ("deploy.recipe", [self.deploy.recipe], list(self.recipes)),
         ):
-            for name in names:
-                known(f"{key}:", name, entries)
-        for key, values in (("scenario_names", self.scenario_names), ("recipe_names", self.recipe_names)):
-            twice = sorted({value for value in values if values.count(value) > 1})
+            errors += [
+                f"{key}: {name!r} is unknown{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+                for name in names
+                if name not in allowed
+            ]
+        if self.deploy.seed not in self.seeds:
+            errors.append(f"deploy.seed = {self.deploy.seed} is refused; allowed: {', '.join(map(str, self.seeds))}")
+        for key in ("scenario_names", "recipe_names", "seeds"):
+            values = getattr(self, key)
+            twice = [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]
             if twice:
-                raise UserError(f"{key}: {', '.join(twice)} named twice; allowed: each name once")
-        if len(set(self.seeds)) < len(self.seeds):
-            raise UserError(f"seeds: {self.seeds} names a seed twice; allowed: each seed once")
+                errors.append(f"{key}: {', '.join(twice)} is named twice; allowed: once")
+        if errors:
+            raise UserError("\n".join(errors))
         return self
 
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""
         return self.recipes[recipe].recipe or recipe
+
+
+def _above_0(value: object, kind: object) -> bool:
+    """Whether a partition's parameter is a finite number above 0, if its kind is a number."""
+    if kind not in (int, float):
+        return True
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
+def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
+    """Every error of one entry of `recipes`, not only the first that `check_settings` meets."""
+    pieces: list[recipes.Settings] = [{}]
+    found = []
+    for method, values in settings.items():
+        if isinstance(values, dict):
+            pieces += [{method: {key: value}} for key, value in values.items()] or [{method: {}}]
+        else:
+            found.append(f"recipe {recipe!r}: {method} = {values!r} is refused; allowed: {{hyper-parameter: value}}")
+    for piece in pieces:
+        try:
+            recipes.check_settings(recipe, piece)
+        except UserError as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))
 
 
 def root() -> Path:
@@ -195,33 +236,37 @@ def load(path: Path | None = None) -> Config:
     """Reads and checks params.yaml. UserError with one line per error."""
     path = path or root() / FILE
     try:
-        content = yaml.safe_load(path.read_text())
+        # YAML 1.2, as DVC reads it: 1e-3 is a number, and a key given twice is an error.
+        content = YAML(typ="safe", pure=True).load(path.read_text())
     except OSError as error:
         raise UserError(
             f"{path.name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
         ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise UserError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path.name}: holds no settings; allowed keys: {', '.join(Config.model_fields)}")
     try:
         return Config.model_validate(content)
     except ValidationError as error:
-        raise UserError("\n".join(f"{path.name}: {_line(e)}" for e in error.errors(include_url=False))) from None
+        lines = [line for e in error.errors(include_url=False) for line in _lines(e)]
+        raise UserError("\n".join(f"{path.name}: {line}" for line in lines)) from None
 
 
 SECTIONS: dict[str, type[BaseModel]] = {"data": DataSettings, "train": TrainSettings, "deploy": DeploySettings}
 
 
-def _line(error: Any) -> str:
-    """One error of pydantic as key, value, and what is allowed."""
+def _lines(error: Any) -> list[str]:
+    """One error of pydantic as key, value, and what is allowed; one of our own validators may hold several."""
     key = ".".join(str(part) for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
         allowed = list(SECTIONS.get(str(error["loc"][0]), Config).model_fields)
-        return f"unknown key {key!r}{nearest(str(error['loc'][-1]), allowed)}; allowed: {', '.join(allowed)}"
+        return [f"unknown key {key!r}{nearest(str(error['loc'][-1]), allowed)}; allowed: {', '.join(allowed)}"]
     if error["type"] == "missing":
-        return f"{key} is missing"
+        return [f"{key} is missing"]
     if error["type"] == "value_error":
-        return f"{key}: {error['ctx']['error']}" if key else str(error["ctx"]["error"])
+        return [f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()]
+    if error["type"] == "string_pattern_mismatch":
+        return [f"{key} = {error['input']!r} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"]
     message = error["msg"][0].lower() + error["msg"][1:]
-    return f"{key} = {error['input']!r} is refused: {message}"
+    return [f"{key} = {error['input']!r} is refused: {message}"]

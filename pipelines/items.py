@@ -19,6 +19,7 @@ from plugins.core.component import Samples
 from plugins.core.errors import UserError
 from plugins.core.task import Network
 from plugins.data import datasets
+from plugins.data.checks import known
 from plugins.data.types import Ints
 from plugins.engines.simulation import Schedule, Simulation, resolve_device
 from plugins.models import build as build_network
@@ -50,6 +51,8 @@ class Item:
     def load(scenario: str, recipe: str, seed: int) -> Item:
         """Reads settings, data and partition, and sets torch's threads. Raises UserError."""
         settings = config.load()
+        known(f"{config.FILE}: scenario", scenario, settings.scenarios)
+        known(f"{config.FILE}: recipe", recipe, settings.recipes)
         torch.set_num_threads(settings.train.threads)
         device = resolve_device(settings.train.device)
         data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")

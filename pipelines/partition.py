@@ -12,6 +12,7 @@ from pipelines import cli, config
 from pipelines.heatmap import heatmap
 from plugins.core.errors import UserError
 from plugins.data import datasets, statistics
+from plugins.data.checks import known
 from plugins.data.files import replace_folder
 from plugins.data.partitions import partition
 from plugins.data.splits import hold_out
@@ -23,7 +24,7 @@ log = logging.getLogger(__name__)
 def run(options: argparse.Namespace) -> None:
     """Cuts the validation and the public split, partitions the rest, and describes the result."""
     settings = config.load()
-    scenario = settings.scenarios[options.scenario]
+    scenario = settings.scenarios[known(f"{config.FILE}: scenario", options.scenario, settings.scenarios)]
     data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")
     labels = data.train_y.numpy()
     try:

@@ -91,8 +91,9 @@ def _fingerprint(item: Item) -> str:
     digest.update(item.indices_file.read_bytes())
     plugins = Path(__file__).parents[1] / "plugins"
     for path in sorted(plugins.rglob("*.py")):
-        if "silo" not in path.parts and path.name != "pair.py":
-            digest.update(path.relative_to(plugins).as_posix().encode() + path.read_bytes())
+        name = path.relative_to(plugins)
+        if name.parts[0] != "silo" and name.name != "pair.py":
+            digest.update(name.as_posix().encode() + path.read_bytes())
     return digest.hexdigest()
 
 

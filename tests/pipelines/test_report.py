@@ -190,7 +190,7 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path, capsys: 
     (root / "report" / "from an older report.png").write_bytes(b"")
     assert report.main(["--root", str(root)]) == 0
     pictures = {"accuracy-skew.png", "traffic-skew.png", "partition-skew.png"}
-    texts = {"report.md", "report.html", "table.txt", "summary.csv"}
+    texts = {"report.md", "report.html", "table.txt", "summary.csv", "curves-skew.csv"}
     assert {path.name for path in (root / "report").iterdir()} == pictures | texts
     assert not [name for name in os.listdir(root) if name.startswith(".report")]
     html = (root / "report" / "report.html").read_text()
@@ -220,6 +220,14 @@ def test_summary_csv_holds_unrounded_numbers(root: Path) -> None:
     assert float(scaffold["traffic_total_bytes_mean"]) == 18 * MIB
     fedavg: Mapping[str, str] = next(row for row in rows if row["recipe"] == "fedavg")
     assert (fedavg["vs_baseline_mean"], fedavg["vs_baseline_seeds"]) == ("", "0")
+
+
+def test_curves_csv_holds_means_over_seeds_by_round(tmp_path: Path) -> None:
+    for seed, course in ((0, [0.5, math.nan, 0.75]), (1, [0.25, math.nan, 0.25])):
+        write_run(tmp_path, "fedavg", seed, course)
+    write_run(tmp_path, "fnr", 0, [0.5])
+    lines = tables.curves_csv(sum_up(tmp_path, ["fedavg", "fnr"], [0, 1]), ["fedavg", "fnr"]).splitlines()
+    assert lines == ["round,fedavg,fnr", "1,0.375,0.5", "2,,", "3,0.5,"]
 
 
 def test_scenarios_without_results_are_left_out(root: Path) -> None:

@@ -1,0 +1,40 @@
+"""Checks params.yaml as a whole before anything runs: `python -m pipelines.check`.
+
+Beyond what `config` checks, each recipe is composed for each scenario, so that a pair of methods that makes no sense
+is refused now and not after the recipes before it have been trained.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from pipelines import cli, config
+from plugins import recipes
+from plugins.core.component import Setting
+from plugins.core.errors import UserError
+
+
+def check(_: argparse.Namespace) -> None:
+    """Raises UserError with a line for each recipe that can't be composed."""
+    settings = config.load()
+    errors: dict[str, None] = {}  # a set in the order of the recipes
+    for name in settings.recipe_names:
+        for scenario in settings.scenario_names:
+            try:
+                _compose(settings, name, scenario)
+            except UserError as error:
+                errors[f"{config.FILE}: recipes.{name}: {error}"] = None
+    if errors:
+        raise UserError("\n".join(errors))
+
+
+def _compose(settings: config.Config, name: str, scenario: str) -> None:
+    clients, cohort = settings.scenarios[scenario].clients, settings.scenarios[scenario].cohort
+    # The data are not read yet; that a model has fewer classes or features than two is none of a method's concern.
+    setting = Setting(clients, cohort, 2, 2, settings.train.optimizer, settings.data.public)
+    recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.run(check, __doc__, sys.argv[1:]))

@@ -1,0 +1,160 @@
+"""params.yaml: what is accepted, and that each mistake is one line with file, key, value and what is allowed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import check, cli, config
+from plugins.core.errors import UserError
+
+ROOT = Path(__file__).parents[2]
+GOOD = (ROOT / "params.yaml").read_text()
+
+
+def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
+    """The lines that a changed params.yaml is refused with."""
+    text = GOOD
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        config.load(path)
+    return str(error.value).splitlines()
+
+
+def test_the_default_experiment_is_good() -> None:
+    settings = config.load(ROOT / "params.yaml")
+    assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(settings.recipe_names)
+    assert len(settings.seeds) >= 3
+    assert settings.train.local.lr == settings.train.lr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("name: digits", "name: digitz", ["data.name", "'digitz'", "did you mean 'digits'", "mnist"]),
+        ("validation: 0.1", "validation: -0.1", ["data.validation", "-0.1", "greater than or equal to 0"]),
+        ("validation: 0.1", "validation: 1.0", ["data.validation", "1.0", "less than 1"]),
+        ("validation: 0.1", "# gone", ["data.validation is missing"]),
+        ("public: 100", "public: 1.5", ["data.public", "1.5", "integer"]),
+        ("alpha: 0.1", "alpha: -0.1", ["scenarios.dirichlet", "alpha=-0.1", "above 0"]),
+        ("alpha: 0.1", "alpha: 0", ["scenarios.dirichlet", "alpha=0", "above 0"]),
+        ("alpha: 0.1", "alpha: .nan", ["scenarios.dirichlet", "alpha=nan", "above 0"]),
+        ("alpha: 0.1", "alpha: .inf", ["scenarios.dirichlet", "alpha=inf", "above 0"]),
+        ("alpha: 0.1", "alpha: little", ["scenarios.dirichlet", "alpha='little'", "above 0"]),
+        ("alpha: 0.1", "alpha: true", ["scenarios.dirichlet", "alpha=True", "above 0"]),
+        ("alpha: 0.1", "alhpa: 0.1", ["scenarios.dirichlet", "'alhpa'", "did you mean 'alpha'"]),
+        ("partition: dirichlet", "partition: dirichlett", ["'dirichlett'", "did you mean 'dirichlet'", "shards"]),
+        ("clients: 20", "clients: 0", ["scenarios.dirichlet.clients", "0", "greater than or equal to 1"]),
+        ("participation: 1.0", "participation: 0", ["scenarios.dirichlet.participation", "greater than 0"]),
+        ("scenario_names: [dirichlet]", "scenario_names: [dirichle]", ["scenario_names", "did you mean 'dirichlet'"]),
+        ("scenario_names: [dirichlet]", "scenario_names: [a.1]", ["scenario_names.0", "'a.1'", "letters", "dots"]),
+        ("scenario_names: [dirichlet]", "scenario_names: []", ["scenario_names", "at least 1"]),
+        ("recipe_names: [fedavg", "recipe_names: [fedagv", ["recipe_names", "'fedagv'", "did you mean 'fedavg'"]),
+        ("recipe_names: [fedavg", "recipe_names: [fedavg, fedavg", ["recipe_names", "fedavg", "twice"]),
+        ("{p: 0.5}", "{q: 0.5}", ["recipes: fnr", "no hyper-parameter 'q'", "allowed: p"]),
+        ("{p: 0.5}", "{p: high}", ["recipes: fnr", "fnr.p", "'high'", "number"]),
+        ("fnr: {fnr: {p: 0.5}}", "fnr: {ccn: {T: 1.0}}", ["recipes: fnr", "'ccn'", "allowed: fnr"]),
+        ("fnr: {fnr: {p: 0.5}}", "fnr: {fnr: 0.5}", ["recipes: fnr", "fnr = 0.5", "hyper-parameter"]),
+        ("  scaffold: {}", "  scafold: {}", ["recipes: scafold", "did you mean 'scaffold'"]),
+        ("seeds: [0, 1, 2]", "seeds: [0, 1, 1]", ["seeds", "1 is named twice"]),
+        ("seeds: [0, 1, 2]", "seeds: [0, 1, x]", ["seeds.2", "'x'", "integer"]),
+        ("model: mlp", "model: mpl", ["train.model", "'mpl'", "did you mean 'mlp'"]),
+        ("model_options: {}", "model_options: {hiden: 3}", ["train", "'hiden'", "did you mean 'hidden'"]),
+        ("lr: 0.1", "lr: .nan", ["train.lr", "nan", "finite"]),
+        ("lr: 0.1", "lr: 0", ["train.lr", "0", "greater than 0"]),
+        ("lr: 0.1", "lr: fast", ["train.lr", "'fast'", "number"]),
+        ("optimizer: sgd", "optimiser: sgd", ["train.optimiser", "did you mean 'optimizer'"]),
+        ("engine: auto", "engine: vectorised", ["train.engine", "did you mean 'vectorized'"]),
+        ("device: auto", "device: tpu", ["train.device", "'tpu'", "cuda"]),
+        ("  seed: 0", "  seed: 7", ["deploy.seed", "7", "0, 1, 2"]),
+        ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
+        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["not YAML", "duplicate key", "lr"]),
+        ("train:", "train: [", ["not YAML"]),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, parts: list[str]) -> None:
+    found = mistakes(tmp_path, (old, new))
+    assert all(line.startswith("params.yaml: ") for line in found)
+    assert any(all(part in line for part in parts) for line in found), found
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    changes = [("name: digits", "name: x"), ("alpha: 0.1", "alpha: -1"), ("{p: 0.5}", "{q: 0.5, p: x}"), ("mlp", "x")]
+    found = mistakes(tmp_path, *changes)
+    assert len(found) == 5, found
+
+
+@pytest.mark.parametrize("text", ["", "[]", "3"])
+def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=r"params\.yaml: holds no settings; allowed keys: experiment"):
+        config.load(path)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
+        config.load(tmp_path / "params.yaml")
+
+
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
+    """YAML 1.1 takes 1e-3 for text."""
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace("  lr: 0.1", "  lr: 1e-3"))
+    assert config.load(path).train.lr == 0.001
+
+
+def test_an_entry_without_settings_may_be_empty(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace("  scaffold: {}", "  scaffold:"))
+    assert config.load(path).recipes["scaffold"].settings == {}
+
+
+def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "params.yaml"
+    path.write_text(GOOD.replace("  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}"))
+    settings = config.load(path)
+    assert settings.composition("mine") == "scaffold+fnr"
+    assert settings.recipes["mine"].settings == {"fnr": {"p": 0.2}}
+
+
+@pytest.mark.parametrize(("share", "cohort"), [(1.0, 20), (0.5, 10), (0.01, 1)])
+def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> None:
+    assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
+
+
+def run_check(monkeypatch: pytest.MonkeyPatch, folder: Path, *changes: tuple[str, str]) -> int:
+    """`python -m pipelines.check` in `folder`; the exit code."""
+    text = GOOD
+    for old, new in changes:
+        text = text.replace(old, new, 1)
+    (folder / "params.yaml").write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["check"])
+    return cli.run(check.check, check.__doc__, [])
+
+
+def test_check_accepts_the_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_check(monkeypatch, tmp_path) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_check_composes_every_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other settings."""
+    changes = [("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0")]
+    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("error: params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
+    assert lines[1].startswith("error: params.yaml: recipes.fnr: fnr: needs a public split")
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"

@@ -1,0 +1,249 @@
+"""The stages one by one: what they write, that a stopped run goes on to the same bits, and how bad input is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from pipelines import config, evaluate, partition, prepare, progress, stage, train
+from plugins.engines.hashing import weights_sha256
+from tests.pipelines.small import PARAMS
+
+# A warning of mlflow's own use of SQLAlchemy.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+
+ITEM = ["--scenario", "skewed", "--recipe", "scaffold+fnr", "--seed", "0"]
+PART = ["--scenario", "skewed", "--seed", "0"]
+RUN, EVALUATION, PARTITION = "runs/skewed-scaffold+fnr-0", "evaluation/skewed-scaffold+fnr-0", "partitions/skewed-0"
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every stage has run for one item."""
+    folder = tmp_path_factory.mktemp("made")
+    (folder / "params.yaml").write_text(PARAMS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("DVC_ROOT", raising=False)
+        for name, arguments in (("prepare", []), ("partition", PART), ("train", ITEM), ("evaluate", ITEM)):
+            assert stage.run([name, *arguments]) == 0
+    return folder
+
+
+@pytest.fixture
+def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `made` to change, which is the current folder."""
+    folder = tmp_path / "workplace"
+    shutil.copytree(made, folder)
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    return folder
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_partition_holds_every_training_sample_once(made: Path) -> None:
+    indices = json.loads((made / PARTITION / "indices.json").read_text())
+    everything = sorted(i for part in (*indices["clients"], indices["validation"], indices["public"]) for i in part)
+    assert everything == list(range(1437))
+    assert len(indices["public"]) == 50
+    assert len(indices["validation"]) == 144
+
+
+def test_partition_describes_itself(made: Path) -> None:
+    rows = table(made / PARTITION / "clients.csv")
+    assert [row["client"] for row in rows] == ["0", "1", "2", "3"]
+    for row in rows:
+        assert int(row["samples"]) == sum(int(row[label]) for label in "0123456789")
+    described = json.loads((made / PARTITION / "statistics.json").read_text())
+    assert described["samples"] == sum(int(row["samples"]) for row in rows)
+    assert (made / PARTITION / "heatmap.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
+    rows = table(made / RUN / "rounds.csv")
+    assert [row["round"] for row in rows] == ["1", "2", "3"]
+    assert {"test_accuracy", "test_loss", "local_loss", "bytes_up", "bytes_down", "seconds"} <= rows[0].keys()
+    record = json.loads((made / RUN / "run.json").read_text())
+    assert (record["recipe"], record["scenario"], record["seed"]) == ("scaffold+fnr", "skewed", 0)
+    assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
+    assert {"recipe", "scenario", "seed", "data_hash", "git_commit", "stage", "fingerprint"} <= record["tags"].keys()
+    assert record["params"]["train.lr"] == 0.1
+    assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
+    assert json.loads((made / RUN / "run_id.json").read_text())["experiment"] == "small"
+
+
+def test_train_leaves_nothing_to_resume(made: Path) -> None:
+    assert list((made / ".resume").iterdir()) == []
+
+
+def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
+    metrics = json.loads((made / EVALUATION / "metrics.json").read_text())
+    rows = table(made / RUN / "rounds.csv")
+    assert metrics["accuracy"] == pytest.approx(float(rows[-1]["test_accuracy"]))
+    assert metrics["bytes_up"] == sum(float(row["bytes_up"]) for row in rows)
+    assert metrics["weights_sha256"] == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+    classes = table(made / EVALUATION / "per_class.csv")
+    samples = [int(row["samples"]) for row in classes]
+    mean = sum(n * float(row["accuracy"]) for n, row in zip(samples, classes, strict=True)) / sum(samples)
+    assert mean == pytest.approx(metrics["accuracy"])
+
+
+def test_a_client_is_measured_on_its_own_mixture_of_classes(made: Path) -> None:
+    accuracy = {row["class"]: float(row["accuracy"]) for row in table(made / EVALUATION / "per_class.csv")}
+    held = table(made / PARTITION / "clients.csv")
+    for row, client in zip(table(made / EVALUATION / "per_client.csv"), held, strict=True):
+        expected = sum(int(client[label]) * accuracy[label] for label in accuracy) / int(client["samples"])
+        assert float(row["accuracy"]) == pytest.approx(expected)
+
+
+class StopError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    expected = json.loads((workplace / RUN / "run.json").read_text())["weights_sha256"]
+    shutil.rmtree(workplace / RUN)
+
+    def stop(row: Mapping[str, float]) -> None:
+        if row["round"] == after:
+            raise StopError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "_lines", lambda *_: stop)
+        with pytest.raises(StopError):
+            train.main(ITEM)
+    (left,) = (workplace / ".resume").iterdir()
+    noted = (left / "run_id").read_text()
+    assert not (workplace / RUN).exists(), "nothing is written before the end"
+
+    assert train.main(ITEM) == 0
+    assert json.loads((workplace / RUN / "run.json").read_text())["weights_sha256"] == expected
+    assert json.loads((workplace / RUN / "run_id.json").read_text())["run_id"] == noted
+    assert [row["round"] for row in table(workplace / RUN / "rounds.csv")] == ["1", "2", "3"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a stage ends with; its exit code has to be 2."""
+    capsys.readouterr()
+    assert stage.run([*arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
+
+
+@pytest.mark.parametrize("content", [None, b"", b"half", "cut"])
+def test_missing_and_damaged_data_are_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], content: bytes | str | None
+) -> None:
+    path = workplace / "data" / "digits.safetensors"
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(whole[:-100] if content == "cut" else str(content).encode())
+    shutil.rmtree(workplace / PARTITION)
+    assert "digits.safetensors" in refused(capsys, "partition", *PART)
+    assert not (workplace / PARTITION).exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "{}", '{"clients": 3}'])
+def test_a_missing_or_damaged_partition_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], content: str | None
+) -> None:
+    path = workplace / PARTITION / "indices.json"
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    shutil.rmtree(workplace / RUN)
+    assert "indices.json" in refused(capsys, "train", *ITEM)
+    assert not (workplace / RUN).exists()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "parts"),
+    [
+        ("clients: 4", "clients: 2000", ["params.yaml", "scenarios.skewed", "clients=2000", "1 to"]),
+        ("alpha: 0.5", "alpha: 0.5, min_size: 900", ["params.yaml", "scenarios.skewed", "min_size=900"]),
+        ("public: 50", "public: 5000", ["params.yaml", "data", "public=5000"]),
+    ],
+)
+def test_what_the_data_can_not_give_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, parts: list[str]
+) -> None:
+    (workplace / "params.yaml").write_text(PARAMS.replace(old, new))
+    shutil.rmtree(workplace / PARTITION)
+    line = refused(capsys, "partition", *PART)
+    assert all(part in line for part in parts), line
+    assert not (workplace / PARTITION).exists()
+
+
+@pytest.mark.parametrize(("option", "value"), [("--scenario", "skewd"), ("--recipe", "scafold+fnr")])
+def test_an_unknown_item_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    item = list(ITEM)
+    item[item.index(option) + 1] = value
+    assert "did you mean" in refused(capsys, "train", *item)
+
+
+def test_a_run_that_diverges_names_client_and_round(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workplace / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 1.0e+30"))
+    shutil.rmtree(workplace / RUN)
+    line = refused(capsys, "train", *ITEM)
+    assert "round 1" in line
+    assert "client" in line
+    assert not (workplace / RUN).exists()
+
+
+def test_an_unwritable_folder_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(workplace / "partitions")
+    (workplace / "partitions").write_text("a file where a folder is needed")
+    assert "can't be written" in refused(capsys, "partition", *PART)
+
+
+def test_a_damaged_model_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workplace / RUN / "model.safetensors").write_bytes(b"half")
+    shutil.rmtree(workplace / EVALUATION)
+    assert "model.safetensors" in refused(capsys, "evaluate", *ITEM)
+    assert not (workplace / EVALUATION).exists()
+
+
+def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert stage.main(["trian"]) == 2
+    assert "allowed: prepare, partition, train" in capsys.readouterr().err
+
+
+def test_every_stage_of_the_command_line_has_its_module() -> None:
+    for module, name in ((prepare, "prepare"), (partition, "partition"), (train, "train"), (evaluate, "evaluate")):
+        assert name in stage.STAGES
+        assert callable(module.main)
+
+
+def test_plain_progress_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.rounds("item", 0, 8) as report:
+        for t in range(1, 9):
+            report({"round": t, "test_accuracy": t / 10})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"item: round {t}/8" for t in (2, 4, 6, 8)]
+    assert lines[-1].endswith("accuracy 0.8000, 0 s left")
+
+
+def test_the_mlflow_store_lies_in_the_repository_that_dvc_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DVC_ROOT", "somewhere")
+    assert config.store() == Path("somewhere")
+    assert config.root() == tmp_path
