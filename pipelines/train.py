@@ -7,19 +7,16 @@ fingerprint until the item is done; the MLflow run goes on as well.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import logging
 import shutil
-import subprocess
 from collections.abc import Mapping
-from pathlib import Path
 
-import torch
 from safetensors.torch import save
 
 from pipelines import cli, config, progress, tracking
 from pipelines.items import Item, rounds_csv
+from pipelines.provenance import fingerprint_of, git_commit
 from plugins.core.errors import UserError
 from plugins.data.files import replace_folder, write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
@@ -30,14 +27,14 @@ log = logging.getLogger(__name__)
 def train(options: argparse.Namespace) -> None:
     """Runs the item, or what is left of it, and writes its folder."""
     item = Item.load(options.scenario, options.recipe, options.seed)
-    fingerprint = _fingerprint(item)
+    fingerprint = fingerprint_of(item)
     resume = config.root() / ".resume" / fingerprint[:16]
     simulation = item.simulation(checkpoint=resume / "checkpoint.safetensors", fingerprint=fingerprint)
     log.info("%s: %s engine (%s)", item.key, simulation.engine_name, simulation.engine_reason)
 
     tags = {
         "recipe": item.recipe, "scenario": item.scenario, "seed": str(item.seed), "stage": f"train@{item.key}",
-        "data_hash": item.data.checksum, "git_commit": _git_commit(), "fingerprint": fingerprint,
+        "data_hash": item.data.checksum, "git_commit": git_commit(), "fingerprint": fingerprint,
         "engine": simulation.engine_name, "device": str(item.device),
     }  # fmt: skip
     note = resume / "run_id"
@@ -82,29 +79,6 @@ def train(options: argparse.Namespace) -> None:
     )
     run.finish(final=final, artifacts=[folder / "rounds.csv", folder / "model.safetensors"])
     shutil.rmtree(resume)
-
-
-def _fingerprint(item: Item) -> str:
-    """SHA-256 over everything that the result depends on: settings, data, partition, code, torch."""
-    digest = hashlib.sha256(json.dumps(item.params(), sort_keys=True).encode())
-    digest.update(f"{item.seed} {item.data.checksum} {item.device} {torch.__version__}".encode())
-    digest.update(item.indices_file.read_bytes())
-    plugins = Path(__file__).parents[1] / "plugins"
-    for path in sorted(plugins.rglob("*.py")):
-        name = path.relative_to(plugins)
-        if name.parts[0] != "silo" and name.name != "pair.py":
-            digest.update(name.as_posix().encode() + path.read_bytes())
-    return digest.hexdigest()
-
-
-def _git_commit() -> str:
-    """The commit, with a mark if the tree differs from it; "unknown" outside a checkout."""
-    try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return commit.stdout.strip() + ("" if clean.returncode == 0 else "-modified")
 
 
 def main(arguments: list[str]) -> int:

@@ -1,6 +1,6 @@
 """Runs a command beside a process that has the slow imports done: `python -m pipelines.warm dvc repro`.
 
-Each `pipelines.stage` that the command starts is answered by a fork of that process, which saves the stage about ten
+Each `pipelines.stage` that the command starts is answered by a fork of that process, which saves the stage several
 seconds of imports. A stage that is killed takes its fork with it.
 """
 
