@@ -62,7 +62,8 @@ def train(options: argparse.Namespace) -> None:
     last = outcome.rows[-1]
     final = {key: last[key] for key in ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")}
     record = {
-        "scenario": item.scenario, "recipe": item.recipe, "composition": simulation.algorithm.name, "seed": item.seed,
+        "scenario": item.scenario, "recipe": item.recipe, "seed": item.seed,
+        "composition": item.settings.composition(item.recipe),
         "params": item.params(), "tags": tags, "final": {k: v for k, v in final.items() if v == v},
         "weights_sha256": weights_sha256(tensors),
     }  # fmt: skip
