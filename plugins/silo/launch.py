@@ -228,7 +228,9 @@ def run(role: str, rank: int, config: Path) -> int:
     try:
         Process.of(role, rank, config).run(sys.stdout)
     except UserError as error:
-        LOG.error("error: %s", error)
+        # Without a log file yet, logging would print the line to stderr a second time.
+        if logging.getLogger().handlers:
+            LOG.error("error: %s", error)
         sys.stderr.write(f"error: {error}\n")
         return 2
     return 0
