@@ -268,7 +268,7 @@ class Component:
         """The client's side of a further Ask of this component."""
         raise NotImplementedError(f"{self.name} asks {job!r} but does not answer it")
 
-    # server -------------------------------------------------------------------------------------------------------
+    # server; a `yield` behind a `return` makes a generator that asks nothing ---------------------------------------
 
     def init_server(self, params: Params) -> Tree:
         """The server's state before the first round."""
