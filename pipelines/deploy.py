@@ -13,10 +13,10 @@ import logging
 import numpy as np
 
 from pipelines import cli, config
-from pipelines.items import read_indices
 from plugins.core.errors import UserError
 from plugins.data import datasets
 from plugins.data.files import write_whole
+from plugins.data.indices import read_indices
 from plugins.data.partitions import partition
 from plugins.data.types import Ints
 from plugins.silo import rehearse

@@ -4,34 +4,23 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from pipelines import config
 from plugins.core.component import Samples
-from plugins.core.errors import UserError
 from plugins.core.task import Network
 from plugins.data import datasets
 from plugins.data.checks import known
+from plugins.data.indices import Indices, read_indices
 from plugins.data.types import Ints
 from plugins.engines.simulation import Schedule, Simulation, resolve_device
 from plugins.models import build as build_network
-
-
-@dataclass(frozen=True, eq=False)
-class Indices:
-    """The partition stage's index lists into the training set."""
-
-    clients: list[Ints]
-    validation: Ints
-    public: Ints
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,17 +106,6 @@ class Item:
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         return flat
-
-
-def read_indices(path: Path) -> Indices:
-    """The index lists of a partition. UserError if the file is missing or damaged."""
-    try:
-        found = json.loads(path.read_text())
-        lists = [np.asarray(part, dtype=np.int64) for part in (*found["clients"], found["validation"], found["public"])]
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable partition ({reason}); `dvc repro partition` writes it") from None
-    return Indices(lists[:-2], lists[-2], lists[-1])
 
 
 def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:

@@ -20,6 +20,7 @@ from plugins.core.component import Samples
 from plugins.core.errors import UserError
 from plugins.data import datasets
 from plugins.data.files import write_whole
+from plugins.data.indices import read_indices
 
 Ints = NDArray[np.int64]
 
@@ -120,18 +121,6 @@ def _checksum(shard: Shard) -> str:
     return digest.hexdigest()
 
 
-def read_indices(path: Path) -> tuple[list[Ints], Ints, Ints]:
-    """(clients, validation, public) of the partition stage's indices.json. Raises UserError."""
-    try:
-        found = json.loads(path.read_text())
-        clients = [np.asarray(part, dtype=np.int64) for part in found["clients"]]
-        validation, public = (np.asarray(found[key], dtype=np.int64) for key in ("validation", "public"))
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable partition ({reason}); the partition stage writes it") from None
-    return clients, validation, public
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(prog="python -m plugins.silo.shards", description=__doc__)
@@ -141,13 +130,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--public", action="store_true", help="give every silo the public split (FNR-FL needs it)")
     options = parser.parse_args(arguments)
     try:
-        clients, validation, public = read_indices(options.indices)
-        parts = Parts.cut(datasets.read(options.data), clients, validation, public if options.public else public[:0])
+        held = read_indices(options.indices)
+        parts = Parts.cut(
+            datasets.read(options.data),
+            held.clients,
+            held.validation,
+            held.public if options.public else held.public[:0],
+        )
         write(str(options.out / "{rank}.safetensors"), parts)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
-    sys.stdout.write(f"{len(clients)} shards and the server's file are in {options.out}\n")
+    sys.stdout.write(f"{len(held.clients)} shards and the server's file are in {options.out}\n")
     return 0
 
 
