@@ -32,7 +32,7 @@ def check(_: argparse.Namespace) -> None:
 def _compose(settings: config.Config, name: str, scenario: str) -> None:
     clients, cohort = settings.scenarios[scenario].clients, settings.scenarios[scenario].cohort
     # The data are not read yet; that a model has fewer classes or features than two is none of a method's concern.
-    setting = Setting(clients, cohort, 2, 2, settings.train.optimizer, settings.data.public)
+    setting = Setting(clients, cohort, 2, 2, settings.train.optimizer, settings.train.lr, settings.data.public)
     recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
 
 

@@ -76,6 +76,10 @@ def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
         fields = {field.name for field in dataclasses.fields(kind)}
         known = {key: value for key, value in setting._asdict().items() if key in fields}
         component = kind(**known, **settings.get(method, {}))
+        if kind.public and setting.n_public == 0:
+            raise RecipeError(
+                f"{method}: needs a public split, but data.public is 0; set data.public to a number of samples"
+            )
         component.check(setting)
         components.append(component)
     return Algorithm.compose(components)

@@ -71,8 +71,8 @@ def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
     def step(moves: list[list[float]]) -> torch.Tensor:
         deltas = {"w": torch.tensor(moves, dtype=torch.float64)}
         ones = torch.ones(2)
-        replies = Reply((0, 1), deltas, {}, {}, ones, ones, ones)
-        update = Update(replies, deltas, torch.full((2,), 0.5, dtype=torch.float64))
+        replies = Reply((0, 1), deltas, {}, {}, ones, ones, ones, {})
+        update = Update(replies, deltas, torch.full((2,), 0.5, dtype=torch.float64), deltas, {})
         direction, _ = fedexp(eps=0.25).step({"w": deltas["w"].mean(0)}, {}, update)
         return direction["w"]
 

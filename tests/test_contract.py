@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from plugins.core import client
+from plugins.core.component import Server
 from plugins.core.trees import Tree, flatten, tree_map
 from plugins.engines import sequential
-from plugins.engines.simulation import drive, initial_model
+from plugins.engines.simulation import desk, drive, initial_model
 from plugins.recipes import METHODS
 from tests import federation
 
@@ -104,17 +105,18 @@ def test_no_hook_changes_what_it_is_given(method: str, batch_norm: bool, monkeyp
         replies.append((tree, frozen_copy(tree)))
         return reply
 
-    server = simulation.server
+    server, of = simulation.server, federation.federation()
+    at_hand = desk(simulation.engine.clients.task, of.public, 0, 1, of.train.x)
     for asks in (
         lambda server: simulation.algorithm.begin(server, tuple(range(6))),
-        lambda server: simulation.algorithm.round(server, (0, 2, 3, 5)),
-        lambda server: simulation.algorithm.round(server, (1, 2, 3, 4)),
-        lambda server: simulation.algorithm.finish(server, tuple(range(6))),
+        lambda server: simulation.algorithm.round(server, (0, 2, 3, 5), at_hand),
+        lambda server: simulation.algorithm.round(server, (1, 2, 3, 4), at_hand),
+        lambda server: simulation.algorithm.finish(server, server.params, tuple(range(6)), at_hand),
     ):
         before = frozen_copy(server._asdict())
         out = drive(asks(server), answer)
         assert_equal(before, server._asdict(), "server")
-        server = out[0] if isinstance(out[0], tuple) else out
+        server = out if isinstance(out, Server) else out[0]
     for tree, copy in replies:
         assert_equal(copy, tree, "reply")
 

@@ -10,7 +10,7 @@ import pytest
 from plugins import recipes
 from plugins.core.component import Component, RecipeError, Setting
 
-SETTING = Setting(n_clients=20, cohort=5, n_classes=10, feature_size=64, optimizer="sgd", n_public=100)
+SETTING = Setting(n_clients=20, cohort=5, n_classes=10, feature_size=64, optimizer="sgd", lr=0.1, n_public=100)
 
 
 def refused(recipe: str, settings: Any, *words: str) -> None:

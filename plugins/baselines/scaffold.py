@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Data, RecipeError, Setting, Trace, Update, View
+from plugins.core.component import Component, Data, Desk, RecipeError, Setting, Trace, Update, View
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, scale, sub, tree_map, zeros_like
 
@@ -38,10 +38,10 @@ class Scaffold(Component):
                 "of the control variate divides by; allowed: sgd"
             )
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, desk: Desk) -> Tree:
         return {"c": zeros_like(params)}
 
-    def init_client(self, params: Params) -> Tree:
+    def init_client(self, params: Params, buffers: Params, task: Task) -> Tree:
         return {"c_i": zeros_like(params)}
 
     def broadcast(self, state: Tree) -> Tree:

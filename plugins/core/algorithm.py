@@ -8,8 +8,23 @@ from itertools import combinations
 
 import torch
 
-from plugins.core.component import Ask, Asks, Component, Exchanges, RecipeError, Server, Steps, Update
-from plugins.core.trees import Params, add, tree_map, weighted_sum
+from plugins.core.component import (
+    CLAIMS,
+    Ask,
+    Asks,
+    Component,
+    Desk,
+    Exchanges,
+    RecipeError,
+    Reply,
+    Round,
+    Server,
+    Steps,
+    Update,
+)
+from plugins.core.optimizers import Optimizer
+from plugins.core.task import Network
+from plugins.core.trees import Params, add, sub, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -20,16 +35,20 @@ class Algorithm:
 
     @staticmethod
     def compose(components: Iterable[Component]) -> Algorithm:
-        """Composes, or raises RecipeError that names both components and what they both claim."""
+        """Composes, or raises RecipeError that names both components, what they both claim, and why that can't be."""
         ordered = tuple(sorted(components, key=lambda c: (c.stage, c.name)))
         for a, b in combinations(ordered, 2):
             if a.name == b.name:
                 raise RecipeError(f"recipe names {a.name!r} twice; a recipe is a set, name each method once")
-            if clash := a.claims & b.claims:
-                raise RecipeError(
-                    f"{a.name!r} and {b.name!r} can't be combined: "
-                    f"both own the {', '.join(sorted(clash))}; drop one of them"
-                )
+            for one, other in ((a, b), (b, a)):
+                if one.pools:
+                    raise RecipeError(
+                        f"{one.name!r} and {other.name!r} can't be combined: {one.name!r} trains one model on all "
+                        "data, so there are no clients for another method to act on; drop one of them"
+                    )
+            if clash := sorted(a.claims & b.claims):
+                why = "; ".join(f"both own the {claim}, and {CLAIMS.get(claim, 'only one can')}" for claim in clash)
+                raise RecipeError(f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them")
         return Algorithm(ordered)
 
     @property
@@ -41,6 +60,31 @@ class Algorithm:
     def passes(self) -> frozenset[str]:
         """The extra passes over data that some component makes."""
         return frozenset().union(*(c.passes for c in self.components))
+
+    @property
+    def shares_public(self) -> bool:
+        """Whether every client trains on the public split too."""
+        return any(c.shares_public for c in self.components)
+
+    @property
+    def pools(self) -> bool:
+        """Whether one client has the data of all."""
+        return any(c.pools for c in self.components)
+
+    @property
+    def leak(self) -> str:
+        """What of the test set the recipe sees, in words; "" if nothing."""
+        return "; ".join(c.leak for c in self.components if c.leak)
+
+    def optimizer(self, given: Optimizer) -> Optimizer:
+        """The optimiser of local training."""
+        for c in self.components:
+            given = c.optimizer(given)
+        return given
+
+    def fixed(self, network: Network) -> frozenset[str]:
+        """Names of parameters that stay at their initial values."""
+        return frozenset().union(*(c.fixed(network) for c in self.components))
 
     def owner(self, job: str) -> Component:
         """The component that answers `job`, which is named "<component>.<what>"."""
@@ -55,13 +99,9 @@ class Algorithm:
         parts = [c.exchanges(cohort) for c in self.components]
         return Exchanges(sum(p.begin for p in parts), 1 + sum(p.round for p in parts), sum(p.finish for p in parts))
 
-    def init(self, params: Params, buffers: Params) -> Server:
+    def init(self, params: Params, buffers: Params, desk: Desk) -> Server:
         """The server before anything was sent."""
-        return Server(params, buffers, {c.name: c.init_server(params) for c in self.components})
-
-    def init_client(self, params: Params) -> dict[str, dict[str, object]]:
-        """The memory of a client that has not taken part yet, by component."""
-        return {c.name: c.init_client(params) for c in self.components}
+        return Server(params, buffers, {c.name: c.init_server(params, desk) for c in self.components})
 
     def begin(self, server: Server, clients: tuple[int, ...]) -> Asks:
         """Exchanges before the first round, with all clients; returns the server."""
@@ -69,17 +109,18 @@ class Algorithm:
             server = yield from c.begin(server, clients)
         return server
 
-    def round(self, server: Server, cohort: tuple[int, ...]) -> Asks:
-        """One round with the clients `cohort`, ascending; returns (next server, evaluated parameters)."""
-        state = server.state
-        replies = yield Ask(
+    def round(self, server: Server, cohort: tuple[int, ...], desk: Desk) -> Asks:
+        """One round with the clients `cohort`, ascending; returns a Round."""
+        start, state = server.params, server.state
+        replies: Reply = yield Ask(
             "train",
             cohort,
-            server.params,
+            start,
             server.buffers,
             shared={c.name: c.broadcast(state[c.name]) for c in self.components},
             each={c.name: c.address(state[c.name], cohort) for c in self.components},
         )
+        trained = replies
         for c in self.components:
             replies = yield from c.after_train(server, replies)
 
@@ -89,21 +130,39 @@ class Algorithm:
         for c in self.components:
             weights = c.weigh(weights, replies)
 
-        deltas = tree_map(lambda w_k, w: w_k - w, replies.params, server.params)  # [M, ...]
-        direction = average = weighted_sum(weights, deltas)
-        update, next_state = Update(replies, deltas, weights), {}
+        deltas = _deltas(replies.params, start)
+        refined = replies.params is not trained.params
+        unrefined = _deltas(trained.params, start) if refined else deltas
+        update = Update(replies, deltas, weights, unrefined, _deltas(replies.buffers, server.buffers))
+        own = [found for c in self.components if (found := c.average(update)) is not None]
+        direction = own[0] if own else weighted_sum(weights, deltas)  # a claim sees to it that there is but one
+        average, next_state = None, {}
         for c in self.components:
+            if c.evaluates_average:
+                average = direction
             direction, next_state[c.name] = c.step(direction, state[c.name], update)
-        sent = add(server.params, direction)
-        averages = any(c.evaluates_average for c in self.components)
-        evaluated = add(server.params, average) if averages else sent
+        sent = add(start, direction)
+        evaluated = sent if average is None else add(start, average)
+        measured = {c.name: c.measure(next_state[c.name], update, sub(sent, start)) for c in self.components}
+
         server = Server(sent, weighted_sum(weights, replies.buffers), next_state)
         for c in self.components:
-            server = yield from c.after_step(server, cohort)
-        return server, evaluated
+            server = yield from c.after_step(server, update, desk)
+        if server.params is not sent:
+            evaluated = server.params  # a learner on the server (FedDF, FedFTG) went on from what would be sent
+        return Round(server, evaluated, measured)
 
-    def finish(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """Exchanges after the last round, with all clients; returns the server."""
+    def finish(self, server: Server, evaluated: Params, clients: tuple[int, ...], desk: Desk) -> Asks:
+        """Exchanges after the last round, with all clients; returns (server, evaluated parameters)."""
+        if not self.exchanges(len(clients)).finish:
+            return server, evaluated
+        # Nothing is sent to be trained any more: what counts from here on is the model that is evaluated.
+        server = server._replace(params=evaluated)
         for c in self.components:
-            server = yield from c.finish(server, clients)
-        return server
+            server = yield from c.finish(server, clients, desk)
+        return server, server.params
+
+
+def _deltas(params: Params, start: Params) -> Params:
+    """w_k - w_t, [M, ...]."""
+    return tree_map(lambda w_k, w: w_k - w, params, start)

@@ -4,15 +4,19 @@ One round, with every hook in its place (`c` runs over the components of a recip
 
     before round 1   begin                                  server, may ask
     server           broadcast, address                     what goes down with the model
-    client           prepare                                once, on the received model
+    client           optimizer, warm_start                  the local optimiser and where it starts
+                     prepare                                once, on the received model
       each step        adjust_logits, penalty                 inside the loss
                        correct (DEBIAS)                       the gradient
                        optimiser
                        correct (SCALE, FREEZE)                the optimiser's update
                      report                                 upload and next memory
+                     observe                                what only a simulation records
     server           after_train                            may ask
                      weighting, weigh                       the clients' weights
-                     step                                   the direction, next state
+                     average                                the direction, if not the weighted mean
+                     step                                   what is added to the model, next state
+                     measure                                what is recorded of the round
                      after_step                             may ask
     after the last   finish                                 server, may ask
     answer           on the client, for each further Ask that the component made
@@ -31,12 +35,30 @@ import torch
 from torch import Tensor
 
 from plugins.core.errors import UserError
-from plugins.core.task import Output, Task
+from plugins.core.optimizers import Optimizer
+from plugins.core.task import Network, Output, Task
 from plugins.core.trees import Params, Tree, add, tree_map
 
 
 class RecipeError(UserError):
     """A recipe that can't be composed, with the reason."""
+
+
+# What only one component of a recipe may own, and why.
+CLAIMS = {
+    "classifier": "one freezes it, the other trains it again",
+    "client drift correction": "each corrects the local gradient for the same drift, which together is too much",
+    "clients' average": "each puts its own average in place of the weighted mean",
+    "clients' weights": "each gives every client a weight of its own",
+    "distillation on the server": "each trains the server's model, and the later one would undo the earlier",
+    "feature distribution regulariser": "each pulls the same features towards other clients' means",
+    "logits of the local loss": "each changes the logits for the client's label counts",
+    "neurons' learning rates": "each gives every neuron a rate of its own",
+    "optimiser's memory": "one changes what the other relies on being empty at the start of a round",
+    "proximal term": "two pulls towards the received model are one, with the sum of their coefficients",
+    "refinement on public data": "each trains clients' models on the public split",
+    "server step": "each says how far the server moves, by momentum or by an exact combination",
+}
 
 
 class Stage(IntEnum):
@@ -55,6 +77,7 @@ class Setting(NamedTuple):
     n_classes: int  # C
     feature_size: int  # d
     optimizer: str  # of local training: sgd, adam, rmsprop
+    lr: float  # eta, of local training
     n_public: int  # samples of the public split, 0 if there is none
 
 
@@ -65,6 +88,7 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None  # [B], None when nothing is padded
     live: Tensor | None  # 0-d bool; False: this client has fewer steps, discard this one
+    key: Tensor | None = None  # 0-d, of this step, for `plugins.core.noise`; only in training
 
 
 class Samples(NamedTuple):
@@ -83,6 +107,17 @@ class Plan:
     sizes: tuple[int, ...] | None = None
     mask: Tensor | None = None  # [S, B]
     live: Tensor | None = None  # [S] bool
+    last: Tensor | None = None  # [S], 1 for the steps of the last epoch; None unless `passes` has "last epoch"
+
+    def class_counts(self, n_classes: int) -> Tensor:
+        """n_c, how many samples of each class the batches hold, [C] float64; reads labels only."""
+        one_hot = torch.nn.functional.one_hot(self.samples.y[self.index], n_classes).double()
+        if self.mask is not None:
+            one_hot = one_hot * self.mask.unsqueeze(-1)
+        return one_hot.reshape(-1, n_classes).sum(0)
+
+    def __len__(self) -> int:
+        return len(self.sizes) if self.sizes is not None else self.index.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
         x, y = self.samples
@@ -114,12 +149,14 @@ class Data(NamedTuple):
     steps: Plan  # the batches of this job's training, epochs after each other
     own: Plan | None  # one pass over its whole local set; None unless a component's `passes` has "own"
     public: Plan | None  # one pass over the public split; likewise "public"
+    key: Tensor  # 0-d, of this client, round and job, for `plugins.core.noise`
 
 
 class View(NamedTuple):
     """What a component sees on a client: its own slices, and the model that was received."""
 
     start: Params  # w_t
+    buffers: Params  # that came with it
     shared: Tree  # the same for every client
     each: Tree  # this client's own row
     memory: Tree  # as returned in its last participation
@@ -134,6 +171,8 @@ class Trace(NamedTuple):
     buffers: Params
     steps: Tensor  # 0-d, steps really taken
     loss: Tensor  # 0-d, mean over the steps
+    optimizer: Tree  # its state after the last step
+    features: Tensor | None  # [d], running mean over the last epoch; None unless `passes` has "last epoch"
 
 
 ValueAndGrad = Callable[[Callable[[Params], tuple[Tensor, Tree]], Params], tuple[Params, Tree]]
@@ -148,15 +187,17 @@ class Work(NamedTuple):
     view: View
     data: Data
     grad: ValueAndGrad
+    observing: bool  # whether `metrics` of the answer are recorded
 
 
 class Answer(NamedTuple):
-    """A client's answer to a further Ask; empty trees where nothing is sent."""
+    """A client's answer to an Ask; empty trees where nothing is sent."""
 
     params: Params
     buffers: Params
     upload: Tree
     memory: Tree
+    metrics: Tree  # for the record of a simulation; never sent
 
 
 class Ask(NamedTuple):
@@ -180,6 +221,7 @@ class Reply(NamedTuple):
     n: Tensor  # [M], n_k
     steps: Tensor  # [M]
     loss: Tensor  # [M], mean loss over the local steps
+    metrics: Tree  # by component, what `observe` returned; empty in a deployment and where nothing is recorded
 
 
 class Update(NamedTuple):
@@ -188,6 +230,17 @@ class Update(NamedTuple):
     replies: Reply
     deltas: Params  # w_k - w_t, [M, ...]
     weights: Tensor  # [M], float64, sum to one
+    trained: Params  # w_k - w_t as local training left them, before a refinement (FNR-FL) replaced them
+    buffer_deltas: Params  # the clients' buffers less those that were sent, [M, ...]
+
+
+class Desk(NamedTuple):
+    """What the server has at hand to work with."""
+
+    task: Task
+    public: Samples | None  # the public split
+    key: Tensor  # 0-d, of this round, for `plugins.core.noise`
+    input_shape: tuple[int, ...]  # of one sample
 
 
 class Server(NamedTuple):
@@ -216,19 +269,53 @@ class Steps(NamedTuple):
     batch_size: int
 
 
+class Round(NamedTuple):
+    """What a round leaves."""
+
+    server: Server
+    evaluated: Params  # the same object as the server's parameters unless a method says otherwise
+    measured: Tree  # by component, what `measure` returned
+
+
 @dataclass(frozen=True)
 class Component:
     """FedAvg's behaviour at every hook; a method overrides what its paper changes."""
 
     name: ClassVar[str]
     stage: ClassVar[Stage] = Stage.DEBIAS
-    claims: ClassVar[frozenset[str]] = frozenset()  # what only one component of a recipe may own
-    passes: ClassVar[frozenset[str]] = frozenset()  # "own", "public": extra passes over data that it makes
-    weighting: ClassVar[str] = "size"  # "size": n_k / sum n; "uniform": 1 / M
-    evaluates_average: ClassVar[bool] = False  # the evaluated model is the plain average, not the sent one
+    # "own", "public": extra passes over data that it makes; "last epoch": `Trace.features`.
+    passes: ClassVar[frozenset[str]] = frozenset()
+    # What it sees of the public split: "labelled" or "unlabelled" samples; "" if it needs none.
+    public: ClassVar[str] = ""
+    shares_public: ClassVar[bool] = False  # every client's local data are its own and the public split
+    pools: ClassVar[bool] = False  # one client has the data of all
+
+    @property
+    def claims(self) -> frozenset[str]:
+        """What only one component of a recipe may own: keys of CLAIMS."""
+        return frozenset()
+
+    @property
+    def weighting(self) -> str:
+        """Of the clients: "size", n_k / sum n, or "uniform", 1 / M."""
+        return "size"
+
+    @property
+    def evaluates_average(self) -> bool:
+        """Whether the evaluated model is the plain average of this round's clients rather than the sent model."""
+        return False
+
+    @property
+    def leak(self) -> str:
+        """What of the test set the method sees, in words; "" if nothing. Such a recipe only reproduces a paper."""
+        return ""
 
     def check(self, setting: Setting) -> None:
         """Raises RecipeError if the method can't run in this setting or with these hyper-parameters."""
+
+    def fixed(self, network: Network) -> frozenset[str]:
+        """Names of parameters that stay at their initial values: nobody trains, sends or averages them."""
+        return frozenset()
 
     def exchanges(self, cohort: int) -> Exchanges:
         """How often the component asks beside the training of every round."""
@@ -240,15 +327,23 @@ class Component:
 
     # client -------------------------------------------------------------------------------------------------------
 
-    def init_client(self, params: Params) -> Tree:
-        """The memory of a client that has not taken part yet."""
+    def init_client(self, params: Params, buffers: Params, task: Task) -> Tree:
+        """The memory of a client that has not taken part yet, from w_0."""
         return {}
 
-    def prepare(self, task: Task, buffers: Params, view: View, data: Data) -> Tree:
+    def optimizer(self, given: Optimizer) -> Optimizer:
+        """The optimiser of local training, where the method brings its own."""
+        return given
+
+    def warm_start(self, state: Tree, view: View) -> Tree:
+        """The optimiser's state before the first step, where it does not begin empty."""
+        return state
+
+    def prepare(self, task: Task, view: View, data: Data) -> Tree:
         """Computed once per round, before the first step, on the received model."""
         return {}
 
-    def adjust_logits(self, logits: Tensor, view: View) -> Tensor:
+    def adjust_logits(self, logits: Tensor, task: Task, params: Params, view: View) -> Tensor:
         """Logits [B, C] as the loss sees them."""
         return logits
 
@@ -264,13 +359,17 @@ class Component:
         """(upload, next memory) after local training."""
         return {}, view.memory
 
+    def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
+        """Quantities of the paper that only the client knows: recorded in a simulation if asked for, never sent."""
+        return {}
+
     def answer(self, job: str, work: Work) -> Answer:
         """The client's side of a further Ask of this component."""
         raise NotImplementedError(f"{self.name} asks {job!r} but does not answer it")
 
     # server; a `yield` behind a `return` makes a generator that asks nothing ---------------------------------------
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, desk: Desk) -> Tree:
         """The server's state before the first round."""
         return {}
 
@@ -296,16 +395,25 @@ class Component:
         """The clients' weights [M], which sum to one, given those of earlier stages."""
         return weights
 
+    def average(self, update: Update) -> Params | None:
+        """The direction in place of sum_k weights_k (w_k - w_t); None to keep that."""
+        return None
+
     def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """(what is added to the model, next state); `direction` begins as sum_k weights_k (w_k - w_t)."""
+        """(what is added to the model, next state); `direction` begins as the average."""
         return direction, state
 
-    def after_step(self, server: Server, cohort: tuple[int, ...]) -> Asks:
-        """After the model was updated; returns the server."""
+    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+        """Quantities of the paper that the server knows: 0-d leaves become columns of rounds.csv, others are kept
+        as they are. `state` is that after the step, `moved` = w_{t+1} - w_t."""
+        return {}
+
+    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
+        """After the model was updated; returns the server. The cohort is `update.replies.clients`."""
         return server
         yield
 
-    def finish(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """After the last round; returns the server."""
+    def finish(self, server: Server, clients: tuple[int, ...], desk: Desk) -> Asks:
+        """After the last round; returns the server. Its model is the evaluated one, which it may replace."""
         return server
         yield

@@ -21,6 +21,9 @@ class Optimizer(Protocol):
     @property
     def lr(self) -> float: ...
 
+    @property
+    def momentum(self) -> float: ...
+
     def init(self, params: Params) -> Tree:
         """The state before the first step."""
         ...

@@ -102,6 +102,11 @@ class Task:
 
     network: Network
     optimizer: Optimizer
+    fixed: Params = field(default_factory=dict)  # parameters that stay as they are, and so are in no tree elsewhere
+
+    def whole(self, params: Params) -> Params:
+        """All parameters of the network."""
+        return self.fixed | params
 
     @property
     def lr(self) -> float:
@@ -110,13 +115,17 @@ class Task:
 
     def forward(self, params: Params, buffers: Params, x: Tensor, *, train: bool, mask: Tensor | None = None) -> Output:
         """Features, logits and next buffers for a batch `x` of shape [B, ...]."""
-        run = Pass(params, dict(buffers), train, mask)
+        run = Pass(self.whole(params), dict(buffers), train, mask)
         h = self.network.encode(run, x)
         return Output(h, self.network.classify(run, h), run.buffers)
 
+    def classify(self, params: Params, h: Tensor) -> Tensor:
+        """Logits [B, C] of features [B, d]."""
+        return self.network.classify(Pass(self.whole(params), {}, train=False), h)
+
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
         """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for the classifier."""
-        run = Pass(params, dict(buffers), train=False, record=True)
+        run = Pass(self.whole(params), dict(buffers), train=False, record=True)
         self.network.classify(run, self.network.encode(run, x))
         return run.activations
 

@@ -16,13 +16,27 @@ class Order:
 
     index: Ints  # [sum of sizes] int64
     sizes: tuple[int, ...]
+    last: int = 0  # batches of the last pass
 
 
-def epochs(indices: Ints, n_epochs: int, batch_size: int, rng: np.random.Generator) -> Order:
-    """`n_epochs` passes over `indices`, reshuffled each time; the last, short batch of a pass is kept."""
-    passes = [indices[rng.permutation(len(indices))] for _ in range(n_epochs)]
+def epochs(
+    indices: Ints, n_epochs: int, batch_size: int, rng: np.random.Generator, steps: int = 0, drop_last: bool = False
+) -> Order:
+    """`n_epochs` passes over `indices`, reshuffled each time, or if `steps` is above 0 as many batches as that.
+
+    The last, short batch of a pass is kept unless `drop_last`; then whoever has less than one batch keeps what he has.
+    """
+    sizes = _sizes(len(indices), batch_size)
+    if drop_last and len(sizes) > 1 and sizes[-1] < batch_size:
+        sizes = sizes[:-1]
+    if steps:
+        n_epochs = -(-steps // len(sizes))
+    passes = [indices[rng.permutation(len(indices))][: sum(sizes)] for _ in range(n_epochs)]
     index = np.concatenate(passes) if passes else indices[:0]
-    return Order(index, _sizes(len(indices), batch_size) * n_epochs)
+    if not steps:
+        return Order(index, sizes * n_epochs, len(sizes))
+    taken = (sizes * n_epochs)[:steps]
+    return Order(index[: sum(taken)], taken, steps - (n_epochs - 1) * len(sizes))
 
 
 def in_order(indices: Ints, batch_size: int) -> Order:

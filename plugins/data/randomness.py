@@ -24,3 +24,8 @@ def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:
     """As `stream`, for torch: a CPU generator seeded from the key."""
     state = int(_sequence(seed, name, counters).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state)
+
+
+def key(seed: int, name: str, *counters: int) -> int:
+    """As `stream`: a key for `plugins.core.noise`, a signed 64-bit number."""
+    return int(_sequence(seed, name, counters).generate_state(1, np.uint64).view(np.int64)[0])

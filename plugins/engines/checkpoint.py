@@ -10,8 +10,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from plugins.core.errors import UserError
-from plugins.core.trees import Tree, flatten, unflatten
+from plugins.core.trees import Params, Tree, flatten, unflatten
 from plugins.data.files import write_whole
+
+RECORDED = "recorded/"  # begins the names of tensors that the run doesn't need to go on, only to report
 
 
 class Checkpoint(NamedTuple):
@@ -21,6 +23,7 @@ class Checkpoint(NamedTuple):
     trees: Tree  # server, memory, evaluated
     holders: list[int]  # clients that hold the server's model already
     rows: list[dict[str, float]]  # of rounds.csv
+    recorded: Params  # what else was recorded, by name
 
 
 def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
@@ -32,7 +35,8 @@ def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
         "rows": checkpoint.rows,
     }
     # Copies: safetensors refuses tensors that share memory, such as an evaluated model that is the sent one.
-    flat = {key: leaf.detach().cpu().clone().contiguous() for key, leaf in flatten(checkpoint.trees).items()}
+    everything = flatten(checkpoint.trees) | {RECORDED + key: leaf for key, leaf in checkpoint.recorded.items()}
+    flat = {key: leaf.detach().cpu().clone().contiguous() for key, leaf in everything.items()}
     write_whole(path, save(flat, metadata={"checkpoint": json.dumps(head)}))
 
 
@@ -50,10 +54,12 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
             f"{path}: is a checkpoint of another configuration (fingerprint {made_by[:12]!r}, "
             f"this run has {fingerprint[:12]!r}); delete it or restore the configuration"
         )
+    # Of whatever shape: it grows with the rounds.
+    recorded = {key.removeprefix(RECORDED): flat.pop(key) for key in list(flat) if key.startswith(RECORDED)}
     expected = flatten(like)
     if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
         raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
     # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
     trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
     round_, holders, rows = found
-    return Checkpoint(round_, trees, holders, rows)
+    return Checkpoint(round_, trees, holders, rows, recorded)

@@ -19,7 +19,7 @@ from plugins.core.optimizers import build as build_optimizer
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
-from plugins.data.randomness import stream
+from plugins.data.randomness import key, stream
 from plugins.data.types import Ints
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -35,6 +35,8 @@ class LocalTraining:
     batch_size: int
     momentum: float | None = None  # None: the optimiser's own default
     weight_decay: float = 0.0
+    steps: int = 0  # above 0: this many steps in place of `epochs`
+    drop_last: bool = False  # whether the last, short batch of an epoch is left out
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
@@ -54,9 +56,15 @@ class Clients:
         indices: Mapping[int, Ints],
         public: Samples | None,
         params: Params,
+        buffers: Params,
+        observing: bool = False,
     ) -> None:
-        """`indices`: positions in `train` by client id; `params`: w_0, from which memories are initialised."""
+        """`indices`: positions in `train` by client id; `params`, `buffers`: w_0, from which memories are initialised.
+
+        `observing`: whether replies have metrics.
+        """
         self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
+        self.observing = observing
         self.train, self.public = train, public
         self.indices = dict(sorted(indices.items()))
         for client, positions in self.indices.items():
@@ -65,7 +73,8 @@ class Clients:
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.
-        self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), algorithm.init_client(params))
+        first = {c.name: c.init_client(params, buffers, task) for c in algorithm.components}
+        self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
 
     @property
@@ -76,7 +85,11 @@ class Clients:
         """The batches that `job` trains on, and the samples that they index; no steps for a job without training."""
         if job == "train":
             rng = stream(self.seed, "batches", round_, client)
-            return epochs(self.indices[client], self.local.epochs, self.local.batch_size, rng), self.train
+            local = self.local
+            order = epochs(
+                self.indices[client], local.epochs, local.batch_size, rng, local.steps, local.drop_last
+            )  # fmt: skip
+            return order, self.train
         steps = self.algorithm.public_steps(job)
         if steps is None:
             return Order(np.empty(0, dtype=np.int64), ()), self.train
@@ -84,6 +97,10 @@ class Clients:
         rng = stream(self.seed, "public", round_, client)
         everything = np.arange(len(self.public.y))
         return epochs(everything, steps.epochs, steps.batch_size, rng), self.public
+
+    def key(self, client: int, job: str, round_: int) -> int:
+        """Of the random numbers that a job of a client draws."""
+        return key(self.seed, f"noise/{job}", round_, client)
 
     def own_pass(self, client: int) -> Order:
         """One pass over all of a client's samples."""

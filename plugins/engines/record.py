@@ -1,4 +1,4 @@
-"""What is recorded of every round, in every runtime: the columns of rounds.csv."""
+"""What is recorded of every round, in every runtime: the columns of rounds.csv, and the papers' other quantities."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import time
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Reply, Samples, Server
+from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
-from plugins.core.task import Network
-from plugins.core.trees import Params, norm, row_norms, sub, tree_map
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree, flatten, norm, row_norms, sub, tree_map
 from plugins.engines.clients import refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
@@ -20,49 +20,115 @@ from plugins.engines.traffic import Meter
 class Recorder:
     """Sees each exchange, and makes a row at the end of each round."""
 
-    def __init__(self, network: Network, test: Samples, validation: Samples | None) -> None:
-        self.network, self.test, self.validation = network, test, validation
+    def __init__(self, task: Task, test: Samples, validation: Samples | None) -> None:
+        self.task, self.test, self.validation = task, test, validation
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
+        self.tensors: dict[str, Tensor] = {}  # "<component>/<quantity>" of all rounds, [T, ...], on the CPU
         self._began = time.perf_counter()
         self._start: Params = {}
-        self._local_loss = self._moved = torch.tensor(math.nan)
+        self._trained: Reply | None = None
+        self._observed: Tree = {}
+        self._groups: dict[str, list[str]] = {}
 
     def begin(self, server: Server) -> None:
         """A round begins with this server."""
-        self._began, self._start = time.perf_counter(), server.params
+        self._began, self._start, self._observed = time.perf_counter(), server.params, {}
+        if not self._groups:
+            self._groups = _groups(self.task, server.params)
 
     def exchange(self, ask: Ask, reply: Reply, round_: int) -> None:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
         refuse_non_finite(reply, round_)
         self.meter.count(ask, reply)
         if ask.job == "train":
-            self._local_loss = reply.loss.mean()
-            self._moved = row_norms(tree_map(torch.sub, reply.params, ask.params)).mean()
+            self._trained = reply
+        what = "" if ask.job == "train" else ask.job.partition(".")[2] + "."
+        for key, leaf in flatten(reply.metrics).items():
+            component, _, quantity = key.partition("/")
+            self._observed[f"{component}/{what}{quantity}"] = leaf
 
-    def end(self, round_: int, server: Server, evaluated: Params, look: bool = True) -> dict[str, float]:
+    def end(self, round_: int, done: Round, look: bool = True) -> dict[str, float]:
         """The row of the round that ends; NaN where `look` is False or there is nothing to look at.
 
         Raises NonFiniteError when the server's update is not finite.
         """
-        moved: Tensor = norm(sub(server.params, self._start))
-        if not torch.isfinite(moved):
+        server = done.server
+        moved: Params = sub(server.params, self._start)
+        length = norm(moved)
+        if not torch.isfinite(length):
             raise NonFiniteError(
                 f"round {round_}, server: the update is not finite; lower train.lr or the method's coefficients"
             )
         row: dict[str, float] = {"round": round_}
         for name, samples in (("test", self.test), ("validation", self.validation)):
-            found = None if samples is None or not look else evaluate(self.network, evaluated, server.buffers, samples)
-            row[f"{name}_accuracy"] = found.accuracy if found else math.nan
-            row[f"{name}_loss"] = found.loss if found else math.nan
+            row |= self._looked(name, done.evaluated, server.buffers, samples if look else None)
         up, down = self.meter.read()
+        assert self._trained is not None, "every round trains"
+        kept, self._trained = self._trained, None
+        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(kept.params, moved)
+        measured: Tree = {key: leaf.detach() for key, leaf in flatten(done.measured).items()}
+        row |= {key.replace("/", "_", 1): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
+        # What was sent and what is evaluated differ in few methods; then both are of interest.
+        differs = done.evaluated is not server.params
+        sent = self._looked("sent", server.params, server.buffers, self.test if look and differs else None)
+        row |= {"sent_accuracy": sent["sent_accuracy"] if differs else row["test_accuracy"]}
         row |= {
-            "local_loss": self._local_loss.item(),
-            "update_norm_client": self._moved.item(),
-            "update_norm_server": moved.item(),
-            "bytes_up": up,
-            "bytes_down": down,
+            "bytes_up": sum(up.values()),
+            "bytes_down": sum(down.values()),
             "seconds": time.perf_counter() - self._began,
         }
         self.rows.append(row)
+        clients = kept.clients
+        self._keep({key: leaf for key, leaf in measured.items() if leaf.ndim} | self._observed)
+        self._keep(
+            {
+                "round/clients": torch.tensor(clients),
+                "round/bytes_up": torch.tensor([up[client] for client in clients]),
+                "round/bytes_down": torch.tensor([down[client] for client in clients]),
+                "round/similarity_to_global": _cosines(kept.params, server.params),
+            }
+        )
         return row
+
+    def _looked(self, name: str, params: Params, buffers: Params, samples: Samples | None) -> dict[str, float]:
+        if samples is None:
+            return {f"{name}_accuracy": math.nan, f"{name}_loss": math.nan}
+        found = evaluate(self.task.network, self.task.whole(params), buffers, samples)
+        return {f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss}
+
+    def _lengths(self, trained: Params, moved: Params) -> dict[str, float]:
+        """FedNNNN's E, N and the integral of N; by group of layers if the model has more than one."""
+        deltas: Params = tree_map(lambda w_k, w: w_k - w, trained, self._start)
+        columns = {"update_norm_client": row_norms(deltas).mean().item(), "update_norm_server": norm(moved).item()}
+        before = self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
+        columns["update_norm_server_sum"] = before + columns["update_norm_server"]
+        for group, names in self._groups.items():
+            columns[f"update_norm_client_{group}"] = row_norms({key: deltas[key] for key in names}).mean().item()
+            columns[f"update_norm_server_{group}"] = norm({key: moved[key] for key in names}).item()
+        return columns
+
+    def _keep(self, found: Params) -> None:
+        for key, leaf in found.items():
+            new = leaf.detach().cpu()[None]
+            old = self.tensors.get(key)
+            # In a deployment a defence may drop a silo: then the shapes differ, and only the last round is kept.
+            fits = old is not None and old.shape[1:] == new.shape[1:]
+            self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
+
+
+def _groups(task: Task, params: Params) -> dict[str, list[str]]:
+    """Names of the parameters of fully connected and of convolutional layers; empty if there is one kind only."""
+    groups: dict[str, list[str]] = {}
+    for layer in task.network.layers:
+        kind = "conv" if any(params[key].ndim > 2 for key in layer.parameters if key in params) else "fc"
+        names = [key for key in layer.parameters if key in params]
+        if names:
+            groups.setdefault(kind, []).extend(names)
+    return groups if len(groups) > 1 else {}
+
+
+def _cosines(stacked: Params, params: Params) -> Tensor:
+    """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b)."""
+    dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in stacked.items()]).sum(0)
+    return dot / (row_norms(stacked) * norm(params)).clamp(min=1e-30)

@@ -31,16 +31,17 @@ class Sequential:
         own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
         steps, samples = clients.steps(client, ask.job, round_)
         data = Data(
-            self._plan(steps, samples),
+            self._plan(steps, samples, "last epoch" in clients.algorithm.passes and ask.job == "train"),
             self._plan(clients.own_pass(client), clients.train) if own else None,
             self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
+            torch.tensor(clients.key(client, ask.job, round_), device=clients.device),
         )
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
         # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
         memory = tree_map(lambda leaf: leaf[clients.row[client]].clone(), clients.memory)
         answered, trace = answer(
             clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
-            data, autograd,
+            data, autograd, clients.observing,
         )  # fmt: skip
         tree_map(lambda leaf, new: leaf[clients.row[client]].copy_(new), clients.memory, answered.memory)
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
@@ -51,7 +52,10 @@ class Sequential:
             "n": torch.tensor(len(clients.indices[client]), device=clients.device),
             "steps": zero if trace is None else trace.steps,
             "loss": zero if trace is None else trace.loss,
+            "metrics": answered.metrics,
         }
 
-    def _plan(self, order: Order, samples: Samples) -> Plan:
-        return Plan(samples, to_device(order.index, self.clients.device), sizes=order.sizes)
+    def _plan(self, order: Order, samples: Samples, last: bool = False) -> Plan:
+        n, device = len(order.sizes), self.clients.device
+        late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
+        return Plan(samples, to_device(order.index, device), sizes=order.sizes, last=late)

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from plugins import recipes
-from plugins.core.component import Ask, Asks, Reply, Samples, Server, Setting
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Ask, Asks, Desk, Reply, Round, Samples, Server, Setting
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network, Task
 from plugins.core.trees import Params, Tree, tree_map
-from plugins.data.randomness import stream, torch_stream
+from plugins.data.randomness import key, stream, torch_stream
 from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
 from plugins.engines.clients import Clients, Engine, LocalTraining
@@ -47,6 +49,7 @@ class Outcome(NamedTuple):
     evaluated: Params  # the evaluated one; the same object unless a method says otherwise
     buffers: Params
     rows: list[dict[str, float]]  # of rounds.csv
+    tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
 
 
 def resolve_device(name: str) -> torch.device:
@@ -87,6 +90,30 @@ def initial_model(network: Network, seed: int, like: torch.Tensor) -> tuple[Para
     return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
 
 
+def start(
+    algorithm: Algorithm, network: Network, local: LocalTraining, seed: int, like: torch.Tensor
+) -> tuple[Task, Params, Params]:
+    """(task, w_0, buffers) of an algorithm; parameters that it keeps as they are belong to the task, not to w_0."""
+    params, buffers = initial_model(network, seed, like)
+    fixed = {name: params[name] for name in sorted(algorithm.fixed(network))}
+    task = Task(network, algorithm.optimizer(local.build()), fixed)
+    return task, {name: leaf for name, leaf in params.items() if name not in fixed}, buffers
+
+
+def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch.Tensor) -> Desk:
+    """What the server has at hand in a round; 0 is before the first. `like`: samples, for their shape and device."""
+    at = torch.tensor(key(seed, "server", round_), device=like.device)
+    return Desk(task, public, at, tuple(like.shape[1:]))
+
+
+def with_public(train: Samples, clients: Sequence[Ints], public: Samples) -> tuple[Samples, list[Ints]]:
+    """Every client has the public split beside its own samples."""
+    n = len(train.y)
+    shared = np.arange(n, n + len(public.y))
+    joined = Samples(torch.cat([train.x, public.x]), torch.cat([train.y, public.y]))
+    return joined, [np.concatenate([positions, shared]) for positions in clients]
+
+
 def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
     """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
     if size == n_clients:
@@ -125,29 +152,44 @@ class Simulation:
         checkpoint: Path | None = None,
         checkpoint_every: int = 5,
         fingerprint: str = "",
+        observing: bool = False,
     ) -> None:
-        """Everything lives on the device of `train`. Goes on from `checkpoint` if there is one. Raises UserError."""
+        """Everything lives on the device of `train`. Goes on from `checkpoint` if there is one. Raises UserError.
+
+        `observing`: whether what only clients know is recorded as well, which may cost further passes over data.
+        """
         n = len(clients)
         if not 1 <= schedule.cohort <= n:
             raise UserError(
                 f"cohort of {schedule.cohort} clients: must be at least 1 and at most the {n} clients there are"
             )
         setting = Setting(
-            n, schedule.cohort, network.n_classes, network.feature_size, local.optimizer,
+            n, schedule.cohort, network.n_classes, network.feature_size, local.optimizer, local.lr,
             0 if public is None else len(public.y),
         )  # fmt: skip
         self.algorithm = recipes.build(recipe, settings, setting)
-        self.schedule = schedule
-        per_round = [local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients]
+        if self.algorithm.leak:
+            public = test
+        if self.algorithm.pools:
+            clients, schedule = [np.concatenate(list(clients))], replace(schedule, cohort=1)
+        if self.algorithm.shares_public and public is not None:
+            train, clients = with_public(train, clients, public)
+        n = len(clients)
+        self.schedule, self.public = schedule, public
+        per_round = [
+            local.steps or local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients
+        ]
         saved = schedule.rounds * (sum(per_round) * schedule.cohort / n - max(per_round))
         self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, saved)
-        params, buffers = initial_model(network, schedule.seed, train.x)
-        task = Task(network, local.build())
-        store = Clients(self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params)
+        task, params, buffers = start(self.algorithm, network, local, schedule.seed, train.x)
+        store = Clients(
+            self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params, buffers,
+            observing,
+        )  # fmt: skip
         self.engine: Engine = Sequential(store) if self.engine_name == "sequential" else Vectorized(store, memory_mb)
-        self.server = self.algorithm.init(params, buffers)
+        self.server = self.algorithm.init(params, buffers, self._desk(0))
         self.evaluated = params
-        self.recorder = Recorder(network, test, validation)
+        self.recorder = Recorder(task, test, validation)
         self.start_round = 0
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():
@@ -164,22 +206,31 @@ class Simulation:
                 on_round(row)
             if self.checkpoint is not None and (t % self.checkpoint_every == 0 or t == self.schedule.rounds):
                 self._save(self.checkpoint, t)
-        return Outcome(self.server.params, self.evaluated, self.server.buffers, self.rows)
+        whole = self.recorder.task.whole
+        return Outcome(
+            whole(self.server.params), whole(self.evaluated), self.server.buffers, self.rows, self.recorder.tensors
+        )
 
     @property
     def rows(self) -> list[dict[str, float]]:
         """The rows of rounds.csv so far."""
         return self.recorder.rows
 
+    def _desk(self, t: int) -> Desk:
+        clients = self.engine.clients
+        return desk(clients.task, self.public, self.schedule.seed, t, clients.train.x)
+
     def _round(self, t: int, everybody: tuple[int, ...]) -> dict[str, float]:
         self.recorder.begin(self.server)
         cohort = draw_cohort(self.schedule.seed, t, len(everybody), self.schedule.cohort)
-        answer = partial(self._answer, t)
-        self.server, self.evaluated = drive(self.algorithm.round(self.server, cohort), answer)
+        answer, at_hand = partial(self._answer, t), self._desk(t)
+        done: Round = drive(self.algorithm.round(self.server, cohort, at_hand), answer)
         last = t == self.schedule.rounds
         if last:
-            self.server = drive(self.algorithm.finish(self.server, everybody), answer)
-        return self.recorder.end(t, self.server, self.evaluated, last or t % self.schedule.evaluate_every == 0)
+            server, evaluated = drive(self.algorithm.finish(done.server, done.evaluated, everybody, at_hand), answer)
+            done = done._replace(server=server, evaluated=evaluated)
+        self.server, self.evaluated = done.server, done.evaluated
+        return self.recorder.end(t, done, last or t % self.schedule.evaluate_every == 0)
 
     def _answer(self, t: int, ask: Ask) -> Reply:
         reply = self.engine.answer(ask, t)
@@ -194,12 +245,15 @@ class Simulation:
         }
 
     def _save(self, path: Path, t: int) -> None:
-        holders = self.recorder.meter.holders(self.server.params)
-        checkpoints.write(path, checkpoints.Checkpoint(t, self._trees(), holders, self.rows), self.fingerprint)
+        recorder = self.recorder
+        holders = recorder.meter.holders(self.server.params)
+        found = checkpoints.Checkpoint(t, self._trees(), holders, self.rows, recorder.tensors)
+        checkpoints.write(path, found, self.fingerprint)
 
     def _resume(self, path: Path) -> None:
         found = checkpoints.read(path, self._trees(), self.fingerprint)
         self.server = Server(**found.trees["server"])
         self.engine.clients.memory = found.trees["memory"]
-        self.evaluated, self.recorder.rows, self.start_round = found.trees["evaluated"], found.rows, found.round
+        self.evaluated, self.start_round = found.trees["evaluated"], found.round
+        self.recorder.rows, self.recorder.tensors = found.rows, found.recorded
         self.recorder.meter.restore(self.server.params, found.holders)

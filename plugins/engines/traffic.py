@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from plugins.core.component import Ask, Reply
@@ -17,7 +18,8 @@ class Meter:
     """
 
     def __init__(self) -> None:
-        self._up = self._down = 0
+        self._up: Counter[int] = Counter()
+        self._down: Counter[int] = Counter()
         self._model: Params = {}
         self._holders: set[int] = set()
 
@@ -27,15 +29,17 @@ class Meter:
         if ask.params:
             if ask.params is not self._model:
                 self._model, self._holders = ask.params, set()
-            new = [client for client in ask.to if client not in self._holders]
-            self._holders.update(new)
-            self._down += len(new) * (n_bytes(ask.params) + n_bytes(ask.buffers))
-        self._down += m * n_bytes(ask.shared) + n_bytes(ask.each)
-        self._up += n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)
+            model = n_bytes(ask.params) + n_bytes(ask.buffers)
+            self._down.update({client: model for client in ask.to if client not in self._holders})
+            self._holders.update(ask.to)
+        aside = n_bytes(ask.shared) + n_bytes(ask.each) // m
+        answered = (n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // m
+        self._down.update(dict.fromkeys(ask.to, aside))
+        self._up.update(dict.fromkeys(ask.to, answered))
 
-    def read(self) -> tuple[int, int]:
-        """(bytes up, bytes down) since the last call."""
-        read, self._up, self._down = (self._up, self._down), 0, 0
+    def read(self) -> tuple[Counter[int], Counter[int]]:
+        """Bytes (up, down) by client since the last call."""
+        read, self._up, self._down = (self._up, self._down), Counter(), Counter()
         return read
 
     def holders(self, params: Params) -> list[int]:

@@ -30,7 +30,7 @@ class Vectorized:
         pieces = []
         for first in range(0, len(by_length), size):
             chunk = by_length[first : first + size]
-            pieces.append(self._chunk(ask, chunk, [steps[position][0] for position in chunk], steps[0][1]))
+            pieces.append(self._chunk(ask, round_, chunk, [steps[position][0] for position in chunk], steps[0][1]))
         joined: Tree = tree_map(lambda *parts: torch.cat(parts), pieces[0], *pieces[1:])
         back = torch.tensor(by_length).argsort().to(self.clients.device)
         stacked = row(joined, back)
@@ -44,14 +44,14 @@ class Vectorized:
         """How many clients fit into the memory bound: copies of the model, and what a batch's layers put out."""
         clients = self.clients
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
-        run = Pass(params, dict(buffers), train=False)
+        run = Pass(clients.task.whole(params), dict(buffers), train=False)
         clients.task.network.classify(run, clients.task.network.encode(run, clients.train.x[:1]))
         # Parameters, gradient, update, their successors and the received model; forward and backward of a batch.
         model = 8 * n_bytes(params)
         batch = 3 * run.outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
-    def _chunk(self, ask: Ask, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
+    def _chunk(self, ask: Ask, round_: int, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
         clients = self.clients
         ids = [ask.to[position] for position in chunk]
         rows = torch.tensor([clients.row[client] for client in ids], device=clients.device)
@@ -59,7 +59,10 @@ class Vectorized:
             "each": row(ask.each, torch.tensor(chunk, device=clients.device)),
             "memory": row(clients.memory, rows),
             "steps": self._batched(orders, live=True),
+            "key": torch.tensor([clients.key(client, ask.job, round_) for client in ids], device=clients.device),
         }
+        if "last epoch" in clients.algorithm.passes and ask.job == "train":
+            batched["steps"]["last"] = self._last(orders, samples.x.dtype)
         if "own" in clients.algorithm.passes:
             batched["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
         if not ask.params:
@@ -76,11 +79,12 @@ class Vectorized:
                 Plan(samples, **args["steps"]),
                 Plan(clients.train, **args["own"]) if "own" in args else None,
                 public,
+                args["key"],
             )
             params, buffers = (ask.params, ask.buffers) if ask.params else (args["params"], args["buffers"])
             answered, trace = answer(
                 clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, args["each"], args["memory"],
-                data, functional,
+                data, functional, clients.observing,
             )  # fmt: skip
             zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
             return {
@@ -107,3 +111,9 @@ class Vectorized:
             if live and not alive.all():
                 batched["live"] = to_device(alive, device)
         return batched
+
+    def _last(self, orders: list[Order], dtype: torch.dtype) -> Tensor:
+        """1 for the steps of each client's last epoch, [M, S]; padding lies behind them and is masked."""
+        step = torch.arange(max(len(order.sizes) for order in orders), device=self.clients.device)
+        first = torch.tensor([len(order.sizes) - order.last for order in orders], device=self.clients.device)
+        return (step >= first[:, None]).to(dtype)

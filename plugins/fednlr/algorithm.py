@@ -49,12 +49,12 @@ class FedNLR(Component):
         """Eq. 17: mu_l = mu_0 + a1 l / L + a2 log10 M_l, with l = 1..L."""
         return self.mu0 + self.a1 * l / n_layers + self.a2 * math.log10(units)
 
-    def prepare(self, task: Task, buffers: Params, view: View, data: Data) -> Tree:
+    def prepare(self, task: Task, view: View, data: Data) -> Tree:
         """Lines 5-8: the factor M_l q_l of every neuron, by parameter."""
         assert data.own is not None
 
         def sums(batch: Batch) -> Tree:
-            found = task.activations(view.start, buffers, batch.x)
+            found = task.activations(view.start, view.buffers, batch.x)
             per_sample = {name: h.flatten(2).mean(2) if h.ndim > 2 else h for name, h in found.items()}  # [B, M_l]
             mask = None if batch.mask is None else batch.mask
             return {n: h.sum(0) if mask is None else mask.to(h.dtype) @ h for n, h in per_sample.items()}

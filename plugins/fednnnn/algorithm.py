@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import torch
 
-from plugins.core.component import Component, RecipeError, Setting, Stage, Update
+from plugins.core.component import Component, Desk, RecipeError, Setting, Stage, Update
 from plugins.core.trees import Params, Tree, norm, row_norms, tree_map, zeros_like
 
 
@@ -28,7 +28,7 @@ class FedNNNN(Component):
 
     name: ClassVar[str] = "fednnnn"
     stage: ClassVar[Stage] = Stage.SCALE
-    claims: ClassVar[frozenset[str]] = frozenset({"server momentum"})
+    claims: ClassVar[frozenset[str]] = frozenset({"server step"})
     weighting: ClassVar[str] = "uniform"
     evaluates_average: ClassVar[bool] = True
 
@@ -41,7 +41,7 @@ class FedNNNN(Component):
         if not 0 <= self.gamma < 1:
             raise RecipeError(f"fednnnn: gamma = {self.gamma} must lie in [0, 1)")
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, desk: Desk) -> Tree:
         return {"d": zeros_like(params)}
 
     def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:

@@ -52,6 +52,7 @@ class FNR(Component):
     name: ClassVar[str] = "fnr"
     claims: ClassVar[frozenset[str]] = frozenset({"refinement on public data"})
     passes: ClassVar[frozenset[str]] = frozenset({"public"})
+    public: ClassVar[str] = "labelled"
 
     n_classes: int  # C
     p: float = 0.5  # share of the clients that are refined
@@ -67,8 +68,6 @@ class FNR(Component):
                 f"fnr: lam = {self.lam} must be finite, epochs = {self.epochs} at least 0, "
                 f"batch_size = {self.batch_size} at least 1"
             )
-        if setting.n_public == 0:
-            raise RecipeError("fnr: needs a public split, but data.public is 0; set data.public to a number of samples")
 
     def n_refined(self, cohort: int) -> int:
         """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 = 28.999..."""
@@ -131,4 +130,4 @@ class FNR(Component):
             return self.lam * masked_mean(delta[batch.y], batch.mask)
 
         trace = local_steps(work.task, work.params, work.buffers, work.data, work.grad, penalty)
-        return Answer(trace.end, trace.buffers, {}, work.view.memory)
+        return Answer(trace.end, trace.buffers, {}, work.view.memory, {})

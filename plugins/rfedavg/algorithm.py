@@ -30,6 +30,7 @@ from plugins.core.component import (
     Batch,
     Component,
     Data,
+    Desk,
     Exchanges,
     RecipeError,
     Reply,
@@ -61,7 +62,7 @@ class _DistributionRegularised(Component):
         if setting.n_clients < 2:
             raise RecipeError(f"{self.name}: compares clients, so it needs at least 2, got {setting.n_clients}")
 
-    def init_server(self, params: Params) -> Tree:
+    def init_server(self, params: Params, desk: Desk) -> Tree:
         some = next(iter(params.values()))
         return {"delta": some.new_zeros(self.n_clients, self.feature_size)}
 
@@ -83,7 +84,7 @@ class _DistributionRegularised(Component):
     def answer(self, job: str, work: Work) -> Answer:
         """delta^k = mean_j phi(x_kj) under the model that was sent (algorithm 2, line 15)."""
         delta = mean_features(work.task, work.params, work.buffers, work.data.own)
-        return Answer({}, {}, {"delta": delta}, work.view.memory)
+        return Answer({}, {}, {"delta": delta}, work.view.memory, {})
 
 
 @dataclass(frozen=True)
@@ -136,6 +137,6 @@ class RFedAvgPlus(_DistributionRegularised):
         r: Tensor = (phi - view.each["mean"]).square().sum()
         return self.lam * r
 
-    def after_step(self, server: Server, cohort: tuple[int, ...]) -> Asks:
+    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
         """Lines 13-18: the cohort maps its data with the new model."""
-        return (yield from self.map(server, cohort))
+        return (yield from self.map(server, update.replies.clients))

@@ -7,13 +7,13 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 import numpy as np
 import torch
 
-from plugins.core.component import Ask, Reply, Samples
+from plugins.core.component import Ask, Desk, Reply, Round, Samples
 from plugins.core.errors import UserError
 from plugins.core.trees import Params, Tree, row, stack, tree_map
 from plugins.engines.clients import Clients, refuse_non_finite
 from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import Outcome, draw_cohort, initial_model
+from plugins.engines.simulation import Outcome, desk, draw_cohort, start, with_public
 from plugins.silo import wire
 from plugins.silo.settings import Terms
 from plugins.silo.wire import Down, Up
@@ -34,12 +34,21 @@ class Silo:
     def __init__(self, terms: Terms, client: int, train: Samples, public: Samples | None) -> None:
         """`client` counts from 0; `train` is this silo's shard."""
         self.terms, self.client = terms, client
-        params, _ = initial_model(terms.network, terms.seed, train.x)
+        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, train.x)
         # Orders of batches are drawn over positions, so a shard by itself is read as it is within a simulation.
-        indices = {client: np.arange(len(train.y))}
+        self._shares = public if terms.algorithm.shares_public else None
+        own = self._arranged(train)
+        indices = {client: np.arange(len(own.y))}
         self.engine = Sequential(
-            _OwnShard(terms.algorithm, terms.task, terms.local, terms.seed, train, indices, public, params)
+            _OwnShard(terms.algorithm, task, terms.local, terms.seed, own, indices, public, params, buffers)
         )
+
+    def _arranged(self, train: Samples) -> Samples:
+        return train if self._shares is None else with_public(train, [], self._shares)[0]
+
+    def read(self, train: Samples) -> None:
+        """From now on this is the shard: of as many samples as before, perhaps poisoned by an attack."""
+        self.engine.clients.train = self._arranged(train)
 
     def answer(self, down: Down) -> Tree | None:
         """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""
@@ -79,20 +88,21 @@ class Conversation:
         terms: Terms,
         test: Samples,
         validation: Samples | None,
-        has_public: bool,
+        public: Samples | None,
         settle: Callable[[Params], Params] = lambda params: params,
         on_round: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences)."""
         self.terms, self.settle, self.on_round = terms, settle, on_round
-        params, buffers = initial_model(terms.network, terms.seed, test.x)
-        self.server = terms.algorithm.init(params, buffers)
-        self.recorder = Recorder(terms.network, test, validation)
+        self.task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, test.x)
+        self.public, self._like = public, test.x[:1]
+        self.server = terms.algorithm.init(params, buffers, self._desk(0))
+        self.recorder = Recorder(self.task, test, validation)
         self.outcome: Outcome | None = None
         self._round = self._exchange = 0
         # One silo with one sample that is always at hand: what it replies declares the structure of every upload.
         sample = Samples(test.x[:1], test.y[:1])
-        self._probe = Silo(terms, 0, sample, sample if has_public else None)
+        self._probe = Silo(terms, 0, sample, sample if public is not None else None)
         self._schemas: dict[str, Tree] = {}
         self._asks = self._rounds()
         self._ask: Ask | None = None  # as the algorithm made it; the meter tells models apart by identity
@@ -118,7 +128,7 @@ class Conversation:
         if not replies:
             raise UserError(f"round {self._round}: no silo is left to average")
         clients = tuple(sorted(replies))
-        reply = Reply(clients, **stack([replies[client] for client in clients]))
+        reply = Reply(clients, **stack([replies[client] for client in clients]), metrics={})
         self.recorder.exchange(ask, reply, self._round)
         self.down = self._next(reply)
         return self.down
@@ -144,14 +154,21 @@ class Conversation:
             self._round = t
             self.recorder.begin(self.server)
             cohort = draw_cohort(terms.seed, t, terms.silos, terms.cohort)
-            server, evaluated = yield from algorithm.round(self.server, cohort)
+            done: Round = yield from algorithm.round(self.server, cohort, self._desk(t))
+            server, evaluated = done.server, done.evaluated
             if t == terms.rounds:
-                server = yield from algorithm.finish(server, everybody)
+                server, evaluated = yield from algorithm.finish(server, evaluated, everybody, self._desk(t))
             settled = self.settle(server.params)
             evaluated = settled if evaluated is server.params else self.settle(evaluated)
             self.server = server._replace(params=settled)
             # `seconds` include the waiting for the silos.
-            row = self.recorder.end(t, self.server, evaluated)
+            row = self.recorder.end(t, Round(self.server, evaluated, done.measured))
             if self.on_round is not None:
                 self.on_round(row)
-        self.outcome = Outcome(self.server.params, evaluated, self.server.buffers, self.rows)
+        whole = self.task.whole
+        self.outcome = Outcome(
+            whole(self.server.params), whole(evaluated), self.server.buffers, self.rows, self.recorder.tensors
+        )
+
+    def _desk(self, t: int) -> Desk:
+        return desk(self.task, self.public, self.terms.seed, t, self._like)

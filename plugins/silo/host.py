@@ -112,7 +112,7 @@ class HostTrainer(_Hooked, ClientTrainer):
             if self.silo is None:
                 public = None if self.public is None else Samples(*(leaf.to(device) for leaf in self.public))
                 self.silo = Silo(self.terms, self.id, train, public)
-            self.silo.engine.clients.train = train
+            self.silo.read(train)
             self._data = data
         self._reply = self.silo.answer(self._down)
 
@@ -138,17 +138,17 @@ class HostAggregator(_Hooked, ServerAggregator):
         args: Any,
         test: Samples,
         validation: Samples | None = None,
-        n_public: int = 0,
+        public: Samples | None = None,
         on_round: Callable[[Mapping[str, float]], None] | None = None,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
-        """`n_public`: samples of the silos' public split; `on_round` gets each new row, `on_start` is called when all
-        silos are there. Raises UserError.
+        """`public` is the silos' public split; `on_round` gets each new row, `on_start` is called when all silos are
+        there. Raises UserError.
         """
         super().__init__(model, args)
-        terms = _terms(type(self), args, model, n_public)
+        terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
         _refuse_protection(terms)
-        self.conversation = Conversation(terms, test, validation, n_public > 0, self._settle, on_round)
+        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round)
         self.on_start = on_start
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:

@@ -160,7 +160,7 @@ class Process:
 
         dataset = (0, 0, None, None, {}, {}, None, self.shard.n_classes)
         aggregator = aggregator_class(
-            model, args, parts["test"], parts.get("validation"), self.shard.n_public, on_round, watch.expect
+            model, args, parts["test"], parts.get("validation"), parts.get("public"), on_round, watch.expect
         )
         self._runner(args, dataset, model, None, aggregator)
         outcome = aggregator.conversation.outcome

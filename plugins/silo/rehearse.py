@@ -101,8 +101,8 @@ def simulate(deployment: settings.Deployment, parts: Parts) -> str:
 
 
 def needs_public(recipe: str) -> bool:
-    """Whether a method of the recipe makes a pass over public data."""
-    return any("public" in recipes.METHODS[method].passes for method in recipes.parse(recipe))
+    """Whether a method of the recipe needs the public split."""
+    return any(recipes.METHODS[method].public for method in recipes.parse(recipe))
 
 
 def _process(rank: int, config: str, output: str) -> None:

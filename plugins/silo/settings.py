@@ -16,7 +16,7 @@ from plugins import models, recipes
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Setting
 from plugins.core.errors import UserError, nearest
-from plugins.core.task import Network, Task
+from plugins.core.task import Network
 from plugins.engines.clients import LocalTraining
 
 
@@ -203,17 +203,13 @@ class Terms:
     """What server and silos have to agree on."""
 
     algorithm: Algorithm
-    task: Task
+    network: Network
     local: LocalTraining
     seed: int
     rounds: int
     cohort: int  # M
     silos: int  # N
     fingerprint: str
-
-    @property
-    def network(self) -> Network:
-        return self.task.network
 
     @property
     def comm_round(self) -> int:
@@ -234,11 +230,15 @@ def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) 
     """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
     train = deployment.train_args
     local = local_training(train)
+    local.build()  # refuses what it can't be, before anything runs
     cohort = train.cohort or deployment.silos
     setting = Setting(
-        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, n_public
+        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, local.lr, n_public
     )  # fmt: skip
     algorithm = recipes.build(recipe, train.settings, setting)
+    if algorithm.pools or algorithm.leak:
+        why = algorithm.leak or "it trains one model on the data of all"
+        raise UserError(f"recipe {recipe!r} can't be deployed: {why}; it is there for comparison in simulations")
     agreed: Mapping[str, object] = {
         "algorithm": repr(algorithm),
         "model": deployment.model_args.model_dump(),
@@ -248,6 +248,6 @@ def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) 
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     return Terms(
-        algorithm, Task(network, local.build()), local, deployment.common_args.random_seed, train.rounds, cohort,
+        algorithm, network, local, deployment.common_args.random_seed, train.rounds, cohort,
         deployment.silos, fingerprint,
     )  # fmt: skip

@@ -55,21 +55,24 @@ class Shard:
     rank: int
     silos: int
     n_classes: int
-    n_public: int
-    parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train, perhaps public
+    parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train; both: perhaps public
+
+    @property
+    def n_public(self) -> int:
+        """Samples of the public split."""
+        return len(self.parts["public"].y) if "public" in self.parts else 0
 
 
 def write(template: str, parts: Parts) -> None:
     """Writes the files of all ranks; `template` contains {rank}. Without a public part none is written."""
     for rank in range(len(parts.clients) + 1):
         if rank == 0:
-            held = {"test": parts.test, "validation": parts.validation}
+            held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
         else:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
             held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
         present = {key: samples for key, samples in held.items() if samples is not None}
-        n_public = 0 if parts.public is None else len(parts.public.y)
-        shard = Shard(rank, len(parts.clients), parts.n_classes, n_public, present)
+        shard = Shard(rank, len(parts.clients), parts.n_classes, present)
         tensors = _tensors(shard)
         metadata = {"shard": json.dumps(_head(shard)), "checksum": _checksum(shard)}
         write_whole(Path(template.replace("{rank}", str(rank))), safetensors.torch.save(tensors, metadata))
@@ -84,7 +87,7 @@ def read(path: Path, rank: int, silos: int) -> Shard:
             metadata = file.metadata()
             head = json.loads(metadata["shard"])
             parts = {key: Samples(file.get_tensor(f"{key}/x"), file.get_tensor(f"{key}/y")) for key in head["parts"]}
-        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), int(head["n_public"]), parts)
+        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts)
         whole = _checksum(shard) == metadata["checksum"]
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -100,7 +103,7 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 
 def _head(shard: Shard) -> dict[str, object]:
     return {
-        "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes, "n_public": shard.n_public,
+        "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes,
         "parts": sorted(shard.parts),
     }  # fmt: skip
 

@@ -16,6 +16,7 @@ from plugins.core.component import (
     Ask,
     Asks,
     Component,
+    Desk,
     Exchanges,
     RecipeError,
     Reply,
@@ -24,10 +25,13 @@ from plugins.core.component import (
     Stage,
     Update,
 )
+from plugins.core.optimizers import SGD
+from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, scale, tree_map
+from plugins.models.networks import mlp
 from plugins.recipes import METHODS, build
 
-SETTING = Setting(n_clients=4, cohort=3, n_classes=2, feature_size=2, optimizer="sgd", n_public=10)
+SETTING = Setting(n_clients=4, cohort=3, n_classes=2, feature_size=2, optimizer="sgd", lr=0.1, n_public=10)
 
 
 @dataclass(frozen=True)
@@ -88,15 +92,16 @@ class Inquires(Component):
         yield Ask("asks.trained", replies.clients[:1], {}, {}, {}, {})
         return replies._replace(params=tree_map(torch.zeros_like, replies.params))
 
-    def after_step(self, server: Server, cohort: tuple[int, ...]) -> Asks:
-        yield Ask("asks.stepped", cohort, server.params, {}, {}, {})
+    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
+        yield Ask("asks.stepped", update.replies.clients, server.params, {}, {}, {})
         return server._replace(state=server.state | {"asks": {"seen": torch.ones(1)}})
 
-    def finish(self, server: Server, clients: tuple[int, ...]) -> Asks:
+    def finish(self, server: Server, clients: tuple[int, ...], desk: Desk) -> Asks:
         yield Ask("asks.finish", clients, {}, {}, {}, {})
         return server
 
 
+DESK = Desk(Task(mlp((2,), 2), SGD(0.1)), None, torch.tensor(0), (2,))
 SERVER = Server({"w": torch.tensor([10.0])}, {"mean": torch.tensor([0.0])}, {})
 
 
@@ -105,7 +110,7 @@ def reply(ask: Ask) -> Reply:
     m = len(ask.to)
     trained = {"w": torch.tensor([[11.0], [12.0], [15.0]])} if ask.job == "train" else {}
     buffers = {"mean": torch.tensor([[4.0], [8.0], [0.0]])} if ask.job == "train" else {}
-    return Reply(ask.to, trained, buffers, {}, torch.tensor([1, 2, 1])[:m], torch.ones(m), torch.zeros(m))
+    return Reply(ask.to, trained, buffers, {}, torch.tensor([1, 2, 1])[:m], torch.ones(m), torch.zeros(m), {})
 
 
 def play(asks: Asks, answer: Callable[[Ask], Reply] = reply) -> tuple[list[Ask], object]:
@@ -123,8 +128,8 @@ def play(asks: Asks, answer: Callable[[Ask], Reply] = reply) -> tuple[list[Ask],
 def round_of(*components: Component) -> tuple[list[Ask], Server, Params]:
     algorithm = Algorithm.compose(components)
     server = SERVER._replace(state={c.name: {} for c in components})
-    said, out = play(algorithm.round(server, (0, 2, 5)))
-    after, evaluated = out  # type: ignore[misc]  # what `round` returns
+    said, out = play(algorithm.round(server, (0, 2, 5), DESK))
+    after, evaluated, _ = out  # type: ignore[misc]  # what `round` returns
     return said, after, evaluated
 
 
@@ -179,7 +184,7 @@ def test_a_component_may_ask_at_every_point() -> None:
     assert after.params["w"].tolist() == [0.0], "the average is over the replies as `after_train` left them"
     assert said[2].params is after.params, "`after_step` sees the new model"
     assert after.state["asks"]["seen"].tolist() == [1.0]
-    assert [ask.job for ask in play(algorithm.finish(after, (0, 1)))[0]] == ["asks.finish"]
+    assert [ask.job for ask in play(algorithm.finish(after, after.params, (0, 1), DESK))[0]] == ["asks.finish"]
     assert algorithm.exchanges(3) == Exchanges(begin=1, round=3, finish=1)
 
 

@@ -103,7 +103,7 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int,
     alone = Sequential(
         Clients(
             all_clients.algorithm, all_clients.task, all_clients.local, all_clients.seed, all_clients.train, own,
-            all_clients.public, server.params,
+            all_clients.public, server.params, server.buffers,
         )
     )  # fmt: skip
     shared = {"scaffold": {"c": server.state["scaffold"]["c"]}}

@@ -110,13 +110,13 @@ def test_the_meter_starts_again_after_each_reading() -> None:
     meter, w = Meter(), {"w": torch.zeros(3)}
 
     def exchange(*to: int) -> None:
-        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)))
+        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)), {})
         meter.count(Ask("x.map", to, w, {}, {"x": torch.zeros(1)}, {}), nothing)
 
     exchange(0, 1)
-    assert meter.read() == (0, 2 * 12 + 2 * 4)
+    assert meter.read() == ({0: 0, 1: 0}, {0: 12 + 4, 1: 12 + 4})
     exchange(1, 2)
-    assert meter.read() == (0, 1 * 12 + 2 * 4)
+    assert meter.read() == ({1: 0, 2: 0}, {1: 4, 2: 12 + 4})
     assert meter.holders(w) == [0, 1, 2]
     assert meter.holders({"w": torch.zeros(3)}) == [], "an equal model is not the same one"
-    assert meter.read() == (0, 0)
+    assert meter.read() == ({}, {})

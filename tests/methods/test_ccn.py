@@ -124,4 +124,4 @@ def test_a_single_client_keeps_its_weight(engine: str) -> None:
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(RecipeError, match="T = "):
-        CCN(T=temperature).check(Setting(3, 3, 2, 2, "sgd", 0))
+        CCN(T=temperature).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))

@@ -16,6 +16,7 @@ from plugins.fednlr.algorithm import FedNLR
 from plugins.models.networks import cnn, mlp
 from tests.methods import by_hand as hand
 
+KEY = torch.tensor(0)
 MU0, A1, A2 = 1.2, 0.45, 0.3
 
 
@@ -140,7 +141,7 @@ def test_channels_are_averaged_over_space_before_pooling() -> None:
     component = FedNLR(mu0=MU0, a1=A1, a2=A2)
     # Two batches of the pass, 3 and 2 samples: the mean is over samples, not over batches.
     plan = Plan(data, torch.arange(5), sizes=(3, 2))
-    found = component.prepare(Task(net, SGD(0.1)), buffers, View(params, {}, {}, {}, {}), Data(plan, plan, None))
+    found = component.prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
     for depth, (name, units) in enumerate((("conv1", 2), ("conv2", 4), ("fc1", 3), ("fc2", 3)), start=1):
         wanted = rates(np.mean(means[name], axis=0), MU0 + A1 * depth / 4 + A2 * math.log10(units))
         for part in ("weight", "bias"):
@@ -151,7 +152,7 @@ def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
     """Eq. 18: w_{l,m} are all weights of neuron m; a kernel's rows are its first axis."""
     scale = torch.tensor([2.0, 3.0])
     tree = {"conv.weight": torch.ones(2, 1, 3, 3), "conv.bias": torch.ones(2), "other": torch.ones(4)}
-    view = View({}, {}, {}, {}, {"conv.weight": scale, "conv.bias": scale})
+    view = View({}, {}, {}, {}, {}, {"conv.weight": scale, "conv.bias": scale})
     out = FedNLR().correct(tree, tree, view)
     assert out["conv.weight"].flatten(1).unique(dim=1).tolist() == [[2.0], [3.0]]
     assert out["conv.bias"].tolist() == [2.0, 3.0]
@@ -163,7 +164,7 @@ def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons() -> None:
     data = Samples(torch.tensor(hand.X), torch.tensor(hand.Y))
     params, buffers = initial_model(net, 0, data.x)
     plan = Plan(data, torch.arange(6), sizes=(6,))
-    found = FedNLR().prepare(Task(net, SGD(0.1)), buffers, View(params, {}, {}, {}, {}), Data(plan, plan, None))
+    found = FedNLR().prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
     assert found.keys() == params.keys()
     for part in ("fc1.bias", "bn1.weight", "bn1.bias"):
         assert torch.equal(found[part], found["fc1.weight"])
@@ -180,4 +181,4 @@ def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str) -> None:
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
 def test_bad_hyper_parameters_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=f"fednlr: {key} ="):
-        FedNLR(**{key: value}).check(Setting(3, 3, 2, 2, "sgd", 0))
+        FedNLR(**{key: value}).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))

@@ -77,8 +77,8 @@ def update(*deltas: list[float]) -> tuple[dict[str, torch.Tensor], Update]:
     stacked = torch.tensor(deltas, dtype=torch.float64)
     m = len(deltas)
     weights = torch.full((m,), 1 / m, dtype=torch.float64)
-    reply = Reply(tuple(range(m)), {}, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m))
-    return {"w": stacked.mean(0)}, Update(reply, {"w": stacked}, weights)
+    reply = Reply(tuple(range(m)), {}, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
+    return {"w": stacked.mean(0)}, Update(reply, {"w": stacked}, weights, {"w": stacked}, {})
 
 
 def test_the_step_in_numbers() -> None:
@@ -136,4 +136,4 @@ def test_one_client_with_beta_one_is_fedavg() -> None:
 )
 def test_bad_hyper_parameters_are_refused(fields: dict[str, float], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        FedNNNN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0))
+        FedNNNN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))

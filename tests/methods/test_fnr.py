@@ -16,8 +16,10 @@ from plugins.core.optimizers import SGD
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree
 from plugins.fnr.algorithm import FNR
+from plugins.recipes import build
 from tests.methods import by_hand as hand
 
+KEY = torch.tensor(0)
 REFINE: dict[str, object] = {"p": 0.5, "lam": 2.0, "epochs": 3, "batch_size": 8}
 PUBLIC = np.arange(4)
 
@@ -107,8 +109,8 @@ def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j() -> None:
     params, buffers = network.init(torch.Generator())
     plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
     delta = torch.tensor([3.0, -5.0], dtype=torch.float64)
-    view = View(params, {}, {"delta": delta}, {}, {})
-    work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan), listening)
+    view = View(params, buffers, {}, {"delta": delta}, {}, {})
+    work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan, KEY), listening, False)
     FNR(n_classes=2, lam=2.0).answer("fnr.refine", work)
     assert seen == [pytest.approx(hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * -1.0, rel=1e-12)]
 
@@ -129,7 +131,7 @@ def select(accuracy: list[float], p: float, clients: tuple[int, ...]) -> tuple[A
     component = FNR(n_classes=2, p=p)
     m = len(clients)
     upload = {"fnr": {"A": torch.tensor(accuracy), "F": torch.arange(2.0 * m).reshape(m, 2)}}
-    reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m))
+    reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m), {})
     return next(component.after_train(Server({}, {}, {}), reply), None), component
 
 
@@ -167,9 +169,9 @@ def test_a_class_without_public_samples_has_norm_zero() -> None:
     component, network = FNR(n_classes=3), hand.given()
     params, buffers = network.init(torch.Generator())
     plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(3, 1))
-    trace = Trace(params, params, buffers, torch.tensor(0.0), torch.tensor(0.0))
-    data = Data(plan, None, plan)
-    upload, _ = component.report(Task(network, SGD(hand.LR)), trace, View(params, {}, {}, {}, {}), data)
+    trace = Trace(params, params, buffers, torch.tensor(0.0), torch.tensor(0.0), {}, None)
+    data = Data(plan, None, plan, KEY)
+    upload, _ = component.report(Task(network, SGD(hand.LR)), trace, View(params, buffers, {}, {}, {}, {}), data)
     np.testing.assert_allclose(upload["F"], [*feature_norms(hand.W0), 0.0], rtol=1e-12)
 
 
@@ -236,9 +238,9 @@ def test_fedprox_does_not_pull_during_the_refinement(engine: str) -> None:
 )
 def test_bad_hyper_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        FNR(n_classes=2, **fields).check(Setting(3, 3, 2, 2, "sgd", 4))
+        FNR(n_classes=2, **fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 4))
 
 
 def test_without_a_public_split_it_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"public"):
-        FNR(n_classes=2).check(Setting(3, 3, 2, 2, "sgd", 0))
+    with pytest.raises(RecipeError, match=r"fnr: needs a public split, but data.public is 0"):
+        build("fnr", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))

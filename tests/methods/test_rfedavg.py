@@ -134,6 +134,6 @@ def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
 @pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
 def test_bad_settings_are_refused(kind: type[RFedAvg | RFedAvgPlus]) -> None:
     with pytest.raises(RecipeError, match="lam = -1"):
-        kind(n_clients=3, feature_size=2, lam=-1.0).check(Setting(3, 3, 2, 2, "sgd", 0))
+        kind(n_clients=3, feature_size=2, lam=-1.0).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
     with pytest.raises(RecipeError, match="at least 2"):
-        kind(n_clients=1, feature_size=2).check(Setting(1, 1, 2, 2, "sgd", 0))
+        kind(n_clients=1, feature_size=2).check(Setting(1, 1, 2, 2, "sgd", 0.1, 0))

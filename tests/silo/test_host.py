@@ -71,7 +71,7 @@ def test_a_pair_refuses_another_recipe():
 
     data = world.parts()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
-        FNRAggregator(Model(world.network(False)), world.args("ccn", {}, False), data.test, None, 30)
+        FNRAggregator(Model(world.network(False)), world.args("ccn", {}, False), data.test, None, data.public)
 
 
 def test_make_pair_names_an_unknown_method():

@@ -65,7 +65,11 @@ def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0,
     data = parts()
     trainer_class, aggregator_class = make_pair(recipe)
     aggregator = aggregator_class(
-        Model(network(batch_norm)), args(recipe, settings, batch_norm, cohort, **more), data.test, data.validation, 30
+        Model(network(batch_norm)),
+        args(recipe, settings, batch_norm, cohort, **more),
+        data.test,
+        data.validation,
+        data.public,
     )
     trainers = []
     for k, client in enumerate(data.clients):

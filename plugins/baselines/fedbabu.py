@@ -1,0 +1,54 @@
+"""FedBABU. Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
+https://arxiv.org/abs/2106.06042
+
+Algorithm 1. The head, here the last layer with its bias, keeps the random values of w_0: clients train, send and
+average the body only, and the head never travels, since everybody draws it from the same seed.
+- Weights are n_k / sum n, as CCN compares it; the authors' code averages with 1/m: `weights="uniform"`.
+- Left out is the personal fine-tuning after the last round: it makes one model per client, and what the papers compare
+  is the global model. It is evaluated with the random head that the body was trained for.
+
+Meeting others: they see the body only, so norms, momenta, control variates and refinements leave the head alone. What
+reads the classifier (FedRS's bias) finds it in the task. Its FedML pair is `make_pair("fedbabu")`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from plugins.core.component import Component, RecipeError, Setting
+from plugins.core.errors import nearest
+from plugins.core.task import Network
+
+WEIGHTS = ("size", "uniform")
+
+
+@dataclass(frozen=True)
+class FedBABU(Component):
+    """Trains the body under a classifier that keeps its random initial values."""
+
+    name: ClassVar[str] = "fedbabu"
+    claims: ClassVar[frozenset[str]] = frozenset({"classifier"})
+
+    weights: str = "size"  # CCN's n_r / n; the authors' code: uniform
+
+    @property
+    def weighting(self) -> str:
+        return self.weights
+
+    def check(self, setting: Setting) -> None:
+        if self.weights not in WEIGHTS:
+            raise RecipeError(
+                f"fedbabu: weights = {self.weights!r} is unknown{nearest(self.weights, WEIGHTS)}; "
+                f"allowed: {', '.join(WEIGHTS)}"
+            )
+
+    def fixed(self, network: Network) -> frozenset[str]:
+        """The head: its learning rate is 0."""
+        *body, head = network.layers
+        if not body:
+            raise RecipeError(
+                f"fedbabu: train.model = {network.name!r} has no layer before its classifier, so there would be nothing "
+                "to train; use a model with a hidden layer, such as mlp"
+            )
+        return frozenset(head.parameters)

@@ -1,0 +1,52 @@
+"""Random numbers as pure functions of a key, so that a draw depends on what it is for, never on who drew before.
+
+A key is a 0-d int64 tensor. Under vmap every client has its own; the numbers are those that it would draw by itself.
+The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+GOLDEN = 0x9E3779B97F4A7C15
+_MIX1, _MIX2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+def _shift(word: Tensor, by: int) -> Tensor:
+    """Logical shift to the right; torch's is arithmetic."""
+    return (word >> by) & ((1 << (64 - by)) - 1)
+
+
+def _mixed(word: Tensor) -> Tensor:
+    word = (word ^ _shift(word, 30)) * _signed(_MIX1)
+    word = (word ^ _shift(word, 27)) * _signed(_MIX2)
+    return word ^ _shift(word, 31)
+
+
+def fold(key: Tensor, number: int | Tensor) -> Tensor:
+    """Another key: the `number`-th of those that belong to `key`; for a tensor of numbers, as many keys."""
+    return _mixed(_mixed(key + _signed(GOLDEN)) + number)
+
+
+def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Numbers in [0, 1), of 24 random bits each, the same in every dtype."""
+    count = torch.arange(1, math.prod(shape) + 1, device=key.device)
+    return (_shift(_mixed(key + count * _signed(GOLDEN)), 40).to(dtype) * 2.0**-24).reshape(shape)
+
+
+def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Standard normal numbers (Box and Muller 1958)."""
+    one, two = uniform(key, 2, math.prod(shape), dtype=torch.float64)
+    return (torch.sqrt(-2 * torch.log1p(-one)) * torch.cos(2 * math.pi * two)).to(dtype).reshape(shape)
+
+
+def integers(key: Tensor, high: int, *shape: int) -> Tensor:
+    """Whole numbers from 0 to `high` - 1, as int64."""
+    return (uniform(key, *shape, dtype=torch.float64) * high).long()

@@ -1,0 +1,76 @@
+"""Random numbers as functions of a key: SplitMix64 in plain integers is the oracle."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from plugins.core.noise import fold, integers, normal, uniform
+
+MASK = (1 << 64) - 1
+GOLDEN = 0x9E3779B97F4A7C15
+KEYS = [0, 1, -1, 123456789, -(1 << 63), (1 << 63) - 1]
+
+
+def mixed(z: int) -> int:
+    """The finaliser of SplitMix64, as its authors print it."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
+    return z ^ (z >> 31)
+
+
+def splitmix(seed: int, count: int) -> list[int]:
+    return [mixed((seed + k * GOLDEN) & MASK) for k in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_uniform_is_the_upper_24_bits_of_splitmix64(key: int) -> None:
+    wanted = [word >> 40 for word in splitmix(key, 6)]
+    found = uniform(torch.tensor(key), 2, 3, dtype=torch.float64)
+    assert found.shape == (2, 3)
+    assert (found.flatten() * 2**24).tolist() == wanted
+
+
+def test_splitmix64_has_the_published_first_word() -> None:
+    """Seed 0 begins with 0xE220A8397B1DCDAF, the reference value of its authors' code."""
+    assert splitmix(0, 1) == [0xE220A8397B1DCDAF]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_the_numbers_do_not_depend_on_the_precision(key: int) -> None:
+    a, b = (uniform(torch.tensor(key), 50, dtype=dtype) for dtype in (torch.float32, torch.float64))
+    assert torch.equal(a.double(), b)
+    assert bool((a < 1).all()) and bool((a >= 0).all())
+
+
+def test_moments() -> None:
+    u, z = uniform(torch.tensor(7), 100_000).double(), normal(torch.tensor(7), 100_000).double()
+    error = 4 / math.sqrt(100_000)  # four standard errors
+    assert u.mean().item() == pytest.approx(0.5, abs=error * math.sqrt(1 / 12))
+    assert u.var().item() == pytest.approx(1 / 12, abs=error * math.sqrt(1 / 180))
+    assert z.mean().item() == pytest.approx(0.0, abs=error)
+    assert z.var().item() == pytest.approx(1.0, abs=error * math.sqrt(2))
+    assert z.pow(4).mean().item() == pytest.approx(3.0, abs=error * math.sqrt(96))
+
+
+def test_folded_keys_differ_and_their_numbers_are_uncorrelated() -> None:
+    key = torch.tensor(3)
+    keys = fold(key, torch.arange(1000))
+    assert len(set(keys.tolist())) == 1000
+    assert keys[5] == fold(key, 5)
+    a, b = (normal(fold(key, k), 20_000, dtype=torch.float64) for k in (0, 1))
+    assert abs((a * b).mean().item()) < 4 / math.sqrt(20_000)
+
+
+def test_integers_cover_their_range_evenly() -> None:
+    counts = torch.bincount(integers(torch.tensor(11), 5, 50_000), minlength=5)
+    assert counts.sum() == 50_000 and len(counts) == 5
+    assert bool(((counts - 10_000).abs() < 4 * math.sqrt(50_000 * 0.2 * 0.8)).all())
+
+
+def test_under_vmap_each_client_draws_what_it_would_alone() -> None:
+    keys = torch.tensor([4, 5, 6])
+    together = torch.func.vmap(lambda key: normal(fold(key, 2), 4))(keys)
+    assert torch.equal(together, torch.stack([normal(fold(key, 2), 4) for key in keys]))

@@ -1,0 +1,48 @@
+"""Which samples a client reads in which step."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plugins.data.batches import epochs
+from plugins.data.randomness import stream
+
+OWN = np.array([3, 5, 8, 9, 11, 20, 21])
+
+
+def order(**options: object):
+    return epochs(OWN, 2, 3, stream(0, "batches", 1, 2), **options)
+
+
+def test_two_epochs_keep_the_last_short_batch():
+    found = order()
+    assert found.sizes == (3, 3, 1, 3, 3, 1)
+    assert found.last == 3
+    for epoch in np.split(found.index, 2):
+        assert sorted(epoch) == OWN.tolist()
+    assert found.index[:7].tolist() != found.index[7:].tolist(), "reshuffled"
+
+
+def test_drop_last_leaves_the_short_batch_of_each_epoch_out():
+    whole, dropped = order(), order(drop_last=True)
+    assert dropped.sizes == (3, 3, 3, 3)
+    assert dropped.last == 2
+    assert dropped.index.tolist() == [*whole.index[:6], *whole.index[7:13]]
+
+
+def test_who_has_less_than_one_batch_keeps_it():
+    found = epochs(OWN[:2], 2, 3, stream(0, "batches", 1, 2), drop_last=True)
+    assert found.sizes == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("steps", "sizes", "last"),
+    [(1, (3,), 1), (2, (3, 3), 2), (3, (3, 3, 1), 3), (5, (3, 3, 1, 3, 3), 2), (7, (3, 3, 1, 3, 3, 1, 3), 1)],
+)
+def test_steps_in_place_of_epochs_begin_as_the_epochs_do(steps: int, sizes: tuple[int, ...], last: int):
+    found = order(steps=steps)
+    assert found.sizes == sizes
+    assert found.last == last
+    n = min(len(found.index), 14)
+    assert found.index[:n].tolist() == order().index[:n].tolist()

@@ -1,0 +1,171 @@
+"""What is recorded of a round beside the model's accuracy, worked out again from the exchanges themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+
+from plugins import recipes
+from plugins.core.component import (
+    Answer,
+    Ask,
+    Asks,
+    Component,
+    Data,
+    Desk,
+    Exchanges,
+    Reply,
+    Server,
+    Trace,
+    Update,
+    View,
+    Work,
+)
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree
+from plugins.models.layers import Stacked
+from plugins.models.networks import cnn
+from tests import federation
+from tests.methods import by_hand as hand
+
+
+def listened(ran: hand.Ran) -> list[tuple[Ask, Reply]]:
+    return [(ask, reply) for ask, reply in ran.exchanges if ask.job == "train"]
+
+
+def test_lengths_are_fednnnns_e_and_n_and_its_integral() -> None:
+    ran = hand.run("fedavg", rounds=3)
+    total = 0.0
+    starts = [ask.params for ask, _ in listened(ran)] + [ran.outcome.params]
+    for (ask, reply), row, after in zip(listened(ran), ran.outcome.rows, starts[1:], strict=True):
+        lengths = [
+            np.sqrt(sum(((leaf[k] - ask.params[key]) ** 2).sum().item() for key, leaf in reply.params.items()))
+            for k in range(3)
+        ]
+        n = np.sqrt(sum(((after[key] - leaf) ** 2).sum().item() for key, leaf in ask.params.items()))
+        total += n
+        assert row["update_norm_client"] == pytest.approx(np.mean(lengths), rel=1e-12)
+        assert row["update_norm_server"] == pytest.approx(n, rel=1e-9)
+        assert row["update_norm_server_sum"] == pytest.approx(total, rel=1e-9)
+    assert not any(key.endswith(("_fc", "_conv")) for key in row), "one kind of layer is the whole model"
+
+
+def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
+    """CCN's figure 1 (b)."""
+    ran = hand.run("fedavg", rounds=2)
+    (_, last) = listened(ran)[-1]
+    found = ran.outcome.tensors["round/similarity_to_global"]
+    assert found.shape == (2, 3)
+    end = np.concatenate([leaf.numpy().ravel() for leaf in ran.outcome.params.values()])
+    for k in range(3):
+        own = np.concatenate([leaf[k].numpy().ravel() for leaf in last.params.values()])
+        wanted = own @ end / np.linalg.norm(own) / np.linalg.norm(end)
+        assert found[-1, k].item() == pytest.approx(wanted, rel=1e-12)
+
+
+def test_groups_of_layers_have_lengths_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model with both kinds: the squares of the groups' lengths add up to the whole's."""
+    net = cnn((1, 6, 6), federation.N_CLASSES, channels=2, hidden=4)
+    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
+    of = federation.federation(torch.float64)
+    shaped = [type(part)(part.x.repeat(1, 6).reshape(-1, 1, 6, 6), part.y) for part in (of.train, of.test, of.public)]
+    of = federation.Federation(shaped[0], of.clients, shaped[1], shaped[2])
+    (row,) = federation.run("fedavg", of=of, rounds=1).rows
+    whole, fc, conv = (row[f"update_norm_server{group}"] for group in ("", "_fc", "_conv"))
+    assert fc**2 + conv**2 == pytest.approx(whole**2, rel=1e-9)
+    assert min(fc, conv) > 0
+    assert 0 < row["update_norm_client_conv"] < row["update_norm_client"]
+
+
+def test_bytes_by_client() -> None:
+    """FNR-FL's refined clients send a model twice, the others once."""
+    ran = federation.simulation("fnr", {"fnr": {"p": 0.5, "epochs": 1, "batch_size": 8}}, rounds=2)
+    out = ran.run()
+    up, clients = out.tensors["round/bytes_up"], out.tensors["round/clients"]
+    assert up.shape == clients.shape == (2, 4)
+    assert up.sum(1).tolist() == [row["bytes_up"] for row in out.rows]
+    model = 4 * sum(leaf.numel() for leaf in out.params.values())
+    for row in up:
+        counts = sorted(row.tolist())
+        assert counts[0] == counts[1] and counts[2] == counts[3]
+        assert counts[2] - counts[0] == model
+
+
+@dataclass(frozen=True)
+class Watcher(Component):
+    """Measures and observes."""
+
+    name: ClassVar[str] = "watcher"
+    level: float = 1.0
+
+    def exchanges(self, cohort: int) -> Exchanges:
+        return Exchanges(round=1)
+
+    def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
+        return {"moved": torch.stack([trace.end["fc2.bias"], trace.start["fc2.bias"]])}
+
+    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+        return {"level": torch.tensor(self.level), "n": update.replies.n}
+
+    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
+        yield Ask("watcher.again", update.replies.clients, server.params, server.buffers, {}, {})
+        return server
+
+    def answer(self, job: str, work: Work) -> Answer:
+        seen = {"seen": work.params["fc2.bias"]} if work.observing else {}
+        return Answer({}, {}, {}, work.view.memory, seen)
+
+
+@pytest.fixture
+def watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(recipes.METHODS, "watcher", Watcher)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.usefixtures("watcher")
+def test_what_methods_measure_and_observe(engine: str) -> None:
+    """Numbers become columns; tensors are kept of every round; clients' own only where the run observes."""
+    simulation = federation.simulation("watcher", engine=engine, rounds=2, cohort=6)
+    simulation.engine.clients.observing = True
+    out = simulation.run()
+    assert [row["watcher_level"] for row in out.rows] == [1.0, 1.0]
+    assert out.tensors["watcher/n"].tolist() == [list(federation.SIZES)] * 2
+    assert out.tensors["watcher/moved"].shape == (2, 6, 2, federation.N_CLASSES)
+    assert torch.equal(out.tensors["watcher/again.seen"][-1], out.params["fc2.bias"].expand(6, -1))
+    blind = federation.simulation("watcher", engine=engine, rounds=2, cohort=6).run()
+    assert set(out.tensors) - set(blind.tensors) == {"watcher/moved", "watcher/again.seen"}
+    assert federation.equal(out, blind), "looking changes nothing, not even the traffic"
+
+
+@pytest.mark.usefixtures("watcher")
+def test_a_resumed_run_has_recorded_the_same(tmp_path: Path) -> None:
+    options: Any = {"rounds": 4, "checkpoint": tmp_path / "c", "fingerprint": "f"}
+    whole = federation.run("watcher", rounds=4)
+    half = federation.simulation("watcher", **options)
+
+    def stop(row: Any) -> None:
+        if row["round"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        half.run(stop)
+    resumed = federation.simulation("watcher", **options)
+    assert resumed.start_round == 2
+    out = resumed.run()
+    assert out.tensors.keys() == whole.tensors.keys()
+    assert all(torch.equal(out.tensors[key], leaf) for key, leaf in whole.tensors.items())
+    assert federation.equal(out, whole)
+
+
+def test_the_sent_model_is_looked_at_beside_the_evaluated_one() -> None:
+    """FedNNNN evaluates the average and sends the normalised one."""
+    ran = hand.run("fednnnn", rounds=2)
+    assert isinstance(hand.given(), Stacked)
+    for w, column in ((ran.outcome.params, "sent_accuracy"), (ran.outcome.evaluated, "test_accuracy")):
+        tree = {key: leaf.numpy() for key, leaf in w.items()}
+        assert ran.outcome.rows[-1][column] == hand.accuracy(tree, hand.PUBLIC_X, hand.PUBLIC_Y)
