@@ -11,6 +11,7 @@ import sys
 
 from pipelines import cli, config
 from plugins import recipes
+from plugins.core.algorithm import Algorithm
 from plugins.core.component import Setting
 from plugins.core.errors import UserError
 
@@ -22,18 +23,20 @@ def check(_: argparse.Namespace) -> None:
     for name in settings.recipe_names:
         for scenario in settings.scenario_names:
             try:
-                _compose(settings, name, scenario)
+                leak = _compose(settings, name, scenario).leak
+                if leak and "leak" not in name:
+                    raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
             except UserError as error:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
     if errors:
         raise UserError("\n".join(errors))
 
 
-def _compose(settings: config.Config, name: str, scenario: str) -> None:
+def _compose(settings: config.Config, name: str, scenario: str) -> Algorithm:
     clients, cohort = settings.scenarios[scenario].clients, settings.scenarios[scenario].cohort
     # The data are not read yet; that a model has fewer classes or features than two is none of a method's concern.
     setting = Setting(clients, cohort, 2, 2, settings.train.optimizer, settings.train.lr, settings.data.public)
-    recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+    return recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,13 @@ def run(
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     for option in options:
         parser.add_argument(f"--{option}", required=True, type=int if option == "seed" else str)
+    return guarded(stage, parser.parse_args(arguments))
+
+
+def guarded(work: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
+    """Does the work; a UserError is printed, one line per error, and gives exit code 2."""
     try:
-        stage(parser.parse_args(arguments))
+        work(options)
     except UserError as error:
         sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))
         return 2

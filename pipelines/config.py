@@ -107,6 +107,9 @@ class TrainSettings(Section):
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    local_steps: Annotated[int, Field(ge=0)] = 0
+    drop_last: bool = False
+    observe: bool = False
     engine: str = "auto"
     device: str = "auto"
     threads: Count = 1
@@ -128,7 +131,10 @@ class TrainSettings(Section):
     @property
     def local(self) -> LocalTraining:
         """What a client does in a round."""
-        return LocalTraining(self.optimizer, self.lr, self.epochs, self.batch_size, self.momentum, self.weight_decay)
+        return LocalTraining(
+            self.optimizer, self.lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
+            self.drop_last,
+        )  # fmt: skip
 
 
 class DeploySettings(Section):

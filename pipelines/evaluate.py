@@ -6,7 +6,7 @@ import argparse
 import csv
 import io
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from pipelines import cli, config, results
+from pipelines import cli, config, counts, results
 from pipelines.items import Item
 from plugins.core.errors import UserError
 from plugins.core.trees import Params
@@ -57,12 +57,27 @@ def run(options: argparse.Namespace) -> None:
         "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
         "seconds_per_round": np.mean([row["seconds"] for row in rows]),
     }  # fmt: skip
+    model_bytes = sum(leaf.nbytes for leaf in (*params.values(), *buffers.values()))
+    metrics |= _efficiency(item, rows, found.accuracy, model_bytes)
     text = {key: float(value) for key, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)}
     samples = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     out = config.root() / "evaluation" / item.key
     write_whole(out / "per_class.csv", _table("class", item.data.classes, samples, per_class))
     write_whole(out / "per_client.csv", _table("client", range(len(counts)), counts.sum(1), per_client))
     write_whole(out / "metrics.json", json.dumps(text, indent=2) + "\n")
+
+
+def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int) -> dict[str, float]:
+    """FNR-FL's kappa and rho by what was really sent, and by its own count; the size of delta as rFedAvg counts it."""
+    recipe, cohort = item.settings.composition(item.recipe), item.settings.scenarios[item.scenario].cohort
+    mib = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
+    found = {
+        "kappa": counts.kappa(accuracy, sum(row["seconds"] for row in rows)),
+        "rho": counts.rho(accuracy, mib) if mib else None,
+        "traffic_mib_as_fnr_counts": counts.fnr_mib(recipe, model_bytes, cohort * len(rows)),
+        "delta_bytes_as_rfedavg_counts": counts.delta_bytes(recipe, item.network.feature_size, cohort),
+    }
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _read(path: Path, device: torch.device) -> Params:

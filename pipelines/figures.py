@@ -37,6 +37,7 @@ class Curve:
     """Accuracy in percent of one recipe over rounds, mean and spread over seeds."""
 
     recipe: str
+    label: str
     rounds: Values  # [t]
     mean: Values  # [t]
     std: Values | None  # [t], None with one seed
@@ -113,6 +114,7 @@ def _curves(scenario: Scenario) -> list[Curve]:
         curves.append(
             Curve(
                 recipe=line.recipe,
+                label=line.label,
                 rounds=np.array(rounds, dtype=float),
                 mean=values.mean(0),
                 std=values.std(0, ddof=1) if len(runs) > 1 else None,
@@ -173,7 +175,7 @@ def _name_line(axes: Axes, curve: Curve, look: dict[str, Any], path: Sequence[tu
     x, y = zip(*path, strict=True)
     axes.plot(x, y, transform=axes.transAxes, clip_on=False, **(look | {"linewidth": 1.4}))
     weight = "bold" if look["color"] == BASELINE_COLOUR else "normal"
-    name = f"{curve.recipe} {curve.mean[-1]:.1f}"
+    name = f"{curve.label} {curve.mean[-1]:.1f}"
     axes.text(x[-1] + 0.015, y[-1], name, transform=axes.transAxes, va="center", fontsize=11, fontweight=weight)
 
 

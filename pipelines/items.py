@@ -88,6 +88,7 @@ class Item:
             checkpoint=checkpoint,
             checkpoint_every=train.checkpoint_every,
             fingerprint=fingerprint,
+            observing=train.observe,
         )
 
     def params(self) -> dict[str, object]:

@@ -12,6 +12,7 @@ from pipelines.results import Result
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
+PUBLIC_MARKS = {"labelled": "†", "unlabelled": "‡"}
 
 
 class Spread(NamedTuple):
@@ -33,7 +34,7 @@ class Line:
     final: Spread  # test accuracy after the last round
     last: Spread  # mean test accuracy of the last five evaluated rounds
     best: Spread  # highest test accuracy of any round
-    rank: int
+    rank: int  # from 1; 0 for a line that is not compared
     close: bool  # ahead of the next line by less than the larger of their two spreads
     difference: Spread | None  # final accuracy minus the baseline's of the same seed
     wins: int  # seeds on which it ends above the baseline
@@ -41,6 +42,20 @@ class Line:
     traffic_round: Spread | None  # up and down, whole cohort, one round
     traffic_total: Spread | None
     seconds: Spread | None  # median round
+    public: str  # what of the public split it sees: "labelled", "unlabelled", or ""
+    leak: str  # what of the test set it sees, in words, or ""
+    federated: bool
+
+    @property
+    def compared(self) -> bool:
+        """Whether it has a rank: neither what has seen the test set nor what is no federated learning has one."""
+        return self.federated and not self.leak
+
+    @property
+    def label(self) -> str:
+        """The recipe's name with what a reader has to know before comparing it."""
+        mark = PUBLIC_MARKS.get(self.public, "")
+        return self.recipe + (f" {mark}" if mark and not self.leak else "") + (" LEAK" if self.leak else "")
 
     @property
     def beyond_spread(self) -> bool | None:
@@ -121,7 +136,16 @@ def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
         traffic_round=spread(statistics.fmean(t) for t in traffic if t),
         traffic_total=spread(sum(t) for t in traffic if t),
         seconds=spread(statistics.median(r.column("seconds")) for r in group if r.column("seconds")),
+        public=_tag(group[0], "public"),
+        leak=_tag(group[0], "leak"),
+        federated=group[0].tags.get("federated", "yes") == "yes",
     )
+
+
+def _tag(result: Result, name: str) -> str:
+    """A tag of the item, "" where it says that there is nothing."""
+    value = result.tags.get(name, "none")
+    return "" if value == "none" else value
 
 
 def _known(values: Iterable[float]) -> Spread:
@@ -132,14 +156,15 @@ def _known(values: Iterable[float]) -> Spread:
 
 
 def _ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Best mean final accuracy first. Equal means share a rank."""
-    ordered = sorted(lines, key=lambda line: -line.final.mean)
+    """Best mean final accuracy first, then what is not compared. Equal means share a rank."""
+    ordered = sorted((line for line in lines if line.compared), key=lambda line: -line.final.mean)
     means = [line.final.mean for line in ordered]
     following = [*ordered[1:], None]
-    return tuple(
+    ranked = [
         dataclasses.replace(line, rank=means.index(line.final.mean) + 1, close=_close(line, after))
-        for line, after in zip(ordered, following, strict=True)
-    )
+        for line, after in zip(ordered, following[: len(ordered)], strict=True)
+    ]
+    return (*ranked, *sorted((line for line in lines if not line.compared), key=lambda line: -line.final.mean))
 
 
 def _close(line: Line, after: Line | None) -> bool:

@@ -7,11 +7,10 @@ import io
 import math
 from collections.abc import Iterable, Sequence
 
-from pipelines.summary import Line, Scenario, Spread, spread
+from pipelines.summary import PUBLIC_MARKS, Line, Scenario, Spread, spread
 
 MIB = 2**20
 NONE = "-"
-PUBLIC_DATA_MARK = "†"
 HEADER = (
     "method",
     "last round, %",
@@ -30,10 +29,11 @@ COLUMNS_NOTE = (
     "client: the lowest accuracy of any client, with test samples weighted by the client's share of each class. MiB: "
     "all clients of a round, up and down. s/round: the median round."
 )
-PUBLIC_DATA_NOTE = (
-    f"{PUBLIC_DATA_MARK} trains on a small public labelled split (kept out of all clients' data) that the other "
-    "methods do not see."
-)
+PUBLIC_NOTES = {
+    "labelled": "trains on a small public labelled split (kept out of all clients' data) that the other methods do not "
+    "see.",
+    "unlabelled": "sees the samples of the public split without their labels, which the other methods do not.",
+}
 
 
 def header(scenario: Scenario) -> list[str]:
@@ -110,8 +110,15 @@ def notes(scenario: Scenario) -> list[str]:
         )
     if any(line.close for line in scenario.lines):
         found.append("≈ ahead of the next method by less than the spread over seeds: their order may be chance.")
-    if any(_uses_public_data(line) for line in scenario.lines):
-        found.append(PUBLIC_DATA_NOTE)
+    for public, mark in PUBLIC_MARKS.items():
+        if any(line.public == public and not line.leak for line in scenario.lines):
+            found.append(f"{mark} {PUBLIC_NOTES[public]}")
+    found += [
+        f"{line.recipe}: no federated learning but a bound, so it has no rank."
+        for line in scenario.lines
+        if not line.federated
+    ]
+    found += [f"LEAK: {line.recipe}: {line.leak}; its accuracy says nothing." for line in scenario.lines if line.leak]
     other = [f"{line.recipe} = {line.composition}" for line in scenario.lines if line.recipe != line.composition]
     if other:
         found.append(f"Named variants: {', '.join(other)} with other settings.")
@@ -129,11 +136,11 @@ def words(scenario: Scenario) -> list[str]:
 
 def _cells(line: Line, is_baseline: bool) -> list[str]:
     return [
-        line.recipe + (f" {PUBLIC_DATA_MARK}" if _uses_public_data(line) else ""),
+        line.label,
         _percent(line.final),
         _percent(line.last),
         _percent(line.best),
-        f"{line.rank}{' ≈' if line.close else ''}",
+        f"{line.rank}{' ≈' if line.close else ''}" if line.compared else NONE,
         NONE if is_baseline else _percent(line.difference, sign="+"),
         _percent(line.worst),
         _scaled(line.traffic_round),
@@ -162,16 +169,15 @@ def _parts(value: Spread | None) -> list[object]:
     return ["", "", 0] if value is None else [value.mean, "" if value.std is None else value.std, value.n]
 
 
-def _uses_public_data(line: Line) -> bool:
-    return "fnr" in line.composition.split("+")
-
-
 def _seeds(scenario: Scenario) -> int:
     return max(len(line.seeds) for line in scenario.lines)
 
 
 def _leader(scenario: Scenario) -> str:
-    first, *others = scenario.lines
+    compared = [line for line in scenario.lines if line.compared]
+    if not compared:
+        return "No method here can be compared."
+    first, *others = compared
     text = f"After the last round {first.recipe} has the highest mean test accuracy, {_percent(first.final)} %"
     if not others:
         return text + "; it is the only method here."
@@ -187,7 +193,10 @@ def _leader(scenario: Scenario) -> str:
 def _against_baseline(scenario: Scenario) -> list[str]:
     if scenario.baseline is None:
         return ["There are no results of plain FedAvg here to compare with."]
-    base, others = scenario.baseline.recipe, [line for line in scenario.lines if line is not scenario.baseline]
+    base, others = (
+        scenario.baseline.recipe,
+        [line for line in scenario.lines if line is not scenario.baseline and line.compared],
+    )
     clear = [line for line in others if line.beyond_spread]
     better = [line for line in clear if line.difference is not None and line.difference.mean > 0]
     worse = [line for line in clear if line not in better]

@@ -22,6 +22,7 @@ from plugins.data.files import replace_folder, write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
 
 log = logging.getLogger(__name__)
+ARTIFACTS = ("rounds.csv", "model.safetensors", "recorded.safetensors")
 
 
 def train(options: argparse.Namespace) -> None:
@@ -36,6 +37,8 @@ def train(options: argparse.Namespace) -> None:
         "recipe": item.recipe, "scenario": item.scenario, "seed": str(item.seed), "stage": f"train@{item.key}",
         "data_hash": item.data.checksum, "git_commit": git_commit(), "fingerprint": fingerprint,
         "engine": simulation.engine_name, "device": str(item.device),
+        "public": simulation.algorithm.public or "none", "leak": simulation.algorithm.leak or "none",
+        "federated": "no" if simulation.algorithm.pools else "yes",
     }  # fmt: skip
     note = resume / "run_id"
     earlier = note.read_text() if note.exists() else None
@@ -76,9 +79,10 @@ def train(options: argparse.Namespace) -> None:
             "model.safetensors": save(tensors),
             "run.json": (json.dumps(record, indent=2) + "\n").encode(),
             "run_id.json": (json.dumps(run_id, indent=2) + "\n").encode(),
+            "recorded.safetensors": save(outcome.tensors),
         },
     )
-    run.finish(final=final, artifacts=[folder / "rounds.csv", folder / "model.safetensors"])
+    run.finish(final=final, artifacts=[folder / name for name in ARTIFACTS])
     shutil.rmtree(resume)
 
 

@@ -7,8 +7,23 @@ import math
 from collections.abc import Mapping
 from typing import get_type_hints
 
+from plugins.baselines.ccvr import CCVR
+from plugins.baselines.centralised import Centralised
+from plugins.baselines.datasharing import DataSharing
+from plugins.baselines.fedbabu import FedBABU
+from plugins.baselines.feddc import FedDC
+from plugins.baselines.feddf import FedDF
+from plugins.baselines.feddyn import FedDyn
+from plugins.baselines.fedftg import FedFTG
+from plugins.baselines.fedgen import FedGen
+from plugins.baselines.fedlc import FedLC
+from plugins.baselines.fednova import FedNova
 from plugins.baselines.fedprox import FedProx
+from plugins.baselines.fedrs import FedRS
+from plugins.baselines.moon import MOON
+from plugins.baselines.qfedavg import QFedAvg
 from plugins.baselines.scaffold import Scaffold
+from plugins.baselines.sgdm import SGDM
 from plugins.ccn.algorithm import CCN
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Component, RecipeError, Setting
@@ -19,7 +34,32 @@ from plugins.fnr.algorithm import FNR
 from plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
 
 METHODS: dict[str, type[Component]] = {
-    kind.name: kind for kind in (CCN, FedNLR, FedNNNN, FedProx, FNR, RFedAvg, RFedAvgPlus, Scaffold)
+    kind.name: kind
+    for kind in (
+        CCN,
+        CCVR,
+        Centralised,
+        DataSharing,
+        FedBABU,
+        FedDC,
+        FedDF,
+        FedDyn,
+        FedFTG,
+        FedGen,
+        FedLC,
+        FedNLR,
+        FedNNNN,
+        FedNova,
+        FedProx,
+        FedRS,
+        FNR,
+        MOON,
+        QFedAvg,
+        RFedAvg,
+        RFedAvgPlus,
+        Scaffold,
+        SGDM,
+    )
 }
 
 Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value

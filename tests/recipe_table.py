@@ -2,28 +2,114 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
+# Small where a method's server learns, and above all deterministic in float32: FedDF's Adam would make whole steps of a
+# gradient that is nothing but rounding (a bias before a batch norm), so its step is tiny here.
 PARAMETERS: dict[str, dict[str, object]] = {
+    "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
+    "datasharing": {"share": 0.5},
+    "fedbabu": {"weights": "uniform"},
+    "feddc": {"alpha": 0.3},
+    "feddf": {"steps": 4, "batch_size": 6, "server_lr": 1e-5},
+    "feddyn": {"alpha": 0.3},
+    "fedftg": {"iterations": 2, "model_steps": 2, "batch_size": 8, "noise_dim": 3, "hidden": 6},
+    "fedgen": {
+        "hidden": 6, "noise_dim": 3, "steps": 3, "batch_size": 8, "gen_batch_size": 4, "generator_lr": 0.01,
+        "beta": 0.2,
+    },
+    "fedlc": {"tau": 0.8},
+    "fednova": {},
     "fedprox": {"mu": 0.1},
+    "fedrs": {"alpha": 0.3},
+    "moon": {"mu": 0.5},
+    "qfedavg": {"q": 0.7},
     "scaffold": {"server_lr": 0.9},
+    "sgdm": {"gamma": 0.5},
+    # the papers
     "fnr": {"p": 0.7, "epochs": 2, "batch_size": 8},
     "fednnnn": {"beta": 0.8, "gamma": 0.5},
     "ccn": {"T": 0.4},
     "fednlr": {"mu0": 1.1},
     "rfedavg": {"lam": 0.01},
     "rfedavg_plus": {"lam": 0.01},
-}
-COMPOSITIONS = (
-    "fedprox+fnr",
-    "scaffold+fnr",
-    "scaffold+ccn",
-    "fednnnn+fednlr",
-    "rfedavg_plus+fednnnn",
-    "ccn+fednlr",
-    "scaffold+fnr+rfedavg_plus+ccn",
-)
+}  # fmt: skip
+PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
+BASES = tuple(method for method in PARAMETERS if method not in PAPERS)
 
-# (recipe, settings): the nine methods by themselves, then the compositions
-RECIPES: list[tuple[str, dict[str, dict[str, object]]]] = [
-    (recipe, {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS})
-    for recipe in ("fedavg", *PARAMETERS, *COMPOSITIONS)
+# Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
+UNSOUND = {
+    "feddyn+fednnnn": "server step",
+    "feddc+fednnnn": "server step",
+    "rfedavg+rfedavg_plus": "feature distribution regulariser",
+}
+PAIRS = tuple(
+    pair
+    for pair in (*(f"{base}+{paper}" for base in BASES for paper in PAPERS), *map("+".join, combinations(PAPERS, 2)))
+    if pair not in UNSOUND
+)
+# What the papers report: FNR-FL's table 5, CCN's tables I to III, FedNLR's section 7.
+REPORTED = (
+    "fnr", "fedprox+fnr", "scaffold+fnr", "moon+fnr", "fednova+fnr",
+    "ccn", "fedprox+ccn", "scaffold+ccn", "sgdm+ccn", "fednova+ccn", "fedbabu+ccn",
+    "feddyn+fednlr", "fedrs+fednlr", "fedlc+fednlr", "fednova+fednlr",
+)  # fmt: skip
+MORE = ("scaffold+fnr+rfedavg_plus+ccn", "fedbabu+fedrs+scaffold+fnr", "datasharing+moon+ccn+fednlr")
+
+
+def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, object]]]:
+    """One method with some of its hyper-parameters changed."""
+    return recipe, {recipe: PARAMETERS.get(recipe, {}) | options}
+
+
+# Options of single methods that go another way through the code.
+VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
+    _with("sgdm", form="local"),
+    _with("sgdm", form="server"),
+    _with("fedrs", form="soft"),
+    _with("fedlc", form="excl"),
+    _with("fedlc", absent="floor"),
+    _with("fedftg", discrepancy="kl"),
+    _with("fnr", fnr_reg="squared_live", lam=0.1),
+    _with("fnr", fnr_reg="signed_live", lam=0.01, delta="all_others"),
+    _with("fnr", fnr_mode="train", fnr_reg="off"),
+    _with("fednnnn", norm="per_layer", n_zero="hold"),
+    _with("fednnnn", norm="with_buffers", evaluate="sent"),
+    _with("fednnnn", variant="momentum"),
+    _with("ccn", z_time="before", nu="uniform"),
+    _with("ccn", z_time="last_epoch_running"),
+    _with("ccn", z_act="pre"),
+    _with("fednlr", mu="fc1=3", scale="sum1", log="e", M="units", last="prob", bias="unscaled"),
+    _with("fednlr", last="skip"),
+    _with(
+        "rfedavg", mmd="sum", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"
+    ),
+    _with("rfedavg", delta_scope="sampled", dp="repo", sigma=0.5, L=4, delta_time="start", weights="uniform"),
+    _with("rfedavg_plus", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"),
+    _with("rfedavg_plus", delta_scope="sampled", plus="incl_self", dp="repo", sigma=0.5, L=4, weights="uniform"),
+    _with("fednova", mu=0.2),
+    _with("fednova", nu="weights"),
+    _with("feddyn", alpha_adapt="authors", clip=1.0),
+    _with("scaffold", option="I"),
+    _with("scaffold", weights="size"),
 ]
+
+
+def settings(recipe: str) -> dict[str, dict[str, object]]:
+    """The table's hyper-parameters for the methods of a recipe."""
+    return {method: PARAMETERS[method] for method in recipe.split("+") if PARAMETERS.get(method)}
+
+
+SINGLES = [(recipe, settings(recipe)) for recipe in ("fedavg", *PARAMETERS)]
+COMPOSITIONS = [(recipe, settings(recipe)) for recipe in (*PAIRS, *MORE)]
+
+
+def label(recipe: str, methods: dict[str, dict[str, object]]) -> str:
+    """A test's name: the recipe, and what it changes of the table's hyper-parameters."""
+    changed = {key: value for method, values in methods.items() for key, value in values.items()
+               if PARAMETERS.get(method, {}).get(key) != value}  # fmt: skip
+    return recipe + "".join(f",{key}={value}" for key, value in changed.items())
+
+
+ALONE = {label(*entry): entry for entry in (*SINGLES, *VARIANTS)}  # a method by itself
+EVERY = ALONE | {label(*entry): entry for entry in COMPOSITIONS}

@@ -127,12 +127,39 @@ def test_no_number_of_any_method_takes_nan_infinity_a_flag_or_text(method: str, 
         ("fednlr", {"a1": -1.0}),
         ("rfedavg", {"lam": -1e-4}),
         ("rfedavg_plus", {"lam": -1e-4}),
+        ("ccvr", {"samples": 0}),
+        ("datasharing", {"share": 1.5}),
+        ("feddc", {"alpha": -1.0}),
+        ("feddf", {"T": 0.0}),
+        ("feddyn", {"alpha": 0.0}),
+        ("fedftg", {"batch_size": 1}),
+        ("fedgen", {"decay": 0.0}),
+        ("fedlc", {"tau": -0.5}),
+        ("fednova", {"mu": -1.0}),
+        ("fedrs", {"alpha": 1.5}),
+        ("moon", {"tau": 0.0}),
+        ("qfedavg", {"q": -1.0}),
+        ("sgdm", {"gamma": 1.0}),
     ],
 )
 def test_values_out_of_range_name_method_and_key(recipe: str, settings: dict[str, float]) -> None:
     ((key, value),) = settings.items()
     with pytest.raises(RecipeError, match=rf"{recipe}: .*{key} = {value}"):
         recipes.build(recipe, {recipe: settings}, SETTING)
+
+
+WORDS = [
+    (method, key)
+    for method in recipes.METHODS
+    for key, default in recipes.hyper_parameters(method).items()
+    if isinstance(default, str)
+]
+
+
+@pytest.mark.parametrize(("method", "key"), WORDS)
+def test_no_option_of_any_method_takes_a_word_it_does_not_know(method: str, key: str) -> None:
+    with pytest.raises(RecipeError, match=rf"^{method}: .*{key} = 'nonsense'"):
+        recipes.build(method, {method: {key: "nonsense"}}, SETTING)
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)

@@ -48,7 +48,7 @@ class FedBABU(Component):
         *body, head = network.layers
         if not body:
             raise RecipeError(
-                f"fedbabu: train.model = {network.name!r} has no layer before its classifier, so there would be nothing "
+                f"fedbabu: train.model = {network.name!r} has no layer before its classifier, so nothing would be left "
                 "to train; use a model with a hidden layer, such as mlp"
             )
         return frozenset(head.parameters)

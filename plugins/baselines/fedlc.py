@@ -1,9 +1,9 @@
-"""FedLC: logits calibration. Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits
-Calibration, ICML 2022. https://arxiv.org/abs/2209.00189
+"""FedLC. Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits Calibration,
+ICML 2022. https://arxiv.org/abs/2209.00189
 
-Eq. 7: in the local loss, z_c = o_c - tau n_c^(-1/4) for each class c, with n_c the client's samples of it.
-- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true class, as the paper
-  prints it; that loss has no lower bound, and others report that it collapses.
+In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c, with n_c the client's samples of it.
+- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true class. That is the
+  paper's, says FL-bench, and collapses: the loss has no lower bound.
 - `absent="masked"`: a class without samples leaves the softmax, which is the limit n_c -> 0, so neither loss nor
   gradient knows it. `absent="floor"`: its n_c counts as 1.
 - "masked" with one class only: "all" gives loss 0 and no gradient, the limit again. "excl" has a sum over nothing,
@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.component import Batch, Component, Data, RecipeError, Setting, View
@@ -65,11 +64,11 @@ class FedLC(Component):
         return _only(view.prepared["kept"], logits - view.prepared["margin"])
 
     def penalty(self, task: Task, params: Params, out: Output, batch: Batch, view: View) -> Tensor | None:
-        """"excl": log sum_{c != y} e^{z_c} - log sum_c e^{z_c}, by which eq. 7 differs from the cross-entropy."""
+        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: what its loss has beside the cross-entropy."""
         if self.form == "all":
             return None
         z = self.adjust_logits(out.logits, task, params, view)  # [B, C]
-        others = _only(F.one_hot(batch.y, self.n_classes) == 0, z)
+        others = _only(torch.arange(self.n_classes, device=z.device) != batch.y.unsqueeze(1), z)
         difference = torch.logsumexp(others, dim=1) - torch.logsumexp(z, dim=1)  # [B]
         several = view.prepared["kept"].sum() > 1
         return masked_mean(torch.where(several, difference, torch.zeros_like(difference)), batch.mask)

@@ -1,10 +1,10 @@
 """FedRS: restricted softmax. Li, Zhan: FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID
 Data, KDD 2021. https://doi.org/10.1145/3447548.3467254
 
-Eqs. 5-7: in the local loss, the scores of classes that the client has no sample of are scaled by alpha.
+In the local loss, the scores of classes that the client has no sample of are scaled by alpha.
 - `form="hard"` is the paper: s_c = 1 for a class with samples, alpha without.
-- `form="soft"` is the rule of the authors' code (https://github.com/lxcnju/FedRepo): s_c = alpha + (1 - alpha) n_c / max
-  n. There it is applied again in every step to what the step before left, so s_c goes to 1 within a round; here not.
+- `form="soft"` is that of the authors' code (https://github.com/lxcnju/FedRepo): s_c = alpha + (1 - alpha) n_c / max n.
+  There each step applies it again to what the step before left, so that s_c goes to 1 within a round; here none does.
 - The paper's classifier has no bias. Ours is not scaled: o_c = s_c w_c h + b_c.
 - Which classes a client has is read from its whole local set; evaluation uses the plain logits.
 
@@ -17,7 +17,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from plugins.core.component import Component, Data, RecipeError, Setting, View
@@ -38,7 +37,7 @@ class FedRS(Component):
 
     n_classes: int  # C
     form: str = "hard"
-    alpha: float = 0.5  # the paper's choice, and FedNLR's (section 7.1)
+    alpha: float = 0.5  # FedNLR, section 7.1, "according to the original paper"
 
     def check(self, setting: Setting) -> None:
         if self.form not in FORMS:
@@ -53,10 +52,12 @@ class FedRS(Component):
         assert data.own is not None
         n = data.own.class_counts(self.n_classes)  # [C]
         share = n / n.max() if self.form == "soft" else (n > 0).to(n.dtype)
-        return {"s": (self.alpha + (1 - self.alpha) * share).to(next(leaves(view.start)).dtype)}
+        s = 1 - (1 - self.alpha) * (1 - share)  # exactly 1 where share is
+        return {"s": s.to(next(leaves(view.start)).dtype)}
 
     def adjust_logits(self, logits: Tensor, task: Task, params: Params, view: View) -> Tensor:
-        """Eq. 6: s_c w_c h + b_c, as o_c + (s_c - 1)(o_c - b_c), which leaves o_c as it is where s_c = 1."""
+        """s_c w_c h + b_c, as o_c + (s_c - 1)(o_c - b_c), which leaves o_c as it is where s_c = 1."""
         bias = next(name for name in task.network.layers[-1].parameters if name.endswith(".bias"))
-        scores: Tensor = torch.sub(logits, task.whole(params)[bias])  # [B, C]
-        return logits + (view.prepared["s"] - 1) * scores
+        scores = logits - task.whole(params)[bias]  # w_c h, [B, C]
+        s: Tensor = view.prepared["s"]
+        return logits + (s - 1) * scores

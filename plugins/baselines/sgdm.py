@@ -2,7 +2,7 @@
 TPDS 31(8), 2020. https://arxiv.org/abs/1910.03197
 
 CCN compares "SGDM" and cites this paper and one without momentum, so `form` says which:
-- "mfl", Liu et al., eqs. 6-10: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the
+- "mfl", Liu et al.: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the
   same weights and sends both; clients start from its v. Theirs are full batches and everybody in every round; here,
   mini-batches as elsewhere, and v is the average over the last cohort.
 - "local": the clients' v starts at 0 in every round.
@@ -11,9 +11,9 @@ CCN compares "SGDM" and cites this paper and one without momentum, so `form` say
 gamma = 0.9 is ours, CCN gives none. It is the momentum of local training ("mfl", "local"), so train.momentum must not
 say another one; "server" leaves local training alone.
 
-Meeting others: g is the gradient with what others add to it, v the clients' memory-less state after local training.
-CCN's weights reach w and v. FNR-FL's refinement runs with gamma too, from v = 0, and leaves the averaged v alone.
-With "server", u is the direction that the other components leave. Its FedML pair is `make_pair("sgdm")`.
+Meeting others: g is the gradient with what others add to it. CCN's weights reach w and v. FNR-FL's refinement runs
+with gamma too, from v = 0, and leaves the averaged v alone. With "server", u is the direction that the other
+components leave. Its FedML pair is `make_pair("sgdm")`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class SGDM(Component):
 
     @property
     def claims(self) -> frozenset[str]:
-        owned = {"mfl": {"optimiser's memory"}, "server": {"server step"}}
-        return frozenset(owned.get(self.form, set()))
+        owned: dict[str, set[str]] = {"mfl": {"optimiser's memory"}, "local": set(), "server": {"server step"}}
+        return frozenset(owned[self.form])
 
     @property
     def carries(self) -> bool:
@@ -77,11 +77,11 @@ class SGDM(Component):
         return dataclasses.replace(given, momentum=self.gamma)
 
     def warm_start(self, state: Tree, view: View) -> Tree:
-        """"mfl": v_k = v, the server's."""
+        """With "mfl", v_k = v, the server's."""
         return {"v": view.shared["v"]} if self.carries else state
 
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        """"mfl": v_k after the last step."""
+        """With "mfl", v_k after the last step."""
         return {"v": trace.optimizer["v"]} if self.carries else {}, view.memory
 
     def init_server(self, params: Params, desk: Desk) -> Tree:
@@ -93,7 +93,7 @@ class SGDM(Component):
         return {"v": state["v"]} if self.carries else {}
 
     def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """"mfl": v = sum_k p_k v_k; "server": d = gamma d + u, w = w + d."""
+        """With "mfl", v = sum_k p_k v_k; with "server", d = gamma d + u, w = w + d."""
         if self.carries:
             return direction, {"v": weighted_sum(update.weights, update.replies.upload[self.name]["v"])}
         if self.form == "server":

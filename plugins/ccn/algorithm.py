@@ -1,13 +1,24 @@
 """CCN: client contribution normalization. Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for
 Enhanced Federated Learning, 2024. https://arxiv.org/abs/2411.06352
 
-Eqs. 3-8. Choices where the paper is silent or double:
-- z_r is computed after local training, over the whole local set, in one extra evaluation pass; Algorithm 1 lists it
-  before and again in the last epoch, which overwrites it.
-- z_r is the post-ReLU input of the classifier.
+Eqs. 3-8. Choices where the paper is silent or double, and the options beside them:
+- z_r is computed after local training, over the whole local set, in one extra evaluation pass: Algorithm 1 lists it
+  before training and again in the last epoch, which overwrites it. `z_time="before"`: with the received model.
+  `z_time="last_epoch_running"`: the mean over the samples of the last epoch of the features as they were in training,
+  while the model moved; no extra pass.
+- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that cosines may be negative;
+  not with "last_epoch_running", and not for models whose classifier reads something else than a ReLU's output.
 - T = 0.5; the paper says only "less than 1".
-- nu_r are the weights of the method that it is combined with: n_r/n, or 1/m for SCAFFOLD and FedNNNN.
+- nu_r is the weight that the recipe gives the client without CCN: n_r/n, or 1/m where a method averages uniformly.
+  `nu="uniform"`: 1/m with every method.
+- A zero z_r has cosine 0 with the others; a single client has weight 1.
 
+Recorded are S, Lambda, the weights c_r, and the extremes of Lambda_r and of c_r / nu_r; for the latter nu_r is
+worked back from c_r, which leaves NaN in a round where some Lambda_r is 0.
+Meeting others: FedNova has c_r for p_r, in d and in tau_eff. SCAFFOLD's model step has nu_r = 1/m, its control variates
+stay uniform; so does FedDyn's h, whose mean of models is weighted. FedBABU averages the body with n_r/n. SGDM's "mfl"
+averages w and v with c_r. q-FedAvg's two sums carry c_r m. FedNNNN's u and E have c_r. FNR-FL: z_r is that of the
+unrefined local model, the weights are those of the refined ones.
 FedML pair: `CCNTrainer`, `CCNAggregator`.
 """
 
@@ -20,9 +31,28 @@ import torch
 from torch import Tensor
 
 from plugins.core.client import mean_features
-from plugins.core.component import Component, Data, RecipeError, Reply, Setting, Stage, Trace, View
+from plugins.core.component import (
+    Batch,
+    Component,
+    Data,
+    Plan,
+    RecipeError,
+    Reply,
+    Setting,
+    Stage,
+    Trace,
+    Update,
+    View,
+)
+from plugins.core.errors import nearest
 from plugins.core.task import Task
-from plugins.core.trees import Tree
+from plugins.core.trees import Params, Tree
+
+OPTIONS = {
+    "z_time": ("after", "before", "last_epoch_running"),
+    "z_act": ("post", "pre"),
+    "nu": ("base", "uniform"),
+}
 
 
 @dataclass(frozen=True)
@@ -32,30 +62,88 @@ class CCN(Component):
     name: ClassVar[str] = "ccn"
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"clients' weights"})
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
     T: float = 0.5  # temperature, eq. 8
+    z_time: str = "after"
+    z_act: str = "post"
+    nu: str = "base"
+
+    @property
+    def passes(self) -> frozenset[str]:  # an option decides
+        return frozenset({"last epoch" if self.z_time == "last_epoch_running" else "own"})
 
     def check(self, setting: Setting) -> None:
+        for key, allowed in OPTIONS.items():
+            if (chosen := getattr(self, key)) not in allowed:
+                raise RecipeError(
+                    f"ccn: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
+                )
         if not self.T > 0:
             raise RecipeError(f"ccn: T = {self.T} must be above 0")
+        if self.z_act == "pre" and self.z_time == "last_epoch_running":
+            raise RecipeError(
+                "ccn: z_act = 'pre' needs a pass of its own, and z_time = 'last_epoch_running' makes none; "
+                "allowed with it: z_act = 'post'"
+            )
 
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
         """z_r, the mean of the final hidden layer over the local data, [d] (section III-A)."""
-        return {"z": mean_features(task, trace.end, trace.buffers, data.own)}, view.memory
+        if self.z_time == "last_epoch_running":
+            return {"z": trace.features}, view.memory
+        before = self.z_time == "before"
+        params, buffers = (view.start, view.buffers) if before else (trace.end, trace.buffers)
+        mean = mean_features if self.z_act == "post" else mean_pre_activation
+        return {"z": mean(task, params, buffers, data.own)}, view.memory
 
     def weigh(self, weights: Tensor, replies: Reply) -> Tensor:
         """Eqs. 6-7: Lambda_r nu_r / (Lambda . nu)."""
-        product = self.contribution(replies.upload[self.name]["z"]).to(weights.dtype) * weights
+        nu = torch.full_like(weights, 1 / len(weights)) if self.nu == "uniform" else weights
+        product = self.contribution(replies.upload[self.name]["z"]).to(nu.dtype) * nu
         return product / product.sum()
 
     def contribution(self, z: Tensor) -> Tensor:
-        """Lambda_r of eq. 8, [R, d] -> [R]; 1 for a single client. The cosine with a zero vector is 0."""
+        """Lambda_r of eq. 8, [R, d] -> [R]; 1 for a single client."""
         if z.shape[0] == 1:
-            return z.new_ones(1)
-        z = z.double()
-        length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
-        unit = z / torch.where(length > 0, length, torch.ones_like(length))
-        similarity = (unit @ unit.T).fill_diagonal_(1.0)  # eqs. 3-4
+            return z.new_ones(1, dtype=torch.float64)
         # Row sums reach R/T, so the exponentials are shifted: softmax does that.
-        return 1 - torch.softmax(similarity.sum(1) / self.T, dim=0)
+        return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
+
+    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+        """S, Lambda and c of the round, and how far they tell clients apart."""
+        z = update.replies.upload[self.name]["z"]
+        lam = self.contribution(z)
+        inverse = (update.weights / lam).sum()  # c_r / Lambda_r = nu_r / (Lambda . nu), and nu sums to one
+        return {
+            "S": similarity(z),
+            "Lambda": lam,
+            "weights": update.weights,
+            "lambda_min": lam.min(),
+            "lambda_max": lam.max(),
+            "weight_over_nu_min": lam.min() * inverse,
+            "weight_over_nu_max": lam.max() * inverse,
+        }
+
+
+def similarity(z: Tensor) -> Tensor:
+    """S of eqs. 3-4, the cosines of the rows of z with 1 on the diagonal, [R, d] -> [R, R] float64."""
+    z = z.double()
+    length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
+    unit = z / torch.where(length > 0, length, torch.ones_like(length))
+    return (unit @ unit.T).fill_diagonal_(1.0)
+
+
+def mean_pre_activation(task: Task, params: Params, buffers: Params, plan: Plan | None) -> Tensor:
+    """The mean input, over all samples of a plan, of the ReLU that makes the features, in eval mode, [d]."""
+    assert plan is not None, "`passes` has it"
+
+    def sums(batch: Batch) -> Tree:
+        z = task.pre_activation(params, buffers, batch.x)
+        if z is None:
+            raise RecipeError(
+                f"ccn: z_act = 'pre', but the classifier of train.model = {task.network.name!r} does not read the "
+                "output of a ReLU, as configured; allowed with it: post"
+            )
+        return {"z": z.sum(0) if batch.mask is None else batch.mask.to(z.dtype) @ z}
+
+    mean: Tensor = plan.mean(sums)["z"]
+    return mean

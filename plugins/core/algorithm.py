@@ -62,14 +62,15 @@ class Algorithm:
         return frozenset().union(*(c.passes for c in self.components))
 
     @property
-    def shares_public(self) -> bool:
-        """Whether every client trains on the public split too."""
-        return any(c.shares_public for c in self.components)
-
-    @property
     def pools(self) -> bool:
         """Whether one client has the data of all."""
         return any(c.pools for c in self.components)
+
+    @property
+    def public(self) -> str:
+        """What the recipe sees of the public split: "labelled" or "unlabelled" samples, or "" for nothing."""
+        seen = {c.public for c in self.components}
+        return next((kind for kind in ("labelled", "unlabelled") if kind in seen), "")
 
     @property
     def leak(self) -> str:
@@ -85,6 +86,10 @@ class Algorithm:
     def fixed(self, network: Network) -> frozenset[str]:
         """Names of parameters that stay at their initial values."""
         return frozenset().union(*(c.fixed(network) for c in self.components))
+
+    def shared(self, n_public: int) -> int:
+        """How many samples of the public split every client has beside its own."""
+        return max((c.shared(n_public) for c in self.components), default=0)
 
     def owner(self, job: str) -> Component:
         """The component that answers `job`, which is named "<component>.<what>"."""

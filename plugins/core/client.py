@@ -48,7 +48,7 @@ def local_steps(
     some = next(leaves(params))
     count = total = torch.zeros((), dtype=some.dtype, device=some.device)
     last, seen, features = data.steps.last, count, torch.zeros_like(count)
-    keys = fold(data.key, torch.arange(len(data.steps), device=some.device))  # at once: a step is short
+    keys = fold(data.key, torch.arange(len(data.steps), device=some.device)).unbind()  # at once: a step is short
     for step, plain in enumerate(data.steps):
         batch = plain._replace(key=keys[step])
 

@@ -283,12 +283,14 @@ class Component:
 
     name: ClassVar[str]
     stage: ClassVar[Stage] = Stage.DEBIAS
-    # "own", "public": extra passes over data that it makes; "last epoch": `Trace.features`.
-    passes: ClassVar[frozenset[str]] = frozenset()
     # What it sees of the public split: "labelled" or "unlabelled" samples; "" if it needs none.
     public: ClassVar[str] = ""
-    shares_public: ClassVar[bool] = False  # every client's local data are its own and the public split
     pools: ClassVar[bool] = False  # one client has the data of all
+
+    @property
+    def passes(self) -> frozenset[str]:
+        """What it reads beside the batches: "own", "public": a pass over these data; "last epoch": `Trace.features`."""
+        return frozenset()
 
     @property
     def claims(self) -> frozenset[str]:
@@ -316,6 +318,10 @@ class Component:
     def fixed(self, network: Network) -> frozenset[str]:
         """Names of parameters that stay at their initial values: nobody trains, sends or averages them."""
         return frozenset()
+
+    def shared(self, n_public: int) -> int:
+        """How many samples of the public split every client has beside its own, and trains on: the first ones."""
+        return 0
 
     def exchanges(self, cohort: int) -> Exchanges:
         """How often the component asks beside the training of every round."""

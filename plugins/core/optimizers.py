@@ -24,6 +24,9 @@ class Optimizer(Protocol):
     @property
     def momentum(self) -> float: ...
 
+    @property
+    def weight_decay(self) -> float: ...
+
     def init(self, params: Params) -> Tree:
         """The state before the first step."""
         ...

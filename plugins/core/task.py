@@ -31,12 +31,15 @@ class Pass:
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
     record: bool = False
     activations: dict[str, Tensor] = field(default_factory=dict)
+    rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
     outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
 
     def activate(self, layer: str, z: Tensor) -> Tensor:
         """ReLU, recorded as the activation of weight layer `layer`."""
         h = torch.relu(z)
         self.note(layer, h)
+        if self.record:
+            self.rectified = z, h
         return h
 
     def note(self, layer: str, h: Tensor) -> None:
@@ -128,6 +131,13 @@ class Task:
         run = Pass(self.whole(params), dict(buffers), train=False, record=True)
         self.network.classify(run, self.network.encode(run, x))
         return run.activations
+
+    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
+        """Eval-mode input [B, d] of the ReLU whose output is the features; None where they are no ReLU's output."""
+        run = Pass(self.whole(params), dict(buffers), train=False, record=True)
+        h = self.network.encode(run, x)
+        z, rectified = run.rectified or (None, None)
+        return z if rectified is h else None
 
 
 def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Ask, Reply, Samples
 from plugins.core.errors import NonFiniteError, UserError
+from plugins.core.noise import fold
 from plugins.core.optimizers import Optimizer
 from plugins.core.optimizers import build as build_optimizer
 from plugins.core.task import Task
@@ -98,9 +99,10 @@ class Clients:
         everything = np.arange(len(self.public.y))
         return epochs(everything, steps.epochs, steps.batch_size, rng), self.public
 
-    def key(self, client: int, job: str, round_: int) -> int:
-        """Of the random numbers that a job of a client draws."""
-        return key(self.seed, f"noise/{job}", round_, client)
+    def keys(self, ask: Ask, round_: int) -> Tensor:
+        """Of the random numbers that each client draws in a job, [M]."""
+        shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
+        return fold(shared, torch.tensor(ask.to)).to(self.device)
 
     def own_pass(self, client: int) -> Order:
         """One pass over all of a client's samples."""

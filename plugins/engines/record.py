@@ -68,7 +68,7 @@ class Recorder:
         kept, self._trained = self._trained, None
         row |= {"local_loss": kept.loss.mean().item()} | self._lengths(kept.params, moved)
         measured: Tree = {key: leaf.detach() for key, leaf in flatten(done.measured).items()}
-        row |= {key.replace("/", "_", 1): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
+        row |= {key.replace("/", "_"): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
         # What was sent and what is evaluated differ in few methods; then both are of interest.
         differs = done.evaluated is not server.params
         sent = self._looked("sent", server.params, server.buffers, self.test if look and differs else None)

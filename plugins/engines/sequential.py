@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from plugins.core.client import answer, autograd
 from plugins.core.component import Ask, Data, Plan, Reply, Samples
@@ -20,13 +21,14 @@ class Sequential:
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        parts = [self._one(ask, client, position, round_) for position, client in enumerate(ask.to)]
+        keys = self.clients.keys(ask, round_)
+        parts = [self._one(ask, client, position, round_, keys[position]) for position, client in enumerate(ask.to)]
         stacked = stack(parts)
         if ask.job == "train":
             self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
         return Reply(ask.to, **stacked)
 
-    def _one(self, ask: Ask, client: int, position: int, round_: int) -> Tree:
+    def _one(self, ask: Ask, client: int, position: int, round_: int, key: Tensor) -> Tree:
         clients = self.clients
         own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
         steps, samples = clients.steps(client, ask.job, round_)
@@ -34,7 +36,7 @@ class Sequential:
             self._plan(steps, samples, "last epoch" in clients.algorithm.passes and ask.job == "train"),
             self._plan(clients.own_pass(client), clients.train) if own else None,
             self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
-            torch.tensor(clients.key(client, ask.job, round_), device=clients.device),
+            key,
         )
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
         # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.

@@ -106,12 +106,16 @@ def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch
     return Desk(task, public, at, tuple(like.shape[1:]))
 
 
-def with_public(train: Samples, clients: Sequence[Ints], public: Samples) -> tuple[Samples, list[Ints]]:
-    """Every client has the public split beside its own samples."""
-    n = len(train.y)
-    shared = np.arange(n, n + len(public.y))
-    joined = Samples(torch.cat([train.x, public.x]), torch.cat([train.y, public.y]))
-    return joined, [np.concatenate([positions, shared]) for positions in clients]
+def with_shared(
+    algorithm: Algorithm, train: Samples, clients: Sequence[Ints], public: Samples | None
+) -> tuple[Samples, Sequence[Ints]]:
+    """(samples, positions by client) where every client has the public samples that the algorithm gives to all."""
+    shared = 0 if public is None else algorithm.shared(len(public.y))
+    if public is None or not shared:
+        return train, clients
+    joined = Samples(torch.cat([train.x, public.x[:shared]]), torch.cat([train.y, public.y[:shared]]))
+    added = np.arange(len(train.y), len(train.y) + shared)
+    return joined, [np.concatenate([positions, added]) for positions in clients]
 
 
 def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
@@ -172,8 +176,7 @@ class Simulation:
             public = test
         if self.algorithm.pools:
             clients, schedule = [np.concatenate(list(clients))], replace(schedule, cohort=1)
-        if self.algorithm.shares_public and public is not None:
-            train, clients = with_public(train, clients, public)
+        train, clients = with_shared(self.algorithm, train, clients, public)
         n = len(clients)
         self.schedule, self.public = schedule, public
         per_round = [

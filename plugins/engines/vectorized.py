@@ -26,11 +26,11 @@ class Vectorized:
         steps = [self.clients.steps(client, ask.job, round_) for client in ask.to]
         # Clients of similar step counts share a chunk, so that few steps are computed to be thrown away.
         by_length = sorted(range(len(ask.to)), key=lambda position: len(steps[position][0].sizes))
-        size = self.chunk_size(ask)
+        size, keys = self.chunk_size(ask), self.clients.keys(ask, round_)
         pieces = []
         for first in range(0, len(by_length), size):
             chunk = by_length[first : first + size]
-            pieces.append(self._chunk(ask, round_, chunk, [steps[position][0] for position in chunk], steps[0][1]))
+            pieces.append(self._chunk(ask, keys, chunk, [steps[position][0] for position in chunk], steps[0][1]))
         joined: Tree = tree_map(lambda *parts: torch.cat(parts), pieces[0], *pieces[1:])
         back = torch.tensor(by_length).argsort().to(self.clients.device)
         stacked = row(joined, back)
@@ -51,7 +51,7 @@ class Vectorized:
         batch = 3 * run.outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
-    def _chunk(self, ask: Ask, round_: int, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
+    def _chunk(self, ask: Ask, keys: Tensor, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
         clients = self.clients
         ids = [ask.to[position] for position in chunk]
         rows = torch.tensor([clients.row[client] for client in ids], device=clients.device)
@@ -59,7 +59,7 @@ class Vectorized:
             "each": row(ask.each, torch.tensor(chunk, device=clients.device)),
             "memory": row(clients.memory, rows),
             "steps": self._batched(orders, live=True),
-            "key": torch.tensor([clients.key(client, ask.job, round_) for client in ids], device=clients.device),
+            "key": keys[torch.tensor(chunk, device=clients.device)],
         }
         if "last epoch" in clients.algorithm.passes and ask.job == "train":
             batched["steps"]["last"] = self._last(orders, samples.x.dtype)

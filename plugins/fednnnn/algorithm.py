@@ -1,25 +1,43 @@
 """FedNNNN. Nagura, Bian, Sato: FedNNNN: Norm-Normalized Neural Network Aggregation for Fast and Accurate
 Federated Learning, 2020. https://arxiv.org/abs/2008.04538
 
-Algorithm 3 with eqs. 4-5 and 12-13; q_k = 1/m ("n_k/n = 1/n", section 5.1, is a misprint: n is a count of samples).
-- Evaluated is the plain average (step 4 of figure 5), sent is the normalised one (step 6).
-- Norms are over all trainable parameters as one vector, on which the paper is silent; buffers are averaged.
-- N near 0: the paper returns w_t as is, written before it adds momentum; here the normalised term is dropped and the
-  momentum goes on, which is the same when gamma = 0.
+Algorithm 3 with eqs. 4-5 and 12-13; `variant` has the two halves that table 2 compares: "norm_norm" is eq. 8, which is
+gamma = 0, and "momentum" eqs. 10-11, without E / N and beta. q_k = 1/m: "n_k/n = 1/n" (section 5.1) is a misprint, n
+counts samples. Choices, and the options beside them:
+- Evaluated is the plain average (step 4 of figure 5), sent is what step 6 makes of it; the paper says so for FedNNNN
+  only, here it is so for all three. `evaluate="sent"` is the usual reading of server momentum.
+- Norms are over all trainable parameters as one vector, on which the paper is silent. `norm="per_layer"`: each layer
+  has its own E / N. A layer is what shares a name before the last dot, so a batch norm's affine pair is one.
+  `norm="with_buffers"`: norms include what the clients moved the buffers by. Buffers are averaged in any case.
+- N near 0, at most 1e-12 max(1, E): the paper returns w_t as is, written before it adds momentum. Here the normalised
+  term is dropped and the momentum goes on, the same when gamma = 0. `n_zero="hold"`: w and d stay as they are.
 
-Meeting others: u is the direction that the other components leave (a refined or re-weighted average), and q_k are
-their weights, so that N <= E holds. FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
+Recorded are N (eq. 4), E (eq. 5) and E / N (0 where N is near 0), by layer with "per_layer"; figures 8 and 9 call
+||w_{t+1} - w_t|| N, which is recorded for every recipe. The state keeps N and E for that alone.
+Meeting others: u is the direction that the other components leave (a refined, re-weighted or scaled average), and q_k
+are their weights, so N <= E as long as nothing stretches the average. Evaluated is w_t + u with that u.
+FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from plugins.core.component import Component, Desk, RecipeError, Setting, Stage, Update
-from plugins.core.trees import Params, Tree, norm, row_norms, tree_map, zeros_like
+from plugins.core.errors import nearest
+from plugins.core.trees import Params, Tree, norm, row_norms, tree_map, weighted_sum, zeros_like
+
+OPTIONS = {
+    "variant": ("fednnnn", "norm_norm", "momentum"),
+    "n_zero": ("skip_term", "hold"),
+    "norm": ("all", "per_layer", "with_buffers"),
+    "evaluate": ("average", "sent"),
+}
 
 
 @dataclass(frozen=True)
@@ -30,26 +48,78 @@ class FedNNNN(Component):
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"server step"})
     weighting: ClassVar[str] = "uniform"
-    evaluates_average: ClassVar[bool] = True
 
-    beta: float = 0.7  # table 5, MNIST, non-IID, balanced
-    gamma: float = 0.8
+    beta: float = 0.7  # table 5, MNIST, non-IID, balanced; not used by "momentum", and 1.0 there for "norm_norm"
+    gamma: float = 0.8  # likewise; not used by "norm_norm", and 0.9 there for "momentum"
+    variant: str = "fednnnn"
+    n_zero: str = "skip_term"  # not used by "momentum", which divides by nothing
+    norm: str = "all"  # with "momentum", only of what is recorded
+    evaluate: str = "average"  # section 4.1
+
+    @property
+    def evaluates_average(self) -> bool:
+        return self.evaluate == "average"
 
     def check(self, setting: Setting) -> None:
+        for key, allowed in OPTIONS.items():
+            if (chosen := getattr(self, key)) not in allowed:
+                raise RecipeError(
+                    f"fednnnn: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
+                )
         if not self.beta > 0:
             raise RecipeError(f"fednnnn: beta = {self.beta} must be above 0")
         if not 0 <= self.gamma < 1:
             raise RecipeError(f"fednnnn: gamma = {self.gamma} must lie in [0, 1)")
 
     def init_server(self, params: Params, desk: Desk) -> Tree:
-        return {"d": zeros_like(params)}
+        """d_0 = 0."""
+        some = next(iter(params.values()))
+        n, e = ({layer: some.new_zeros(()) for layer in self.layers(params)} for _ in range(2))
+        return {"d": zeros_like(params), "N": n, "E": e}
+
+    def layers(self, names: Iterable[str]) -> dict[str, list[str]]:
+        """The parameters that one norm is over, by layer; "model" for all of them."""
+        found: dict[str, list[str]] = {}
+        for name in names:
+            found.setdefault(name.rpartition(".")[0] if self.norm == "per_layer" else "model", []).append(name)
+        return found
+
+    def lengths(self, u: Params, update: Update, names: Iterable[str]) -> tuple[Tensor, Tensor]:
+        """N = ||u|| (eq. 4) and E = sum_k q_k ||w_k - w_t|| (eq. 5) of the parameters `names`, 0-d."""
+        mean, deltas = {name: u[name] for name in names}, {name: update.deltas[name] for name in names}
+        if self.norm == "with_buffers":
+            mean |= weighted_sum(update.weights, update.buffer_deltas)
+            deltas |= update.buffer_deltas
+        each = row_norms(deltas)  # [M]
+        return norm(mean), update.weights.to(each.dtype) @ each
 
     def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d."""
-        length = row_norms(update.deltas)  # [M]
-        e = (update.weights.to(length.dtype) * length).sum()
-        n = norm(direction)
-        tiny = n <= 1e-12 * e.clamp(min=1)
-        factor = torch.where(tiny, torch.zeros_like(n), self.beta * e / torch.where(tiny, torch.ones_like(n), n))
-        d = tree_map(lambda d, u: self.gamma * d + factor * u, state["d"], direction)
-        return d, {"d": d}
+        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d. Eq. 8: gamma = 0. Eqs. 10-11: d <- gamma d + u."""
+        gamma = 0.0 if self.variant == "norm_norm" else self.gamma
+        n, e, d, moved = {}, {}, {}, {}
+        for layer, names in self.layers(direction).items():
+            n[layer], e[layer] = self.lengths(direction, update, names)
+            small = near_zero(n[layer], e[layer])
+            stays = small & (self.n_zero == "hold" and self.variant != "momentum")
+            factor = 1.0 if self.variant == "momentum" else self.beta * ratio(n[layer], e[layer])
+            for name in names:
+                before, u = state["d"][name], direction[name]
+                d[name] = torch.where(stays, before, gamma * before + factor * u)
+                moved[name] = torch.where(stays, torch.zeros_like(u), d[name])
+        return moved, {"d": d, "N": n, "E": e}
+
+    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+        """N, E and E / N of the round."""
+        found = {"N": state["N"], "E": state["E"], "ratio": tree_map(ratio, state["N"], state["E"])}
+        return found if self.norm == "per_layer" else {key: of["model"] for key, of in found.items()}
+
+
+def near_zero(n: Tensor, e: Tensor) -> Tensor:
+    """Whether N is "0 or close to 0" (section 4.2), 0-d."""
+    return n <= 1e-12 * e.clamp(min=1)
+
+
+def ratio(n: Tensor, e: Tensor) -> Tensor:
+    """E / N; 0 where N is near 0."""
+    small = near_zero(n, e)
+    return torch.where(small, torch.zeros_like(n), e / torch.where(small, torch.ones_like(n), n))

@@ -29,6 +29,7 @@ def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
         if key not in known:
             allowed = ", ".join(known) or "none"
             raise UserError(f"model {name!r} has no option {key!r}{nearest(key, known)}; allowed: {allowed}")
-        if type(value) is not type(known[key]) or (not isinstance(value, bool) and value < 1):
-            kind = "true or false" if isinstance(known[key], bool) else "a whole number of at least 1"
+        least = min(known[key], 1)  # what is off by default may be switched off
+        if type(value) is not type(known[key]) or (not isinstance(value, bool) and value < least):
+            kind = "true or false" if isinstance(known[key], bool) else f"a whole number of at least {least}"
             raise UserError(f"model {name!r}, option {key!r}: {value!r} is not {kind}")

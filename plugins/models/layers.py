@@ -127,6 +127,20 @@ class ReLU:
 
 
 @dataclass(frozen=True)
+class Output:
+    """The input as it is, recorded as the output of weight layer `of`, which no ReLU follows."""
+
+    of: str
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        run.note(self.of, x)
+        return x
+
+
+@dataclass(frozen=True)
 class MaxPool:
     """Max pooling with stride equal to the window."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from plugins.core.errors import UserError
-from plugins.models.layers import BatchNorm, Block, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
+from plugins.models.layers import BatchNorm, Block, Conv, Flatten, Linear, MaxPool, Output, ReLU, Stacked
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width)
 
@@ -15,15 +15,18 @@ def logistic_regression(shape: Shape, n_classes: int) -> Stacked:
     return Stacked("logistic_regression", (Flatten(),), Linear("fc", prod(shape), n_classes))
 
 
-def mlp(shape: Shape, n_classes: int, hidden: int = 64, batch_norm: bool = False) -> Stacked:
+def mlp(shape: Shape, n_classes: int, hidden: int = 64, batch_norm: bool = False, projection: int = 0) -> Stacked:
     """pixels - hidden - classes with ReLU; `batch_norm` normalises the hidden layer before its ReLU."""
     blocks: list[Block] = [Flatten(), Linear("fc1", prod(shape), hidden)]
     if batch_norm:
         blocks.append(BatchNorm("bn1", hidden))
-    return Stacked("mlp", (*blocks, ReLU("fc1")), Linear("fc2", hidden, n_classes))
+    head, size = _projection(hidden, projection)
+    return Stacked("mlp", (*blocks, ReLU("fc1"), *head), Linear("fc2", size, n_classes))
 
 
-def cnn(shape: Shape, n_classes: int, channels: int = 32, hidden: int = 512, batch_norm: bool = False) -> Stacked:
+def cnn(
+    shape: Shape, n_classes: int, channels: int = 32, hidden: int = 512, batch_norm: bool = False, projection: int = 0
+) -> Stacked:
     """rFedAvg's CNN (Section VI-A, after McMahan et al. 2017), phi = the 512 features before the classifier.
 
     conv5 pad2 32, ReLU, pool, conv5 pad2 64, ReLU, pool, 512, ReLU, classes: 1,663,370 parameters on MNIST,
@@ -37,7 +40,21 @@ def cnn(shape: Shape, n_classes: int, channels: int = 32, hidden: int = 512, bat
         return [Conv(name, n_in, n_out, 5, padding=2), *norm, ReLU(name), MaxPool()]
 
     blocks = (*conv("conv1", depth, channels), *conv("conv2", channels, 2 * channels), Flatten())
-    return Stacked("cnn", (*blocks, Linear("fc1", size, hidden), ReLU("fc1")), Linear("fc2", hidden, n_classes))
+    head, width_out = _projection(hidden, projection)
+    return Stacked(
+        "cnn", (*blocks, Linear("fc1", size, hidden), ReLU("fc1"), *head), Linear("fc2", width_out, n_classes)
+    )
+
+
+def _projection(size: int, width: int) -> tuple[list[Block], int]:
+    """(blocks, size of what they put out): MOON's projection head (Li, He, Song 2021) before the classifier.
+
+    size - size - `width` with a ReLU between; nothing for width 0. Contrast and classifier both read its output.
+    """
+    if not width:
+        return [], size
+    first, second = Linear("projection1", size, size), Linear("projection2", size, width)
+    return [first, ReLU("projection1"), second, Output("projection2")], width
 
 
 def _image(model: str, shape: Shape, smallest: int) -> tuple[int, int, int]:

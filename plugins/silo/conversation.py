@@ -13,7 +13,7 @@ from plugins.core.trees import Params, Tree, row, stack, tree_map
 from plugins.engines.clients import Clients, refuse_non_finite
 from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import Outcome, desk, draw_cohort, start, with_public
+from plugins.engines.simulation import Outcome, desk, draw_cohort, start, with_shared
 from plugins.silo import wire
 from plugins.silo.settings import Terms
 from plugins.silo.wire import Down, Up
@@ -36,7 +36,7 @@ class Silo:
         self.terms, self.client = terms, client
         task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, train.x)
         # Orders of batches are drawn over positions, so a shard by itself is read as it is within a simulation.
-        self._shares = public if terms.algorithm.shares_public else None
+        self._public = public
         own = self._arranged(train)
         indices = {client: np.arange(len(own.y))}
         self.engine = Sequential(
@@ -44,7 +44,7 @@ class Silo:
         )
 
     def _arranged(self, train: Samples) -> Samples:
-        return train if self._shares is None else with_public(train, [], self._shares)[0]
+        return with_shared(self.terms.algorithm, train, [], self._public)[0]
 
     def read(self, train: Samples) -> None:
         """From now on this is the shard: of as many samples as before, perhaps poisoned by an attack."""

@@ -61,6 +61,8 @@ class TrainArgs(Section):
     learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
     momentum: float | None = Field(default=None, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    local_steps: int = Field(default=0, ge=0)  # ours: above 0, steps per round in place of epochs
+    drop_last: bool = False  # ours: leave the last, short batch of an epoch out
 
 
 class ValidationArgs(Section):
@@ -222,8 +224,9 @@ class Terms:
 def local_training(train: TrainArgs) -> LocalTraining:
     """How a silo trains in one round."""
     return LocalTraining(
-        train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay
-    )
+        train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay,
+        train.local_steps, train.drop_last,
+    )  # fmt: skip
 
 
 def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) -> Terms:

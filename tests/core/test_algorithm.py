@@ -13,6 +13,7 @@ from torch import Tensor
 
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import (
+    CLAIMS,
     Ask,
     Asks,
     Component,
@@ -30,6 +31,7 @@ from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, scale, tree_map
 from plugins.models.networks import mlp
 from plugins.recipes import METHODS, build
+from tests.recipe_table import BASES, PAIRS, PAPERS, REPORTED, UNSOUND
 
 SETTING = Setting(n_clients=4, cohort=3, n_classes=2, feature_size=2, optimizer="sgd", lr=0.1, n_public=10)
 
@@ -225,12 +227,33 @@ def test_a_recipe_is_a_set(recipe: str) -> None:
 
 
 def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
+    alone = {name: build(name, {}, SETTING).components[0] for name in METHODS}
+    assert {claim for c in alone.values() for claim in c.claims} <= set(CLAIMS), "each claim has its reason"
     for a, b in permutations(METHODS, 2):
-        if METHODS[a].claims & METHODS[b].claims:
-            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own"):
+        shared = alone[a].claims & alone[b].claims
+        if alone[a].pools or alone[b].pools:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
+        elif shared:
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:
+                build(f"{a}+{b}", {}, SETTING)
+            assert all(claim in str(error.value) and CLAIMS[claim] in str(error.value) for claim in shared)
         else:
             assert {c.name for c in build(f"{a}+{b}", {}, SETTING).components} == {a, b}
+
+
+@pytest.mark.parametrize(("pair", "words"), UNSOUND.items())
+def test_unsound_pairs_are_refused(pair: str, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        build(pair, {}, SETTING)
+
+
+def test_every_other_pair_with_a_paper_composes() -> None:
+    """And so do the combinations that the papers report."""
+    assert set(PAPERS) | set(BASES) | {"centralised"} == set(METHODS)
+    for recipe in (*PAIRS, *REPORTED):
+        assert build(recipe, {}, SETTING).name == "+".join(sorted(recipe.split("+")))
+    assert set(REPORTED) <= {*PAIRS, *PAPERS}
 
 
 def test_a_job_belongs_to_the_component_that_it_names() -> None:

@@ -10,7 +10,7 @@ from plugins.core.component import Samples
 from plugins.engines.clients import LocalTraining
 from plugins.engines.simulation import Outcome, Schedule, Simulation
 from plugins.models import build
-from tests.recipe_table import RECIPES
+from tests.recipe_table import ALONE
 
 CLIENTS = [np.arange(0, 5), np.arange(5, 12), np.arange(12, 30), np.arange(30, 41)]
 
@@ -30,7 +30,7 @@ def run(recipe: str, settings: dict[str, dict[str, object]], engine: str, device
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize(("recipe", "settings"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
+@pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
 def test_a_gpu_gives_the_cpus_results(recipe: str, settings: dict[str, dict[str, object]], engine: str) -> None:
     cpu, gpu = run(recipe, settings, "sequential", "cpu"), run(recipe, settings, engine, "cuda")
     for key, leaf in cpu.params.items():

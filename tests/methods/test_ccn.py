@@ -3,47 +3,150 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from plugins.ccn.algorithm import CCN
-from plugins.core.component import RecipeError, Setting
+from plugins.core.component import RecipeError, Reply, Setting, Update
+from plugins.core.optimizers import SGD
+from plugins.core.task import Task
 from plugins.engines.simulation import draw_cohort
+from plugins.models import build
+from plugins.models.layers import Stacked
+from plugins.models.networks import logistic_regression, mlp
+from tests import federation
 from tests.methods import by_hand as hand
 
 T = 0.5
+SIZES = np.array(hand.SIZES)
 
 
-def contribution(z: hand.Array, temperature: float) -> hand.Array:
-    """Eqs. 3-5 with the temperature of eq. 8, as they are printed: two sums of exponentials."""
+def similarity(z: hand.Array) -> hand.Array:
+    """Eqs. 3-4."""
     n = len(z)
     s = np.eye(n)
     for r in range(n):
         for p in range(n):
             if r != p:
-                s[r, p] = z[r] @ z[p] / (np.linalg.norm(z[r]) * np.linalg.norm(z[p]))  # eqs. 3-4
-    powers = np.exp(s.sum(1) / temperature)
-    return np.array([sum(powers[q] for q in range(n) if q != r) / powers.sum() for r in range(n)])  # eq. 5
+                s[r, p] = z[r] @ z[p] / (np.linalg.norm(z[r]) * np.linalg.norm(z[p]))
+    return s
+
+
+def contribution(z: hand.Array, temperature: float) -> hand.Array:
+    """Eq. 5 with the temperature of eq. 8, as they are printed: two sums of exponentials."""
+    powers = np.exp(similarity(z).sum(1) / temperature)
+    return np.array([sum(s for q, s in enumerate(powers) if q != r) / powers.sum() for r in range(len(z))])
+
+
+def weights(z: hand.Array, nu: hand.Array = SIZES / 6) -> hand.Array:
+    """Eq. 7: Lambda_r nu_r / (Lambda . nu)."""
+    product = contribution(z, T) * nu
+    return np.asarray(product / product.sum())
 
 
 def found(z: hand.Array, temperature: float = T) -> hand.Array:
     return np.asarray(CCN(T=temperature).contribution(torch.tensor(z, dtype=torch.float64)).numpy())
 
 
-def test_two_rounds_weighted_by_contribution_and_samples(engine: str) -> None:
-    """z_r under the updated model; w = sum_r Lambda_r nu_r / (Lambda . nu) w_r with nu_r = n_r/n (eq. 7)."""
-    ran = hand.run("ccn", {"ccn": {"T": T}}, engine=engine)
+def trained(w: hand.Tree) -> list[hand.Tree]:
+    """Everybody's local model after two epochs of full batches."""
+    return [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
+
+
+def before_relu(w: hand.Tree, x: hand.Array) -> hand.Array:
+    """x W1' + b1, [B, 2]."""
+    return np.asarray(x @ w["fc1.weight"].T + w["fc1.bias"])
+
+
+def means(models: list[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden) -> hand.Array:
+    """z_r over all samples of client r, [3, 2]."""
+    return np.stack([of(w, hand.X[client]).mean(0) for w, client in zip(models, hand.CLIENTS, strict=True)])
+
+
+@pytest.mark.parametrize("nu", ["base", "uniform"])
+@pytest.mark.parametrize("z_act", ["post", "pre"])
+@pytest.mark.parametrize("z_time", ["after", "before"])
+def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
+    """w = sum_r Lambda_r nu_r / (Lambda . nu) w_r (eq. 7), z_r under the updated or the received model."""
+    ran = hand.run("ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act, "nu": nu}}, engine=engine)
+    w, tensors = hand.W0, ran.outcome.tensors
+    for t in range(2):
+        local = trained(w)
+        z = means(local if z_time == "after" else [w] * 3, hand.hidden if z_act == "post" else before_relu)
+        np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], z, rtol=1e-10)
+        lam, base = contribution(z, T), SIZES / 6 if nu == "base" else np.full(3, 1 / 3)
+        assert np.ptp(lam) > 0.01, "the example tells clients apart"
+        c = lam * base / (lam @ base)
+        for key, value in (("S", similarity(z)), ("Lambda", lam), ("weights", c)):
+            np.testing.assert_allclose(tensors[f"ccn/{key}"][t], value, rtol=1e-10)
+        row = ran.outcome.rows[t]
+        assert (row["ccn_lambda_min"], row["ccn_lambda_max"]) == pytest.approx((lam.min(), lam.max()), rel=1e-10)
+        extremes = row["ccn_weight_over_nu_min"], row["ccn_weight_over_nu_max"]
+        assert extremes == pytest.approx(((c / base).min(), (c / base).max()), rel=1e-10)
+        w = hand.average(c, local)
+    hand.same(ran.outcome.params, w)
+
+
+def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
+    """Batches of two: each sample counts once, with the model as it stood before the step that read it."""
+    ran = hand.run("ccn", {"ccn": {"T": T, "z_time": "last_epoch_running"}}, engine=engine, batch_size=2)
     w = hand.W0
     for t in range(2):
-        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
-        z = np.stack([hand.hidden(w_r, hand.X[c]).mean(0) for w_r, c in zip(local, hand.CLIENTS, strict=True)])
-        np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], z, rtol=1e-10)
-        product = contribution(z, T) * np.array(hand.SIZES) / 6
-        assert np.ptp(contribution(z, T)) > 0.01, "the example tells clients apart"
-        w = hand.average(product / product.sum(), local)
+        local, z = [], []
+        for k, client in enumerate(hand.CLIENTS):
+            batches, w_k, seen = ran.batches(k, t + 1), w, []
+            for s, batch in enumerate(batches):
+                if s >= len(batches) // 2:  # of two epochs
+                    seen.append(hand.hidden(w_k, hand.X[batch]))
+                w_k = hand.descend(w_k, [batch])
+            assert len(np.concatenate(seen)) == len(client)
+            local.append(w_k)
+            z.append(np.concatenate(seen).mean(0))
+        np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], np.stack(z), rtol=1e-10)
+        assert not np.allclose(np.stack(z), means(local)), "the model moved meanwhile"
+        w = hand.average(weights(np.stack(z)), local)
     hand.same(ran.outcome.params, w)
+
+
+@dataclass(frozen=True)
+class Normalised(hand.Given):
+    """With a batch norm, whose running statistics begin at 0 and 1."""
+
+    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        _, buffers = Stacked.init(self, generator)
+        return hand.Given.init(self, generator)[0], {key: leaf.double() for key, leaf in buffers.items()}
+
+
+@pytest.mark.parametrize("z_act", ["post", "pre"])
+@pytest.mark.parametrize("z_time", ["after", "before"])
+def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(engine: str, z_time: str, z_act: str) -> None:
+    """In eval mode: those that were received, or those that local training left. The ReLU comes behind it."""
+    net = mlp((2,), 2, hidden=2, batch_norm=True)
+    w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
+    ran = hand.run(
+        "ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}}, engine=engine,
+        network=Normalised(net.name, net.blocks, net.head, start=w),
+    )  # fmt: skip
+    for ask, reply in ran.exchanges:
+        for k, client in enumerate(hand.CLIENTS):
+            model = ask.params | ask.buffers
+            if z_time == "after":
+                model = {key: leaf[k] for key, leaf in (reply.params | reply.buffers).items()}
+            v = {key: leaf.numpy() for key, leaf in model.items()}
+            o = (before_relu(v, hand.X[client]) - v["bn1.mean"]) / np.sqrt(v["bn1.var"] + 1e-5)
+            h = o * v["bn1.weight"] + v["bn1.bias"]
+            z = (np.maximum(h, 0) if z_act == "post" else h).mean(0)
+            np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-10)
+
+
+def test_which_passes_it_makes() -> None:
+    assert CCN().passes == CCN(z_time="before").passes == {"own"}
+    assert CCN(z_time="last_epoch_running").passes == {"last epoch"}
 
 
 def test_r_are_the_clients_of_the_round(engine: str) -> None:
@@ -57,15 +160,133 @@ def test_r_are_the_clients_of_the_round(engine: str) -> None:
     hand.same(ran.outcome.params, w)
 
 
+# Meeting others -----------------------------------------------------------------------------------------------------
+
+
 def test_scaffolds_model_step_is_weighted_and_its_control_variates_are_not(engine: str) -> None:
     """nu_r = 1/m; c <- c + (|S|/N) mean of dc_i. First round, c = c_i = 0."""
     ran = hand.run("scaffold+ccn", {"ccn": {"T": T}}, engine=engine, rounds=1)
-    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
-    z = np.stack([hand.hidden(w_r, hand.X[c]).mean(0) for w_r, c in zip(local, hand.CLIENTS, strict=True)])
-    lam = contribution(z, T)
-    hand.same(ran.outcome.params, hand.average(lam / lam.sum(), local))
+    local = trained(hand.W0)
+    hand.same(ran.outcome.params, hand.average(weights(means(local), np.full(3, 1 / 3)), local))
     dc = [hand.each(lambda x, y: (x - y) / (2 * hand.LR), hand.W0, y) for y in local]
     hand.same(ran.state("scaffold")["c"], hand.average([1 / 3] * 3, dc))
+
+
+def test_fedbabus_body_is_weighted(engine: str) -> None:
+    """The head stays at w_0: only fc1 is trained, so z_r is that of the new body."""
+
+    def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return {key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()}
+
+    ran = hand.run("fedbabu+ccn", {"ccn": {"T": T, "z_act": "pre"}}, engine=engine)
+    w = hand.W0
+    for _ in range(2):
+        local = [hand.descend(w, [client] * 2, body) for client in hand.CLIENTS]
+        w = hand.average(weights(means(local, before_relu)), local)
+    hand.same(ran.outcome.params, w)
+
+
+def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
+    """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r v_r."""
+    gamma = 0.7
+    ran = hand.run("sgdm+ccn", {"ccn": {"T": T}, "sgdm": {"form": "mfl", "gamma": gamma}}, engine=engine)
+    w, v = hand.W0, hand.zeros()
+    for _ in range(2):
+        local, momenta = [], []
+        for client in hand.CLIENTS:
+            w_k, v_k = w, v
+            for _ in range(2):
+                g = hand.gradient(w_k, hand.X[client], hand.Y[client])
+                v_k = hand.each(lambda v, g: gamma * v + g, v_k, g)
+                w_k = hand.each(lambda w, v: w - hand.LR * v, w_k, v_k)
+            local.append(w_k)
+            momenta.append(v_k)
+        c = weights(means(local))
+        w, v = hand.average(c, local), hand.average(c, momenta)
+    hand.same(ran.outcome.params, w)
+    hand.same(ran.state("sgdm")["v"], v)
+
+
+def test_q_fedavgs_sums_are_both_weighted(engine: str) -> None:
+    """q = 1: Delta_k = F_k L (w - w_k), h_k = (L ||w - w_k||)^2 + L F_k; each with c_k m, and the m cancels."""
+    ran = hand.run("qfedavg+ccn", {"ccn": {"T": T}, "qfedavg": {"q": 1.0}}, engine=engine, rounds=1)
+    local, big_l = trained(hand.W0), 1 / hand.LR
+    c = weights(means(local), np.full(3, 1 / 3))
+    up, down = hand.zeros(), 0.0
+    for c_k, w_k, client in zip(c, local, hand.CLIENTS, strict=True):
+        f = hand.loss(hand.W0, hand.X[client], hand.Y[client]) + 1e-10
+        gap = hand.each(lambda w, w_k: big_l * (w - w_k), hand.W0, w_k)
+        up = hand.each(lambda up, g, by=c_k * 3 * f: up + by * g, up, gap)
+        down += c_k * 3 * (hand.length(gap) ** 2 + big_l * f)
+    hand.same(ran.outcome.params, hand.each(lambda w, up: w - up / down, hand.W0, up))
+
+
+def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
+    ran = hand.run("fnr+ccn", {"ccn": {"T": T}, "fnr": {"p": 0.5, "epochs": 3, "batch_size": 8}}, engine=engine)
+    w = hand.W0
+    for t in range(2):
+        local = trained(w)
+        z = means(local)
+        ask, _ = ran.exchanges[2 * t + 1]
+        for j in ask.to:
+            local[j] = hand.descend(local[j], [np.arange(4)] * 3, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
+        w = hand.average(weights(z), local)
+    hand.same(ran.outcome.params, w)
+
+
+def test_fednnnn_has_its_weights_in_u_and_in_e(engine: str) -> None:
+    """nu_r = 1/m. First round: w + beta (E / N) u, evaluated is w + u."""
+    ran = hand.run("fednnnn+ccn", {"ccn": {"T": T}, "fednnnn": {"beta": 0.9}}, engine=engine, rounds=1)
+    local = trained(hand.W0)
+    c = weights(means(local), np.full(3, 1 / 3))
+    deltas = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
+    u = hand.average(c, deltas)
+    stretch = 0.9 * sum(c_k * hand.length(delta) for c_k, delta in zip(c, deltas, strict=True)) / hand.length(u)
+    hand.same(ran.outcome.params, hand.each(lambda w, u: w + stretch * u, hand.W0, u))
+    hand.same(ran.outcome.evaluated, hand.average(c, local))
+
+
+# Pre-activations ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: bool) -> None:
+    """Behind a batch norm, if there is one."""
+    network = build(kind, (1, 8, 8), 10, {"hidden": 16, "batch_norm": batch_norm})
+    params, buffers = network.init(torch.Generator().manual_seed(1))
+    task, x = Task(network, SGD(0.1)), torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    found = task.pre_activation(params, buffers, x)
+    assert found is not None
+    assert found.shape == (5, 16)
+    assert bool((found < 0).any())
+    assert torch.equal(found.clamp(min=0), task.forward(params, buffers, x, train=False).features)
+
+
+class Double(Stacked):
+    """In float64."""
+
+    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return {key: leaf.double() for key, leaf in Stacked.init(self, generator)[0].items()}, {}
+
+
+@pytest.mark.parametrize("net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)])
+def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
+    network: Any = Double(net.name, net.blocks, net.head)
+    with pytest.raises(
+        RecipeError, match=rf"ccn: z_act = 'pre', but .*'{net.name}' does not read the output of a ReLU"
+    ):
+        hand.run("ccn", {"ccn": {"z_act": "pre"}}, engine=engine, network=network)
+    assert hand.run("ccn", engine=engine, network=network).outcome.rows[-1]["ccn_lambda_max"] <= 1
+
+
+def test_opposite_pre_activations_in_numbers() -> None:
+    """(1, 0), (-2, 0), (0, 3): row sums 0, 0, 1; with T = 1, Lambda_3 = 2 / (2 + e), the others (1 + e) / (2 + e)."""
+    lam, e = found(np.array([[1.0, 0.0], [-2.0, 0.0], [0.0, 3.0]]), 1.0), math.e
+    np.testing.assert_allclose(lam, [(1 + e) / (2 + e), (1 + e) / (2 + e), 2 / (2 + e)], rtol=1e-14)
+
+
+# The contribution -----------------------------------------------------------------------------------------------------
 
 
 def test_the_contribution_in_numbers() -> None:
@@ -114,14 +335,91 @@ def test_a_zero_representation_resembles_nobody() -> None:
     np.testing.assert_allclose(found(np.zeros((4, 2))), [0.75] * 4, rtol=1e-14)
 
 
+def test_identical_representations_leave_the_weights_of_the_base() -> None:
+    """Row sums 3: Lambda = 2/3 for everybody, so that c = nu."""
+    z = torch.ones(3, 4, dtype=torch.float64)
+    np.testing.assert_allclose(found(np.ones((3, 4))), [2 / 3] * 3, rtol=1e-14)
+    for nu, wanted in (("base", [0.5, 0.3, 0.2]), ("uniform", [1 / 3] * 3)):
+        c = CCN(nu=nu).weigh(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), replies(z))
+        np.testing.assert_allclose(c, wanted, rtol=1e-14)
+
+
+def replies(z: torch.Tensor) -> Reply:
+    m = len(z)
+    return Reply(tuple(range(m)), {}, {}, {"ccn": {"z": z}}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
+
+
+def test_what_is_recorded_in_numbers() -> None:
+    """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~ ((e+1)/4, (e+1)/4, e)."""
+    z = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]])
+    nu, e = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64), math.e
+    c = CCN(T=1.0).weigh(nu, replies(z))
+    total = (e + 1) / 2 + e
+    np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
+    seen = CCN(T=1.0).measure({}, Update(replies(z), {}, c, {}, {}), {})
+    np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
+    np.testing.assert_allclose(seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12)
+    assert torch.equal(seen["weights"], c)
+    assert seen["weight_over_nu_min"].item() == pytest.approx((e + 1) / total, rel=1e-12)
+    assert seen["weight_over_nu_max"].item() == pytest.approx(2 * e / total, rel=1e-12)
+
+
+def test_a_silenced_client_hides_what_its_weight_was() -> None:
+    """Lambda = (1, 0, 1): c_2 = 0 whatever nu_2 is."""
+    z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
+    c = CCN(T=1e-4).weigh(torch.full((3,), 1 / 3, dtype=torch.float64), replies(z))
+    assert c.tolist() == [0.5, 0.0, 0.5]
+    seen = CCN(T=1e-4).measure({}, Update(replies(z), {}, c, {}, {}), {})
+    assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
+    assert math.isnan(seen["weight_over_nu_max"].item())
+
+
+@pytest.mark.parametrize("nu", ["base", "uniform"])
+def test_a_high_temperature_leaves_the_weights_of_the_base_method(nu: str) -> None:
+    ran = hand.run("ccn", {"ccn": {"T": 1e12, "nu": nu}})
+    w = hand.W0
+    for _ in range(2):
+        w = hand.average(SIZES / 6 if nu == "base" else [1 / 3] * 3, trained(w))
+    hand.same(ran.outcome.params, w)
+
+
 def test_a_single_client_keeps_its_weight(engine: str) -> None:
     """R = 1: sum Lambda = 0 would be 0/0."""
     ran = hand.run("ccn", engine=engine, cohort=1)
     plain = hand.run("fedavg", engine=engine, cohort=1)
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert [row["ccn_weight_over_nu_max"] for row in ran.outcome.rows] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("z_time", ["before", "last_epoch_running"])
+def test_both_engines_agree_on_ragged_clients_with_a_batch_norm(z_time: str) -> None:
+    """Padded batches and samples count for nothing, in evaluation and in training mode."""
+    settings = {"ccn": {"z_time": z_time, "nu": "uniform"}}
+    a, b = (
+        federation.run("ccn", settings, dtype=torch.float64, batch_norm=True, engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
+    for key, leaf in a.tensors.items():
+        torch.testing.assert_close(b.tensors[key], leaf, rtol=1e-9, atol=1e-12)
+    for key, leaf in a.params.items():
+        torch.testing.assert_close(b.params[key], leaf, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(RecipeError, match="T = "):
         CCN(T=temperature).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"z_time": "befor"}, r"ccn: z_time = 'befor' is unknown \(did you mean 'before'\?\); allowed: after, before"),
+        ({"z_act": "relu"}, "ccn: z_act = 'relu' is unknown; allowed: post, pre"),
+        ({"nu": "size"}, "ccn: nu = 'size' is unknown; allowed: base, uniform"),
+        ({"z_act": "pre", "z_time": "last_epoch_running"}, "ccn: z_act = 'pre' needs a pass of its own"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        CCN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from plugins.core.component import Data, Plan, RecipeError, Samples, Setting, View
+from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.engines.simulation import initial_model
+from plugins.core.task import Layer, Task
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation, initial_model
 from plugins.fednlr.algorithm import FedNLR
+from plugins.fednlr.drift import bound, drift
+from plugins.models.layers import Stacked
 from plugins.models.networks import cnn, mlp
 from tests.methods import by_hand as hand
 
 KEY = torch.tensor(0)
 MU0, A1, A2 = 1.2, 0.45, 0.3
+
+
+ONE = MU0 + A1 * 1 / 2 + A2 * math.log10(2)  # eq. 17 of the two layers, M_1 = M_2 = 2, L = 2
+TWO = MU0 + A1 * 2 / 2 + A2 * math.log10(2)
 
 
 def rates(h: hand.Array, mu: float) -> hand.Array:
@@ -27,35 +35,108 @@ def rates(h: hand.Array, mu: float) -> hand.Array:
     return np.asarray(len(h) * q / q.sum())
 
 
-def factors(w: hand.Tree, x: hand.Array) -> hand.Tree:
-    """Lines 5-8 for the two layers, M_1 = M_2 = 2, L = 2: mu_l = mu_0 + a_1 l / 2 + a_2 log10 2 (eq. 17)."""
-    one = rates(hand.hidden(w, x).mean(0), MU0 + A1 * 1 / 2 + A2 * math.log10(2))  # eq. 14, after the ReLU
-    two = rates(hand.logits(w, x).mean(0), MU0 + A1 * 2 / 2 + A2 * math.log10(2))  # the classifier's mean logits
-    return {"fc1.weight": one[:, None], "fc1.bias": one, "fc2.weight": two[:, None], "fc2.bias": two}
+def factors(w: hand.Tree, x: hand.Array, one: float = ONE, two: float = TWO, option: str = "") -> hand.Tree:
+    """Lines 5-8: mean activations (eq. 14), after the ReLU and of the logits, to the factor of every parameter."""
+    classifier = hand.softmax(hand.logits(w, x)) if option == "prob" else hand.logits(w, x)
+    f1, f2 = rates(hand.hidden(w, x).mean(0), one), rates(classifier.mean(0), two)
+    if option == "sum1":  # lemma 4: eta q
+        f1, f2 = f1 / 2, f2 / 2
+    if option == "skip":
+        f2 = np.ones(2)
+    b1, b2 = (np.ones(2), np.ones(2)) if option == "unscaled" else (f1, f2)
+    return {"fc1.weight": f1[:, None], "fc1.bias": b1, "fc2.weight": f2[:, None], "fc2.bias": b2}
 
 
-@pytest.mark.parametrize("others", ["fednlr", "fednlr+fedprox"])
-def test_two_rounds_of_neuron_wise_rates(engine: str, others: str) -> None:
-    """Line 9, eq. 18: row m of layer l moves at eta M q_m; rates are renewed on each received model, not per step.
+def local(k: int, w: hand.Tree, scale: hand.Tree, mu: float = 0.0) -> hand.Tree:
+    """Line 9, eq. 18, with FedProx's mu: two steps of client k."""
 
-    They multiply the whole local gradient, FedProx's term included.
-    """
-    mu = 0.7 if others != "fednlr" else 0.0
-    settings: dict[str, dict[str, object]] = {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}
-    ran = hand.run(others, settings | ({"fedprox": {"mu": mu}} if mu else {}), engine=engine)
+    def direction(now: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return hand.each(lambda s, g, v, w_t: s * (g + mu * (v - w_t)), scale, hand.gradient(now, x, y), now, w)
+
+    return hand.descend(w, [hand.CLIENTS[k]] * 2, direction)
+
+
+@pytest.mark.parametrize(
+    ("options", "one", "two", "option"),
+    [
+        ({}, ONE, TWO, ""),
+        ({"scale": "sum1"}, ONE, TWO, "sum1"),
+        ({"log": "e"}, MU0 + A1 / 2 + A2 * math.log(2), MU0 + A1 + A2 * math.log(2), ""),
+        ({"M": "units"}, ONE, TWO, ""),  # the layers are dense: M_l neurons either way
+        ({"last": "skip"}, ONE, TWO, "skip"),
+        ({"last": "prob"}, ONE, TWO, "prob"),
+        ({"bias": "unscaled"}, ONE, TWO, "unscaled"),
+        ({"mu": "fc2=2.5"}, ONE, 2.5, ""),
+        ({"mu": " fc1=4  fc2=1.75 "}, 4.0, 1.75, ""),
+    ],
+    ids=str,
+)
+def test_two_rounds_of_neuron_wise_rates(
+    engine: str, options: dict[str, object], one: float, two: float, option: str
+) -> None:
+    """Line 9, eq. 18: row m of layer l moves at eta M q_m; rates are renewed on each received model, not per step."""
+    ran = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options}, engine=engine)
     w = hand.W0
     for _ in range(2):
-        local = []
-        for client in hand.CLIENTS:
+        trained = [local(k, w, factors(w, hand.X[client], one, two, option)) for k, client in enumerate(hand.CLIENTS)]
+        w = hand.average(np.array(hand.SIZES) / 6, trained)  # line 12, eq. 19
+    hand.same(ran.outcome.params, w)
+
+
+def test_they_multiply_what_others_add_to_the_gradient(engine: str) -> None:
+    """FedProx's term."""
+    settings: dict[str, dict[str, object]] = {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}, "fedprox": {"mu": 0.7}}
+    ran = hand.run("fednlr+fedprox", settings, engine=engine)
+    w = hand.W0
+    for _ in range(2):
+        trained = [local(k, w, factors(w, hand.X[client]), 0.7) for k, client in enumerate(hand.CLIENTS)]
+        w = hand.average(np.array(hand.SIZES) / 6, trained)
+    hand.same(ran.outcome.params, w)
+
+
+def test_scaffolds_control_variates_divide_by_eta(engine: str) -> None:
+    """c_i+ = (x - y_i) / (K eta) in round 1, eta without the neurons' factors; round 2 uses them, scaled."""
+    ran = hand.run("fednlr+scaffold", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine)
+    w, c, c_i = hand.W0, hand.zeros(), [hand.zeros() for _ in hand.CLIENTS]
+    for _ in range(2):
+        trained, fresh = [], []
+        for k, client in enumerate(hand.CLIENTS):
             scale = factors(w, hand.X[client])
 
             def direction(
-                w: hand.Tree, x: hand.Array, y: hand.Array, w_t: hand.Tree = w, scale: hand.Tree = scale
+                now: hand.Tree,
+                x: hand.Array,
+                y: hand.Array,
+                own: hand.Tree = c_i[k],
+                c: hand.Tree = c,
+                scale: hand.Tree = scale,
             ) -> hand.Tree:
-                return hand.each(lambda s, g, w, w_t: s * (g + mu * (w - w_t)), scale, hand.gradient(w, x, y), w, w_t)
+                return hand.each(lambda s, g, own, c: s * (g - own + c), scale, hand.gradient(now, x, y), own, c)
 
-            local.append(hand.descend(w, [client] * 2, direction))
-        w = hand.average(np.array(hand.SIZES) / 6, local)  # line 12, eq. 19
+            y_k = hand.descend(w, [client] * 2, direction)
+            trained.append(y_k)
+            fresh.append(hand.each(lambda own, c, x, y: own - c + (x - y) / (2 * hand.LR), c_i[k], c, w, y_k))
+        c = hand.each(
+            lambda c, *rows: c + sum(new - old for new, old in zip(rows[:3], rows[3:], strict=True)) / 3,
+            c,
+            *fresh,
+            *c_i,
+        )
+        c_i, w = fresh, hand.average([1 / 3] * 3, trained)
+    hand.same(ran.outcome.params, w)
+
+
+def test_a_frozen_classifier_is_not_scaled(engine: str) -> None:
+    """FedBABU: the head is in no tree; the body's factors are those of layer 1 of L = 2."""
+    ran = hand.run("fednlr+fedbabu", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine)
+    w = hand.W0
+    for _ in range(2):
+        trained = []
+        for k, client in enumerate(hand.CLIENTS):
+            scale = factors(w, hand.X[client])
+            scale |= {key: np.zeros_like(scale[key]) for key in ("fc2.weight", "fc2.bias")}
+            trained.append(local(k, w, scale))
+        w = hand.average(np.array(hand.SIZES) / 6, trained)
     hand.same(ran.outcome.params, w)
 
 
@@ -65,7 +146,7 @@ def test_two_rounds_of_neuron_wise_rates(engine: str, others: str) -> None:
 )
 def test_the_discrepancy_ratio(depth: int, n_layers: int, units: int, mu: float) -> None:
     """Eq. 17 with the values of the main tables: mu_l = 1 + 0.45 l / L + 0.3 log10 M_l."""
-    assert FedNLR().mu(depth, n_layers, units) == pytest.approx(mu, rel=1e-14)
+    assert FedNLR().ratio(depth, n_layers, units) == pytest.approx(mu, rel=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -91,16 +172,24 @@ def test_the_rates_in_numbers() -> None:
     torch.testing.assert_close(scale, torch.tensor([0.5, 1.5], dtype=torch.float64))
 
 
+def test_rates_that_sum_to_eta() -> None:
+    """Lemma 4 on the same numbers: eta q."""
+    scale = FedNLR.factors(torch.tensor([0.0, 1.0], dtype=torch.float64), 3.0, "sum1")
+    torch.testing.assert_close(scale, torch.tensor([0.25, 0.75], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize("h", [[0.0, 0.0, 0.0], [7.5, 7.5, 7.5], [3.0], [-1.0, -1.0]])
-def test_neurons_of_equal_activation_keep_the_rate(h: list[float]) -> None:
+def test_neurons_of_equal_activation_keep_the_rate(h: list[float], scale: str) -> None:
     """max h = min h: T = 0."""
-    assert FedNLR.factors(torch.tensor(h), 2.0).tolist() == [1.0] * len(h)
+    assert FedNLR.factors(torch.tensor(h), 2.0, scale).tolist() == [1.0] * len(h)
 
 
+@pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize("mu", [1.0, 0.9, 0.0])
-def test_a_ratio_of_at_most_one_keeps_the_rate(mu: float) -> None:
+def test_a_ratio_of_at_most_one_keeps_the_rate(mu: float, scale: str) -> None:
     """ln mu <= 0."""
-    assert FedNLR.factors(torch.tensor([0.0, 1.0, 5.0]), mu).tolist() == [1.0, 1.0, 1.0]
+    assert FedNLR.factors(torch.tensor([0.0, 1.0, 5.0]), mu, scale).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_activations_that_hardly_differ_make_no_nan() -> None:
@@ -118,8 +207,12 @@ def convolve(x: hand.Array, weight: hand.Array, bias: hand.Array) -> hand.Array:
     return out
 
 
-def test_channels_are_averaged_over_space_before_pooling() -> None:
-    """Eq. 14 for a convolution: the mean over samples and positions of the channel's ReLU; M_l channels, L = 4."""
+@pytest.mark.parametrize(("counting", "sizes"), [("channels", (2, 4, 3, 3)), ("units", (2 * 4 * 4, 4 * 2 * 2, 3, 3))])
+def test_channels_are_averaged_over_space_before_pooling(counting: str, sizes: tuple[int, ...]) -> None:
+    """Eq. 14 for a convolution: the mean over samples and positions of the channel's ReLU; L = 4.
+
+    M_l in eq. 17 is the number of channels, or of units C H W before the pooling; rates are one per channel.
+    """
     net = cnn((1, 4, 4), 3, channels=2, hidden=3)
     rng = np.random.default_rng(3)
     x = rng.normal(size=(5, 1, 4, 4))
@@ -138,14 +231,39 @@ def test_channels_are_averaged_over_space_before_pooling() -> None:
         means["fc1"].append(h)
         means["fc2"].append(w["fc2.weight"] @ h + w["fc2.bias"])
 
-    component = FedNLR(mu0=MU0, a1=A1, a2=A2)
+    component = FedNLR(mu0=MU0, a1=A1, a2=A2, M=counting)
     # Two batches of the pass, 3 and 2 samples: the mean is over samples, not over batches.
     plan = Plan(data, torch.arange(5), sizes=(3, 2))
     found = component.prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
-    for depth, (name, units) in enumerate((("conv1", 2), ("conv2", 4), ("fc1", 3), ("fc2", 3)), start=1):
+    for depth, (name, units) in enumerate(zip(means, sizes, strict=True), start=1):
         wanted = rates(np.mean(means[name], axis=0), MU0 + A1 * depth / 4 + A2 * math.log10(units))
         for part in ("weight", "bias"):
             np.testing.assert_allclose(found[f"{name}.{part}"], wanted, rtol=1e-9)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("last", ["logits", "prob"])
+@pytest.mark.parametrize("scale", ["mean1", "sum1"])
+def test_the_factors_of_more_than_two_neurons(last: str, scale: str, padded: bool) -> None:
+    """Of two neurons only the order would matter. 4 hidden neurons, 3 classes, 5 samples in batches of 3 and 2."""
+    net = mlp((2,), 3, hidden=4)
+    x = np.random.default_rng(7).normal(size=(5, 2))
+    data = Samples(torch.tensor(x), torch.zeros(5, dtype=torch.int64))
+    params, buffers = initial_model(net, 3, data.x)
+    w = {key: leaf.numpy() for key, leaf in params.items()}
+    outputs = hand.softmax(hand.logits(w, x)) if last == "prob" else hand.logits(w, x)
+    wanted = {
+        "fc1": rates(hand.hidden(w, x).mean(0), MU0 + A1 / 2 + A2 * math.log10(4)) / (4 if scale == "sum1" else 1),
+        "fc2": rates(outputs.mean(0), MU0 + A1 + A2 * math.log10(3)) / (3 if scale == "sum1" else 1),
+    }
+    plan = Plan(data, torch.arange(5), sizes=(3, 2))
+    if padded:
+        mask = torch.tensor([[True] * 3, [True, True, False]])
+        plan = Plan(data, torch.tensor([[0, 1, 2], [3, 4, 0]]), mask=mask)
+    component = FedNLR(mu0=MU0, a1=A1, a2=A2, last=last, scale=scale)
+    found = component.prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
+    for layer, factor in wanted.items():
+        np.testing.assert_allclose(found[f"{layer}.weight"], factor, rtol=1e-10)
 
 
 def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
@@ -159,22 +277,119 @@ def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
     assert out["other"].tolist() == [1.0] * 4
 
 
-def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons() -> None:
+@pytest.mark.parametrize("bias", ["scaled", "unscaled"])
+def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons(bias: str) -> None:
+    """Unless 1-d parameters keep eta: then only the matrices have factors."""
     net = mlp((2,), 2, hidden=3, batch_norm=True)
     data = Samples(torch.tensor(hand.X), torch.tensor(hand.Y))
     params, buffers = initial_model(net, 0, data.x)
     plan = Plan(data, torch.arange(6), sizes=(6,))
-    found = FedNLR().prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
+    view, at_hand = View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY)
+    found = FedNLR(bias=bias).prepare(Task(net, SGD(0.1)), view, at_hand)
+    if bias == "unscaled":
+        assert found.keys() == {"fc1.weight", "fc2.weight"}
+        return
     assert found.keys() == params.keys()
     for part in ("fc1.bias", "bn1.weight", "bn1.bias"):
         assert torch.equal(found[part], found["fc1.weight"])
 
 
-def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str) -> None:
-    """mu_0 = 1, a_1 = a_2 = 0: mu_l = 1 in every layer."""
-    ran = hand.run("fednlr", {"fednlr": {"mu0": 1.0, "a1": 0.0, "a2": 0.0}}, engine=engine)
+@pytest.mark.parametrize("options", [{"a1": 0.0, "a2": 0.0}, {"mu": "fc1=1 fc2=1"}, {"mu": "fc1=1", "last": "skip"}])
+def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str, options: dict[str, object]) -> None:
+    """mu_l = 1 in every layer."""
+    ran = hand.run("fednlr", {"fednlr": options}, engine=engine)
     plain = hand.run("fedavg", engine=engine)
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+
+
+def observed(engine: str, options: dict[str, object]) -> tuple[dict[str, torch.Tensor], Simulation]:
+    """What one round of everybody records, and the simulation."""
+    simulation = Simulation(
+        "fednlr",
+        {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options},
+        hand.given(),
+        hand.samples(hand.X, hand.Y),
+        list(hand.CLIENTS),
+        hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y),
+        None,
+        None,
+        LocalTraining("sgd", hand.LR, 2, 8),
+        Schedule(1, 3, 0),
+        engine=engine,
+        observing=True,
+    )
+    return simulation.run().tensors, simulation
+
+
+def test_what_is_observed_of_the_rates(engine: str) -> None:
+    """Figure 3's T_l = (max h - min h) / ln mu_l, and the factors with their range, by client and layer."""
+    tensors, _ = observed(engine, {})
+    for k, client in enumerate(hand.CLIENTS):
+        x = hand.X[client]
+        scale = factors(hand.W0, x)
+        for layer, h, mu in (("fc1", hand.hidden(hand.W0, x), ONE), ("fc2", hand.logits(hand.W0, x), TWO)):
+            f = scale[f"{layer}.bias"]
+            wanted = {
+                "T": np.ptp(h.mean(0)) / math.log(mu),
+                "mu": mu,
+                "factor": f,
+                "smallest": f.min(),
+                "largest": f.max(),
+            }
+            for quantity, value in wanted.items():
+                found = tensors[f"fednlr/{quantity}/{layer}"][0, k].numpy()
+                np.testing.assert_allclose(found, value, rtol=1e-10, err_msg=quantity)
+
+
+def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
+    tensors, _ = observed(engine, {"mu": "fc1=1", "last": "skip"})
+    assert tensors["fednlr/T/fc1"].isnan().all()
+    assert tensors["fednlr/factor/fc1"].eq(1).all()
+    assert "fednlr/T/fc2" not in tensors, "the classifier has no factors"
+
+
+def test_activations_by_class_before_and_after_training(engine: str) -> None:
+    """Table 4's quantities: means of the hidden layer over a client's samples of each class; NaN for absent classes."""
+    tensors, _ = observed(engine, {})
+    missing = 0
+    for k, client in enumerate(hand.CLIENTS):
+        models = {"before": hand.W0, "after": local(k, hand.W0, factors(hand.W0, hand.X[client]))}
+        for when, w in models.items():
+            for c in (0, 1):
+                found = tensors[f"fednlr/{when}"][0, k, c].numpy()
+                x = hand.X[client][hand.Y[client] == c]
+                if len(x):
+                    np.testing.assert_allclose(found, hand.hidden(w, x).mean(0), rtol=1e-10)
+                else:
+                    missing += 1
+                    assert np.isnan(found).all()
+    assert missing == 2, "client 0 lacks class 1"
+
+
+def test_observing_changes_nothing(engine: str) -> None:
+    _, simulation = observed(engine, {})
+    plain = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine, rounds=1)
+    assert all(torch.equal(simulation.server.params[key], plain.server.params[key]) for key in hand.W0)
+
+
+def test_activations_by_class_average_channels_over_space_and_batches() -> None:
+    net = cnn((1, 4, 4), 3, channels=2, hidden=3)
+    layers = (*net.layers[:2], net.layers[-1])
+    rng = np.random.default_rng(4)
+    data = Samples(torch.tensor(rng.normal(size=(5, 1, 4, 4))), torch.tensor([0, 2, 0, 0, 2]))
+    params, buffers = initial_model(net, 1, data.x)
+    plan = Plan(data, torch.arange(5), sizes=(3, 2))
+    task = Task(_Shallow(net, layers), SGD(0.1))
+    found = FedNLR._by_class(task, params, buffers, plan)
+    w = {key: leaf.numpy() for key, leaf in params.items()}
+    for c in (0, 2):
+        rows = []
+        for image in data.x.numpy()[data.y.numpy() == c]:
+            h = np.maximum(convolve(image, w["conv1.weight"], w["conv1.bias"]), 0)
+            h = h.reshape(2, 2, 2, 2, 2).max((2, 4))
+            rows.append(np.maximum(convolve(h, w["conv2.weight"], w["conv2.bias"]), 0).mean((1, 2)))
+        np.testing.assert_allclose(found[c], np.mean(rows, axis=0), rtol=1e-9)
+    assert found[1].isnan().all()
 
 
 @pytest.mark.parametrize("key", ["mu0", "a1", "a2"])
@@ -182,3 +397,74 @@ def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str) -> None:
 def test_bad_hyper_parameters_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=f"fednlr: {key} ="):
         FedNLR(**{key: value}).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+@pytest.mark.parametrize("key", ["scale", "log", "M", "last", "bias"])
+def test_unknown_options_are_refused(key: str) -> None:
+    with pytest.raises(RecipeError, match=f"fednlr: {key} = 'unitz' is unknown.*; allowed: "):
+        FedNLR(**{key: "unitz"}).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+@pytest.mark.parametrize(
+    "mu", ["fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3", "fc1=0.5", "fc1=nan", "fc1=inf"]
+)
+def test_ratios_in_another_form_are_refused(mu: str) -> None:
+    with pytest.raises(RecipeError, match=r"fednlr: mu = .* must be layer=number"):
+        FedNLR(mu=mu).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+def test_a_layer_named_twice_is_refused() -> None:
+    with pytest.raises(RecipeError, match="fednlr: mu = 'fc1=2 fc1=3' names a layer twice"):
+        FedNLR(mu="fc1=2 fc1=3").check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> None:
+    with pytest.raises(UserError, match=r"names 'fc3', 'conv1' \(did you mean 'fc\d'\?\), .*allowed: fc1, fc2"):
+        hand.run("fednlr", {"fednlr": {"mu": "fc1=2 fc3=2 conv1=4"}}, engine=engine)
+    with pytest.raises(UserError, match=r"names 'fc2'.*allowed: fc1"):
+        hand.run("fednlr", {"fednlr": {"mu": "fc2=2", "last": "skip"}}, engine=engine)
+    with pytest.raises(UserError, match=r"names 'fc2'.*allowed: fc1"):  # FedBABU's head is frozen
+        hand.run("fednlr+fedbabu", {"fednlr": {"mu": "fc2=2"}}, engine=engine)
+
+
+def test_bound_neurons() -> None:
+    """Definition 1, neuron by neuron. Classes 0, 0, 1, 1, 2; class 3 has no samples.
+
+    Neuron 0: min over class 0 is 2 > 1.9, the others' largest: bound to 0. Neuron 1: class 1 has min 3 = 3, not above.
+    Neuron 2: class 2 has 9 > 8. Neuron 3: all 0, bound to nobody.
+    """
+    h = torch.tensor([[5.0, 3, 0, 0], [2.0, 0, 8, 0], [1.9, 3, 1, 0], [0.0, 4, 1, 0], [0.1, 1, 9, 0]])
+    y = torch.tensor([0, 0, 1, 1, 2])
+    wanted = [[True, False, False, False], [False] * 4, [False, False, True, False], [False] * 4]
+    assert bound(h, y, 4).tolist() == wanted
+    assert not bound(h[:2], y[:2], 4).any(), "only one class: nothing to compare with"
+
+
+def test_drift_of_bound_neurons() -> None:
+    """Class 0 has neurons 0 and 1, class 1 none: h_0 falls by 1 and 3, h_1 rises by 1 and 1: (-2 + 1) / 2."""
+    before = torch.tensor([[5.0, 4], [6.0, 3], [1.0, 2]], dtype=torch.float64)
+    after = torch.tensor([[4.0, 5], [3.0, 4], [9.0, 9]], dtype=torch.float64)
+    change = drift(before, after, torch.tensor([0, 0, 1]), 2)
+    assert change[0].item() == pytest.approx(-0.5)
+    assert change[1].isnan()
+
+
+def test_drift_in_example_1() -> None:
+    """Eq. 9 has class 2: h_{1,2} falls from 1.11 to 1.04, h_{1,1} is not bound to it. Class 1 is invented."""
+    before = torch.tensor([[1.11, 0.67], [0.67, 1.11]], dtype=torch.float64)  # class 1, class 2
+    after = torch.tensor([[1.2, 0.6], [0.73, 1.04]], dtype=torch.float64)
+    torch.testing.assert_close(
+        drift(before, after, torch.tensor([0, 1]), 2), torch.tensor([0.09, -0.07], dtype=torch.float64)
+    )
+
+
+@dataclass(frozen=True)
+class _Shallow:
+    """A network that names fewer of its layers, so that the last hidden one is a convolution."""
+
+    network: Stacked
+    layers: tuple[Layer, ...]
+
+    def __getattr__(self, name: str) -> object:
+        found: object = getattr(self.network, name)
+        return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,49 +12,74 @@ import torch
 from plugins.core.component import RecipeError, Reply, Setting, Update
 from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
 from plugins.fednnnn.algorithm import FedNNNN
-from plugins.models.networks import logistic_regression
+from plugins.models.layers import Stacked
+from plugins.models.networks import logistic_regression, mlp
+from tests import federation
 from tests.methods import by_hand as hand
 
 BETA, GAMMA = 0.9, 0.6
+VARIANTS = ("fednnnn", "norm_norm", "momentum")
+LAYERS = {"fc1": ("fc1.weight", "fc1.bias"), "fc2": ("fc2.weight", "fc2.bias")}
 
 
 class Reference:
-    """Algorithm 3 with n_k/n = 1/m."""
+    """Algorithm 3 with n_k/n = 1/m, eq. 8 and eqs. 10-11; `layers`: the weights that share an E / N."""
 
-    def __init__(self, beta: float, gamma: float) -> None:
-        self.beta, self.gamma = beta, gamma
+    def __init__(
+        self, beta: float, gamma: float, variant: str = "fednnnn", layers: dict[str, tuple[str, ...]] | None = None
+    ) -> None:
+        self.beta, self.gamma, self.variant = beta, gamma, variant
+        self.layers = layers or {"": tuple(hand.W0)}  # as one vector
         self.w, self.d, self.average = hand.W0, hand.zeros(), hand.W0
 
-    def round(self, cohort: tuple[int, ...] = (0, 1, 2)) -> tuple[float, float]:
-        """(N, E)."""
+    def round(self, cohort: tuple[int, ...] = (0, 1, 2)) -> dict[str, tuple[float, float]]:
+        """(N, E) of each layer."""
         local = [hand.descend(self.w, [hand.CLIENTS[k]] * 2) for k in cohort]  # lines 5-8
         deltas = [hand.each(np.subtract, w_k, self.w) for w_k in local]  # eq. 2
         u = hand.average([1 / len(cohort)] * len(cohort), deltas)
-        n = hand.length(u)  # line 9, eq. 4: all weights as one vector
-        e = float(np.mean([hand.length(d) for d in deltas]))  # line 10, eq. 5
-        self.average = hand.each(np.add, self.w, u)  # step 4 of figure 5: what is evaluated
-        self.d = hand.each(lambda d, u: self.gamma * d + self.beta * e / n * u, self.d, u)  # line 11, eq. 12
-        self.w = hand.each(np.add, self.w, self.d)  # line 12, eq. 13: what is sent
-        return n, e
+        self.average = hand.each(np.add, self.w, u)  # step 4 of figure 5
+        found, d = {}, {}
+        for layer, names in self.layers.items():
+            n = hand.length({name: u[name] for name in names})  # line 9, eq. 4
+            e = float(np.mean([hand.length({name: w_k[name] for name in names}) for w_k in deltas]))  # line 10, eq. 5
+            found[layer] = n, e
+            for name in names:
+                d[name] = {
+                    "fednnnn": self.gamma * self.d[name] + self.beta * e / n * u[name],  # line 11, eq. 12
+                    "norm_norm": self.beta * e / n * u[name],  # eq. 8
+                    "momentum": self.gamma * self.d[name] + u[name],  # eq. 10
+                }[self.variant]
+        self.d = d
+        self.w = hand.each(np.add, self.w, self.d)  # line 12, eqs. 8, 11, 13
+        return found
 
 
-def test_three_rounds_with_momentum(engine: str) -> None:
-    """Sent is w_t + d, evaluated is the plain average of the clients."""
-    ran = hand.run("fednnnn", {"fednnnn": {"beta": BETA, "gamma": GAMMA}}, engine=engine, rounds=3)
-    reference = Reference(BETA, GAMMA)
-    for t in range(3):
-        sent = ran.exchanges[t][0].params
-        hand.same(sent, reference.w)
-        reference.round()
-        found = hand.loss(reference.average, hand.PUBLIC_X, hand.PUBLIC_Y)
-        assert ran.outcome.rows[t]["test_loss"] == pytest.approx(found, rel=1e-10)
+def settings(**options: float | str) -> dict[str, dict[str, object]]:
+    return {"fednnnn": {"beta": BETA, "gamma": GAMMA} | options}
+
+
+@pytest.mark.parametrize("evaluate", ["average", "sent"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_three_rounds(engine: str, variant: str, evaluate: str) -> None:
+    """Sent is w_t + d; evaluated is the plain average of the clients, or what is sent."""
+    ran = hand.run("fednnnn", settings(variant=variant, evaluate=evaluate), engine=engine, rounds=3)
+    reference = Reference(BETA, GAMMA, variant)
+    for t, row in enumerate(ran.outcome.rows):
+        hand.same(ran.exchanges[t][0].params, reference.w)
+        ((n, e),) = reference.round().values()
+        assert e > 1.01 * n, "the example has clients that pull apart"
+        looked_at = reference.average if evaluate == "average" else reference.w
+        assert row["test_loss"] == pytest.approx(hand.loss(looked_at, hand.PUBLIC_X, hand.PUBLIC_Y), rel=1e-10)
+        assert row["sent_accuracy"] == hand.accuracy(reference.w, hand.PUBLIC_X, hand.PUBLIC_Y)
+        for key, value in (("N", n), ("E", e), ("ratio", e / n)):
+            assert row[f"fednnnn_{key}"] == pytest.approx(value, rel=1e-10)
     hand.same(ran.outcome.params, reference.w)
-    hand.same(ran.outcome.evaluated, reference.average)
+    hand.same(ran.outcome.evaluated, looked_at)
     hand.same(ran.state("fednnnn")["d"], reference.d)
 
 
 def test_partial_participation(engine: str) -> None:
-    ran = hand.run("fednnnn", {"fednnnn": {"beta": BETA, "gamma": GAMMA}}, engine=engine, rounds=3, cohort=2)
+    ran = hand.run("fednnnn", settings(), engine=engine, rounds=3, cohort=2)
     reference = Reference(BETA, GAMMA)
     for t in (1, 2, 3):
         reference.round(draw_cohort(0, t, 3, 2))
@@ -61,79 +87,274 @@ def test_partial_participation(engine: str) -> None:
     hand.same(ran.outcome.evaluated, reference.average)
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_layer_has_its_own_ratio(engine: str, variant: str) -> None:
+    ran = hand.run("fednnnn", settings(norm="per_layer", variant=variant), engine=engine, rounds=3)
+    reference = Reference(BETA, GAMMA, variant, LAYERS)
+    for row in ran.outcome.rows:
+        found = reference.round()
+        assert abs(found["fc1"][1] / found["fc1"][0] - found["fc2"][1] / found["fc2"][0]) > 1e-3, "they differ"
+        for layer, (n, e) in found.items():
+            for key, value in (("N", n), ("E", e), ("ratio", e / n)):
+                assert row[f"fednnnn_{key}_{layer}"] == pytest.approx(value, rel=1e-10)
+    hand.same(ran.outcome.params, reference.w)
+    hand.same(ran.state("fednnnn")["d"], reference.d)
+
+
+def test_per_layer_is_one_norm_where_there_is_one_layer() -> None:
+    net = logistic_regression((2,), 2)
+    w = {"fc.weight": hand.W0["fc1.weight"], "fc.bias": hand.W0["fc1.bias"]}
+    flat = hand.Given(net.name, net.blocks, net.head, start=w)
+    a, b = (hand.run("fednnnn", settings(norm=norm), network=flat, rounds=3) for norm in ("all", "per_layer"))
+    assert federation.equal_models(a.outcome, b.outcome)
+
+
+@dataclass(frozen=True)
+class Normalised(hand.Given):
+    """With a batch norm, whose running statistics begin at 0 and 1."""
+
+    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        _, buffers = Stacked.init(self, generator)
+        return hand.Given.init(self, generator)[0], {key: leaf.double() for key, leaf in buffers.items()}
+
+
+@pytest.mark.parametrize("norm", ["all", "with_buffers"])
+def test_norms_with_buffers_and_without(engine: str, norm: str) -> None:
+    """What the clients did is read from their replies; buffers are averaged, never stretched."""
+    net = mlp((2,), 2, hidden=2, batch_norm=True)
+    w = hand.W0 | {"bn1.weight": np.ones(2), "bn1.bias": np.zeros(2)}
+    ran = hand.run(
+        "fednnnn", settings(norm=norm), engine=engine, rounds=3,
+        network=Normalised(net.name, net.blocks, net.head, start=w),
+    )  # fmt: skip
+    d = hand.each(np.zeros_like, w)
+    buffers: hand.Tree = {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)}
+    for (ask, reply), row in zip(ran.exchanges, ran.outcome.rows, strict=True):
+        hand.same(ask.params, w)
+        hand.same(ask.buffers, buffers)
+        deltas = [{key: leaf[k].numpy() - w[key] for key, leaf in reply.params.items()} for k in range(3)]
+        steps = [{key: leaf[k].numpy() - buffers[key] for key, leaf in reply.buffers.items()} for k in range(3)]
+        u, moved = hand.average([1 / 3] * 3, deltas), hand.average([1 / 3] * 3, steps)
+        plain = hand.length(u), float(np.mean([hand.length(delta) for delta in deltas]))
+        joint = hand.length(u | moved), float(np.mean([hand.length(a | b) for a, b in zip(deltas, steps, strict=True)]))
+        assert abs(joint[1] / joint[0] - plain[1] / plain[0]) > 1e-3, "the example's buffers matter"
+        n, e = joint if norm == "with_buffers" else plain
+        assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx((n, e), rel=1e-9)
+        d = hand.each(lambda d, u, by=BETA * e / n: GAMMA * d + by * u, d, u)
+        average = hand.each(np.add, w, u)
+        w, buffers = hand.each(np.add, w, d), hand.each(np.add, buffers, moved)
+    hand.same(ran.outcome.params, w, rtol=1e-9)
+    hand.same(ran.outcome.evaluated, average, rtol=1e-9)
+    hand.same(ran.outcome.buffers, buffers)
+
+
+def test_without_buffers_the_norm_with_buffers_is_the_same() -> None:
+    a, b = (hand.run("fednnnn", settings(norm=norm), rounds=3) for norm in ("all", "with_buffers"))
+    assert federation.equal_models(a.outcome, b.outcome)
+
+
+def test_norm_norm_is_fednnnn_without_momentum_to_the_bit(engine: str) -> None:
+    """Eq. 8 is eq. 12 with gamma = 0; gamma is not used."""
+    a = federation.run("fednnnn", settings(variant="norm_norm", gamma=0.7), engine=engine)
+    b = federation.run("fednnnn", settings(gamma=0.0), engine=engine)
+    assert federation.equal(a, b)
+
+
+def test_momentum_does_not_use_beta() -> None:
+    a, b = (federation.run("fednnnn", settings(variant="momentum", beta=beta)) for beta in (0.3, 2.0))
+    assert federation.equal(a, b)
+
+
+def test_momentum_of_zero_is_the_uniform_average(engine: str) -> None:
+    """Eqs. 10-11 with gamma = 0: what is sent is what is evaluated."""
+    ran = hand.run("fednnnn", settings(variant="momentum", gamma=0.0), engine=engine, rounds=3)
+    w = hand.W0
+    for _ in range(3):
+        w = hand.average([1 / 3] * 3, [hand.descend(w, [client] * 2) for client in hand.CLIENTS])
+    hand.same(ran.outcome.params, w)
+    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+
+
+def test_u_is_the_direction_that_others_leave(engine: str) -> None:
+    """SCAFFOLD's eta_g halves u: N halves, E does not, and the evaluated model is w_t + u. c = c_i = 0 in round 1."""
+    ran = hand.run("scaffold+fednnnn", settings() | {"scaffold": {"server_lr": 0.5}}, engine=engine, rounds=1)
+    reference = Reference(BETA, GAMMA)
+    ((n, e),) = reference.round().values()
+    (row,) = ran.outcome.rows
+    assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx((n / 2, e), rel=1e-10)
+    hand.same(ran.outcome.params, reference.w)  # E / (N / 2) times u / 2
+    hand.same(ran.outcome.evaluated, hand.each(lambda w, new: (w + new) / 2, hand.W0, reference.average))
+
+
 def test_without_momentum_the_server_moves_by_beta_e(engine: str) -> None:
     """Eq. 9: ||w_{t+1} - w_t|| = beta E, and N <= E (proposition 1)."""
-    ran = hand.run("fednnnn", {"fednnnn": {"beta": BETA, "gamma": 0.0}}, engine=engine, rounds=3)
+    ran = hand.run("fednnnn", settings(gamma=0.0), engine=engine, rounds=3)
     reference = Reference(BETA, 0.0)
     for row in ran.outcome.rows:
-        n, e = reference.round()
+        ((n, e),) = reference.round().values()
         assert n < e
         assert row["update_norm_client"] == pytest.approx(e, rel=1e-10)
         assert row["update_norm_server"] == pytest.approx(BETA * e, rel=1e-10)
 
 
-def update(*deltas: list[float]) -> tuple[dict[str, torch.Tensor], Update]:
-    """(u, what the server sees) for these clients' updates of one tensor."""
-    stacked = torch.tensor(deltas, dtype=torch.float64)
+def tensor(*values: float) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def update(*deltas: dict[str, list[float]]) -> tuple[dict[str, torch.Tensor], Update]:
+    """(u, what the server sees) for these clients' updates."""
+    stacked = {key: torch.stack([tensor(*delta[key]) for delta in deltas]) for key in deltas[0]}
     m = len(deltas)
     weights = torch.full((m,), 1 / m, dtype=torch.float64)
     reply = Reply(tuple(range(m)), {}, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
-    return {"w": stacked.mean(0)}, Update(reply, {"w": stacked}, weights, {"w": stacked}, {})
+    return {key: leaf.mean(0) for key, leaf in stacked.items()}, Update(reply, stacked, weights, stacked, {})
+
+
+def before(**d: list[float]) -> dict[str, dict[str, torch.Tensor]]:
+    return {"d": {key: tensor(*value) for key, value in d.items()}}
 
 
 def test_the_step_in_numbers() -> None:
     """Deltas (6, 0), (0, 8): u = (3, 4), N = 5, E = 7; d = 1/2 (10, 20) + 5 * 7/5 * (3, 4) = (26, 38)."""
-    u, seen = update([6.0, 0.0], [0.0, 8.0])
-    before = {"d": {"w": torch.tensor([10.0, 20.0], dtype=torch.float64)}}
-    d, state = FedNNNN(beta=5.0, gamma=0.5).step(u, before, seen)
-    torch.testing.assert_close(d["w"], torch.tensor([26.0, 38.0], dtype=torch.float64))
+    u, seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
+    d, state = FedNNNN(beta=5.0, gamma=0.5).step(u, before(w=[10.0, 20.0]), seen)
+    torch.testing.assert_close(d["w"], tensor(26.0, 38.0))
     assert torch.equal(state["d"]["w"], d["w"])
+    measured = FedNNNN(beta=5.0, gamma=0.5).measure(state, seen, d)
+    assert {key: leaf.item() for key, leaf in measured.items()} == pytest.approx({"N": 5.0, "E": 7.0, "ratio": 1.4})
+
+
+def test_e_has_the_weights_of_u() -> None:
+    """q = (1/4, 3/4), as CCN might give: u = (3/2, 6), E = 6/4 + 3/4 * 8 = 15/2."""
+    _, seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
+    seen = seen._replace(weights=tensor(0.25, 0.75))
+    _, state = FedNNNN().step({"w": tensor(1.5, 6.0)}, before(w=[0.0, 0.0]), seen)
+    assert (state["N"]["model"].item(), state["E"]["model"].item()) == pytest.approx((38.25**0.5, 7.5))
+
+
+def test_a_block_of_layers_is_no_layer() -> None:
+    """block.a: N = 1, E = 2; block.b: N = E = 3."""
+    u, seen = update({"block.a.weight": [3.0], "block.b.weight": [2.0]},
+                     {"block.a.weight": [-1.0], "block.b.weight": [4.0]})  # fmt: skip
+    d, _ = FedNNNN(beta=1.0, norm="per_layer").step(u, before(**{key: [0.0] for key in u}), seen)
+    assert (d["block.a.weight"].item(), d["block.b.weight"].item()) == (2.0, 3.0)
+
+
+def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
+    """a: deltas (6), (0) and biases (0), (8), the numbers above; b: deltas 2 and 4, N = E = 3, where all agree."""
+    u, seen = update({"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
+                     {"a.weight": [0.0], "a.bias": [8.0], "b.weight": [4.0]})  # fmt: skip
+    zero = before(**{key: [0.0] for key in u})
+    d, _ = FedNNNN(beta=5.0, norm="per_layer").step(u, zero, seen)
+    assert {key: leaf.item() for key, leaf in d.items()} == pytest.approx(
+        {"a.weight": 21.0, "a.bias": 28.0, "b.weight": 15.0}
+    )
+    # As one vector: N = sqrt(25 + 9), E = (sqrt(36 + 4) + sqrt(64 + 16)) / 2.
+    d, _ = FedNNNN(beta=1.0).step(u, zero, seen)
+    assert d["b.weight"].item() == pytest.approx((40**0.5 + 80**0.5) / 2 / 34**0.5 * 3)
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
-def test_when_clients_cancel_the_normalised_term_is_dropped_and_momentum_goes_on(scale: float) -> None:
-    """N = 0, "return w_t as is": d = gamma d."""
-    u, seen = update([scale, -2 * scale], [-scale, 2 * scale])
-    before = {"d": {"w": torch.tensor([1.0, 3.0], dtype=torch.float64)}}
-    d, _ = FedNNNN(beta=5.0, gamma=0.5).step(u, before, seen)
-    assert d["w"].tolist() == [0.5, 1.5]
-    d, _ = FedNNNN(beta=5.0, gamma=0.0).step(u, before, seen)
-    assert d["w"].tolist() == [0.0, 0.0]
+@pytest.mark.parametrize("gamma", [0.5, 0.0])
+def test_when_clients_cancel(scale: float, gamma: float) -> None:
+    """N = 0, "return w_t as is": the normalised term is dropped and d = gamma d; or w and d stay."""
+    u, seen = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
+    for n_zero, moved, kept in (
+        ("skip_term", [gamma, 3 * gamma], [gamma, 3 * gamma]),
+        ("hold", [0.0, 0.0], [1.0, 3.0]),
+    ):
+        method = FedNNNN(beta=5.0, gamma=gamma, n_zero=n_zero)
+        d, state = method.step(u, before(w=[1.0, 3.0]), seen)
+        assert d["w"].tolist() == moved
+        assert state["d"]["w"].tolist() == kept
+        assert method.measure(state, seen, d)["ratio"].item() == 0
 
 
-def test_clients_that_do_not_move_leave_the_model_where_it_is() -> None:
+def test_momentum_knows_no_division() -> None:
+    """Eqs. 10-11: with N = 0 it is d = gamma d whatever `n_zero` says."""
+    u, seen = update({"w": [1.0]}, {"w": [-1.0]})
+    d, state = FedNNNN(gamma=0.5, variant="momentum", n_zero="hold").step(u, before(w=[3.0]), seen)
+    assert (d["w"].item(), state["d"]["w"].item()) == (1.5, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "small"),
+    [
+        (1.0, -1.0 + 4e-12, False),  # N = 2e-12, E = 1
+        (1.0, -1.0 + 1e-12, True),  # N = 5e-13, E = 1
+        (1e6, -1e6 + 1e-6, True),  # N = 5e-7 of 1e-12 E = 1e-6
+        (1e6, -1e6 + 4e-6, False),
+        (1e-6, -1e-6 + 4e-12, False),  # of 1e-12, since E < 1
+        (1e-6, -1e-6 + 1e-12, True),
+    ],
+)
+def test_what_counts_as_close_to_zero(first: float, second: float, small: bool) -> None:
+    """N <= 1e-12 max(1, E); else the step has length beta E."""
+    u, seen = update({"w": [first]}, {"w": [second]})
+    d, _ = FedNNNN(beta=1.0, gamma=0.0).step(u, before(w=[0.0]), seen)
+    assert d["w"].item() == (0.0 if small else pytest.approx((first - second) / 2))
+
+
+def test_one_layer_can_cancel_by_itself() -> None:
+    """a: N = 0; b: deltas 2 and 4, so N = E = 3. d before is 1 everywhere, gamma = 1/2, beta = 2."""
+    u, seen = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
+    for n_zero, moved, kept in (("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)):
+        method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer", n_zero=n_zero)
+        d, state = method.step(u, before(**{"a.weight": [1.0], "b.weight": [1.0]}), seen)
+        assert (d["a.weight"].item(), state["d"]["a.weight"].item()) == (moved, kept)
+        assert d["b.weight"].item() == state["d"]["b.weight"].item() == 6.5
+        assert {key: leaf.item() for key, leaf in method.measure(state, seen, d)["ratio"].items()} == {"a": 0, "b": 1}
+
+
+def test_holding_is_skipping_where_nothing_cancels(engine: str) -> None:
+    a, b = (federation.run("fednnnn", settings(n_zero=n_zero), engine=engine) for n_zero in ("skip_term", "hold"))
+    assert federation.equal(a, b)
+
+
+@pytest.mark.parametrize("n_zero", ["skip_term", "hold"])
+def test_clients_that_do_not_move_leave_the_model_where_it_is(n_zero: str) -> None:
     """N = E = 0."""
-    u, seen = update([0.0, 0.0], [0.0, 0.0])
-    d, _ = FedNNNN().step(u, {"d": {"w": torch.zeros(2, dtype=torch.float64)}}, seen)
+    u, seen = update({"w": [0.0, 0.0]}, {"w": [0.0, 0.0]})
+    d, _ = FedNNNN(n_zero=n_zero).step(u, before(w=[0.0, 0.0]), seen)
     assert d["w"].tolist() == [0.0, 0.0]
 
 
-def test_clients_that_cancel_in_a_whole_run(engine: str) -> None:
+@pytest.mark.parametrize("n_zero", ["skip_term", "hold"])
+def test_clients_that_cancel_in_a_whole_run(engine: str, n_zero: str) -> None:
     """w = 0, the same x with the two labels: gradients -+x/2, so N = 0 in every round and w stays 0."""
     net = logistic_regression((1,), 2)
     start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
     zero = hand.Given(net.name, net.blocks, net.head, start=start)
     data = hand.samples(np.array([[2.0], [2.0]]), np.array([0, 1]))
     out = Simulation(
-        "fednnnn", {}, zero, data, [np.array([0]), np.array([1])], data, None, None,
+        "fednnnn", {"fednnnn": {"n_zero": n_zero}}, zero, data, [np.array([0]), np.array([1])], data, None, None,
         LocalTraining("sgd", 1.0, 1, 2), Schedule(3, 2, 0), engine=engine,
     ).run()  # fmt: skip
     assert out.rows[-1]["update_norm_client"] > 1
+    assert [row["fednnnn_N"] for row in out.rows] == [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
     assert all(not leaf.any() for leaf in out.params.values())
 
 
 def test_one_client_with_beta_one_is_fedavg() -> None:
     """m = 1: E = N."""
-    settings: dict[str, Any] = {"fednnnn": {"beta": 1.0, "gamma": 0.0}}
-    ran = hand.run("fednnnn", settings, cohort=1, rounds=3)
+    ran = hand.run("fednnnn", settings(beta=1.0, gamma=0.0), cohort=1, rounds=3)
     plain = hand.run("fedavg", cohort=1, rounds=3)
     hand.same(ran.outcome.params, {key: leaf.numpy() for key, leaf in plain.outcome.params.items()})
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
-    [({"beta": 0.0}, "beta = 0"), ({"beta": -1.0}, "beta"), ({"gamma": 1.0}, "gamma = 1"), ({"gamma": -0.1}, "gamma")],
+    [
+        ({"beta": 0.0}, "beta = 0"),
+        ({"beta": -1.0}, "beta"),
+        ({"gamma": 1.0}, "gamma = 1"),
+        ({"gamma": -0.1}, "gamma"),
+        ({"variant": "normnorm"}, r"fednnnn: variant = 'normnorm' is unknown \(did you mean 'norm_norm'\?\); allowed"),
+        ({"n_zero": "skip"}, "n_zero = 'skip'.*allowed: skip_term, hold"),
+        ({"norm": "layers"}, "norm = 'layers'.*allowed: all, per_layer, with_buffers"),
+        ({"evaluate": "both"}, "evaluate = 'both'.*allowed: average, sent"),
+    ],
 )
-def test_bad_hyper_parameters_are_refused(fields: dict[str, float], words: str) -> None:
+def test_bad_hyper_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
         FedNNNN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))

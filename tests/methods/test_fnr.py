@@ -10,13 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.client import autograd
-from plugins.core.component import Data, Plan, RecipeError, Reply, Server, Setting, Trace, View, Work
+from plugins.core.client import autograd, functional
+from plugins.core.component import Ask, Data, Plan, RecipeError, Reply, Samples, Server, Setting, Trace, View, Work
 from plugins.core.optimizers import SGD
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation
 from plugins.fnr.algorithm import FNR
+from plugins.models.networks import mlp
 from plugins.recipes import build
+from tests import federation
 from tests.methods import by_hand as hand
 
 KEY = torch.tensor(0)
@@ -96,8 +99,29 @@ def test_lambda_changes_nothing_because_j_has_no_gradient(engine: str) -> None:
     assert all(torch.equal(weights[0][key], other[key]) for other in weights[1:] for key in other)
 
 
-def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j() -> None:
-    """Eq. 9 and lines 34-39 with Delta = (3, -5), classes (0, 0, 1, 1): J = 1/2 * 3 + 1/2 * -5 = -1, lambda = 2."""
+def of_j(fnr_reg: str, each: dict[str, Any]) -> float:
+    """J with classes (0, 0, 1, 1), so rho = (1/2, 1/2), at W0."""
+    f = feature_norms(hand.W0)
+    by_class: dict[str, Callable[[int], float]] = {
+        "published": lambda c: each["delta"][c],
+        "squared_live": lambda c: (each["mean"][c] - f[c]) ** 2,
+        "signed_live": lambda c: each["sum"][c] - each["others"] * f[c],
+        "off": lambda c: 0.0,
+    }
+    return sum(0.5 * by_class[fnr_reg](c) for c in (0, 1))
+
+
+@pytest.mark.parametrize(
+    ("fnr_reg", "each"),
+    [
+        ("published", {"delta": [3.0, -5.0]}),  # J = -1
+        ("squared_live", {"mean": [3.0, 0.25]}),
+        ("signed_live", {"sum": [3.0, -5.0], "others": 4.0}),
+        ("off", {}),
+    ],
+)
+def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(fnr_reg: str, each: dict[str, Any]) -> None:
+    """Eq. 9 and lines 34-39, lambda = 2."""
     seen: list[float] = []
 
     def listening(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
@@ -108,11 +132,200 @@ def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j() -> None:
     network = hand.given()
     params, buffers = network.init(torch.Generator())
     plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
-    delta = torch.tensor([3.0, -5.0], dtype=torch.float64)
-    view = View(params, buffers, {}, {"delta": delta}, {}, {})
+    sent = {key: torch.tensor(value, dtype=torch.float64) for key, value in each.items()}
+    view = View(params, buffers, {}, sent, {}, {})
     work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan, KEY), listening, False)
-    FNR(n_classes=2, lam=2.0).answer("fnr.refine", work)
-    assert seen == [pytest.approx(hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * -1.0, rel=1e-12)]
+    FNR(n_classes=2, lam=2.0, fnr_reg=fnr_reg).answer("fnr.refine", work)
+    wanted = hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * of_j(fnr_reg, each)
+    assert seen == [pytest.approx(wanted, rel=1e-12)]
+
+
+def live(fnr_reg: str, lam: float, value: hand.Array, others: int) -> Callable[..., hand.Tree]:
+    """The gradient of CE + lambda J through f_c = mean of ||h_b|| over class c, with df_c/dh_b = h_b / (n_c ||h_b||).
+
+    squared: J = sum_c rho_c (value_c - f_c)^2, dJ/dh_b = -2 (value - f)[y_b] / B * h_b / ||h_b||, as rho_c = n_c / B.
+    signed:  J = sum_c rho_c (value_c - others f_c), dJ/dh_b = -others / B * h_b / ||h_b||. Both 0 where h_b = 0.
+    """
+
+    def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        h = hand.hidden(w, x)
+        u = np.sqrt((h**2).sum(1))
+        unit = h / np.where(u > 0, u, 1.0)[:, None]
+        slope = np.full(len(y), -float(others))
+        if fnr_reg == "squared_live":
+            f = np.array([u[y == c].mean() if (y == c).any() else np.nan for c in (0, 1)])
+            slope = -2 * (value - f)[y]
+        return hand.gradient(w, x, y, lam * (slope / len(y))[:, None] * unit)
+
+    return direction
+
+
+@pytest.mark.parametrize("batch_size", [8, 3])
+@pytest.mark.parametrize("delta", ["rest", "all_others"])
+@pytest.mark.parametrize("fnr_reg", ["squared_live", "signed_live"])
+def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_size: int, engine: str) -> None:
+    """Two of three are refined, for two rounds; in batches of 3 and 1 a class may be absent (rho_c = 0)."""
+    lam, settings = 0.3, {"p": 0.7, "epochs": 2, "batch_size": batch_size, "fnr_reg": fnr_reg, "delta": delta}
+    ran = hand.run("fnr", {"fnr": settings | {"lam": lam}}, engine=engine)
+    w = hand.W0
+    for t in range(2):
+        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
+        norms = np.stack([feature_norms(w_i) for w_i in local])
+        s_re = worst(local, 2)
+        ask = ran.exchanges[2 * t + 1][0]
+        assert list(ask.to) == s_re
+        for row, j in enumerate(s_re):
+            others = [m for m in range(3) if (m != j if delta == "all_others" else m not in s_re)]
+            total = norms[others].sum(0)
+            value = total / len(others) if fnr_reg == "squared_live" else total
+            wanted = {"mean": value} if fnr_reg == "squared_live" else {"sum": value, "others": len(others)}
+            assert ask.each["fnr"].keys() == wanted.keys()
+            for key, leaf in ask.each["fnr"].items():
+                np.testing.assert_allclose(leaf[row], wanted[key], rtol=1e-10)
+            local[j] = hand.descend(
+                local[j],
+                ran.batches(j, t + 1, "fnr.refine"),
+                live(fnr_reg, lam, value, len(others)),
+                x=hand.PUBLIC_X,
+                y=hand.PUBLIC_Y,
+            )
+        w = hand.average(np.array(hand.SIZES) / 6, local)
+    hand.same(ran.outcome.params, w, rtol=1e-9)
+
+
+def vmapped(answer: Callable[[Params, Any], Params], params: Params) -> Params:
+    """What two clients with the same parameters answer, the second of them."""
+    twice = {key: torch.stack([leaf, leaf]) for key, leaf in params.items()}
+    return {key: leaf[1] for key, leaf in torch.func.vmap(lambda w: answer(w, functional))(twice).items()}
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["autograd", "vmap"])
+@pytest.mark.parametrize("fnr_reg", ["squared_live", "signed_live"])
+def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) -> None:
+    """||h|| has no derivative at h = 0, which must not become NaN; no ReLU behind h that would hide it.
+
+    h = V relu(U relu(..) + a) + b. The second public sample has relu(..) = 0 and a = b = 0, so h = 0. dJ/db is the sum
+    of slope / 4 * h_b / ||h_b|| over the other three, with slope = -2 (T - f)[y_b] or -3 for three others.
+    """
+    start = hand.W0 | {
+        "fc1.bias": np.array([0.3, -0.1]),
+        "projection1.weight": np.array([[0.7, 0.2], [0.4, 0.9]]),
+        "projection1.bias": np.zeros(2),
+        "projection2.weight": np.array([[0.5, -0.6], [0.3, 0.8]]),
+        "projection2.bias": np.zeros(2),
+    }
+    net = mlp((2,), 2, hidden=2, projection=2)
+    network = hand.Given(net.name, net.blocks, net.head, start=start)
+    params, buffers = network.init(torch.Generator())
+    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
+    each = {
+        "squared_live": {"mean": torch.tensor([2.0, 0.1], dtype=torch.float64)},
+        "signed_live": {
+            "sum": torch.tensor([6.0, 0.3], dtype=torch.float64),
+            "others": torch.tensor(3.0, dtype=torch.float64),
+        },
+        "off": {},
+    }
+
+    def answered(fnr_reg: str) -> Params:
+        def one(params: Params, grad: Any) -> Params:
+            view = View(params, buffers, {}, each[fnr_reg], {}, {})
+            work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan, KEY), grad, False)
+            return FNR(n_classes=2, lam=0.5, fnr_reg=fnr_reg).answer("fnr.refine", work).params
+
+        return vmapped(one, params) if batched else one(params, autograd)
+
+    found, off = answered(fnr_reg), answered("off")
+    assert all(torch.isfinite(leaf).all() for leaf in found.values())
+    a = np.maximum(hand.hidden(start, hand.PUBLIC_X) @ start["projection1.weight"].T, 0.0)
+    h = a @ start["projection2.weight"].T
+    u = np.sqrt((h**2).sum(1))
+    assert (u == 0).tolist() == [False, True, False, False]
+    slope = np.full(4, -3.0)
+    if fnr_reg == "squared_live":
+        f = np.array([u[:2].mean(), u[2:].mean()])
+        slope = -2 * (np.array([2.0, 0.1]) - f)[hand.PUBLIC_Y]
+    alive = u > 0
+    wanted = (slope[alive, None] / 4 * h[alive] / u[alive, None]).sum(0)
+    step = (off["projection2.bias"] - found["projection2.bias"]) / (hand.LR * 0.5)
+    np.testing.assert_allclose(step, wanted, rtol=1e-9)
+
+
+def weights(engine: str, **settings: object) -> Params:
+    return hand.run("fnr", {"fnr": REFINE | settings}, engine=engine).outcome.params
+
+
+@pytest.mark.parametrize("lam", [0.0, 1.0, 1000.0])
+def test_without_the_regulariser_nothing_changes(lam: float, engine: str) -> None:
+    """The control: "off" gives the published method's weights to the bit, and so do live ones with lambda = 0."""
+    off = weights(engine, fnr_reg="off")
+    for fnr_reg in ("published", "off") if lam else ("published", "squared_live", "signed_live"):
+        found = weights(engine, fnr_reg=fnr_reg, lam=lam)
+        assert all(torch.equal(found[key], leaf) for key, leaf in off.items())
+    live = weights(engine, fnr_reg="squared_live", lam=0.1)
+    assert not torch.equal(live["fc1.weight"], off["fc1.weight"])
+
+
+@pytest.mark.parametrize("fnr_reg", ["published", "squared_live", "signed_live"])
+def test_nobody_is_left_to_compare_with(fnr_reg: str, engine: str) -> None:
+    """S_re = S: Delta = 0, and no live term either; with "all_others" there is one."""
+    off = weights(engine, fnr_reg="off", p=1.0)
+    found = weights(engine, fnr_reg=fnr_reg, p=1.0)
+    assert all(torch.equal(found[key], leaf) for key, leaf in off.items())
+    others = weights(engine, fnr_reg=fnr_reg, p=1.0, delta="all_others", lam=0.1)
+    assert torch.equal(others["fc1.weight"], off["fc1.weight"]) is (fnr_reg == "published")
+
+
+def test_a_single_client_has_no_others() -> None:
+    """M = 1 with p = 1: the sum over all m != j is empty as well."""
+    for fnr_reg in ("published", "squared_live", "signed_live"):
+        settings = {"p": 1.0, "epochs": 1, "fnr_reg": fnr_reg, "delta": "all_others"}
+        ran = hand.run("fnr", {"fnr": settings}, cohort=1, rounds=1)
+        off = hand.run("fnr", {"fnr": settings | {"fnr_reg": "off"}}, cohort=1, rounds=1)
+        assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in off.outcome.params.items())
+
+
+@pytest.mark.parametrize(
+    ("fnr_reg", "p", "numbers"),
+    [
+        ("published", 0.7, 2),
+        ("squared_live", 0.7, 2),
+        ("signed_live", 0.7, 3),
+        ("off", 0.7, 0),
+        ("squared_live", 1.0, 0),
+    ],
+)
+def test_only_what_a_variant_needs_is_sent(fnr_reg: str, p: float, numbers: int) -> None:
+    """Float64: down M = 12 numbers to three, and to the refined C, C, C + 1 or nothing; up M + C + 1, and M again."""
+    ran = hand.run("fnr", {"fnr": REFINE | {"fnr_reg": fnr_reg, "p": p}}, rounds=1)
+    (row,), n_re = ran.outcome.rows, round(3 * p - 0.1)
+    assert (row["bytes_down"], row["bytes_up"]) == (8 * (3 * 12 + n_re * numbers), 8 * (3 * (12 + 3) + n_re * 12))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
+    """Kingma and Ba 2015 with the local rate and decay, from m = v = 0 in every refinement; phase 1 stays SGD."""
+    lr, settings = 0.05, {"p": 0.5, "epochs": 3, "batch_size": 8, "refine_optimizer": "adam"}
+    ran = hand.run("fnr", {"fnr": settings}, engine=engine, lr=lr, weight_decay=weight_decay)
+
+    def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return hand.each(lambda g, w: g + weight_decay * w, hand.gradient(w, x, y), w)
+
+    w = hand.W0
+    for _ in range(2):
+        local = [hand.descend(w, [client] * 2, direction, lr=lr) for client in hand.CLIENTS]
+        (j,) = worst(local, 1)
+        y, m, v = local[j], hand.zeros(), hand.zeros()
+        for t in (1, 2, 3):
+            g = direction(y, hand.PUBLIC_X, hand.PUBLIC_Y)
+            m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+            v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
+            y = hand.each(
+                lambda y, m, v, t=t: y - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), y, m, v
+            )
+        local[j] = y
+        w = hand.average(np.array(hand.SIZES) / 6, local)
+    hand.same(ran.outcome.params, w, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -126,13 +339,14 @@ def test_the_number_of_refined_clients_is_floor_np(n: int, p: float, n_re: int) 
     assert component.exchanges(n).round == (1 if n_re else 0)
 
 
-def select(accuracy: list[float], p: float, clients: tuple[int, ...]) -> tuple[Any, FNR]:
-    """The Ask that follows from these accuracies, None if there is none."""
-    component = FNR(n_classes=2, p=p)
+def select(accuracy: list[float], p: float, clients: tuple[int, ...], norms: Any = None, **fields: Any) -> Ask | None:
+    """The Ask that follows from these accuracies and norms, None if there is none."""
+    component = FNR(n_classes=2, p=p, **fields)
     m = len(clients)
-    upload = {"fnr": {"A": torch.tensor(accuracy), "F": torch.arange(2.0 * m).reshape(m, 2)}}
+    f = torch.arange(2.0 * m).reshape(m, 2) if norms is None else torch.tensor(norms)
+    upload = {"fnr": {"A": torch.tensor(accuracy), "F": f}}
     reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m), {})
-    return next(component.after_train(Server({}, {}, {}), reply), None), component
+    return next(component.after_train(Server({}, {}, {}), reply), None)
 
 
 @pytest.mark.parametrize(
@@ -148,20 +362,34 @@ def select(accuracy: list[float], p: float, clients: tuple[int, ...]) -> tuple[A
 def test_the_worst_are_refined_and_ties_go_to_the_lower_id(
     accuracy: list[float], p: float, to: tuple[int, ...]
 ) -> None:
-    ask, _ = select(accuracy, p, (11, 13, 17, 19))
+    ask = select(accuracy, p, (11, 13, 17, 19))
+    assert ask is not None
     assert ask.to == to
     assert ask.params == {}, "the clients refine what they trained"
 
 
-def test_algorithm_2_sums_over_the_clients_that_are_not_refined() -> None:
-    """F = (1, 4), (2, 8), (5, 5), (0, 1), S_re = {1, 3}: Delta_1 = (1-2 + 5-2, 4-8 + 5-8), Delta_3 = (1 + 5, 3 + 4)."""
-    norms = torch.tensor([[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]])
-    assert FNR.difference(norms, torch.tensor([1, 3])).tolist() == [[2.0, -7.0], [6.0, 7.0]]
+NORMS = [[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("delta", "wanted"),
+    [
+        ("rest", [[1.0 - 2 + 5 - 2, 4.0 - 8 + 5 - 8], [1.0 + 5, 4.0 - 1 + 5 - 1]]),
+        ("all_others", [[1.0 - 2 + 5 - 2 + 0 - 2, 4.0 - 8 + 5 - 8 + 1 - 8], [1.0 + 2 + 5, 3.0 + 7 + 4]]),
+    ],
+)
+def test_algorithm_2_sums_over_the_others(delta: str, wanted: list[list[float]]) -> None:
+    """S_re = {1, 3} of four. Those that are not refined (Algorithm 2), or all m != j (the repo)."""
+    ask = select([0.9, 0.1, 0.5, 0.4], 0.5, (0, 1, 2, 3), NORMS, delta=delta)
+    assert ask is not None
+    assert ask.each["fnr"]["delta"].tolist() == wanted
 
 
 def test_delta_is_zero_when_everybody_is_refined() -> None:
     """The sum over the empty set S without S_re."""
-    assert FNR.difference(torch.rand(3, 2), torch.arange(3)).tolist() == [[0.0, 0.0]] * 3
+    ask = select([0.9, 0.1, 0.5, 0.4], 1.0, (0, 1, 2, 3), NORMS)
+    assert ask is not None
+    assert ask.each["fnr"]["delta"].tolist() == [[0.0, 0.0]] * 4
 
 
 def test_a_class_without_public_samples_has_norm_zero() -> None:
@@ -234,13 +462,295 @@ def test_fedprox_does_not_pull_during_the_refinement(engine: str) -> None:
         ({"lam": float("inf")}, "lam"),
         ({"epochs": -1}, "epochs"),
         ({"batch_size": 0}, "batch_size"),
+        (
+            {"public_data": "tset"},
+            r"public_data = 'tset' is unknown \(did you mean 'test'\?\); allowed: train_holdout, test",
+        ),
+        (
+            {"fnr_reg": "squared"},
+            r"fnr_reg = 'squared' .*'squared_live'.*allowed: published, squared_live, signed_live, off",
+        ),
+        ({"delta": "all"}, r"delta = 'all' is unknown.*; allowed: rest, all_others"),
+        ({"fnr_mode": "Train"}, r"fnr_mode = 'Train' is unknown \(did you mean 'train'\?\); allowed: eval, train"),
+        ({"refine_optimizer": "sgd"}, r"refine_optimizer = 'sgd' is unknown; allowed: same, adam"),
     ],
 )
 def test_bad_hyper_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
+    with pytest.raises(RecipeError, match="fnr: .*" + words):
         FNR(n_classes=2, **fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 4))
 
 
 def test_without_a_public_split_it_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"fnr: needs a public split, but data.public is 0"):
         build("fnr", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+def simulate(
+    settings: dict[str, object],
+    engine: str,
+    *,
+    network: hand.Given | None = None,
+    clients: tuple[hand.Array, ...] = hand.CLIENTS,
+    test: Samples | None = None,
+    rounds: int = 1,
+    observing: bool = False,
+) -> hand.Ran:
+    """As `hand.run`, with a test set of its own, other clients, and a client's observations."""
+    public = hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y)
+    simulation = Simulation(
+        "fnr",
+        {"fnr": settings},
+        network or hand.given(),
+        hand.samples(hand.X, hand.Y),
+        list(clients),
+        test or public,
+        None,
+        public,
+        LocalTraining("sgd", hand.LR, 2, 8),
+        Schedule(rounds, len(clients), 0),
+        engine=engine,
+        observing=observing,
+    )
+    exchanges: list[tuple[Ask, Reply]] = []
+    answer = simulation.engine.answer
+
+    def listen(ask: Ask, round_: int) -> Reply:
+        exchanges.append((ask, answer(ask, round_)))
+        return exchanges[-1][1]
+
+    simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
+    return hand.Ran(simulation, simulation.run(), exchanges)
+
+
+TEST_X, TEST_Y = np.array([[0.2, 1.0], [-0.4, -0.8], [1.1, -0.3], [0.6, 0.1], [-0.9, 0.7]]), np.array([1, 0, 1, 0, 1])
+
+
+@pytest.mark.parametrize("public_data", ["train_holdout", "test"])
+def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
+    """A_i, F_i and phase 2 on the one or the other, and the leak is said."""
+    ran = simulate(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y))
+    x, y = (TEST_X, TEST_Y) if public_data == "test" else (hand.PUBLIC_X, hand.PUBLIC_Y)
+    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
+    scores = [hand.accuracy(w_i, x, y) for w_i in local]
+    u = np.sqrt((hand.hidden(local[2], x) ** 2).sum(1))
+    upload = ran.exchanges[0][1].upload["fnr"]
+    np.testing.assert_allclose(upload["A"], scores, rtol=1e-12)
+    np.testing.assert_allclose(upload["F"][2], [u[y == 0].mean(), u[y == 1].mean()], rtol=1e-10)
+    j = scores.index(min(scores))
+    local[j] = hand.descend(local[j], [np.arange(len(y))] * 3, x=x, y=y)
+    hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, local))
+    leak = ran.simulation.algorithm.leak
+    assert ("test set" in leak and "public_data = test" in leak) if public_data == "test" else leak == ""
+
+
+def test_what_the_server_records(engine: str) -> None:
+    """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
+    ran = simulate(REFINE | {"p": 0.7, "fnr_reg": "off"}, engine, rounds=2)
+    found = ran.outcome.tensors
+    w = hand.W0
+    for t in range(2):
+        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
+        norms = np.stack([feature_norms(w_i) for w_i in local])
+        scores = [hand.accuracy(w_i, hand.PUBLIC_X, hand.PUBLIC_Y) for w_i in local]
+        s_re = worst(local, 2)
+        (best,) = set(range(3)) - set(s_re)
+        delta = np.array([norms[best] - norms[j] if j in s_re else np.zeros(2) for j in range(3)])
+        np.testing.assert_allclose(found["fnr/F"][t], norms, rtol=1e-10)
+        np.testing.assert_allclose(found["fnr/A"][t], scores, rtol=1e-12)
+        assert found["fnr/refined"][t].tolist() == [j in s_re for j in range(3)]
+        np.testing.assert_allclose(found["fnr/delta"][t], delta, rtol=1e-9, atol=1e-14)
+        row = ran.outcome.rows[t]
+        assert row["fnr_accuracy_mean"] == pytest.approx(sum(scores) / 3, rel=1e-12)
+        assert row["fnr_accuracy_worst"] == pytest.approx(min(scores), rel=1e-12)
+        for j in s_re:
+            local[j] = refine(local[j], [PUBLIC] * 3)
+        w = hand.average(np.array(hand.SIZES) / 6, local)
+    assert not {key for key in found if "refine." in key}, "the clients were not observed"
+
+
+def test_the_same_is_recorded_when_nobody_is_refined() -> None:
+    some, nobody = (simulate(REFINE | {"p": p}, "sequential") for p in (0.5, 0.0))
+    assert nobody.outcome.tensors.keys() == some.outcome.tensors.keys()
+    assert nobody.outcome.rows[0].keys() == some.outcome.rows[0].keys()
+    assert not nobody.outcome.tensors["fnr/refined"].any()
+    assert not nobody.outcome.tensors["fnr/delta"].any()
+
+
+def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
+    """The accuracy of each class of D_public, before and after the refinement; it changes neither weights nor bytes."""
+    ran = simulate(REFINE | {"p": 0.7}, engine, observing=True)
+    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
+
+    def by_class(w: hand.Tree) -> list[float]:
+        return [hand.accuracy(w, hand.PUBLIC_X[[c, c + 1]], hand.PUBLIC_Y[[c, c + 1]]) for c in (0, 2)]
+
+    s_re = worst(local, 2)
+    before, after = (ran.outcome.tensors[f"fnr/refine.{when}"] for when in ("before", "after"))
+    assert before[0].tolist() == [by_class(local[j]) for j in s_re]
+    assert after[0].tolist() == [by_class(refine(local[j], [PUBLIC] * 3)) for j in s_re]
+    blind = simulate(REFINE | {"p": 0.7}, engine)
+    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items())
+    assert all(ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down"))
+
+
+def test_a_class_that_d_public_lacks_has_no_accuracy() -> None:
+    """NaN in figure 5, not 0."""
+    network = hand.given()
+    params, buffers = network.init(torch.Generator())
+    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
+    work = Work(
+        Task(network, SGD(hand.LR)), params, buffers, View(params, buffers, {}, {}, {}, {}),
+        Data(plan, None, plan, KEY), autograd, True,
+    )  # fmt: skip
+    metrics = FNR(n_classes=3, fnr_reg="off").answer("fnr.refine", work).metrics
+    assert torch.isnan(metrics["before"]).tolist() == torch.isnan(metrics["after"]).tolist() == [False, False, True]
+
+
+# Batch norm by hand: fc1, then (z - mean) / sqrt(var + 1e-5) * gamma + beta, ReLU, fc2. -----------------------------
+
+BN_CLIENTS = (np.array([0, 1]), np.array([2, 3, 4, 5]))
+BN_W0 = hand.W0 | {"bn1.weight": np.array([1.2, 0.7]), "bn1.bias": np.array([0.3, 0.6])}
+BN_STATS = {"bn1.mean": np.array([0.3, -0.1]), "bn1.var": np.array([1.8, 0.3])}
+
+
+class Normalised(hand.Given):
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return tuple({key: torch.tensor(leaf) for key, leaf in tree.items()} for tree in (BN_W0, BN_STATS))
+
+
+def normalised() -> Normalised:
+    net = mlp((2,), 2, hidden=2, batch_norm=True)
+    return Normalised(net.name, net.blocks, net.head)
+
+
+def bn_hidden(w: hand.Tree, x: hand.Array, mean: hand.Array, var: hand.Array) -> hand.Array:
+    z = x @ w["fc1.weight"].T + w["fc1.bias"]
+    return np.maximum((z - mean) / np.sqrt(var + 1e-5) * w["bn1.weight"] + w["bn1.bias"], 0.0)
+
+
+def moments(w: hand.Tree, x: hand.Array) -> tuple[hand.Array, hand.Array]:
+    """Of the batch: mean and biased variance."""
+    z = x @ w["fc1.weight"].T + w["fc1.bias"]
+    return z.mean(0), z.var(0)
+
+
+def moved(stats: hand.Tree, w: hand.Tree, x: hand.Array) -> hand.Tree:
+    """The running statistics after one more batch: 0.9 old + 0.1 new, the variance unbiased (as it is for 1 sample)."""
+    mean, var = moments(w, x)
+    unbiased = var * len(x) / max(len(x) - 1, 1)
+    return {"bn1.mean": 0.9 * stats["bn1.mean"] + 0.1 * mean, "bn1.var": 0.9 * stats["bn1.var"] + 0.1 * unbiased}
+
+
+def bn_descend(w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array) -> tuple[hand.Tree, hand.Tree]:
+    """One step of training; the gradient of the batch-normalised loss by central differences."""
+
+    def loss(w: hand.Tree) -> float:
+        o = bn_hidden(w, x, *moments(w, x)) @ w["fc2.weight"].T + w["fc2.bias"]
+        return float(-np.log(hand.softmax(o)[np.arange(len(y)), y]).mean())
+
+    def slope(key: str, at: tuple[int, ...]) -> float:
+        step = np.zeros_like(w[key])
+        step[at] = 1e-5
+        return (loss(w | {key: w[key] + step}) - loss(w | {key: w[key] - step})) / 2e-5
+
+    gradient = {
+        key: np.array([slope(key, at) for at in np.ndindex(*leaf.shape)]).reshape(leaf.shape) for key, leaf in w.items()
+    }
+    return hand.each(lambda leaf, g: leaf - hand.LR * g, w, gradient), moved(stats, w, x)
+
+
+def test_the_feature_pass_in_train_mode(engine: str) -> None:
+    """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A and phase 2."""
+    settings: dict[str, object] = {"p": 0.5, "epochs": 2, "batch_size": 3, "fnr_mode": "train"}
+    ran = simulate(settings, engine, network=normalised(), clients=BN_CLIENTS)
+    px, py = hand.PUBLIC_X, hand.PUBLIC_Y
+    (_, trained), (_, refined) = ran.exchanges
+
+    def score(w: hand.Tree, stats: hand.Tree) -> float:
+        o = bn_hidden(w, px, stats["bn1.mean"], stats["bn1.var"]) @ w["fc2.weight"].T + w["fc2.bias"]
+        return float((o.argmax(1) == py).mean())
+
+    w, stats, scores, earlier = [], [], [], []
+    for i, client in enumerate(BN_CLIENTS):
+        w_i, stats_i = BN_W0, BN_STATS
+        for _ in range(2):
+            w_i, stats_i = bn_descend(w_i, stats_i, hand.X[client], hand.Y[client])
+        earlier.append(score(w_i, stats_i))
+        u = np.zeros(4)
+        for batch in (np.arange(3), np.array([3])):
+            u[batch] = np.sqrt((bn_hidden(w_i, px[batch], *moments(w_i, px[batch])) ** 2).sum(1))
+            stats_i = moved(stats_i, w_i, px[batch])
+        np.testing.assert_allclose(trained.upload["fnr"]["F"][i], [u[py == 0].mean(), u[py == 1].mean()], rtol=1e-6)
+        scores.append(score(w_i, stats_i))
+        w.append(w_i)
+        stats.append(stats_i)
+    np.testing.assert_allclose(trained.upload["fnr"]["A"], scores, rtol=1e-12)
+    assert scores != earlier, "the pass makes a difference here"
+    j = scores.index(min(scores))
+    for batch in ran.batches(j, 1, "fnr.refine"):
+        w[j], stats[j] = bn_descend(w[j], stats[j], px[batch], py[batch])
+    hand.same({key: leaf[0] for key, leaf in refined.params.items()}, w[j], rtol=1e-6)
+    hand.same(ran.outcome.params, hand.average([1 / 3, 2 / 3], w), rtol=1e-6)
+    hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats), rtol=1e-6)
+
+
+def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: str) -> None:
+    """And their upload is counted: 4 numbers from each of two clients."""
+    plain, ran = (
+        simulate({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS)
+        for mode in ("eval", "train")
+    )
+    (_, reply) = ran.exchanges[0]
+    stats = []
+    for i in range(2):
+        w_i = {key: leaf[i].numpy() for key, leaf in reply.params.items()}
+        stats.append(moved({key: leaf[i].numpy() for key, leaf in reply.buffers.items()}, w_i, hand.PUBLIC_X))
+    hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats))
+    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in plain.outcome.params.items())
+    assert ran.outcome.rows[0]["bytes_up"] - plain.outcome.rows[0]["bytes_up"] == 2 * 4 * 8
+
+
+def test_without_batch_norm_the_modes_agree(engine: str) -> None:
+    evaluated, trained = (simulate(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine) for mode in ("eval", "train"))
+    for key, leaf in evaluated.outcome.params.items():
+        assert torch.equal(trained.outcome.params[key], leaf)
+    a, b = (ran.outcome.tensors["fnr/F"] for ran in (evaluated, trained))
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=0.0)
+
+
+def test_the_refinement_leaves_a_fixed_head_alone(engine: str) -> None:
+    """ "FedBABU+FNR": phase 2 trains the body only."""
+    ran = hand.run("fedbabu+fnr", {"fnr": REFINE}, engine=engine)
+
+    def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+        return {key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()}
+
+    w = hand.W0
+    for _ in range(2):
+        local = [hand.descend(w, [client] * 2, body) for client in hand.CLIENTS]
+        (j,) = worst(local, 1)
+        local[j] = hand.descend(local[j], [PUBLIC] * 3, body, x=hand.PUBLIC_X, y=hand.PUBLIC_Y)
+        w = hand.average(np.array(hand.SIZES) / 6, local)
+    hand.same(ran.outcome.params, w)
+    assert torch.equal(ran.outcome.params["fc2.weight"], torch.tensor(hand.W0["fc2.weight"]))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"fnr_reg": "squared_live", "lam": 0.1},
+        {"fnr_reg": "signed_live", "lam": 0.01, "delta": "all_others"},
+        {"fnr_mode": "train", "refine_optimizer": "adam"},
+    ],
+)
+def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str, object]) -> None:
+    """Both engines, float64."""
+    of = federation.federation(torch.float64)
+    settings = {"p": 0.7, "epochs": 2, "batch_size": 8} | settings
+    a, b = (
+        federation.run("fnr", {"fnr": settings}, of=of, batch_norm=True, engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
+    for found, wanted in ((a.params, b.params), (a.buffers, b.buffers)):
+        for key, leaf in wanted.items():
+            torch.testing.assert_close(found[key], leaf, rtol=1e-9, atol=1e-9 * leaf.abs().max().item())

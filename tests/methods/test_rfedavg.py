@@ -2,81 +2,267 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError, Setting
+from plugins.core.component import Ask, Plan, RecipeError, Setting
+from plugins.core.noise import fold, normal, uniform
+from plugins.data.randomness import key
 from plugins.engines.simulation import draw_cohort
 from plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
+from plugins.rfedavg.delta import drawn
+from plugins.rfedavg.privacy import clipped
 from tests.methods import by_hand as hand
 
 LAM = 0.4
 EVERYBODY = (0, 1, 2)
+BOTH = ("rfedavg", "rfedavg_plus")
 
 
-def delta(w: hand.Tree, k: int) -> hand.Array:
-    """delta^k = 1/n_k sum_j phi(w, x_kj), over the client's whole local set."""
-    return np.asarray(hand.hidden(w, hand.X[hand.CLIENTS[k]]).mean(0))
+def delta(w: hand.Tree, positions: hand.Array) -> hand.Array:
+    """1/n sum_j phi(w, x_j)."""
+    return np.asarray(hand.hidden(w, hand.X[positions]).mean(0))
 
 
 class Reference:
-    """Both algorithms: `others` says what a client is compared with, `value` and `slope` are r and its derivative."""
+    """Both algorithms with every option; batches and random numbers are those of the run that it is compared with."""
 
-    def __init__(self, plus: bool) -> None:
-        self.plus, self.w = plus, hand.W0
-        self.table = np.stack([delta(self.w, k) for k in EVERYBODY])  # line 1: delta_0, with w_0
-        self.loss = 0.0
+    def __init__(self, name: str, ran: hand.Ran, momentum: float = 0.0, lr: float = hand.LR, **options: Any) -> None:
+        self.name, self.ran, self.plus = name, ran, name == "rfedavg_plus"
+        self.o: dict[str, Any] = {"mmd": "mean", "delta": "full", "delta_time": "end", "plus": "exclude", "L": 100}
+        self.o |= {"delta_scope": "known", "warmup": "delta0", "dp": "none", "weights": "size", "opt_state": "reset"}
+        self.o |= options
+        self.lr, self.momentum, self.v = lr, momentum, {k: hand.zeros() for k in EVERYBODY}
+        self.w, self.loss = hand.W0, 0.0
+        self.table: dict[int, hand.Array] = {}  # of whom it is known
+        if self.o["warmup"] == "delta0":
+            self.table = {k: self.map(self.w, k, f"{name}.map", 0) for k in EVERYBODY}  # line 1: delta_0, with w_0
+        self.noise = self.of_the_server(0)
 
-    def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
+    def of_the_server(self, t: int) -> hand.Array:
+        """The repo's noise on the average: every one of L samples has its own, of std sigma."""
+        if not (self.plus and self.o["dp"] == "repo"):
+            return np.zeros(2)
+        drawn = normal(fold(torch.tensor(key(0, "server", t)), -2), 2, dtype=torch.float64).numpy()
+        return np.asarray(self.o["sigma"] / np.sqrt(self.o["L"]) * drawn)
+
+    def map(self, w: hand.Tree, k: int, job: str, t: int) -> hand.Array:
+        """delta^k over its whole set, or over a batch of it; with noise."""
+        at = self.ran.simulation.engine.clients.keys(Ask(job, (k,), {}, {}, {}, {}), t)[0]
+        positions = hand.CLIENTS[k]
+        size = min(self.o["L"], len(positions))
+        if self.o["delta"] == "batch":
+            order = np.argsort(uniform(fold(at, -1), len(positions)).numpy(), kind="stable")
+            positions = positions[order[:size]]
+        found = delta(w, positions)
+        noise = normal(fold(at, -2), 2, dtype=torch.float64).numpy()
+        if self.o["dp"] == "paper":
+            c_0 = self.o["clip"]
+            found = found / max(1, np.sqrt((found**2).sum()) / c_0) + self.o["sigma"] * c_0 / size * noise
+        if self.o["dp"] == "repo" and not self.plus:
+            found = found + self.o["sigma"] / np.sqrt(size) * noise
+        return found
+
+    def regulariser(self, phi: hand.Array, k: int, cohort: tuple[int, ...]) -> tuple[float, hand.Array]:
+        """r_k and its derivative by phi; 0 where nobody else is known."""
+        counted = cohort if self.o["delta_scope"] == "sampled" else EVERYBODY
+        others = np.array([self.table[j] for j in counted if j != k and j in self.table])  # never its own
+        if len(others) == 0:
+            return 0.0, np.zeros(2)
+        if not self.plus:  # eq. 5: r = 1/(N-1) sum_j ||phi - delta^j||^2
+            factor = 1 if self.o["mmd"] == "sum" else 1 / len(others)
+            return factor * ((phi - others) ** 2).sum(), factor * 2 * (phi - others).sum(0)
+        if self.o["plus"] == "incl_self":
+            others = np.array([self.table[j] for j in counted if j in self.table])
+        away = phi - (others.mean(0) + self.noise)  # section IV-C: r = ||phi - 1/(N-1) sum_j delta^j||^2
+        return (away**2).sum(), 2 * away
+
+    def round(self, t: int, cohort: tuple[int, ...], batches: list[list[hand.Array]] | None = None) -> None:
+        batches = [self.ran.batches(k, t) for k in cohort] if batches is None else batches
         local, losses = [], []
         for k, of in zip(cohort, batches, strict=True):
-            others = np.array([self.table[j] for j in EVERYBODY if j != k])  # never its own
+            v = self.v[k] if self.o["opt_state"] == "persist" else hand.zeros()
             w_k, seen = self.w, []
             for batch in of:
                 x, y = hand.X[batch], hand.Y[batch]
-                phi = hand.hidden(w_k, x).mean(0)
-                if self.plus:  # section IV-C: r = ||phi - 1/(N-1) sum_j delta^j||^2
-                    r, dr = ((phi - others.mean(0)) ** 2).sum(), 2 * (phi - others.mean(0))
-                else:  # eq. 5: r = 1/(N-1) sum_j ||phi - delta^j||^2
-                    r, dr = ((phi - others) ** 2).sum(1).mean(), 2 * (phi - others).mean(0)
+                r, dr = self.regulariser(hand.hidden(w_k, x).mean(0), k, cohort)
                 seen.append(hand.loss(w_k, x, y) + LAM * r)
                 g = hand.gradient(w_k, x, y, dh=LAM * dr / len(batch))  # every sample is 1/B of the mean
-                w_k = hand.each(lambda w, g: w - hand.LR * g, w_k, g)  # line 9 (algorithm 2: 10)
+                v = hand.each(lambda v, g: self.momentum * v + g, v, g)
+                w_k = hand.each(lambda w, v: w - self.lr * v, w_k, v)  # line 9 (algorithm 2: 10)
+            self.v[k] = v
             local.append(w_k)
             losses.append(np.mean(seen))
         self.loss = float(np.mean(losses))
-        n = np.array([hand.SIZES[k] for k in cohort])
-        self.w = hand.average(n / n.sum(), local)  # line 12
-        self.table = self.table.copy()
-        for k, w_k in zip(cohort, local, strict=True):
-            # Algorithm 1, line 10: with the local model; algorithm 2, line 15: with the new global one.
-            self.table[k] = delta(self.w if self.plus else w_k, k)
+        n = np.array([hand.SIZES[k] if self.o["weights"] == "size" else 1 for k in cohort])
+        old, self.w = self.w, hand.average(n / n.sum(), local)  # line 12
+        if self.plus:  # algorithm 2, line 15: with the new global model
+            mapping = EVERYBODY if self.o["delta_scope"] == "sampled" else cohort
+            self.table = self.table | {k: self.map(self.w, k, f"{self.name}.map", t) for k in mapping}
+        else:  # algorithm 1, line 10: with the local model, or as printed with the received one
+            models = [old] * len(cohort) if self.o["delta_time"] == "start" else local
+            self.table = self.table | {k: self.map(w, k, "train", t) for k, w in zip(cohort, models, strict=True)}
+        self.noise = self.of_the_server(t)
+
+    def rows(self) -> hand.Array:
+        """The server's table: zero where nothing is known."""
+        return np.stack([self.table.get(k, np.zeros(2)) for k in EVERYBODY])
 
 
-@pytest.mark.parametrize("name", ["rfedavg", "rfedavg_plus"])
+@pytest.mark.parametrize("name", BOTH)
 def test_two_rounds_of_everybody(name: str, engine: str) -> None:
     ran = hand.run(name, {name: {"lam": LAM}}, engine=engine)
-    reference = Reference(name == "rfedavg_plus")
-    np.testing.assert_allclose(ran.exchanges[0][1].upload[name]["delta"], reference.table, rtol=1e-12)
+    reference = Reference(name, ran)
+    np.testing.assert_allclose(ran.exchanges[0][1].upload[name]["delta"], reference.rows(), rtol=1e-12)
     for t in range(2):
-        reference.round(EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
+        reference.round(t + 1, EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
         assert ran.outcome.rows[t]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
     hand.same(ran.outcome.params, reference.w)
-    np.testing.assert_allclose(ran.state(name)["delta"], reference.table, rtol=1e-10)
+    np.testing.assert_allclose(ran.state(name)["delta"], reference.rows(), rtol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["rfedavg", "rfedavg_plus"])
-def test_partial_participation_keeps_the_rows_of_those_who_are_absent(name: str, engine: str) -> None:
-    """Two of three clients, mini-batches of 2: r compares the batch's mean feature with everybody's last delta."""
-    ran = hand.run(name, {name: {"lam": LAM}}, engine=engine, cohort=2, rounds=3, batch_size=2)
-    reference = Reference(name == "rfedavg_plus")
+PARTIAL: dict[str, Any] = {"cohort": 2, "rounds": 3, "batch_size": 2, "momentum": 0.5, "lr": 0.2}
+NOISY = {"sigma": 0.8, "L": 2}
+OPTIONS: list[tuple[str, dict[str, object]]] = [
+    *((name, {}) for name in BOTH),
+    ("rfedavg", {"mmd": "sum"}),
+    ("rfedavg", {"mmd": "sum", "warmup": "none"}),
+    ("rfedavg", {"delta_time": "start"}),
+    ("rfedavg_plus", {"plus": "incl_self"}),
+    ("rfedavg_plus", {"plus": "incl_self", "warmup": "none"}),
+    ("rfedavg_plus", {"plus": "incl_self", "delta_scope": "sampled", "delta": "batch", "L": 2}),  # the repo
+    *((name, {"delta": "batch", "L": 2}) for name in BOTH),
+    *((name, {"delta_scope": "sampled"}) for name in BOTH),
+    *((name, {"delta_scope": "sampled", "warmup": "none"}) for name in BOTH),
+    *((name, {"warmup": "none"}) for name in BOTH),
+    *((name, {"dp": "paper", "clip": 0.4} | NOISY) for name in BOTH),
+    *((name, {"dp": "paper", "clip": 0.4, "delta": "batch"} | NOISY) for name in BOTH),
+    *((name, {"dp": "repo"} | NOISY) for name in BOTH),
+    *((name, {"weights": "uniform"}) for name in BOTH),
+    *((name, {"opt_state": "persist"}) for name in BOTH),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+def test_three_rounds_of_partial_participation(name: str, options: dict[str, object], engine: str) -> None:
+    """Two of three clients, mini-batches of 2, momentum: the rows, and optimisers, of those who are absent stay."""
+    ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine, **PARTIAL)
+    reference = Reference(name, ran, momentum=0.5, lr=0.2, **options)
     cohorts = [draw_cohort(0, t, 3, 2) for t in (1, 2, 3)]
     assert len(set(cohorts)) > 1, "the example has an absent client whose row is used"
+    assert cohorts[1] != cohorts[0], "in round 2, a client meets others of whom one is not known yet without a warm-up"
     for t, cohort in enumerate(cohorts, start=1):
-        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+        reference.round(t, cohort)
+        assert ran.outcome.rows[t - 1]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
     hand.same(ran.outcome.params, reference.w)
-    np.testing.assert_allclose(ran.state(name)["delta"], reference.table, rtol=1e-10)
+    np.testing.assert_allclose(ran.state(name)["delta"], reference.rows(), rtol=1e-10)
+    assert reference.rows().any(axis=0).all(), "no hidden neuron is dead"
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_every_option_changes_the_outcome(name: str) -> None:
+    """A reference that ignored an option would agree with code that does."""
+    outcomes = [
+        hand.run(name, {name: {"lam": LAM} | options}, **PARTIAL).outcome.params["fc1.weight"]
+        for of, options in OPTIONS
+        if of == name
+    ]
+    for one, other in combinations(outcomes, 2):
+        assert not torch.allclose(one, other, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, engine: str) -> None:
+    """lambda = 0: SGD without momentum has nothing to keep; with it, the velocity of the last participation."""
+    settings = {name: {"lam": 0.0, "opt_state": "persist"}}
+    ran = hand.run(name, settings, engine=engine, cohort=2, rounds=3, momentum=momentum)
+    reference = Reference(name, ran, momentum=momentum, opt_state="persist")
+    if not momentum:
+        assert ran.memory(name) == {"optimizer": {}}
+        plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
+        assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+        return
+    reference.regulariser = lambda phi, k, cohort: (0.0, np.zeros(2))  # type: ignore[method-assign]
+    for t in (1, 2, 3):
+        reference.round(t, draw_cohort(0, t, 3, 2))
+    hand.same(ran.outcome.params, reference.w)
+    for k in EVERYBODY:
+        hand.same({key: leaf[k] for key, leaf in ran.memory(name)["optimizer"]["v"].items()}, reference.v[k])
+
+
+@pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
+def test_who_keeps_an_optimiser_claims_its_memory(kind: type[RFedAvg | RFedAvgPlus]) -> None:
+    assert "optimiser's memory" in kind(n_clients=3, feature_size=2, opt_state="persist").claims
+    assert kind(n_clients=3, feature_size=2).claims == {"feature distribution regulariser"}
+
+
+def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
+    """(3, 4) has length 5."""
+    given = torch.tensor([3.0, 4.0], dtype=torch.float64)
+    torch.testing.assert_close(clipped(given, 5.0), given)
+    torch.testing.assert_close(clipped(given, 50.0), given)
+    torch.testing.assert_close(clipped(given, 1.0), torch.tensor([0.6, 0.8], dtype=torch.float64))
+    assert clipped(torch.zeros(2), 1.0).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_clipping_without_noise_and_noise_of_no_size(name: str, engine: str) -> None:
+    """A clip above every norm, or the repo's noise with sigma = 0, is no privacy: the plain method."""
+    plain = hand.run(name, {name: {"lam": LAM}}, engine=engine)
+    for options in ({"dp": "paper", "clip": 99.0}, {"dp": "repo"}):
+        ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine)
+        hand.same(ran.outcome.params, {key: leaf.numpy() for key, leaf in plain.outcome.params.items()})
+
+
+def test_noise_has_the_papers_size() -> None:
+    """sigma C_0 / L, with L = 4 or the client's number of samples if that is less; over many features."""
+    component = RFedAvg(n_clients=3, feature_size=40_000, dp="paper", sigma=6.0, clip=2.0, L=4)
+    data = hand.samples(hand.X, hand.Y)
+    zero = torch.zeros(40_000, dtype=torch.float64)
+    for n, std in ((2, 6.0), (4, 3.0), (6, 3.0)):
+        own = Plan(data, torch.arange(n), sizes=(n,))
+        assert component.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(std, rel=0.02)
+        repo = RFedAvg(n_clients=3, feature_size=40_000, dp="repo", sigma=6.0, L=4)
+        wanted = 6.0 / np.sqrt(min(n, 4))
+        assert repo.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(wanted, rel=0.02)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_noise_is_drawn_anew_in_every_round(name: str) -> None:
+    """Nothing else moves: lr is tiny, so a client's delta differs between rounds by its noise."""
+    settings = {name: {"lam": 0.0, "dp": "paper", "clip": 1.0, "sigma": 1.0, "L": 1}}
+    ran = hand.run(name, settings, rounds=3, lr=1e-9)
+    sent = [reply.upload[name]["delta"] for _, reply in ran.exchanges if reply.upload.get(name)]
+    assert len(sent) == 4
+    for one, other in combinations(sent, 2):
+        assert ((one - other).abs() > 1e-3).all()
+    assert ((sent[0][0] - sent[0][1]).abs() > 1e-3).all(), "and for every client"
+
+
+def test_a_batch_is_drawn_without_replacement_and_the_same_with_padding() -> None:
+    data = hand.samples(hand.X, hand.Y)
+    index = torch.tensor([4, 1, 5, 0, 2])
+    padded = torch.tensor([[4, 1, 5, 0], [2, 0, 0, 0]])
+    mask = torch.tensor([[True] * 4, [True, False, False, False]])
+    seen: list[tuple[int, ...]] = []
+    for number in range(200):
+        at = torch.tensor(number)
+        plain = drawn(Plan(data, index, sizes=(5,)), 3, at)
+        assert plain.sizes == (3,)
+        assert set(plain.index.tolist()) <= {4, 1, 5, 0, 2} and len(set(plain.index.tolist())) == 3
+        other = drawn(Plan(data, padded, mask=mask), 3, at)
+        assert other.index.tolist() == [plain.index.tolist()]
+        assert other.mask is not None and other.mask.all()
+        seen.append(tuple(plain.index.tolist()))
+    assert all(sum(sample in batch for batch in seen) > 80 for sample in index.tolist()), "each in three of five"
+    everything = drawn(Plan(data, padded, mask=mask), 7, torch.tensor(0))
+    assert everything.mask is not None
+    assert sorted(everything.index[everything.mask].tolist()) == [0, 1, 2, 4, 5]
 
 
 def test_the_exchanges_of_rfedavg() -> None:
@@ -101,6 +287,47 @@ def test_the_exchanges_of_rfedavg_plus() -> None:
     assert all(torch.equal(mapped.params[key], ran.outcome.params[key]) for key in mapped.params)
 
 
+@pytest.mark.parametrize("name", BOTH)
+def test_without_a_warm_up_nobody_maps_before_round_1(name: str) -> None:
+    """And lambda does nothing in it: the first round of both is FedAvg's."""
+    ran = hand.run(name, {name: {"lam": LAM, "warmup": "none"}}, rounds=1)
+    assert ran.jobs()[0] == ("train", EVERYBODY)
+    plain = hand.run("fedavg", rounds=1)
+    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert ran.state(name)["known"].tolist() == [1.0] * 3
+
+
+def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
+    """rFedAvg+: whoever is drawn next has mapped with the model that is sent then; nothing is stale."""
+    ran = hand.run("rfedavg_plus", {"rfedavg_plus": {"delta_scope": "sampled"}}, cohort=2)
+    mapped = [(to, ask.params) for ask, _ in ran.exchanges for to in [ask.to] if ask.job != "train"]
+    assert all(to == EVERYBODY for to, _ in mapped)
+    trained = [ask.params for ask, _ in ran.exchanges if ask.job == "train"]
+    assert all(sent is used for (_, sent), used in zip(mapped, trained, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "numbers"),
+    [
+        ("rfedavg", {}, 3 * 2),  # N - 1 vectors of d
+        ("rfedavg", {"delta_scope": "sampled"}, 2 * 2),  # M - 1
+        ("rfedavg", {"warmup": "none"}, 3 * 2 + 3),  # and which are known
+        ("rfedavg_plus", {}, 2),
+        ("rfedavg_plus", {"delta_scope": "sampled"}, 2),
+        ("rfedavg_plus", {"warmup": "none"}, 2 + 1),
+    ],
+    ids=str,
+)
+def test_what_a_client_is_sent(name: str, options: dict[str, object], numbers: int) -> None:
+    """N = 4, M = 3, d = 2."""
+    component: RFedAvg | RFedAvgPlus
+    component = {"rfedavg": RFedAvg, "rfedavg_plus": RFedAvgPlus}[name](n_clients=4, feature_size=2, **options)
+    state = {"delta": torch.zeros(4, 2)} | ({"known": torch.zeros(4)} if "warmup" in options else {})
+    sent = component.address(state, (0, 1, 3))
+    assert sum(leaf[0].numel() for leaf in sent.values()) == numbers
+    assert all(leaf.shape[0] == 3 for leaf in sent.values())
+
+
 def test_a_client_is_not_compared_with_itself() -> None:
     """delta = 1, 2, 4 (d = 1, N = 3)."""
     state = {"delta": torch.tensor([[1.0], [2.0], [4.0]])}
@@ -116,9 +343,14 @@ def test_both_regularisers_have_the_same_gradient() -> None:
     hand.same(weights[0], {key: leaf.numpy() for key, leaf in weights[1].items()})
 
 
-@pytest.mark.parametrize("name", ["rfedavg", "rfedavg_plus"])
-def test_lambda_zero_is_fedavg_to_the_bit(name: str, engine: str) -> None:
-    ran = hand.run(name, {name: {"lam": 0.0}}, engine=engine, cohort=2, rounds=3)
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"warmup": "none"}, {"delta_scope": "sampled"}, {"delta": "batch"}, {"dp": "repo", "sigma": 1.0}],
+    ids=str,
+)
+def test_lambda_zero_is_fedavg_to_the_bit(name: str, options: dict[str, object], engine: str) -> None:
+    ran = hand.run(name, {name: {"lam": 0.0} | options}, engine=engine, cohort=2, rounds=3)
     plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
 
@@ -131,9 +363,79 @@ def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
     assert spread(2.0) < spread(0.5) < spread(0.0)
 
 
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("warmup", ["delta0", "none"])
+def test_what_is_measured(name: str, warmup: str, engine: str) -> None:
+    """Eq. 2's distances of the cohort, the mean of their r, the median norm of all known delta, and 8 bytes a number.
+
+    rFedAvg: of the delta that the round brought; rFedAvg+: of those that it used, as the next map comes later.
+    """
+    ran = hand.run(name, {name: {"lam": LAM, "warmup": warmup}}, engine=engine, cohort=2, rounds=3)
+    reference = Reference(name, ran, warmup=warmup)
+    for t in (1, 2, 3):
+        cohort, row = draw_cohort(0, t, 3, 2), ran.outcome.rows[t - 1]
+        before = reference.table
+        reference.round(t, cohort)
+        after = reference.table
+        if name == "rfedavg_plus":
+            reference.table = before
+        table = reference.table
+        mmd = [
+            [np.sqrt(((table[i] - table[j]) ** 2).sum()) if {i, j} <= table.keys() else np.nan for j in cohort]
+            for i in cohort
+        ]
+        np.testing.assert_allclose(ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, rtol=1e-9, atol=1e-12)
+        found = [reference.regulariser(table[k], k, cohort)[0] for k in cohort if k in table]
+        norms = [np.sqrt((d**2).sum()) for d in table.values()]
+        for column, wanted in (("r", np.mean(found) if found else np.nan), ("delta_norm_median", _median(norms))):
+            assert row[f"{name}_{column}"] == pytest.approx(wanted, rel=1e-9, nan_ok=True)
+        plus, masked = name == "rfedavg_plus", warmup == "none"
+        assert row[f"{name}_delta_bytes"] == 8 * ((2 if plus else 2 * 2) + ((1 if plus else 2) if masked else 0))
+        reference.table = after
+
+
+def _median(values: list[float]) -> float:
+    return float(np.median(values)) if values else float("nan")
+
+
 @pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
 def test_bad_settings_are_refused(kind: type[RFedAvg | RFedAvgPlus]) -> None:
     with pytest.raises(RecipeError, match="lam = -1"):
         kind(n_clients=3, feature_size=2, lam=-1.0).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
     with pytest.raises(RecipeError, match="at least 2"):
         kind(n_clients=1, feature_size=2).check(Setting(1, 1, 2, 2, "sgd", 0.1, 0))
+    with pytest.raises(RecipeError, match="at least 2"):
+        kind(n_clients=3, feature_size=2, delta_scope="sampled").check(Setting(3, 1, 2, 2, "sgd", 0.1, 0))
+
+
+@pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(
+            ({key: "fulll"}, f"{key} = 'fulll' is unknown.*; allowed: ")
+            for key in ("delta", "delta_scope", "warmup", "dp", "weights", "opt_state")
+        ),
+        ({"dp": "paper", "clip": -1.0}, "clip = -1.0"),
+        ({"dp": "paper", "clip": float("nan")}, "clip = nan"),
+        ({"dp": "repo", "sigma": -1.0}, "sigma = -1.0"),
+        ({"dp": "paper", "sigma": 1.0}, "clip = 0.0 must be above 0 .*_delta_norm_median"),
+        ({"sigma": 1.0}, "dp = 'none'"),
+        ({"clip": 1.0}, "dp = 'none'"),
+        ({"L": 0}, "L = 0"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused(kind: type[RFedAvg | RFedAvgPlus], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=f"^{kind.name}: {message}"):
+        kind(n_clients=3, feature_size=2, **options).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+def test_options_of_one_algorithm_only() -> None:
+    setting = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+    with pytest.raises(RecipeError, match="rfedavg: mmd = 'add' is unknown"):
+        RFedAvg(n_clients=3, feature_size=2, mmd="add").check(setting)
+    with pytest.raises(RecipeError, match="rfedavg: delta_time = 'middle' is unknown"):
+        RFedAvg(n_clients=3, feature_size=2, delta_time="middle").check(setting)
+    with pytest.raises(RecipeError, match="rfedavg_plus: plus = 'self' is unknown"):
+        RFedAvgPlus(n_clients=3, feature_size=2, plus="self").check(setting)

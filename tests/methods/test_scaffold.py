@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError
+from plugins.baselines.scaffold import Scaffold
+from plugins.core.component import Data, Plan, RecipeError, Samples, Trace, View
+from plugins.core.task import Output
 from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
 from tests.methods import by_hand as hand
+from tests.methods import convex
 
 ETA_G = 0.6
 
@@ -16,7 +21,8 @@ ETA_G = 0.6
 class Reference:
     """Algorithm 1, line by line."""
 
-    def __init__(self) -> None:
+    def __init__(self, option: str = "II", weights: str = "uniform", adam: float = 0.0) -> None:
+        self.option, self.weights, self.adam = option, weights, adam
         self.x, self.c = hand.W0, hand.zeros()
         self.c_i = [hand.zeros() for _ in hand.CLIENTS]
 
@@ -27,14 +33,30 @@ class Reference:
         def direction(y: hand.Tree, x: hand.Array, labels: hand.Array) -> hand.Tree:
             return hand.each(lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c)  # line 10
 
-        y = hand.descend(self.x, batches, direction)
+        y = self.by_adam(batches, direction) if self.adam else hand.descend(self.x, batches, direction)
+        if self.option == "I":  # line 12 (i): g_i(x), over the whole local data
+            return y, hand.gradient(self.x, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
         k_eta = len(batches) * hand.LR  # K, the steps really taken
         return y, hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y)  # line 12 (ii)
+
+    def by_adam(self, batches: list[hand.Array], direction: Any) -> hand.Tree:
+        """Kingma and Ba 2015, algorithm 1."""
+        w, m, v = self.x, hand.zeros(), hand.zeros()
+        for t, batch in enumerate(batches, start=1):
+            g = direction(w, hand.X[batch], hand.Y[batch])
+            m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+            v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
+            w = hand.each(
+                lambda w, m, v, t=t: w - self.adam * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), w, m, v
+            )
+        return w
 
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]], eta_g: float) -> None:
         found = [self.local(i, of) for i, of in zip(cohort, batches, strict=True)]
         uniform = [1 / len(cohort)] * len(cohort)
-        dx = hand.average(uniform, [hand.each(np.subtract, y, self.x) for y, _ in found])  # line 16
+        n = [hand.SIZES[i] for i in cohort]
+        p = uniform if self.weights == "uniform" else [n_i / sum(n) for n_i in n]
+        dx = hand.average(p, [hand.each(np.subtract, y, self.x) for y, _ in found])  # line 16
         dc = hand.average(
             uniform, [hand.each(np.subtract, new, self.c_i[i]) for i, (_, new) in zip(cohort, found, strict=True)]
         )
@@ -71,6 +93,71 @@ def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None
     compare(ran, reference)
 
 
+@pytest.mark.parametrize("option", ["I", "II"])
+@pytest.mark.parametrize("weights", ["uniform", "size"])
+def test_the_options(engine: str, option: str, weights: str) -> None:
+    """Batches of 2, so that c_i of option I is no step's gradient."""
+    settings = {"scaffold": {"option": option, "weights": weights, "server_lr": ETA_G}}
+    ran = hand.run("scaffold", settings, engine=engine, rounds=4, cohort=2, batch_size=2)
+    reference = Reference(option, weights)
+    for t in range(1, 5):
+        cohort = draw_cohort(0, t, 3, 2)
+        reference.round(cohort, [ran.batches(i, t) for i in cohort], ETA_G)
+    compare(ran, reference)
+
+
+def test_adam_takes_the_corrected_gradient_with_option_one(engine: str) -> None:
+    data, lr = hand.samples(hand.X, hand.Y), 0.05
+    simulation = Simulation(
+        "scaffold", {"scaffold": {"option": "I"}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
+        LocalTraining("adam", lr, 2, 8), Schedule(3, 3, 0), engine=engine,
+    )  # fmt: skip
+    reference = Reference("I", adam=lr)
+    for _ in range(3):
+        reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS], 1.0)
+    compare(hand.Ran(simulation, simulation.run(), []), reference)
+
+
+def test_weight_decay_is_no_part_of_option_one(engine: str) -> None:
+    ran = hand.run("scaffold", {"scaffold": {"option": "I"}}, engine=engine, rounds=1, weight_decay=0.3)
+    for i, client in enumerate(hand.CLIENTS):
+        wanted = hand.gradient(hand.W0, hand.X[client], hand.Y[client])
+        hand.same({key: leaf[i] for key, leaf in ran.memory("scaffold")["c_i"].items()}, wanted)
+
+
+class Recorded:
+    """A task of one number, logits (w x, 0), which remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, bool]] = []
+
+    def forward(self, params: Any, buffers: Any, x: Any, *, train: bool, mask: Any = None) -> Output:
+        self.calls.append((buffers, train))
+        return Output(x, torch.cat([params["w"] * x, 0 * x], dim=1), buffers)
+
+
+def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffers() -> None:
+    """x = 1, 2, 3 in batches of 2 and 1, all of class 0: g = mean of -x / (1 + e^(w x)), at w = 0.4."""
+    samples = Samples(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, dtype=torch.int64))
+    task, w = Recorded(), {"w": torch.tensor(0.4)}
+    view = View(w, {"seen": "received"}, {"c": {"w": torch.tensor(0.1)}}, {}, {"c_i": {"w": torch.tensor(-0.2)}}, {})
+    one = torch.tensor(1.0)
+    trace = Trace(w, {"w": torch.tensor(9.0)}, {"seen": "trained"}, one, one, {}, None)
+    data = Data(Plan(samples, torch.arange(3)), Plan(samples, torch.arange(3), sizes=(2, 1)), None, one)
+    upload, memory = Scaffold(n_clients=3, option="I").report(task, trace, view, data)
+    assert task.calls == [({"seen": "received"}, False)] * 2
+    wanted = np.mean([-x / (1 + np.exp(0.4 * x)) for x in (1, 2, 3)])
+    assert memory["c_i"]["w"].item() == pytest.approx(wanted, rel=1e-6)
+    assert upload["dc"]["w"].item() == pytest.approx(wanted + 0.2, rel=1e-6)
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
+def test_its_fixed_point_is_the_minimiser_of_the_mean_loss(option: str) -> None:
+    wanted = convex.minimiser([1 / 3] * 3)
+    found = convex.run("scaffold", {"option": option}, 30, epochs=6)
+    assert convex.distance(found, wanted) < 1e-3 * convex.distance(convex.START, wanted)
+
+
 def test_under_full_participation_c_is_the_mean_of_the_c_i(engine: str) -> None:
     """c = (1/N) sum_i c_i, which algorithm 1 keeps from c = c_i = 0 on."""
     ran = hand.run("scaffold", engine=engine, rounds=3)
@@ -100,3 +187,15 @@ def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
 def test_a_server_lr_of_zero_is_refused() -> None:
     with pytest.raises(RecipeError, match="server_lr"):
         hand.run("scaffold", {"scaffold": {"server_lr": 0.0}})
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"weights": "sizes"}, r"scaffold: weights = 'sizes' .*did you mean 'size'.* allowed: uniform, size"),
+        ({"option": "III"}, r"scaffold: option = 'III' .* allowed: II, I"),
+    ],
+)
+def test_unknown_options_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        hand.run("scaffold", {"scaffold": values})

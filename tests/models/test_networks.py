@@ -32,6 +32,25 @@ def test_small_networks_have_the_numbers_of_their_layers() -> None:
     assert count(mlp((1, 8, 8), 10, hidden=64, batch_norm=True)) == count(mlp((1, 8, 8), 10, hidden=64)) + 128
 
 
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_a_projection_head_lies_between_encoder_and_classifier(kind: str) -> None:
+    """MOON's: hidden - hidden - 5 with one ReLU; its output is what the classifier and the contrast read."""
+    network = build(kind, (1, 8, 8), 10, {"hidden": 16, "projection": 5})
+    assert network.feature_size == 5
+    assert [layer.name for layer in network.layers][-3:] == ["projection1", "projection2", "fc2"]
+    params, buffers = network.init(torch.Generator().manual_seed(1))
+    task, x = Task(network, SGD(0.1)), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    out, seen = task.forward(params, buffers, x, train=False), task.activations(params, buffers, x)
+    h = torch.relu(seen["fc1"] @ params["projection1.weight"].T + params["projection1.bias"])
+    z = h @ params["projection2.weight"].T + params["projection2.bias"]
+    torch.testing.assert_close(out.features, z)
+    torch.testing.assert_close(seen["projection2"], z)
+    assert bool((z < 0).any()), "no ReLU behind it"
+    plain = build(kind, (1, 8, 8), 10, {"hidden": 16})
+    assert count(network) == count(plain) - (16 * 10 + 10) + (16 * 16 + 16) + (16 * 5 + 5) + (5 * 10 + 10)
+    assert count(build(kind, (1, 8, 8), 10, {"hidden": 16, "projection": 0})) == count(plain)
+
+
 def test_layers_in_forward_order_with_the_classifier_last() -> None:
     layers = cnn((1, 8, 8), 10, channels=4, hidden=16, batch_norm=True).layers
     assert [(layer.name, layer.units) for layer in layers] == [("conv1", 4), ("conv2", 8), ("fc1", 16), ("fc2", 10)]

@@ -56,7 +56,8 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     ]
     (run / "rounds.csv").write_text("round,test_accuracy,bytes_up,bytes_down,seconds\n" + "\n".join(lines) + "\n")
     record = {"scenario": scenario, "recipe": recipe, "composition": composition, "seed": seed, "weights_sha256": "0"}
-    (run / "run.json").write_text(json.dumps(record | {"params": {}, "tags": {}, "final": {}}))
+    about = {"params": {}, "tags": options.get("tags", {}), "final": {}}
+    (run / "run.json").write_text(json.dumps(record | about))
     if options.get("evaluated", True):
         evaluation.mkdir(parents=True)
         (evaluation / "metrics.json").write_text("{}")
@@ -177,12 +178,35 @@ def test_a_renamed_fedavg_is_still_the_baseline(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("composition", "marked"), [("fnr", True), ("scaffold+fnr", True), ("fednnnn", False)])
-def test_recipes_that_see_public_data_are_marked(tmp_path: Path, composition: str, marked: bool) -> None:
-    write_run(tmp_path, "variant", 0, [0.5], composition=composition)
+@pytest.mark.parametrize(("public", "mark"), [("labelled", "†"), ("unlabelled", "‡"), ("none", "")])
+def test_recipes_that_see_public_data_are_marked(tmp_path: Path, public: str, mark: str) -> None:
+    write_run(tmp_path, "variant", 0, [0.5], tags={"public": public})
     scenario = sum_up(tmp_path, ["variant"], [0])
-    assert (tables.PUBLIC_DATA_MARK in tables.plain(scenario)) is marked
-    assert (tables.PUBLIC_DATA_NOTE in tables.notes(scenario)) is marked
+    table, notes = tables.plain(scenario), " ".join(tables.notes(scenario))
+    for each in ("†", "‡"):
+        assert (each in table) is (each in notes) is (each == mark)
+    assert ("without their labels" in notes) is (mark == "‡")
+
+
+def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
+    """Nor has centralised training; the leader and its lead are those of what can be compared."""
+    leak = {"public": "labelled", "leak": "fnr trains on the test set"}
+    for seed in (0, 1):
+        write_run(tmp_path, "fedavg", seed, [0.5])
+        write_run(tmp_path, "fnr", seed, [0.6], tags={"public": "labelled"})
+        write_run(tmp_path, "fnr-leak", seed, [0.99], composition="fnr", tags=leak)
+        write_run(tmp_path, "centralised", seed, [0.9], tags={"federated": "no"})
+    scenario = sum_up(tmp_path, ["fedavg", "fnr", "fnr-leak", "centralised"], [0, 1])
+    assert [(line.recipe, line.rank) for line in scenario.lines] == [
+        ("fnr", 1), ("fedavg", 2), ("fnr-leak", 0), ("centralised", 0),
+    ]  # fmt: skip
+    for text in (tables.plain(scenario), tables.markdown(scenario)):
+        assert "fnr-leak LEAK" in text
+    notes = tables.notes(scenario)
+    assert "LEAK: fnr-leak: fnr trains on the test set; its accuracy says nothing." in notes
+    assert "centralised: no federated learning but a bound, so it has no rank." in notes
+    leader = tables.words(scenario)[0]
+    assert "fnr has the highest" in leader and "10.00 percentage points ahead of fedavg" in leader
 
 
 def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

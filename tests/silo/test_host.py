@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plugins.core.errors import UserError
-from tests.recipe_table import RECIPES
+from tests.recipe_table import ALONE, EVERY
 from tests.silo import world
 
 DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
@@ -28,9 +28,13 @@ def unprotected(monkeypatch):
     monkeypatch.setattr(FedMLDefender, "_defender_instance", None)
 
 
-@pytest.mark.parametrize("batch_norm", [False, True], ids=["plain", "batchnorm"])
-@pytest.mark.parametrize(("recipe", "settings"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
-def test_pair_equals_simulation(recipe, settings, batch_norm):
+@pytest.mark.parametrize(
+    ("entry", "batch_norm"),
+    [*((entry, True) for entry in EVERY), *((entry, False) for entry in ALONE)],
+    ids=lambda value: value if isinstance(value, str) else ("batch_norm" if value else "plain"),
+)
+def test_pair_equals_simulation(entry, batch_norm):
+    recipe, settings = EVERY[entry]
     expected = world.simulated(recipe, settings, batch_norm)
     found = world.run(*world.pair(recipe, settings, batch_norm))
     assert world.digest(found) == world.digest(expected)
@@ -39,7 +43,7 @@ def test_pair_equals_simulation(recipe, settings, batch_norm):
             assert ours[key] == theirs[key] or math.isnan(theirs[key]), (key, ours[key], theirs[key])
 
 
-@pytest.mark.parametrize(("recipe", "settings"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
+@pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
 def test_pair_equals_simulation_when_some_silos_rest(recipe, settings):
     expected = world.simulated(recipe, settings, False, cohort=2)
     assert world.digest(world.run(*world.pair(recipe, settings, cohort=2))) == world.digest(expected)

@@ -1,0 +1,146 @@
+"""What there is to compose: `python -m pipelines.recipes list | show METHOD | check RECIPE | pairs`.
+
+list   every method with its hyper-parameters, their defaults, and its source
+show   one method in full: its file's own words, and each hyper-parameter with what is said of its default
+check  whether a recipe composes, and what it then does; or why it is refused
+pairs  the pairs of methods that are refused, each with the reason
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable
+from itertools import combinations
+
+from pipelines import cli
+from plugins import recipes
+from plugins.core.component import Component, RecipeError, Setting
+from plugins.core.errors import UserError, nearest
+
+# What a recipe is composed for here; params.yaml's own numbers are checked by `python -m pipelines.check`.
+SETTING = Setting(
+    n_clients=20, cohort=10, n_classes=10, feature_size=64, optimizer="sgd", lr=0.1, n_public=100
+)  # fmt: skip
+WIDTH = 118
+FEDAVG = (
+    "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
+    "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
+)
+
+
+def source(kind: type[Component]) -> str:
+    """Authors, title, year and address: the first paragraph of the method's file."""
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    return " ".join(words.partition("\n\n")[0].split())
+
+
+def defaults(method: str) -> str:
+    """`mu = 0.01, form = hard`."""
+    return ", ".join(f"{key} = {_plain(value)}" for key, value in recipes.hyper_parameters(method).items())
+
+
+def comments(kind: type[Component]) -> dict[str, str]:
+    """What the method's file says beside each hyper-parameter."""
+    found = re.findall(r"^    (\w+): \w+ = .*?  # (.+)$", inspect.getsource(kind), flags=re.MULTILINE)
+    for base in kind.__mro__[1:]:
+        if issubclass(base, Component) and base is not Component:
+            found += re.findall(r"^    (\w+): \w+ = .*?  # (.+)$", inspect.getsource(base), flags=re.MULTILINE)
+    return dict(reversed(found))
+
+
+def listing() -> str:
+    """The table of all methods."""
+    lines = [_entry("fedavg", "the empty recipe", FEDAVG)]
+    lines += [_entry(method, defaults(method), source(recipes.METHODS[method])) for method in sorted(recipes.METHODS)]
+    return "\n".join(lines) + "\n"
+
+
+def shown(method: str) -> str:
+    """One method in full."""
+    known(method)
+    kind = recipes.METHODS[method]
+    said = comments(kind)
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
+    for key, value in recipes.hyper_parameters(method).items():
+        about = f"{key} = {_plain(value)}" + (f"   {said[key]}" if key in said else "")
+        lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"
+
+
+def checked(recipe: str) -> str:
+    """What a recipe does once it is composed. RecipeError with the reason where it can't be."""
+    algorithm = recipes.build(recipe, {}, SETTING)
+    asks = algorithm.exchanges(SETTING.cohort)
+    lines = [f"{algorithm.name}: composes"]
+    lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
+    uniform = any(c.weighting == "uniform" for c in algorithm.components)
+    lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
+    extra = [f"{n} {when}" for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last")) if n]
+    lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
+    if algorithm.public:
+        lines.append(f"  needs the public split: {algorithm.public} samples")
+    return "\n".join(lines) + "\n"
+
+
+def refused() -> str:
+    """The pairs that don't compose, each with the reason."""
+    lines = []
+    for pair in combinations(sorted(recipes.METHODS), 2):
+        try:
+            recipes.build("+".join(pair), {}, SETTING)
+        except RecipeError as error:
+            lines.append(_entry("+".join(pair), str(error).partition("can't be combined: ")[2]))
+    n = len(recipes.METHODS)
+    total = n * (n - 1) // 2
+    head = f"Of {total} pairs with default hyper-parameters {total - len(lines)} compose; refused are:"
+    return "\n".join([head, "", *lines]) + "\n"
+
+
+def known(method: str) -> None:
+    """UserError for a name that is no method."""
+    if method not in recipes.METHODS:
+        allowed = ", ".join(sorted(recipes.METHODS))
+        raise UserError(f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}")
+
+
+def _entry(name: str, *paragraphs: str) -> str:
+    indent = " " * 6
+    body = [line for text in paragraphs for line in textwrap.wrap(text, WIDTH, initial_indent=indent,
+            subsequent_indent=indent)]  # fmt: skip
+    return "\n".join([name, *body])
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
+
+
+def _run(options: argparse.Namespace) -> None:
+    wanted: dict[str, Callable[[], str]] = {
+        "list": listing,
+        "pairs": refused,
+        "show": lambda: shown(options.name),
+        "check": lambda: checked(options.name),
+    }
+    sys.stdout.write(wanted[options.command]())
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelines.recipes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list | show | check | pairs")
+    commands.add_parser("list")
+    commands.add_parser("pairs")
+    commands.add_parser("show").add_argument("name", metavar="METHOD")
+    commands.add_parser("check").add_argument("name", metavar="RECIPE")
+    return cli.guarded(_run, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

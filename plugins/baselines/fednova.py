@@ -1,0 +1,111 @@
+"""FedNova. Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization, NeurIPS 2020. https://arxiv.org/abs/2007.07481. The authors' code: https://github.com/JYWa/FedNova
+
+Algorithm 1: d_k = (w_t - w_k) / a_k and w_{t+1} = w_t - tau_eff sum_k p_k d_k, with tau_eff = sum_k p_k a_k. a_k, the
+paper's ||a_k||_1, is how often the k-th client's update holds a gradient, so it is counted as if every gradient were 1:
+- SGD: a = tau, the steps. Momentum rho: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho).
+- Proximal steps (`mu` above 0, which adds mu (w - w_t) to the gradient): a <- (1 - eta mu) a + 1 for each step. tau_eff
+  then counts plain steps, sum_k p_k tau_k, as in the authors' code, and tau_k goes up too.
+- Both: c <- rho c + 1 - eta mu a, a <- a + c, which holds the other two as its special cases. The authors' code counts
+  c <- rho c + 1, a <- (1 - eta mu) (a + c) + 1, every gradient once too often (2 - eta mu after one step):
+  `count="authors"`.
+- Adam (CCN compares with it; the paper has SGD): a = tau. Its bias-corrected mean of gradients has weights that sum to
+  one, so every step counts 1. RMSProp counts as SGD with its own momentum does. Both scale the gradient, so that eta mu
+  is not the share that a step takes back: mu must be 0.
+- Weight decay is part of the gradient, as in the authors' code. Their server momentum (gmf) is `sgdm` here.
+- Buffers are averaged with the clients' weights; FedNova as NIID-Bench has it normalises batch norms' statistics too.
+- `nu="weights"`: the clients' weights become p_k / a_k, divided by their sum, and the average is the plain weighted
+  mean. For CCN, whose Lambda_k then multiplies p_k / a_k. It breaks the scale: the step is no longer tau_eff long.
+
+Meeting others: with `nu="direction"` CCN's c_k take the place of p_k in both sums. FNR-FL's refined models are
+averaged, and a_k counts the local training only. Of what else changes the local gradient, a_k knows nothing; FedProx is
+refused, since mu is that. Its FedML pair is `make_pair("fednova")`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from plugins.core.component import Component, Data, RecipeError, Reply, Setting, Trace, Update, View
+from plugins.core.errors import nearest
+from plugins.core.optimizers import Adam
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree, tree_map, weighted_sum
+
+OPTIONS = {"nu": ("direction", "weights"), "count": ("exact", "authors")}
+
+
+@dataclass(frozen=True)
+class FedNova(Component):
+    """Averages the clients' mean gradients rather than their sums."""
+
+    name: ClassVar[str] = "fednova"
+    claims: ClassVar[frozenset[str]] = frozenset({"clients' average", "proximal term", "optimiser's memory"})
+
+    mu: float = 0.0  # the authors' code
+    nu: str = "direction"
+    count: str = "exact"  # of gradients, where momentum meets mu
+
+    def check(self, setting: Setting) -> None:
+        for key, allowed in OPTIONS.items():
+            if (chosen := getattr(self, key)) not in allowed:
+                raise RecipeError(
+                    f"fednova: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
+                )
+        if not 0 <= self.mu * setting.lr < 1:
+            raise RecipeError(
+                f"fednova: mu = {self.mu} must be at least 0 and below 1 / train.lr = {1 / setting.lr}, "
+                "where one step would take the client back to the received model"
+            )
+        if self.mu and setting.optimizer != "sgd":
+            raise RecipeError(
+                f"fednova: mu = {self.mu} with train.optimizer = {setting.optimizer!r}, whose steps do not have "
+                "the length eta mu that a_k counts; allowed: 0, or the optimizer sgd"
+            )
+
+    def correct(self, tree: Params, params: Params, view: View) -> Params:
+        """g + mu (w - w_t)."""
+        if not self.mu:
+            return tree
+        return tree_map(lambda g, w, w_t: g + self.mu * (w - w_t), tree, params, view.start)
+
+    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+        """a_k; with mu, tau_k too."""
+        tau = trace.steps.clamp(min=1)
+        # Steps differ from client to client and are at most those of the plan: all a, of which each takes its own.
+        table = tau.new_tensor(self.counts(task, len(data.steps)))
+        a = table.index_select(0, tau.long().reshape(1)).reshape(())
+        return {"a": a, "tau": tau} if self.mu else {"a": a}, view.memory
+
+    def counts(self, task: Task, steps: int) -> list[float]:
+        """a after 0, 1, ... `steps` steps."""
+        rho = 0.0 if isinstance(task.optimizer, Adam) else task.optimizer.momentum
+        back = task.lr * self.mu
+        a, c = [0.0], 0.0
+        for _ in range(max(steps, 1)):
+            if self.count == "authors" and rho and back:
+                c = rho * c + 1
+                a.append((1 - back) * (a[-1] + c) + 1)
+            else:
+                c = rho * c + 1 - back * a[-1]
+                a.append(a[-1] + c)
+        return a
+
+    def weigh(self, weights: Tensor, replies: Reply) -> Tensor:
+        """With nu = "weights", p_k / a_k over its sum."""
+        if self.nu == "direction":
+            return weights
+        product: Tensor = weights / replies.upload[self.name]["a"].to(weights.dtype)
+        return product / product.sum()
+
+    def average(self, update: Update) -> Params | None:
+        """-tau_eff sum_k p_k d_k = sum_k (tau_eff p_k / a_k) (w_k - w_t)."""
+        if self.nu == "weights":
+            return None
+        sent, p = update.replies.upload[self.name], update.weights
+        a = sent["a"].to(p.dtype)  # [M]
+        tau_eff = p @ (sent["tau"].to(p.dtype) if self.mu else a)
+        return weighted_sum(tau_eff * p / a, update.deltas)

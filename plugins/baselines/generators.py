@@ -1,0 +1,48 @@
+"""What FedGen and FedFTG share: a conditional generator, the loss that keeps it diverse, and labels by counts."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plugins.core.noise import fold, uniform
+from plugins.core.trees import Params
+
+
+def init(key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, like: Tensor) -> Params:
+    """The weights of `generate`, as `torch.nn.Linear` draws them: uniform in +-1/sqrt(inputs)."""
+    shapes = {"w1": (hidden, noise_dim + n_classes), "b1": (hidden,), "w2": (n_out, hidden), "b2": (n_out,)}
+    bounds = {"w1": noise_dim + n_classes, "b1": noise_dim + n_classes, "w2": hidden, "b2": hidden}
+    return {
+        name: (2 * uniform(fold(key, i), *shape, dtype=like.dtype) - 1) / math.sqrt(bounds[name])
+        for i, (name, shape) in enumerate(shapes.items())
+    }
+
+
+def generate(generator: Params, eps: Tensor, y: Tensor, n_classes: int, slope: float = 0.0) -> Tensor:
+    """W2 a(W1 [eps, onehot(y)] + b1) + b2, where a is the ReLU with `slope` below 0; [B, noise], [B] -> [B, n_out]."""
+    one_hot = (y[:, None] == torch.arange(n_classes, device=y.device)).to(eps.dtype)  # torch's own looks at the values
+    given = torch.cat([eps, one_hot], dim=1)
+    h = F.leaky_relu(F.linear(given, generator["w1"], generator["b1"]), slope)
+    return F.linear(h, generator["w2"], generator["b2"])
+
+
+def diversity(eps: Tensor, out: Tensor) -> Tensor:
+    """exp(-mean over pairs (i, j) of mean (eps_i - eps_j)^2 times mean |out_i - out_j|)."""
+    eps_apart = (eps[:, None] - eps).square().mean(2)  # [B, B]
+    out_apart = (out[:, None] - out).abs().mean(2)
+    return torch.exp(-(eps_apart * out_apart).mean())
+
+
+def draw_labels(key: Tensor, counts: Tensor, n: int) -> Tensor:
+    """`n` labels with p(y) proportional to sum_k n_k^y; counts [M, C]."""
+    up_to = counts.double().sum(0).cumsum(0)  # [C]
+    return torch.searchsorted(up_to, uniform(key, n, dtype=torch.float64) * up_to[-1], right=True)
+
+
+def label_weights(counts: Tensor) -> Tensor:
+    """alpha_k^y = n_k^y / sum_i n_i^y, [M, C]; 0 for a label that nobody has."""
+    return counts / counts.sum(0).clamp(min=1)

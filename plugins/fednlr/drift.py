@@ -1,0 +1,37 @@
+"""Neuron drift as FedNLR defines it: bound neurons (definition 1) and what training does to them (appendix A, table 4).
+
+Both need samples of all classes, which no client has: they are for evaluation sets.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Definition 1: neuron i is bound to class c if min over D^c of h_i > max over D^c' of h_i for all c' != c.
+
+    Activations [n, M] and labels [n] to [C, M] bool. A class without samples binds nothing and is compared with
+    nothing; if only one class has samples, nothing is bound.
+    """
+    rows, shape = labels.unsqueeze(1).expand_as(activations), (n_classes, activations.shape[1])
+    smallest = activations.new_full(shape, torch.inf).scatter_reduce(0, rows, activations, "amin")  # [C, M]
+    largest = activations.new_full(shape, -torch.inf).scatter_reduce(0, rows, activations, "amax")
+    own = torch.eye(n_classes, dtype=torch.bool, device=labels.device).unsqueeze(-1)
+    others = largest.expand(n_classes, *shape).masked_fill(own, -torch.inf).amax(1)  # [C, C, M] -> [C, M]
+    return (smallest > others) & smallest.isfinite() & others.isfinite()
+
+
+def drift(before: Tensor, after: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """Table 4's activation change: for each class, the mean of h_after - h_before over its samples and bound neurons.
+
+    Activations [n, M] of the same samples before and after training to [C]; which neurons are bound is decided before.
+    NaN for a class that has none.
+    """
+    member = F.one_hot(labels, n_classes).to(before.dtype)  # [n, C]
+    change = member.T @ (after - before) / member.sum(0).unsqueeze(-1)  # [C, M], mean over the class's samples
+    bonds = bound(before, labels, n_classes)
+    zero = torch.zeros((), dtype=change.dtype, device=change.device)
+    return torch.where(bonds, change, zero).sum(1) / bonds.sum(1)

@@ -1,0 +1,190 @@
+"""CCVR (Luo et al. 2021), section 4, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.baselines.ccvr import CCVR
+from plugins.core.component import RecipeError, Setting
+from plugins.core.noise import fold, normal, uniform
+from plugins.data.randomness import key
+from plugins.recipes import build
+from tests import federation
+from tests.methods import by_hand as hand
+
+SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+CALIBRATE: dict[str, object] = {"samples": 7, "epochs": 2, "batch_size": 4, "server_lr": 0.3, "momentum": 0.5}
+ENCODER = ("fc1.weight", "fc1.bias")
+
+
+def packed(cov: hand.Array) -> hand.Array:
+    return np.array([cov[i, j] for i in range(len(cov)) for j in range(i, len(cov))])
+
+
+def statistics(z: hand.Array, y: hand.Array, n_classes: int) -> dict[str, hand.Array]:
+    """What a client with features z sends: mean, unbiased covariance and count of every class, 0 where undefined."""
+    d = z.shape[1]
+    of = [z[y == c] for c in range(n_classes)]
+    return {
+        "mean": np.stack([rows.mean(0) if len(rows) else np.zeros(d) for rows in of]),
+        "cov": np.stack([packed(np.cov(rows.T) if len(rows) > 1 else np.zeros((d, d))) for rows in of]),
+        "n": np.array([len(rows) for rows in of], dtype=float),
+    }
+
+
+def received(ran: hand.Ran) -> hand.Tree:
+    """The model that the statistics are of."""
+    return {name: leaf.numpy() for name, leaf in ran.exchanges[-1][0].params.items()}
+
+
+def test_what_clients_send(engine: str) -> None:
+    """Mean, covariance (n - 1) and count per class under the final model; a class with one sample has covariance 0."""
+    ran = hand.run("ccvr", engine=engine)
+    found = ran.exchanges[-1][1].upload["ccvr"]
+    for k, client in enumerate(hand.CLIENTS):
+        wanted = statistics(hand.hidden(received(ran), hand.X[client]), hand.Y[client], 2)
+        for name, leaf in wanted.items():
+            np.testing.assert_allclose(found[name][k], leaf, rtol=1e-10, atol=1e-13, err_msg=name)
+    assert found["cov"][0].abs().max() == 0, "client 0 has one sample"
+    assert found["cov"][2].abs().max() > 0
+
+
+def test_the_pool_of_a_run_is_the_statistics_of_all_samples(engine: str) -> None:
+    ran = hand.run("ccvr", engine=engine)
+    n, mean, cov = CCVR.pooled(ran.exchanges[-1][1].upload["ccvr"])
+    z = hand.hidden(received(ran), hand.X)
+    for c in (0, 1):
+        assert n[c] == (c == hand.Y).sum()
+        np.testing.assert_allclose(mean[c], z[c == hand.Y].mean(0), rtol=1e-10)
+        np.testing.assert_allclose(cov[c], np.cov(z[c == hand.Y].T), rtol=1e-9, atol=1e-13)
+
+
+def test_the_pool_is_that_of_the_union_for_any_split() -> None:
+    """Five clients, one without any sample of class 1, class 2 with one sample in all, class 3 with none."""
+    rng = np.random.default_rng(0)
+    z, y = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)) + 3, rng.integers(0, 2, 60)
+    y[7] = 2
+    owner = rng.integers(0, 5, 60)
+    owner[y == 1] %= 4
+    parts = [statistics(z[owner == k], y[owner == k], 4) for k in range(5)]
+    n, mean, cov = CCVR.pooled({name: torch.tensor(np.stack([part[name] for part in parts])) for name in parts[0]})
+    assert n.tolist() == [(y == c).sum() for c in range(4)]
+    for c in (0, 1):
+        np.testing.assert_allclose(mean[c], z[y == c].mean(0), rtol=1e-12)
+        np.testing.assert_allclose(cov[c], np.cov(z[y == c].T), rtol=1e-10)
+    np.testing.assert_allclose(mean[2], z[7], rtol=1e-12)
+    assert cov[2].abs().max() == 0 and cov[3].abs().max() == 0, "fewer than two samples: mean only"
+
+
+def root(cov: hand.Array) -> hand.Array:
+    """The symmetric root of a 2 x 2 matrix (Cayley and Hamilton): (S + s I) / sqrt(tr S + 2 s), s = sqrt(det S)."""
+    s = np.sqrt(max(cov[0, 0] * cov[1, 1] - cov[0, 1] * cov[1, 0], 0.0))
+    return np.asarray((cov + s * np.eye(2)) / np.sqrt(np.trace(cov) + 2 * s))
+
+
+def test_the_classifier_is_trained_on_virtual_features(engine: str) -> None:
+    """Two epochs of SGD with momentum over 2 x 7 features z = mu_c + Sigma_c^(1/2) eps, in batches of 4."""
+    ran = hand.run("ccvr", {"ccvr": CALIBRATE}, engine=engine)
+    w = received(ran)
+    at = torch.tensor(key(0, "server", 2))
+    eps = normal(fold(at, 0), 2, 7, 2, dtype=torch.float64).numpy()
+    h = hand.hidden(w, hand.X)
+    z, y = [], []
+    for c in (0, 1):
+        of = h[c == hand.Y]
+        z.append(of.mean(0) + eps[c] @ root(np.cov(of.T)))
+        y += [c] * 7
+    features, labels = np.concatenate(z), np.array(y)
+    velocity = {"fc2.weight": np.zeros((2, 2)), "fc2.bias": np.zeros(2)}
+    for epoch in range(2):
+        order = np.argsort(uniform(fold(fold(at, 1), epoch), 14).numpy(), kind="stable")
+        for batch in np.split(order, [4, 8, 12]):
+            f = features[batch]
+            o = f @ w["fc2.weight"].T + w["fc2.bias"]
+            do = (hand.softmax(o) - np.eye(2)[labels[batch]]) / len(batch)
+            g = {"fc2.weight": do.T @ f, "fc2.bias": do.sum(0)}
+            velocity = {name: 0.5 * v + g[name] for name, v in velocity.items()}
+            w = w | {name: w[name] - 0.3 * v for name, v in velocity.items()}
+    hand.same(ran.outcome.params, w, rtol=1e-7)
+    hand.same(ran.outcome.evaluated, w, rtol=1e-7)
+
+
+def test_only_the_classifier_changes(engine: str) -> None:
+    ran, plain = (hand.run(recipe, engine=engine) for recipe in ("ccvr", "fedavg"))
+    for name, leaf in plain.outcome.params.items():
+        assert torch.equal(ran.outcome.params[name], leaf) is (name in ENCODER)
+
+
+def test_no_epochs_are_fedavg_to_the_bit(engine: str) -> None:
+    ran, plain = (hand.run(r, {r: {"epochs": 0}} if r == "ccvr" else {}, engine=engine) for r in ("ccvr", "fedavg"))
+    assert federation.equal_models(ran.outcome, plain.outcome)
+    assert ran.jobs() == plain.jobs()
+
+
+def test_everybody_is_asked_once_after_the_last_round() -> None:
+    """And sends C (d + d (d + 1) / 2 + 1) = 2 (2 + 3 + 1) numbers."""
+    ran = hand.run("ccvr", cohort=2)
+    assert [job for job, _ in ran.jobs()] == ["train", "train", "ccvr.statistics"]
+    assert ran.jobs()[-1][1] == (0, 1, 2)
+    reply = ran.exchanges[-1][1]
+    assert sum(leaf[0].numel() for leaf in reply.upload["ccvr"].values()) == 12
+    assert not reply.params
+
+
+def virtual(n: Any, mean: Any, cov: Any, samples: int, seed: int = 0) -> tuple[hand.Array, hand.Array]:
+    as_tensor = [torch.tensor(np.asarray(value, dtype=float)) for value in (n, mean, cov)]
+    z, y = CCVR(n_classes=len(n), samples=samples).virtual(torch.tensor(seed), *as_tensor)
+    return z.numpy(), y.numpy()
+
+
+def test_virtual_features_have_the_pooled_mean_and_covariance() -> None:
+    """20,000 draws: the mean to 5 standard errors, the covariance to 5 of its own, sqrt((S_ij^2 + S_ii S_jj) / n)."""
+    rng = np.random.default_rng(1)
+    mean = rng.normal(size=(2, 4))
+    cov = np.stack([a @ a.T for a in rng.normal(size=(2, 4, 4))])
+    z, y = virtual([5, 9], mean, cov, 20_000)
+    for c in (0, 1):
+        of, var = z[y == c], np.diag(cov[c])
+        assert len(of) == 20_000
+        assert (np.abs(of.mean(0) - mean[c]) < 5 * np.sqrt(var / 20_000)).all()
+        assert (np.abs(np.cov(of.T) - cov[c]) < 5 * np.sqrt((cov[c] ** 2 + np.outer(var, var)) / 20_000)).all()
+    assert not np.allclose(z[y == 0] - mean[0], z[y == 1] - mean[1]), "each class has its own draws"
+
+
+def test_classes_that_nobody_has_get_no_features_and_single_samples_get_their_own() -> None:
+    z, y = virtual([0, 1, 4], [[0, 0], [2, 3], [1, 1]], [np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2)], 5)
+    assert np.unique(y).tolist() == [1, 2]
+    assert (z[y == 1] == [2, 3]).all()
+    assert (z[y == 2] != [1, 1]).all()
+
+
+def test_a_singular_covariance_makes_no_noise_where_there_is_none() -> None:
+    """Two samples in six dimensions, one of them of a dead neuron: features on the line through both."""
+    a, b = np.random.default_rng(2).normal(size=(2, 6)) * [1, 2, 3, 4, 5, 0]
+    z, _ = virtual([2], [(a + b) / 2], [np.cov(np.stack([a, b]).T)], 50)
+    along = (z - (a + b) / 2) @ (b - a) / ((b - a) @ (b - a))
+    np.testing.assert_allclose(z, (a + b) / 2 + along[:, None] * (b - a), atol=1e-12)
+    assert np.isfinite(z).all() and along.std() > 0.1
+
+
+def test_draws_hang_on_the_key_alone() -> None:
+    given = ([3, 3], [[0, 0], [1, 1]], [np.eye(2), np.eye(2)], 4)
+    assert (virtual(*given)[0] == virtual(*given)[0]).all()
+    assert (virtual(*given)[0] != virtual(*given, seed=1)[0]).all()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("samples", 0), ("epochs", -1), ("batch_size", 0), ("server_lr", 0.0), ("momentum", 1.0)]
+)
+def test_bad_values_are_refused(key: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=rf"ccvr: .*{key} = {value}"):
+        build("ccvr", {"ccvr": {key: value}}, SETTING)
+
+
+def test_a_frozen_classifier_is_refused() -> None:
+    with pytest.raises(RecipeError, match="classifier"):
+        build("ccvr+fedbabu", {}, SETTING)

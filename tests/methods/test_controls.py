@@ -1,0 +1,117 @@
+"""The two controls: public data given to everybody, and no federation at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import RecipeError, Setting
+from plugins.core.errors import UserError
+from plugins.recipes import build
+from plugins.silo import settings
+from tests import federation
+from tests.methods import by_hand as hand
+
+ALL_X, ALL_Y = np.concatenate([hand.X, hand.PUBLIC_X]), np.concatenate([hand.Y, hand.PUBLIC_Y])
+
+
+def test_every_client_trains_on_the_shared_samples_too(engine: str) -> None:
+    """Full batches: the gradient over own and public samples together; n_k counts both, so p = (5, 6, 7) / 18."""
+    ran = hand.run("datasharing", engine=engine, batch_size=16)
+    w = hand.W0
+    for _ in range(2):
+        local = [
+            hand.descend(w, [np.concatenate([client, [6, 7, 8, 9]])] * 2, x=ALL_X, y=ALL_Y) for client in hand.CLIENTS
+        ]
+        w = hand.average(np.array([5, 6, 7]) / 18, local)
+    hand.same(ran.outcome.params, w)
+    assert [len(reply.n) for _, reply in ran.exchanges] == [3, 3]
+    assert ran.exchanges[0][1].n.tolist() == [5, 6, 7]
+
+
+def test_a_share_takes_the_first_samples(engine: str) -> None:
+    """share = 1/2 of four: the first two of the public split; p = (3, 4, 5) / 12."""
+    ran = hand.run("datasharing", {"datasharing": {"share": 0.5}}, engine=engine, rounds=1, batch_size=16)
+    local = [hand.descend(hand.W0, [np.concatenate([client, [6, 7]])] * 2, x=ALL_X, y=ALL_Y) for client in hand.CLIENTS]
+    hand.same(ran.outcome.params, hand.average(np.array([3, 4, 5]) / 12, local))
+
+
+def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -> None:
+    """CCN's z_r: the mean feature over own and shared samples."""
+    ran = hand.run("ccn+datasharing", engine=engine, rounds=1, batch_size=16)
+    (_, reply) = ran.exchanges[0]
+    for k, client in enumerate(hand.CLIENTS):
+        w_k = {key: leaf[k].numpy() for key, leaf in reply.params.items()}
+        z = hand.hidden(w_k, ALL_X[np.concatenate([client, [6, 7, 8, 9]])]).mean(0)
+        np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-12)
+
+
+def test_sharing_needs_a_public_split() -> None:
+    with pytest.raises(RecipeError, match=r"datasharing: needs a public split, but data.public is 0"):
+        build("datasharing", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
+    """Two epochs a round over all six samples in batches of 4 and 2, whatever the cohort."""
+    ran = hand.run("centralised", engine=engine, cohort=2, batch_size=4)
+    w = hand.W0
+    for t in (1, 2):
+        batches = ran.batches(0, t)
+        assert [len(batch) for batch in batches] == [4, 2, 4, 2]
+        assert sorted(np.concatenate(batches[:2])) == list(range(6))
+        w = hand.descend(w, batches)
+    hand.same(ran.outcome.params, w)
+    assert [(ask.job, ask.to) for ask, _ in ran.exchanges] == [("train", (0,))] * 2
+
+
+def test_centralised_may_have_the_public_split_as_well() -> None:
+    ran = hand.run("centralised", {"centralised": {"with_public": True}}, rounds=1, batch_size=16)
+    hand.same(ran.outcome.params, hand.descend(hand.W0, [np.arange(10)] * 2, x=ALL_X, y=ALL_Y))
+    with pytest.raises(RecipeError, match=r"centralised: with_public = True, .*data.public"):
+        build("centralised", {"centralised": {"with_public": True}}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+
+
+@pytest.mark.parametrize("other", ["fedprox", "fnr", "datasharing", "scaffold"])
+def test_centralised_composes_with_nothing(other: str) -> None:
+    with pytest.raises(RecipeError, match=rf"'centralised' and '{other}' can't be combined: .*no clients"):
+        build(f"{other}+centralised", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 4))
+
+
+def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    whole = federation.run("centralised", rounds=4)
+    federation.run("centralised", rounds=2, checkpoint=tmp_path / "c", fingerprint="f")
+    resumed = federation.run("centralised", rounds=4, checkpoint=tmp_path / "c", fingerprint="f")
+    assert federation.equal(whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "methods", "why"),
+    [
+        ("centralised", {}, "trains one model on the data of all"),
+        ("fnr", {"fnr": {"public_data": "test"}}, "test set"),
+    ],
+)
+def test_what_only_a_simulation_may_do_is_not_deployed(
+    recipe: str, methods: dict[str, dict[str, str]], why: str
+) -> None:
+    deployment = settings.check({"train_args": {"recipe": recipe, "settings": methods}}, "test")
+    with pytest.raises(UserError, match=rf"recipe '{recipe}' can't be deployed: .*{why}"):
+        settings.terms(deployment, recipe, federation.network(), 4)
+
+
+def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
+    """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
+    from plugins.silo.conversation import Silo
+
+    deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
+    terms = settings.terms(deployment, "datasharing", federation.network(), 15)
+    of = federation.federation()
+    own = SimpleNamespace(x=of.train.x[:4], y=of.train.y[:4])
+    silo = Silo(terms, 0, type(of.train)(own.x, own.y), of.public)
+    silo.read(type(of.train)(own.x, 2 - own.y))
+    held = silo.engine.clients.train
+    assert torch.equal(held.y, torch.cat([2 - own.y, of.public.y]))

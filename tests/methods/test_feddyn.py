@@ -1,0 +1,194 @@
+"""FedDyn (Acar et al. 2021), algorithm 1, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import RecipeError
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from tests import federation
+from tests.methods import by_hand as hand
+from tests.methods import convex
+
+ALPHA = 0.3
+EVERYBODY = (0, 1, 2)
+
+
+def settings(**values: object) -> dict[str, dict[str, object]]:
+    return {"feddyn": {"alpha": ALPHA} | values}
+
+
+class Reference:
+    """Algorithm 1; `alpha` is the client's own in the authors' form."""
+
+    def __init__(self, adapt: bool = False, clip: float = np.inf) -> None:
+        self.w, self.h = hand.W0, hand.zeros()
+        self.g = [hand.zeros() for _ in hand.CLIENTS]
+        n = np.array(hand.SIZES)
+        self.alpha = ALPHA / (n / n.mean()) if adapt else np.full(3, ALPHA)
+        self.clip, self.clipped = clip, 0
+
+    def local(self, k: int, batches: list[hand.Array]) -> hand.Tree:
+        alpha, g_k, w_t = self.alpha[k], self.g[k], self.w
+
+        def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+            g = hand.each(
+                lambda g, g_k, w, w_t: g - g_k + alpha * (w - w_t), hand.gradient(w, x, y), g_k, w, w_t
+            )  # fmt: skip
+            if hand.length(g) <= self.clip:
+                return g
+            self.clipped += 1
+            factor = self.clip / hand.length(g)
+            return hand.each(lambda leaf: factor * leaf, g)
+
+        return hand.descend(w_t, batches, direction)
+
+    def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
+        w_t, local = self.w, [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]
+        for k, w_k in zip(cohort, local, strict=True):
+            alpha_k = self.alpha[k]
+            self.g[k] = hand.each(lambda g, w_k, w_t, a=alpha_k: g - a * (w_k - w_t), self.g[k], w_k, w_t)
+            self.h = hand.each(lambda h, w_k, w_t: h - ALPHA / 3 * (w_k - w_t), self.h, w_k, w_t)  # 1/N, N all
+        mean = hand.average([1 / len(cohort)] * len(cohort), local)
+        self.w = hand.each(lambda m, h: m - h / ALPHA, mean, self.h)
+
+
+def compare(ran: hand.Ran, reference: Reference) -> None:
+    hand.same(ran.outcome.params, reference.w)
+    hand.same(ran.state("feddyn")["h"], reference.h)
+    for k in EVERYBODY:
+        hand.same({key: leaf[k] for key, leaf in ran.memory("feddyn")["g"].items()}, reference.g[k])
+
+
+@pytest.mark.parametrize("adapt", [False, True])
+def test_three_rounds_of_everybody(engine: str, adapt: bool) -> None:
+    chosen = settings(alpha_adapt="authors") if adapt else settings()
+    ran, reference = hand.run("feddyn", chosen, engine=engine, rounds=3), Reference(adapt)
+    for _ in range(3):
+        reference.round(EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
+    compare(ran, reference)
+
+
+@pytest.mark.parametrize("adapt", [False, True])
+def test_partial_participation_and_unequal_numbers_of_steps(engine: str, adapt: bool) -> None:
+    """Batches of 1: 2, 4, 6 steps. Those who are not drawn keep g_k; the mean is over S, h moves by 1/N."""
+    chosen = settings(alpha_adapt="authors") if adapt else settings()
+    ran = hand.run("feddyn", chosen, engine=engine, rounds=4, cohort=2, batch_size=1)
+    reference = Reference(adapt)
+    for t in range(1, 5):
+        cohort = draw_cohort(0, t, 3, 2)
+        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+    compare(ran, reference)
+
+
+def test_the_corrected_gradient_is_clipped(engine: str) -> None:
+    """To the norm over all parameters, and only where it is longer."""
+    ran, reference = hand.run("feddyn", settings(clip=0.4), engine=engine, rounds=3), Reference(clip=0.4)
+    for _ in range(3):
+        reference.round(EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
+    assert 0 < reference.clipped < 18, "some steps are clipped, some are not"
+    compare(ran, reference)
+
+
+def test_a_clip_that_is_never_reached_changes_nothing(engine: str) -> None:
+    a, b = (hand.run("feddyn", settings(clip=clip), engine=engine).outcome.params for clip in (0.0, 1e6))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_gradient_of_zero_can_be_clipped(engine: str) -> None:
+    """A client whose loss is at its minimum: no neuron is active and the logits are sure of its label."""
+    sure = {key: np.zeros_like(leaf) for key, leaf in hand.W0.items()} | {"fc2.bias": np.array([900.0, -900.0])}
+    network = hand.given(sure)
+    outcome = hand.run("feddyn", settings(clip=1.0), engine=engine, network=network, rounds=1).outcome
+    assert all(torch.isfinite(leaf).all() for leaf in outcome.params.values())
+
+
+@pytest.mark.parametrize("cohort", [2, 3])
+@pytest.mark.parametrize("recipe", ["feddyn", "feddyn+fnr"])
+def test_h_is_the_mean_of_everybodys_g(engine: str, cohort: int, recipe: str) -> None:
+    """Both lose alpha (w_k - w_t), divided by N in h: whoever takes part, and whatever a refinement does to w_k."""
+    chosen = settings() | ({"fnr": {"p": 1.0, "epochs": 1, "batch_size": 2}} if "fnr" in recipe else {})
+    ran = hand.run(recipe, chosen, engine=engine, rounds=4, cohort=cohort, batch_size=1)
+    for key, h in ran.state("feddyn")["h"].items():
+        assert h.abs().max() > 1e-3
+        torch.testing.assert_close(h, ran.memory("feddyn")["g"][key].mean(0), rtol=1e-10, atol=1e-14)
+
+
+def test_in_the_authors_form_the_mean_counts_samples() -> None:
+    ran = hand.run("feddyn", settings(alpha_adapt="authors"), rounds=4, cohort=2, batch_size=1)
+    share = torch.tensor(hand.SIZES, dtype=torch.float64) / 6
+    for key, h in ran.state("feddyn")["h"].items():
+        mean = torch.tensordot(share, ran.memory("feddyn")["g"][key], dims=1)
+        torch.testing.assert_close(h, mean, rtol=1e-10, atol=1e-14)
+
+
+def test_the_sizes_are_asked_for_once_and_cost_no_model(engine: str) -> None:
+    """The exchange before round 1 carries round 1's model, so what is more is alpha_k, a number a round."""
+    ran = hand.run("feddyn", settings(alpha_adapt="authors"), engine=engine, rounds=2)
+    assert ran.jobs() == [("feddyn.count", EVERYBODY), ("train", EVERYBODY), ("train", EVERYBODY)]
+    np.testing.assert_allclose(ran.exchanges[1][0].each["feddyn"]["alpha"], ALPHA * 2 / np.array([1, 2, 3]))
+    plain = hand.run("fedavg", engine=engine, rounds=2).outcome.rows
+    for a, b in zip(ran.outcome.rows, plain, strict=True):
+        assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"] + 3 * 8)
+
+
+def test_with_equal_clients_the_forms_agree() -> None:
+    equal = federation.federation(torch.float64, sizes=(5, 5, 5, 5))
+    a, b = (
+        federation.run("feddyn", settings(alpha_adapt=form), of=equal, dtype=torch.float64)
+        for form in ("off", "authors")
+    )
+    for key, leaf in a.params.items():
+        torch.testing.assert_close(b.params[key], leaf, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(("form", "p"), [("off", [1 / 3] * 3), ("authors", np.array(hand.SIZES) / 6)])
+def test_its_fixed_point_is_the_minimiser(form: str, p: hand.Array) -> None:
+    """Of the mean loss over clients, or in the authors' form over samples."""
+    wanted = convex.minimiser(p)
+    found = convex.run("feddyn", {"alpha": 1.0, "alpha_adapt": form}, 25, epochs=6)
+    assert convex.distance(found, wanted) < 1e-3 * convex.distance(convex.START, wanted)
+
+
+def test_fedavg_stops_elsewhere() -> None:
+    """So what is converged to is the method's merit; and the two minimisers are apart."""
+    found = convex.run("fedavg", {}, 15, epochs=6)
+    clients, samples = convex.minimiser([1 / 3] * 3), convex.minimiser(np.array(hand.SIZES) / 6)
+    assert min(convex.distance(found, clients), convex.distance(found, samples)) > 0.1
+    assert convex.distance(clients, samples) > 0.1
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_other_optimisers_take_the_corrected_gradient(engine: str, optimizer: str) -> None:
+    """Their first step from g_k = 0 is FedAvg's; g_k and h are made of models whatever made the steps."""
+    data = hand.samples(hand.X, hand.Y)
+    simulation = Simulation(
+        "feddyn", settings(), hand.given(), data, list(hand.CLIENTS), data, None, None,
+        LocalTraining(optimizer, 0.02, 2, 2), Schedule(3, 2, 0), engine=engine,
+    )  # fmt: skip
+    simulation.run()
+    for key, h in simulation.server.state["feddyn"]["h"].items():
+        mean = simulation.engine.clients.memory["feddyn"]["g"][key].mean(0)
+        torch.testing.assert_close(h, mean, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"alpha": 0.0}, r"feddyn: alpha = 0.0 must be above 0"),
+        ({"alpha": -1.0}, r"feddyn: alpha = -1"),
+        ({"clip": -1.0}, r"feddyn: clip = -1"),
+        ({"alpha_adapt": "author"}, r"feddyn: alpha_adapt = 'author' .*did you mean 'authors'.* allowed: off, authors"),
+    ],
+)
+def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        hand.run("feddyn", {"feddyn": values})
+
+
+@pytest.mark.parametrize("other", ["scaffold", "fedprox", "feddc", "fednnnn", "fednova"])
+def test_a_second_correction_or_step_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match=r"can't be combined"):
+        hand.run(f"feddyn+{other}")

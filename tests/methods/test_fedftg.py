@@ -1,0 +1,203 @@
+"""FedFTG (Zhang et al. 2022), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+
+The model's gradient is written out; the generator's is taken by central differences of a loss written in NumPy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.baselines.fedftg import FedFTG
+from plugins.core.component import RecipeError, Setting
+from plugins.core.noise import fold, normal, uniform
+from plugins.data.randomness import key
+from plugins.engines.simulation import desk
+from plugins.recipes import build
+from tests import federation
+from tests.methods import by_hand as hand
+from tests.methods.test_fedgen import numpy, slopes
+
+SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+SMALL: dict[str, Any] = {
+    "iterations": 2, "generator_steps": 1, "model_steps": 2, "batch_size": 5, "noise_dim": 2, "hidden": 3,
+    "generator_lr": 0.02, "server_lr": 0.4, "lambda_cls": 0.8, "lambda_dis": 1.2,
+}  # fmt: skip
+ONE_HOT = np.eye(2)
+
+
+def made(g: hand.Tree, z: hand.Array, y: hand.Array) -> hand.Array:
+    """x = tanh(W2 a(W1 [z, onehot(y)] + b1) + b2), a with slope 0.2 below 0; then mean 0, variance 1 per input."""
+    a = np.concatenate([z, ONE_HOT[y]], axis=1) @ g["w1"].T + g["b1"]
+    x = np.tanh(np.where(a > 0, a, 0.2 * a) @ g["w2"].T + g["b2"])
+    return np.asarray((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5))
+
+
+class Reference:
+    """The server's side of algorithm 1, of one round after the other."""
+
+    def __init__(self, g: hand.Tree, discrepancy: str, numbers: dict[str, Any]) -> None:
+        self.g, self.discrepancy, self.n = g, discrepancy, numbers
+
+    def loss(
+        self, g: hand.Tree, given: hand.Array, student: hand.Tree, clients: list[hand.Tree], share: hand.Array,
+        y: hand.Array, z: hand.Array,
+    ) -> float:  # fmt: skip
+        """-L_md + lambda_cls L_cls + lambda_dis L_dis; `given`: the clients' logits, which L_md takes as numbers."""
+        x = made(g, z, y)
+        s = hand.logits(student, x)
+        md = cls = 0.0
+        for k, w_k in enumerate(clients):
+            md += (share[k] * np.abs(s - given[k]).mean(1)).mean()
+            cls += (share[k] * -np.log(hand.softmax(hand.logits(w_k, x))[range(len(y)), y])).mean()
+        if self.discrepancy == "kl":
+            q = sum(share[k][:, None] * hand.softmax(given[k]) for k in range(len(clients)))
+            md = (q * np.log(q / hand.softmax(s))).sum(1).mean()
+        pairs = [(i, j) for i in range(len(y)) for j in range(len(y))]
+        dis = np.exp(-np.mean([((z[i] - z[j]) ** 2).mean() * np.abs(x[i] - x[j]).mean() for i, j in pairs]))
+        return float(-md + self.n["lambda_cls"] * cls + self.n["lambda_dis"] * dis)
+
+    def round(self, t: int, w: hand.Tree, clients: list[hand.Tree], counts: hand.Array) -> hand.Tree:
+        m, v, step = hand.each(np.zeros_like, self.g), hand.each(np.zeros_like, self.g), 0  # Adam begins anew
+        for i in range(self.n["iterations"]):
+            at = fold(torch.tensor(key(0, "server", t)), i)
+            u = uniform(fold(at, 0), 5, dtype=torch.float64).numpy() * counts.sum()
+            y = np.array([int(u_i >= counts[:, 0].sum()) for u_i in u])  # p(y) ~ sum_k n_k^y
+            z = normal(fold(at, 1), 5, 2, dtype=torch.float64).numpy()
+            share = np.array([counts[k, y] / counts[:, y].sum(0) for k in range(len(clients))])  # alpha_k^y
+            for _ in range(self.n["generator_steps"]):
+                given = np.array([hand.logits(w_k, made(self.g, z, y)) for w_k in clients])
+                grads = slopes(
+                    lambda g, w=w, given=given, share=share, y=y, z=z: self.loss(g, given, w, clients, share, y, z),
+                    self.g,
+                )
+                step += 1
+                m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, grads)
+                v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, grads)
+                lr, c1, c2 = self.n["generator_lr"], 1 - 0.9**step, 1 - 0.999**step
+                self.g = hand.each(
+                    lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8), self.g, m, v
+                )
+            x = made(self.g, z, y)
+            target = sum(share[k][:, None] * hand.softmax(hand.logits(w_k, x)) for k, w_k in enumerate(clients))
+            for _ in range(self.n["model_steps"]):
+                h = hand.hidden(w, x)
+                do = (hand.softmax(hand.logits(w, x)) - target) / (5 * 2)  # the mean is over B and C
+                dz = (do @ w["fc2.weight"]) * (h > 0)
+                g_w = {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": do.T @ h, "fc2.bias": do.sum(0)}
+                w = hand.each(lambda leaf, g: leaf - self.n["server_lr"] * g, w, g_w)
+        return w
+
+
+@pytest.mark.parametrize(
+    ("discrepancy", "numbers"),
+    [
+        ("l1", {}),
+        ("kl", {}),
+        ("l1", {"generator_steps": 3, "model_steps": 1}),
+        ("kl", {"generator_steps": 0, "iterations": 3}),
+    ],
+)
+def test_two_rounds(engine: str, discrepancy: str, numbers: dict[str, Any]) -> None:
+    ran = hand.run("fedftg", {"fedftg": SMALL | numbers | {"discrepancy": discrepancy}}, engine=engine, cohort=2)
+    simulation = hand.run("fedftg", {"fedftg": SMALL}, rounds=0).simulation
+    reference = Reference(numpy(simulation.server.state["fedftg"]["generator"]), discrepancy, SMALL | numbers)
+    w = hand.W0
+    for t, (ask, reply) in enumerate(ran.exchanges, start=1):
+        clients = [hand.descend(w, [hand.CLIENTS[k]] * 2) for k in ask.to]
+        counts = np.array([[(hand.Y[hand.CLIENTS[k]] == c).sum() for c in (0, 1)] for k in ask.to])
+        np.testing.assert_array_equal(reply.upload["fedftg"]["counts"], counts)
+        n = np.array([hand.SIZES[k] for k in ask.to])
+        w = reference.round(t, hand.average(n / n.sum(), clients), clients, counts)
+    hand.same(ran.outcome.params, w, rtol=1e-5)
+    hand.same(ran.state("fedftg")["generator"], reference.g, rtol=1e-4)
+    hand.same(ran.outcome.evaluated, w, rtol=1e-5)
+
+
+def test_the_generator_is_trained_only_by_its_own_steps() -> None:
+    first = hand.run("fedftg", {"fedftg": SMALL}, rounds=0).state("fedftg")["generator"]
+    kept = hand.run("fedftg", {"fedftg": SMALL | {"generator_steps": 0}}).state("fedftg")["generator"]
+    moved = hand.run("fedftg", {"fedftg": SMALL | {"model_steps": 0}})
+    assert all(torch.equal(first[name], kept[name]) for name in first)
+    assert not any(torch.equal(first[name], moved.state("fedftg")["generator"][name]) for name in first)
+    plain = hand.run("fedavg").outcome.params
+    assert all(torch.equal(moved.outcome.params[name], leaf) for name, leaf in plain.items()), "no step of the model"
+
+
+def test_no_iterations_are_fedavg_to_the_bit(engine: str) -> None:
+    for batch_norm in (False, True):
+        ran = federation.run("fedftg", {"fedftg": {"iterations": 0}}, engine=engine, batch_norm=batch_norm)
+        assert federation.equal_models(ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+
+
+def test_model_steps_bring_the_student_closer_to_the_ensemble() -> None:
+    """On the inputs of the first iteration, which the reference makes as the server does."""
+
+    def distance(steps: int) -> float:
+        numbers = SMALL | {"iterations": 1, "generator_steps": 0, "model_steps": steps}
+        ran = hand.run("fedftg", {"fedftg": numbers}, rounds=1, lr=2.0)
+        g = numpy(ran.state("fedftg")["generator"])
+        at = fold(torch.tensor(key(0, "server", 1)), 0)
+        y = (uniform(fold(at, 0), 5, dtype=torch.float64).numpy() * 6 >= 3).astype(int)
+        x = made(g, normal(fold(at, 1), 5, 2, dtype=torch.float64).numpy(), y)
+        clients = [hand.descend(hand.W0, [client] * 2, lr=2.0) for client in hand.CLIENTS]
+        share = np.array([[(hand.Y[client] == c).sum() / 3 for c in y] for client in hand.CLIENTS])
+        q = sum(share[k][:, None] * hand.softmax(hand.logits(w_k, x)) for k, w_k in enumerate(clients))
+        return float((q * np.log(q / hand.softmax(hand.logits(numpy(ran.outcome.params), x)))).sum(1).mean())
+
+    assert distance(300) < 0.5 * distance(20) < 0.5 * distance(0)
+
+
+def test_the_students_running_statistics_move() -> None:
+    ran, plain = (federation.run(recipe, batch_norm=True, rounds=1) for recipe in ("fedftg", "fedavg"))
+    assert not any(torch.equal(ran.buffers[name], leaf) for name, leaf in plain.buffers.items())
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 4, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inputs_have_the_datas_shape_and_moments(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Mean 0 and variance 1 per channel: over batch and positions of an image, over the batch of a vector."""
+    task = federation.simulation("fedavg").engine.clients.task
+    at_hand = desk(task, None, 0, 1, torch.zeros(1, *shape, dtype=dtype))
+    method = FedFTG(n_classes=3, noise_dim=6)
+    g = method.init_server({"w": torch.zeros(1, dtype=dtype)}, at_hand)["generator"]
+    z = normal(torch.tensor(1), 40, 6, dtype=dtype)
+    x = method.inputs(at_hand, g, z, torch.arange(40) % 3)
+    assert (x.shape, x.dtype) == ((40, *shape), dtype)
+    rest = tuple(axis for axis in range(x.ndim) if axis != 1)
+    np.testing.assert_allclose(x.mean(rest), 0, atol=1e-5)
+    np.testing.assert_allclose(x.var(rest, unbiased=False), 1, rtol=2e-2)
+    if len(shape) > 1:
+        assert x.mean(0).abs().min() < 0.05 < x.mean(0).abs().max(), "a position by itself has a mean"
+
+
+def test_draws_differ_between_rounds_and_repeat() -> None:
+    def runs(seed: int) -> list[dict[str, torch.Tensor]]:
+        ran = hand.run("fedftg", {"fedftg": SMALL | {"generator_steps": 0}}, rounds=3, seed=seed)
+        return [*(ask.params for ask, _ in ran.exchanges), ran.outcome.params]
+
+    first, again, other = runs(0), runs(0), runs(1)
+    assert all(torch.equal(a["fc1.weight"], b["fc1.weight"]) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a["fc1.weight"], b["fc1.weight"]) for a, b in zip(first[1:], other[1:], strict=True))
+    keys = [torch.tensor(key(0, "server", t)) for t in (1, 2)]
+    assert not torch.equal(normal(fold(fold(keys[0], 0), 1), 5, 2), normal(fold(fold(keys[1], 0), 1), 5, 2))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("iterations", -1), ("generator_steps", -1), ("model_steps", -1), ("lambda_cls", -1.0), ("lambda_dis", -1.0),
+        ("batch_size", 1), ("noise_dim", 0), ("hidden", 0), ("generator_lr", 0.0), ("server_lr", 0.0),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(key: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=rf"fedftg: .*{key} = {value}"):
+        build("fedftg", {"fedftg": {key: value}}, SETTING)
+
+
+def test_an_unknown_discrepancy_names_the_near_one() -> None:
+    with pytest.raises(RecipeError, match=r"fedftg: discrepancy = 'L1' is unknown.*allowed: l1, kl"):
+        build("fedftg", {"fedftg": {"discrepancy": "L1"}}, SETTING)

@@ -1,0 +1,210 @@
+"""FedGen (Zhu et al. 2021), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+
+The client's gradient is written out; the generator's is taken by central differences of a loss written in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import RecipeError, Setting
+from plugins.core.noise import fold, integers, uniform
+from plugins.data.randomness import key
+from plugins.recipes import build
+from tests import federation
+from tests.methods import by_hand as hand
+
+SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+SMALL: dict[str, Any] = {
+    "generative_alpha": 0.7, "generative_beta": 1.3, "decay": 0.5, "gen_batch_size": 3, "hidden": 3, "noise_dim": 2,
+    "steps": 2, "batch_size": 4, "generator_lr": 0.02, "weight_decay": 0.1, "alpha": 0.9, "eta": 1.5,
+}  # fmt: skip
+ONE_HOT = np.eye(2)
+
+
+def numpy(tree: dict[str, torch.Tensor]) -> hand.Tree:
+    return {name: leaf.numpy() for name, leaf in tree.items()}
+
+
+def made(g: hand.Tree, eps: hand.Array, y: hand.Array) -> hand.Array:
+    """G(y, eps) = W2 max(0, W1 [eps, onehot(y)] + b1) + b2."""
+    h = np.maximum(np.concatenate([eps, ONE_HOT[y]], axis=1) @ g["w1"].T + g["b1"], 0)
+    return np.asarray(h @ g["w2"].T + g["b2"])
+
+
+def head(w: hand.Tree, features: hand.Array) -> hand.Array:
+    return np.asarray(features @ w["fc2.weight"].T + w["fc2.bias"])
+
+
+def draw(at: torch.Tensor, rows: int) -> hand.Array:
+    return uniform(at, rows, 2, dtype=torch.float64).numpy()
+
+
+def slopes(loss: Callable[[hand.Tree], float], at: hand.Tree, step: float = 1e-6) -> hand.Tree:
+    """Central differences."""
+    found = hand.each(np.zeros_like, at)
+    for name, leaf in at.items():
+        for place in np.ndindex(leaf.shape):
+            up, down = ({key: value.copy() for key, value in at.items()} for _ in range(2))
+            up[name][place] += step
+            down[name][place] -= step
+            found[name][place] = (loss(up) - loss(down)) / (2 * step)
+    return found
+
+
+def local(w: hand.Tree, g: hand.Tree, weight: float, client_key: torch.Tensor, batches: list[hand.Array]) -> hand.Tree:
+    """Steps on CE + weight (alpha' CE(head(G(y', eps')), y') + beta' KL(softmax(head(G(y, eps))) || p))."""
+    for s, batch in enumerate(batches):
+        x, y, at = hand.X[batch], hand.Y[batch], fold(client_key, s)
+        h = hand.hidden(w, x)
+        p = hand.softmax(head(w, h))
+        target = hand.softmax(head(w, made(g, draw(fold(at, 2), len(y)), y)))
+        # d/do of CE is p - onehot, of KL(target || softmax(o)) it is p - target; both are means over the batch.
+        do = ((p - ONE_HOT[y]) + weight * SMALL["generative_beta"] * (p - target)) / len(y)
+        dz = (do @ w["fc2.weight"]) * (h > 0)
+        new_y = integers(fold(at, 0), 2, 3).numpy()
+        f = made(g, draw(fold(at, 1), 3), new_y)
+        df = weight * SMALL["generative_alpha"] * (hand.softmax(head(w, f)) - ONE_HOT[new_y]) / 3
+        grads = {
+            "fc1.weight": dz.T @ x,
+            "fc1.bias": dz.sum(0),
+            "fc2.weight": do.T @ h + df.T @ f,
+            "fc2.bias": do.sum(0) + df.sum(0),
+        }
+        w = hand.each(lambda leaf, g: leaf - hand.LR * g, w, grads)
+    return w
+
+
+class Server:
+    """The generator, with Adam's state."""
+
+    def __init__(self, g: hand.Tree) -> None:
+        self.g, self.m, self.v, self.t = g, hand.each(np.zeros_like, g), hand.each(np.zeros_like, g), 0
+
+    def round(self, t: int, w: list[hand.Tree], student: hand.Tree, counts: hand.Array, beta: float) -> None:
+        for s in range(SMALL["steps"]):
+            at = fold(torch.tensor(key(0, "server", t)), s)
+            u = uniform(fold(at, 0), 4, dtype=torch.float64).numpy() * counts.sum()
+            y = np.array([int(u_i >= counts[:, 0].sum()) for u_i in u])
+            eps = draw(fold(at, 1), 4)
+
+            def loss(g: hand.Tree, y: hand.Array = y, eps: hand.Array = eps) -> float:
+                f = made(g, eps, y)
+                teacher, mixed = 0.0, np.zeros((4, 2))
+                for k, w_k in enumerate(w):
+                    share = counts[k, y] / counts[:, y].sum(0)
+                    teacher += (share * -np.log(hand.softmax(head(w_k, f))[range(4), y])).mean()
+                    mixed += share[:, None] * head(w_k, f)
+                pairs = [(i, j) for i in range(4) for j in range(4)]
+                far = [((eps[i] - eps[j]) ** 2).mean() * np.abs(f[i] - f[j]).mean() for i, j in pairs]
+                value = SMALL["alpha"] * teacher + SMALL["eta"] * np.exp(-np.mean(far))
+                q, p = hand.softmax(mixed), hand.softmax(head(student, f))
+                return float(value - beta * (q * np.log(q / p)).mean())
+
+            # Adam with coupled weight decay; its step shrinks by `decay` a round, its state goes on.
+            grads = hand.each(lambda g, w: g + SMALL["weight_decay"] * w, slopes(loss, self.g), self.g)
+            self.t += 1
+            self.m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, self.m, grads)
+            self.v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, self.v, grads)
+            c1, c2 = 1 - 0.9**self.t, 1 - 0.999**self.t
+            lr = SMALL["generator_lr"] * SMALL["decay"] ** (t - 1)
+            self.g = hand.each(
+                lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8), self.g, self.m, self.v
+            )
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4])
+def test_three_rounds(engine: str, beta: float) -> None:
+    """Mini-batches of 2 on ragged clients; the cohort's models teach the generator that the next round learns from."""
+    ran = hand.run("fedgen", {"fedgen": SMALL | {"beta": beta}}, engine=engine, rounds=3, batch_size=2)
+    server = Server(numpy(ran.exchanges[0][0].shared["fedgen"]["generator"]))
+    counts = np.array([[(hand.Y[client] == c).sum() for c in (0, 1)] for client in hand.CLIENTS])
+    for t, (ask, reply) in enumerate(ran.exchanges, start=1):
+        sent = ask.shared["fedgen"]
+        hand.same(sent["generator"], server.g, rtol=1e-5)
+        assert sent["weight"].item() == (0.0, 0.5, 0.25)[t - 1]
+        np.testing.assert_array_equal(reply.upload["fedgen"]["counts"], counts)
+
+        # From the generator that was sent: differences are only known to about 1e-9.
+        start, g = numpy(ask.params), numpy(sent["generator"])
+        keys = ran.simulation.engine.clients.keys(ask, t)
+        w = [local(start, g, sent["weight"].item(), keys[k], ran.batches(k, t)) for k in range(3)]
+        for k in range(3):
+            hand.same({name: leaf[k] for name, leaf in reply.params.items()}, w[k])
+        server.round(t, w, hand.average(np.array(hand.SIZES) / 6, w), counts, beta)
+    hand.same(ran.state("fedgen")["generator"], server.g, rtol=1e-5)
+    hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, w))
+    assert ran.state("fedgen")["round"] == 3
+
+
+def test_the_first_round_is_fedavg_to_the_bit(engine: str) -> None:
+    ran, plain = (hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("fedgen", "fedavg"))
+    assert federation.equal_models(ran, plain)
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_weights_of_zero_are_fedavg_to_the_bit(engine: str, batch_norm: bool) -> None:
+    settings = {"fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0, "hidden": 4, "steps": 2}}
+    ran = federation.run("fedgen", settings, engine=engine, batch_norm=batch_norm)
+    assert federation.equal_models(ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+
+
+def test_weights_decay_from_round_two_on() -> None:
+    ran = hand.run("fedgen", {"fedgen": {"hidden": 2, "steps": 0}}, rounds=4)
+    sent = [ask.shared["fedgen"]["weight"].item() for ask, _ in ran.exchanges]
+    assert sent == pytest.approx([0, 0.98, 0.98**2, 0.98**3], rel=1e-12)
+
+
+def test_partial_participation_counts_the_cohort_only(engine: str) -> None:
+    """Client 0 holds one sample of class 0, client 1 one of each: with those two, and a cohort of one."""
+    ran = hand.run("fedgen", {"fedgen": SMALL}, engine=engine, rounds=3, cohort=1)
+    for ask, reply in ran.exchanges:
+        (k,) = ask.to
+        wanted = [[(hand.Y[hand.CLIENTS[k]] == c).sum() for c in (0, 1)]]
+        np.testing.assert_array_equal(reply.upload["fedgen"]["counts"], wanted)
+    assert all(torch.isfinite(leaf).all() for leaf in ran.state("fedgen")["generator"].values())
+
+
+def test_generated_features_come_to_be_classified_as_their_label() -> None:
+    """The teacher loss works: after training, the average classifies most of G(y, eps) as y, and G is diverse."""
+    numbers = {"steps": 300, "generator_lr": 0.01, "hidden": 16, "noise_dim": 4, "weight_decay": 0.0}
+    ran = hand.run("fedgen", {"fedgen": numbers}, rounds=2)
+    y = np.arange(200) % 2
+    eps = np.random.default_rng(0).uniform(size=(200, 4))
+    w = numpy(ran.outcome.params)
+
+    def share(g: hand.Tree) -> float:
+        return float((head(w, made(g, eps, y)).argmax(1) == y).mean())
+
+    trained = numpy(ran.state("fedgen")["generator"])
+    assert share(numpy(ran.exchanges[0][0].shared["fedgen"]["generator"])) < 0.9 < share(trained)
+    assert made(trained, eps, y)[y == 0].std(0).max() > 1e-2
+
+
+def test_draws_differ_between_rounds_and_repeat() -> None:
+    def generators(seed: int) -> list[torch.Tensor]:
+        ran = hand.run("fedgen", {"fedgen": SMALL}, rounds=3, seed=seed)
+        return [ask.shared["fedgen"]["generator"]["w1"] for ask, _ in ran.exchanges]
+
+    first, again, other = generators(0), generators(0), generators(1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    assert not torch.equal(first[1] - first[0], first[2] - first[1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("generative_alpha", -1.0), ("generative_beta", -1.0), ("weight_decay", -1.0), ("alpha", -1.0), ("eta", -1.0),
+        ("beta", -1.0), ("steps", -1), ("gen_batch_size", 0), ("hidden", 0), ("noise_dim", 0), ("batch_size", 0),
+        ("decay", 0.0), ("decay", 1.5), ("generator_lr", 0.0),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(key: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=rf"fedgen: .*{key} = {value}"):
+        build("fedgen", {"fedgen": {key: value}}, SETTING)

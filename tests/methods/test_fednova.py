@@ -1,0 +1,210 @@
+"""FedNova (Wang et al. 2020), algorithm 1 and the authors' proximal form, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import RecipeError
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from tests.methods import by_hand as hand
+
+RHO, MU = 0.6, 0.3
+FORMS = [(0.0, 0.0), (RHO, 0.0), (0.0, MU), (RHO, MU)]
+EVERYBODY = (0, 1, 2)
+
+
+def held(tau: int, rho: float, mu: float) -> hand.Array:
+    """a_k of the paper as a vector: how often (w_t - w_k) / eta holds the gradient of each of the tau steps."""
+    moved, v = np.zeros(tau), np.zeros(tau)
+    for step in range(tau):
+        v = rho * v - hand.LR * mu * moved  # mu (w - w_t) = -mu eta moved
+        v[step] += 1
+        moved = moved + v
+    return moved
+
+
+class Reference:
+    """Algorithm 1, with the momentum and the proximal term in the local steps."""
+
+    def __init__(self, rho: float, mu: float, nu: str = "direction") -> None:
+        self.rho, self.mu, self.nu, self.w = rho, mu, nu, hand.W0
+
+    def local(self, batches: list[hand.Array]) -> hand.Tree:
+        w, v = self.w, hand.zeros()
+        for batch in batches:
+            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
+            v = hand.each(lambda v, g, w, w_t: self.rho * v + g + self.mu * (w - w_t), v, g, w, self.w)
+            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
+        return w
+
+    def count(self, tau: int) -> float:
+        return float(held(tau, self.rho, self.mu).sum())
+
+    def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
+        tau = np.array([len(of) for of in batches], dtype=float)
+        a = np.array([self.count(len(of)) for of in batches])
+        local = [self.local(of) for of in batches]
+        n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
+        self.w = combined(self.w, local, n / n.sum(), a, tau if self.mu else a, self.nu)
+
+
+def combined(w: hand.Tree, local: list[hand.Tree], p: hand.Array, a: hand.Array, in_tau: hand.Array, nu: str) -> Any:
+    """w - tau_eff sum_k p_k d_k, tau_eff = sum_k p_k in_tau_k."""
+    if nu == "weights":
+        return hand.average(p / a / (p / a).sum(), local)
+    d = [hand.each(lambda w, w_k, a_k=a_k: (w - w_k) / a_k, w, w_k) for w_k, a_k in zip(local, a, strict=True)]
+    return hand.each(lambda w, d: w - (p @ in_tau) * d, w, hand.average(p, d))
+
+
+@pytest.mark.parametrize(("rho", "mu"), FORMS)
+def test_three_rounds_with_unequal_numbers_of_steps(engine: str, rho: float, mu: float) -> None:
+    """Two of three clients, batches of 1: 2, 4, 6 steps."""
+    ran = hand.run(
+        "fednova", {"fednova": {"mu": mu}}, engine=engine, rounds=3, cohort=2, batch_size=1, momentum=rho
+    )  # fmt: skip
+    reference = Reference(rho, mu)
+    for t in range(1, 4):
+        cohort = draw_cohort(0, t, 3, 2)
+        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+    hand.same(ran.outcome.params, reference.w)
+
+
+@pytest.mark.parametrize(("rho", "mu"), FORMS)
+def test_a_is_the_number_of_gradients_that_an_update_holds(engine: str, rho: float, mu: float) -> None:
+    """Without mu one number goes up beside the model, with it tau too."""
+    ran = hand.run("fednova", {"fednova": {"mu": mu}}, engine=engine, rounds=1, batch_size=1, momentum=rho)
+    sent = ran.exchanges[0][1].upload["fednova"]
+    np.testing.assert_allclose(sent["a"], [held(tau, rho, mu).sum() for tau in (2, 4, 6)], rtol=1e-13)
+    assert sent.keys() == ({"a", "tau"} if mu else {"a"})
+    if mu:
+        np.testing.assert_array_equal(sent["tau"], [2, 4, 6])
+
+
+@pytest.mark.parametrize("tau", [1, 2, 5])
+def test_the_vector_gives_the_closed_forms(tau: int) -> None:
+    """Section 5: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho); with mu, sum_s (1 - eta mu)^s."""
+    assert held(tau, 0.0, 0.0).sum() == tau
+    momentum = (tau - RHO * (1 - RHO**tau) / (1 - RHO)) / (1 - RHO)
+    assert held(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
+    proximal = sum((1 - hand.LR * MU) ** s for s in range(tau))
+    assert held(tau, 0.0, MU).sum() == pytest.approx(proximal, rel=1e-12)
+
+
+def test_momentum_and_mu_as_the_authors_code_counts_them(engine: str) -> None:
+    settings = {"fednova": {"mu": MU, "count": "authors"}}
+    ran = hand.run("fednova", settings, engine=engine, rounds=1, batch_size=1, momentum=RHO)
+    wanted = []
+    for tau in (2, 4, 6):
+        a = c = 0.0
+        for _ in range(tau):
+            c = c * RHO + 1
+            a = (a + c) * (1 - hand.LR * MU) + 1
+        wanted.append(a)
+    np.testing.assert_allclose(ran.exchanges[0][1].upload["fednova"]["a"], wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize(("rho", "mu"), FORMS[:3])
+def test_the_two_counts_differ_only_where_momentum_meets_mu(rho: float, mu: float) -> None:
+    a, b = (
+        hand.run("fednova", {"fednova": {"mu": mu, "count": count}}, batch_size=1, momentum=rho).outcome.params
+        for count in ("exact", "authors")
+    )
+    assert all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("rho", [0.0, RHO])
+def test_with_equal_steps_it_is_fedavg(engine: str, rho: float) -> None:
+    """tau_eff / a = 1 for everybody."""
+    a, b = (hand.run(name, engine=engine, rounds=3, momentum=rho).outcome.params for name in ("fednova", "fedavg"))
+    for key, leaf in b.items():
+        torch.testing.assert_close(a[key], leaf, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rho", [0.0, RHO])
+def test_weights_of_p_over_a(engine: str, rho: float) -> None:
+    """The direction is shorter than FedNova's by tau_eff sum p / a, which is at least 1."""
+    ran = hand.run(
+        "fednova", {"fednova": {"nu": "weights"}}, engine=engine, rounds=3, batch_size=1, momentum=rho
+    )  # fmt: skip
+    reference = Reference(rho, 0.0, "weights")
+    for t in range(1, 4):
+        reference.round(EVERYBODY, [ran.batches(k, t) for k in EVERYBODY])
+    hand.same(ran.outcome.params, reference.w)
+
+
+@pytest.mark.parametrize("nu", ["direction", "weights"])
+def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
+    """In both sums, or with "weights" Lambda times p / a."""
+    settings: dict[str, dict[str, object]] = {"fednova": {"nu": nu}, "ccn": {"T": 0.4}}
+    ran = hand.run("ccn+fednova", settings, engine=engine, rounds=1, batch_size=1)
+    (_, reply), p, a = ran.exchanges[0], np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
+    local = [{key: leaf[k].numpy() for key, leaf in reply.params.items()} for k in EVERYBODY]
+    z = np.stack([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    length = np.linalg.norm(z, axis=1, keepdims=True)
+    z = z / np.where(length > 0, length, 1)  # one client's neurons are never active here: its cosines are 0
+    cosine = z @ z.T
+    np.fill_diagonal(cosine, 1)
+    s = np.exp(cosine.sum(1) / 0.4)
+    contribution = (1 - s / s.sum()) * (p if nu == "direction" else p / a)
+    c = contribution / contribution.sum()
+    wanted = combined(hand.W0, local, c, a, a, nu) if nu == "direction" else hand.average(c, local)
+    hand.same(ran.outcome.params, wanted)
+
+
+def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
+    settings: dict[str, dict[str, object]] = {"fnr": {"p": 1.0, "epochs": 2, "batch_size": 2}}
+    ran = hand.run("fednova+fnr", settings, engine=engine, rounds=1, batch_size=1)
+    trained, refined = (reply for _, reply in ran.exchanges)
+    a = np.array([2.0, 4.0, 6.0])
+    np.testing.assert_array_equal(trained.upload["fednova"]["a"], a)
+    local = [{key: leaf[k].numpy() for key, leaf in refined.params.items()} for k in EVERYBODY]
+    hand.same(ran.outcome.params, combined(hand.W0, local, np.array(hand.SIZES) / 6, a, a, "direction"))
+
+
+@pytest.mark.parametrize(("optimizer", "momentum"), [("adam", None), ("rmsprop", None), ("rmsprop", RHO)])
+def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -> None:
+    """Adam's mean of gradients is normalised, so a = tau; RMSProp's momentum is not, so it counts as SGD's."""
+    data = hand.samples(hand.X, hand.Y)
+    simulation = Simulation(
+        "fednova", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
+        LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum), Schedule(1, 3, 0), engine=engine,
+    )  # fmt: skip
+    replies = []
+    answer = simulation.engine.answer
+    simulation.engine.answer = lambda ask, t: replies.append(answer(ask, t)) or replies[-1]
+    simulation.run()
+    wanted = [held(tau, momentum or 0.0, 0.0).sum() for tau in (2, 4, 6)]
+    np.testing.assert_allclose(replies[0].upload["fednova"]["a"], wanted, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"mu": -1.0}, r"fednova: mu = -1"),
+        ({"mu": 1 / hand.LR}, r"fednova: mu = 2.0 .* below 1 / train.lr = 2.0"),
+        ({"nu": "weight"}, r"fednova: nu = 'weight' is unknown \(did you mean 'weights'\?\); allowed: direction"),
+        ({"count": "author"}, r"fednova: count = 'author' .* allowed: exact, authors"),
+    ],
+)
+def test_bad_values_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        hand.run("fednova", {"fednova": values})
+
+
+def test_a_proximal_term_needs_sgd() -> None:
+    data = hand.samples(hand.X, hand.Y)
+    with pytest.raises(RecipeError, match=r"fednova: mu = 0.1 with train.optimizer = 'adam'.* sgd"):
+        Simulation(
+            "fednova", {"fednova": {"mu": 0.1}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
+            LocalTraining("adam", 0.1, 1, 2), Schedule(1, 3, 0),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("other", ["fedprox", "qfedavg", "sgdm", "feddyn", "feddc"])
+def test_what_a_does_not_count_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match=r"can't be combined"):
+        hand.run(f"fednova+{other}")

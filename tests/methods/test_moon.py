@@ -1,0 +1,179 @@
+"""MOON (Li et al. 2021), algorithm 1, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.baselines.moon import MOON
+from plugins.core.component import Batch, RecipeError, View
+from plugins.core.task import Output
+from plugins.engines.simulation import draw_cohort
+from tests import federation
+from tests.methods import by_hand as hand
+
+MU, TAU = 0.8, 0.4
+SETTINGS: dict[str, dict[str, object]] = {"moon": {"mu": MU, "tau": TAU}}
+
+
+def unit(z: hand.Array) -> hand.Array:
+    """Rows of length 1; a zero stays zero."""
+    length = np.linalg.norm(z, axis=1, keepdims=True)
+    return z / np.where(length > 0, length, 1)
+
+
+def contrast(z: hand.Array, z_glob: hand.Array, z_prev: hand.Array) -> tuple[float, hand.Array]:
+    """Eq. 3: the mean of l_con over the batch, and its derivative by z, [B, d]."""
+    u, g, p = unit(z), unit(z_glob), unit(z_prev)
+    positive, negative = (u * g).sum(1), (u * p).sum(1)
+    e_pos, e_neg = np.exp(positive / TAU), np.exp(negative / TAU)
+    value = float(-np.log(e_pos / (e_pos + e_neg)).mean())
+    # d cos(z, b) / dz = (b/|b| - cos z/|z|) / |z|
+    length = np.linalg.norm(z, axis=1, keepdims=True)
+    d_cos = [(b - c[:, None] * u) / np.where(length > 0, length, 1) for b, c in ((g, positive), (p, negative))]
+    share = (e_neg / (e_pos + e_neg) / TAU)[:, None]
+    return value, share * (d_cos[1] - d_cos[0]) / len(z)
+
+
+class Reference:
+    """Algorithm 1."""
+
+    def __init__(self, start: hand.Tree = hand.W0) -> None:
+        self.w, self.loss = start, 0.0
+        self.previous = [start for _ in hand.CLIENTS]  # before its first participation: w_0
+
+    def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
+        local, losses = [], []
+        for k, of in zip(cohort, batches, strict=True):
+            w, seen = self.w, []
+            for batch in of:
+                x, y = hand.X[batch], hand.Y[batch]
+                z_glob, z_prev = hand.hidden(self.w, x), hand.hidden(self.previous[k], x)
+                l_con, dz = contrast(hand.hidden(w, x), z_glob, z_prev)
+                seen.append(hand.loss(w, x, y) + MU * l_con)
+                w = hand.each(lambda w, g: w - hand.LR * g, w, hand.gradient(w, x, y, dh=MU * dz))
+            local.append(w)
+            losses.append(np.mean(seen))
+            self.previous[k] = w
+        self.loss = float(np.mean(losses))
+        n = np.array([hand.SIZES[k] for k in cohort])
+        self.w = hand.average(n / n.sum(), local)
+
+
+def compare(ran: hand.Ran, reference: Reference) -> None:
+    hand.same(ran.outcome.params, reference.w)
+    for k in range(3):
+        hand.same({key: leaf[k] for key, leaf in ran.memory("moon")["w"].items()}, reference.previous[k])
+
+
+def test_three_rounds_of_everybody(engine: str) -> None:
+    ran, reference = hand.run("moon", SETTINGS, engine=engine, rounds=3), Reference()
+    for t in range(3):
+        reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS])
+        assert ran.outcome.rows[t]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
+    compare(ran, reference)
+    plain = hand.run("fedavg", engine=engine, rounds=3).outcome.params
+    assert max((plain[key].numpy() - leaf).max() for key, leaf in reference.w.items()) > 1e-3, "the term does something"
+
+
+def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None:
+    """The previous model is that of the client's last participation, not of the last round."""
+    ran, reference = hand.run("moon", SETTINGS, engine=engine, rounds=5, cohort=2, batch_size=2), Reference()
+    for t in range(1, 6):
+        cohort = draw_cohort(0, t, 3, 2)
+        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+    compare(ran, reference)
+
+
+def test_the_first_round_is_fedavgs_with_a_loss_of_log_two_more(engine: str) -> None:
+    """Received and previous model are both w_0, so the two cosines are one."""
+    moon, plain = (hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("moon", "fedavg"))
+    for key, leaf in plain.params.items():
+        torch.testing.assert_close(moon.params[key], leaf, rtol=1e-13, atol=1e-15)
+    assert moon.rows[0]["local_loss"] == pytest.approx(plain.rows[0]["local_loss"] + np.log(2), rel=1e-12)
+
+
+def test_mu_of_zero_is_fedavg_to_the_bit(engine: str) -> None:
+    for batch_norm in (False, True):
+        a = federation.run("moon", {"moon": {"mu": 0.0}}, batch_norm=batch_norm, engine=engine)
+        assert federation.equal_models(a, federation.run("fedavg", batch_norm=batch_norm, engine=engine))
+
+
+def test_features_of_zero_have_cosine_zero_and_no_gradient(engine: str) -> None:
+    """A bias so low that no neuron is ever active: l_con = log 2, and only the classifier's bias learns."""
+    dead = hand.W0 | {"fc1.bias": np.array([-9.0, -9.0])}
+    moon, plain = (hand.run(recipe, engine=engine, network=hand.given(dead)).outcome for recipe in ("moon", "fedavg"))
+    assert all(torch.equal(moon.params[key], plain.params[key]) for key in plain.params)
+    for a, b in zip(moon.rows, plain.rows, strict=True):
+        assert a["local_loss"] == pytest.approx(b["local_loss"] + np.log(2), rel=1e-12)
+
+
+@pytest.mark.parametrize("zero", ["z", "glob", "prev"])
+def test_a_single_zero_vector_is_harmless(zero: str) -> None:
+    """Where the features can be negative, behind a projection head say, the gradient meets no ReLU that stops it."""
+    z, glob, prev = (torch.tensor([[0.0, 0.0], [1.0, -2.0]] if zero == name else [[0.6, 0.8], [1.0, 2.0]])
+                     for name in ("z", "glob", "prev"))  # fmt: skip
+    z = z.double().requires_grad_()
+    value = penalty(MOON(mu=MU, tau=TAU), z, {"w": glob.double()}, {"w": prev.double()})
+    wanted, _ = contrast(z.detach().numpy(), glob.numpy(), prev.numpy())
+    assert value.item() == pytest.approx(MU * wanted, rel=1e-6)
+    (slope,) = torch.autograd.grad(value, [z])
+    assert torch.isfinite(slope).all()
+    assert slope.abs().max() < 10 / TAU
+
+
+class Recorded:
+    """A task whose features are its parameters, and which remembers how it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, bool]] = []
+
+    def forward(self, params: Any, buffers: Any, x: Any, *, train: bool, mask: Any = None) -> Output:
+        self.calls.append((buffers, train))
+        return Output(params["w"], params["w"], buffers)
+
+
+def penalty(moon: MOON, z: torch.Tensor, received: Any, previous: Any, task: Any = None) -> torch.Tensor:
+    batch = Batch(torch.zeros(len(z), 1), torch.zeros(len(z)), None, None)
+    view = View(received, {"seen": "received"}, {}, {}, {"w": previous, "buffers": {"seen": "previous"}}, {})
+    found = moon.penalty(task or Recorded(), {}, Output(z, z, {}), batch, view)
+    assert found is not None
+    return found
+
+
+def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gradient() -> None:
+    task, ones = Recorded(), torch.ones(3, 2)
+    old = [(ones * factor).requires_grad_() for factor in (2.0, -3.0)]
+    value = penalty(MOON(), ones.clone().requires_grad_(), {"w": old[0]}, {"w": old[1]}, task)
+    assert task.calls == [({"seen": "received"}, False), ({"seen": "previous"}, False)]
+    value.backward()
+    assert all(w.grad is None for w in old)
+    assert value.item() == pytest.approx(np.log1p(np.exp(-2 / 0.5)), rel=1e-6)  # cosines 1 and -1, tau = 0.5
+
+
+def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
+    simulation = federation.simulation("moon", batch_norm=True, engine=engine, rounds=1)
+    replies = []
+    answer = simulation.engine.answer
+    simulation.engine.answer = lambda ask, t: replies.append(answer(ask, t)) or replies[-1]
+    simulation.run()
+    memory = simulation.engine.clients.memory["moon"]
+    for row, client in enumerate(replies[0].clients):
+        for found, wanted in ((memory["w"], replies[0].params), (memory["buffers"], replies[0].buffers)):
+            assert found.keys() == wanted.keys()
+            assert all(torch.equal(found[key][client], leaf[row]) for key, leaf in wanted.items())
+
+
+def test_nothing_travels_but_the_models() -> None:
+    moon, plain = (federation.run(recipe, batch_norm=True).rows for recipe in ("moon", "fedavg"))
+    for a, b in zip(moon, plain, strict=True):
+        assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
+
+
+@pytest.mark.parametrize(("key", "value"), [("mu", -0.1), ("tau", 0.0), ("tau", -1.0)])
+def test_bad_numbers_are_refused(key: str, value: float) -> None:
+    with pytest.raises(RecipeError, match=rf"moon: {key} = {value}"):
+        hand.run("moon", {"moon": {key: value}})

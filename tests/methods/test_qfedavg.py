@@ -1,0 +1,166 @@
+"""q-FedAvg (Li et al. 2020), algorithm 2, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.baselines.qfedavg import QFedAvg
+from plugins.core.component import RecipeError, Reply, Update
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from tests import federation
+from tests.methods import by_hand as hand
+
+
+def one_round(
+    w: hand.Tree, q: float, cohort: Sequence[int], batches: Sequence[list[hand.Array]], c: Sequence[float] | None = None
+) -> hand.Tree:
+    """Lines 5-8 for the clients of a cohort, with weights `c` in both sums."""
+    big_l = 1 / hand.LR
+    deltas, hs = [], []
+    for k, of in zip(cohort, batches, strict=True):
+        client = hand.CLIENTS[k]
+        f = hand.loss(w, hand.X[client], hand.Y[client]) + 1e-10
+        dw = hand.each(lambda w, w_k: big_l * (w - w_k), w, hand.descend(w, of))
+        deltas.append(hand.each(lambda leaf, f=f: f**q * leaf, dw))
+        hs.append(q * f ** (q - 1) * hand.length(dw) ** 2 + big_l * f**q)
+    c = c or [1.0] * len(cohort)
+    total = hand.average(c, deltas)
+    return hand.each(lambda w, d: w - d / np.dot(c, hs), w, total)
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-4, 1.0, 2.5])
+def test_three_rounds(engine: str, q: float) -> None:
+    ran = hand.run("qfedavg", {"qfedavg": {"q": q}}, engine=engine, rounds=3)
+    w = hand.W0
+    for _ in range(3):
+        w = one_round(w, q, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS])
+    hand.same(ran.outcome.params, w)
+
+
+def test_partial_participation_and_small_batches(engine: str) -> None:
+    """F_k is over all local data, whatever the batches."""
+    ran = hand.run("qfedavg", engine=engine, rounds=3, cohort=2, batch_size=2)
+    w = hand.W0
+    for t in (1, 2, 3):
+        cohort = draw_cohort(0, t, 3, 2)
+        for k, client in enumerate(cohort):
+            wanted = hand.loss(w, hand.X[hand.CLIENTS[client]], hand.Y[hand.CLIENTS[client]])
+            assert ran.exchanges[t - 1][1].upload["qfedavg"]["F"][k].item() == pytest.approx(wanted, rel=1e-10)
+        w = one_round(w, 1.0, cohort, [ran.batches(k, t) for k in cohort])
+    hand.same(ran.outcome.params, w)
+
+
+def test_without_q_it_is_the_uniform_average_not_fedavgs(engine: str) -> None:
+    ran = hand.run("qfedavg", {"qfedavg": {"q": 0.0}}, engine=engine, rounds=1)
+    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
+    hand.same(ran.outcome.params, hand.average([1 / 3] * 3, local))
+
+
+def test_the_step_of_a_single_client_is_shortened_by_its_curvature() -> None:
+    """M = 1: Delta / h = dw / (q ||dw||^2 / F + L)."""
+    ran = hand.run("qfedavg", {"qfedavg": {"q": 2.0}}, rounds=1, cohort=1)
+    (k,) = draw_cohort(0, 1, 3, 1)
+    hand.same(ran.outcome.params, one_round(hand.W0, 2.0, (k,), [[hand.CLIENTS[k]] * 2]))
+
+
+def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
+    """With CCN, c_r = Lambda_r / sum Lambda, since nu_r = 1/m; Lambda = 1 - softmax(sum of cosines / T)."""
+    ran = hand.run("ccn+qfedavg", {"ccn": {"T": 0.2}}, engine=engine, rounds=1)
+    local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
+    z = np.array([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    contribution = 1 - hand.softmax((z @ z.T).sum(1)[None] / 0.2)[0]
+    c = (contribution / contribution.sum()).tolist()
+    hand.same(ran.outcome.params, one_round(hand.W0, 1.0, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], c))
+
+
+def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0.5) -> list[float]:
+    m = len(f)
+    upload = {"qfedavg": {"F": torch.tensor(f)}}
+    reply = Reply(tuple(range(m)), {}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m), {})
+    stacked = {"w": torch.tensor(deltas)}
+    update = Update(reply, stacked, torch.full((m,), 1 / m, dtype=torch.float64), stacked, {})
+    found: list[float] = QFedAvg(lr=lr, q=q).average(update)["w"].tolist()
+    return found
+
+
+def test_the_step_in_numbers() -> None:
+    """L = 2, F = (1, 3), w - w_k = (3, 4), (0, -1), so L (w - w_k) = (6, 8), (0, -2).
+
+    q = 1: Delta = (6, 8), 3 (0, -2); h = 100 + 2, 4 + 2 * 3. Sums: (6, 2) and 112.
+    """
+    assert direction(1.0, [1.0, 3.0], [[-3.0, -4.0], [0.0, 1.0]]) == pytest.approx([-6 / 112, -2 / 112], rel=1e-6)
+
+
+def test_the_higher_q_the_more_a_high_loss_counts() -> None:
+    """Two clients that pull to either side, one with thrice the loss."""
+    first, second = [1.0, 0.0], [0.0, 1.0]
+    shares = [second_ / first_ for first_, second_ in (direction(q, [1.0, 3.0], [first, second]) for q in (0, 1, 2))]
+    assert shares == pytest.approx([1.0, 3.0, 9.0], rel=1e-6)
+
+
+@pytest.mark.parametrize("q", [0.5, 1.0, 60.0])
+@pytest.mark.parametrize("f", [[0.0, 0.0], [0.0, 2.0]])
+def test_a_loss_of_zero_has_a_finite_step(q: float, f: list[float]) -> None:
+    """F = 1e-10, and (1e-10)^60 is no number in double precision; both sums have that factor."""
+    assert np.isfinite(direction(q, f, [[1.0, 0.0], [0.0, 1.0]])).all()
+
+
+def test_with_a_large_q_only_the_worst_client_counts() -> None:
+    """As if alone: Delta / h = L / (q L^2 / F + L), L = 2, F = 2, q = 60."""
+    found = direction(60.0, [0.0, 2.0], [[1.0, 0.0], [0.0, 1.0]])
+    assert found == pytest.approx([0.0, 2 / (60 * 4 / 2 + 2)], rel=1e-6)
+
+
+def test_nobody_moves_nothing_moves() -> None:
+    assert direction(1.0, [1.0, 2.0], [[0.0, 0.0], [0.0, 0.0]]) == [0.0, 0.0]
+
+
+def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:
+    """With a batch norm: F_k uses the buffers that came with the model, in rounds 1 and 2."""
+    simulation = federation.simulation("qfedavg", dtype=torch.float64, batch_norm=True, engine=engine, rounds=2)
+    heard: list[tuple[Any, Any]] = []
+    answer = simulation.engine.answer
+
+    def listen(ask: Any, round_: int) -> Any:
+        heard.append((ask, answer(ask, round_)))
+        return heard[-1][1]
+
+    simulation.engine.answer = listen  # type: ignore[method-assign]
+    simulation.run()
+    of = federation.federation(torch.float64)
+    for ask, reply in heard:
+        p = {key: leaf.numpy() for key, leaf in (ask.params | ask.buffers).items()}
+        for row, k in enumerate(ask.to):
+            x, y = of.train.x.numpy()[of.clients[k]], of.train.y.numpy()[of.clients[k]]
+            z = x @ p["fc1.weight"].T + p["fc1.bias"]
+            z = (z - p["bn1.mean"]) / np.sqrt(p["bn1.var"] + 1e-5) * p["bn1.weight"] + p["bn1.bias"]
+            o = np.maximum(z, 0) @ p["fc2.weight"].T + p["fc2.bias"]
+            wanted = -np.log(hand.softmax(o)[np.arange(len(y)), y]).mean()
+            assert reply.upload["qfedavg"]["F"][row].item() == pytest.approx(wanted, rel=1e-10)
+    assert not torch.equal(heard[0][0].buffers["bn1.mean"], heard[1][0].buffers["bn1.mean"])
+
+
+def test_two_models_and_a_number() -> None:
+    for row in federation.run("qfedavg").rows:
+        assert (row["bytes_up"], row["bytes_down"]) == (4 * (53 + 1) * 4, 4 * 53 * 4)
+
+
+def test_any_optimiser_will_do() -> None:
+    """rFedAvg compares it with RMSProp on Sent140."""
+    data = hand.samples(hand.X, hand.Y)
+    out = Simulation(
+        "qfedavg", {"qfedavg": {"q": 1e-4}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
+        LocalTraining("rmsprop", 0.01, 1, 2), Schedule(2, 3, 0),
+    ).run()  # fmt: skip
+    assert all(torch.isfinite(leaf).all() for leaf in out.params.values())
+
+
+def test_a_negative_q_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"qfedavg: q = -1"):
+        hand.run("qfedavg", {"qfedavg": {"q": -1.0}})

@@ -1,0 +1,190 @@
+"""SGDM (Liu et al. 2020) and the two other things of that name, against arithmetic by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import RecipeError
+from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from tests import federation
+from tests.methods import by_hand as hand
+
+GAMMA = 0.7
+
+
+def settings(form: str = "mfl", gamma: float = GAMMA) -> dict[str, dict[str, object]]:
+    return {"sgdm": {"form": form, "gamma": gamma}}
+
+
+class Reference:
+    """The server of each form."""
+
+    def __init__(self, form: str, decay: float = 0.0) -> None:
+        self.form, self.decay = form, decay
+        self.w, self.v, self.d = hand.W0, hand.zeros(), hand.zeros()
+
+    def local(self, batches: Sequence[hand.Array]) -> tuple[hand.Tree, hand.Tree]:
+        """(w_k, v_k)."""
+        gamma = 0.0 if self.form == "server" else GAMMA
+        w, v = self.w, self.v if self.form == "mfl" else hand.zeros()
+        for batch in batches:
+            g = hand.gradient(w, hand.X[batch], hand.Y[batch])
+            v = hand.each(lambda v, g, w: gamma * v + g + self.decay * w, v, g, w)
+            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
+        return w, v
+
+    def round(self, cohort: Sequence[int], batches: Sequence[list[hand.Array]]) -> None:
+        found = [self.local(of) for of in batches]
+        n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
+        average = hand.average(n / n.sum(), [w for w, _ in found])
+        if self.form == "mfl":
+            self.v = hand.average(n / n.sum(), [v for _, v in found])
+        if self.form == "server":
+            self.d = hand.each(lambda d, new, w: GAMMA * d + (new - w), self.d, average, self.w)
+            average = hand.each(np.add, self.w, self.d)
+        self.w = average
+
+
+@pytest.mark.parametrize("form", ["mfl", "local", "server"])
+def test_three_rounds_of_everybody(engine: str, form: str) -> None:
+    ran, reference = hand.run("sgdm", settings(form), engine=engine, rounds=3), Reference(form)
+    for _ in range(3):
+        reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS])
+    hand.same(ran.outcome.params, reference.w)
+    if form == "mfl":
+        hand.same(ran.state("sgdm")["v"], reference.v)
+    if form == "server":
+        hand.same(ran.state("sgdm")["d"], reference.d)
+
+
+@pytest.mark.parametrize("form", ["mfl", "local", "server"])
+def test_partial_participation_and_unequal_numbers_of_steps(engine: str, form: str) -> None:
+    """Batches of 1: 2, 4, 6 steps. Whoever is drawn starts from the v of the cohort before."""
+    ran = hand.run("sgdm", settings(form), engine=engine, rounds=4, cohort=2, batch_size=1)
+    reference = Reference(form)
+    for t in range(1, 5):
+        cohort = draw_cohort(0, t, 3, 2)
+        if form == "mfl":
+            hand.same(ran.exchanges[t - 1][0].shared["sgdm"]["v"], reference.v)
+        reference.round(cohort, [ran.batches(k, t) for k in cohort])
+    hand.same(ran.outcome.params, reference.w)
+
+
+@pytest.mark.parametrize("form", ["mfl", "local", "server"])
+def test_weight_decay_stays(engine: str, form: str) -> None:
+    """It is part of g, as in torch."""
+    ran = hand.run("sgdm", settings(form), engine=engine, weight_decay=0.1)
+    reference = Reference(form, decay=0.1)
+    for _ in range(2):
+        reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS])
+    hand.same(ran.outcome.params, reference.w)
+
+
+def test_the_first_round_of_mfl_is_that_of_local(engine: str) -> None:
+    """v = 0 in the beginning."""
+    mfl, local = (hand.run("sgdm", settings(form), engine=engine, rounds=1).outcome.params for form in ("mfl", "local"))
+    assert all(torch.equal(mfl[key], local[key]) for key in mfl)
+
+
+def test_with_one_client_a_round_mfl_is_one_long_run_of_sgd_with_momentum(engine: str) -> None:
+    """w and v are handed from client to client: 3 rounds of 2 steps are 6 steps in a row."""
+    ran = hand.run("sgdm", settings(), engine=engine, rounds=3, cohort=1)
+    steps = [hand.CLIENTS[draw_cohort(0, t, 3, 1)[0]] for t in (1, 2, 3) for _ in range(2)]
+    hand.same(ran.outcome.params, Reference("local").local(steps)[0])
+
+
+def test_the_clients_weights_reach_w_and_v(engine: str) -> None:
+    """With CCN: c_r = Lambda_r nu_r / (Lambda . nu), Lambda = 1 - softmax(sum of cosines / T)."""
+    ran = hand.run("ccn+sgdm", settings() | {"ccn": {"T": 0.2}}, engine=engine, rounds=1)
+    reply = ran.exchanges[0][1]
+    local = [{key: leaf[k].numpy() for key, leaf in reply.params.items()} for k in range(3)]
+    z = np.array([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    product = (1 - hand.softmax((z @ z.T).sum(1)[None] / 0.2)[0]) * np.array(hand.SIZES)
+    c = product / product.sum()
+    assert abs(c - np.array(hand.SIZES) / 6).max() > 0.01
+    found = [Reference("mfl").local([client] * 2) for client in hand.CLIENTS]
+    hand.same(ran.outcome.params, hand.average(c, [w for w, _ in found]))
+    hand.same(ran.state("sgdm")["v"], hand.average(c, [v for _, v in found]))
+
+
+def test_a_refinement_leaves_the_averaged_v_alone() -> None:
+    refined = hand.run("fnr+sgdm", settings() | {"fnr": {"p": 1.0, "epochs": 1}}, rounds=1)
+    plain = hand.run("sgdm", settings(), rounds=1)
+    assert not torch.equal(refined.outcome.params["fc1.bias"], plain.outcome.params["fc1.bias"])
+    for key, v in plain.state("sgdm")["v"].items():
+        assert torch.equal(refined.state("sgdm")["v"][key], v)
+
+
+def test_the_ball_rolls_on_with_what_others_leave() -> None:
+    """w_{t+1} - w_t = gamma (w_t - w_{t-1}) + u, with SCAFFOLD's u = eta_g mean(w_k - w_t)."""
+    ran = hand.run("scaffold+sgdm", settings("server") | {"scaffold": {"server_lr": 0.6}}, rounds=3)
+    w = [{key: leaf.numpy() for key, leaf in ask.params.items()} for ask, _ in ran.exchanges]
+    d = hand.each(np.subtract, w[2], w[1])
+    u = {key: 0.6 * (leaf.numpy() - w[2][key]).mean(0) for key, leaf in ran.exchanges[2][1].params.items()}
+    hand.same(ran.outcome.params, hand.each(lambda w, d, u: w + GAMMA * d + u, w[2], d, u))
+
+
+@pytest.mark.parametrize("form", ["mfl", "local", "server"])
+def test_without_gamma_it_is_fedavg_to_the_bit(engine: str, form: str) -> None:
+    found = hand.run("sgdm", settings(form, 0.0), engine=engine, rounds=3).outcome
+    plain = hand.run("fedavg", engine=engine, rounds=3).outcome
+    assert all(torch.equal(found.params[key], leaf) for key, leaf in plain.params.items())
+    assert [row["bytes_up"] for row in found.rows] == [row["bytes_up"] for row in plain.rows]
+
+
+@pytest.mark.parametrize(("form", "vectors"), [("mfl", 1), ("local", 0), ("server", 0)])
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_mfl_moves_four_models_the_others_two(form: str, vectors: int, batch_norm: bool) -> None:
+    """53 floats; batch norm adds 10 and 10 buffers, of which v has none."""
+    model, params = (73, 63) if batch_norm else (53, 53)
+    wanted = 4 * 4 * (model + vectors * params)
+    for row in federation.run("sgdm", settings(form), batch_norm=batch_norm).rows:
+        assert (row["bytes_up"], row["bytes_down"]) == (wanted, wanted)
+
+
+def simulate(form: str, local: LocalTraining) -> Simulation:
+    data = hand.samples(hand.X, hand.Y)
+    return Simulation(
+        "sgdm", settings(form), hand.given(), data, list(hand.CLIENTS), data, None, None, local, Schedule(1, 3, 0)
+    )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
+def test_other_optimisers_are_for_the_server_form_only(optimizer: str) -> None:
+    local = LocalTraining(optimizer, 0.1, 1, 2)
+    for form in ("mfl", "local"):
+        with pytest.raises(RecipeError, match=rf"sgdm: train.optimizer = '{optimizer}' with form = '{form}'"):
+            simulate(form, local)
+    simulate("server", local).run()
+
+
+def test_another_local_momentum_is_refused_not_replaced() -> None:
+    for form in ("mfl", "local"):
+        with pytest.raises(RecipeError, match=r"sgdm: train.momentum = 0.5 and sgdm.gamma = 0.7"):
+            simulate(form, LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
+        simulate(form, LocalTraining("sgd", 0.1, 1, 2, momentum=GAMMA))
+    simulate("server", LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
+
+
+def test_only_one_says_how_far_the_server_moves() -> None:
+    with pytest.raises(RecipeError, match="server step"):
+        hand.run("fednnnn+sgdm", settings("server"))
+    hand.run("fednnnn+sgdm", settings("local"), rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("form", "gamma", "words"),
+    [
+        ("mlf", 0.9, r"sgdm: form = 'mlf' is unknown \(did you mean 'mfl'\?\); allowed: mfl, local, server"),
+        ("mfl", 1.0, "sgdm: gamma = 1.0 must lie"),
+        ("server", -0.1, "sgdm: gamma = -0.1 must lie"),
+    ],
+)
+def test_bad_hyper_parameters_are_refused(form: str, gamma: float, words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        hand.run("sgdm", settings(form, gamma))
