@@ -37,7 +37,11 @@ def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> sett
 @pytest.mark.parametrize(
     ("recipe", "cohort"),
     [("fnr", 0), ("fednnnn", 0), ("ccn", 0), ("fednlr", 2), ("rfedavg", 0), ("rfedavg_plus", 0),
-     pytest.param("scaffold+fnr+rfedavg_plus+ccn", 2, marks=pytest.mark.slow)],
+     ("fedbabu+ccn", 0),  # only the body travels
+     ("ccvr+feddf", 0),  # the server learns on public data, and asks once more after the last round
+     *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in (
+         "scaffold+fnr+rfedavg_plus+ccn", "datasharing+feddyn+fednlr", "moon+fnr", "fedgen+fednova", "fedftg+sgdm",
+     ))],
 )  # fmt: skip
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
     terms = deployment(recipe, cohort=cohort)
