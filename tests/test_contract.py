@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,15 @@ def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> Non
     summary = kind.__doc__ or ""
     assert summary.endswith("."), "the class says what it does"
     assert not summary.startswith(f"{kind.__name__}("), "not what dataclass puts there"
+
+
+@EVERY
+def test_the_readme_has_a_line_with_its_source(method: str) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
+    source = sys.modules[METHODS[method].__module__].__doc__ or ""
+    named = re.search(r"\]\((https?://[^)]+)\)", line)
+    assert METHODS[method].pools if named is None else named[1] in source
 
 
 @EVERY

@@ -43,7 +43,7 @@ class FedDF(Component):
     claims: ClassVar[frozenset[str]] = frozenset({"distillation on the server"})
     public: ClassVar[str] = "unlabelled"
 
-    steps: int = 500  # [OURS]; authors' code: up to 10,000, see above
+    steps: int = 500  # ours; authors' code: up to 10,000, see above
     batch_size: int = 128  # authors' code
     server_lr: float = 1e-3  # of Adam, falling to 0 along a cosine: authors' code
     T: float = 1.0  # temperature: authors' code

@@ -57,7 +57,7 @@ class FedFTG(Component):
     model_steps: int = 5  # I_d, per iteration: authors' code
     batch_size: int = 50  # authors' script for CIFAR-10
     noise_dim: int = 100  # of z: authors' code
-    hidden: int = 256  # of G [OURS]
+    hidden: int = 256  # of G; ours
     generator_lr: float = 0.01  # of Adam: authors' code
     server_lr: float = 0.1  # of the model's SGD: authors' code
     lambda_cls: float = 1.0  # authors' code

@@ -216,11 +216,16 @@ def _refuse_protection(terms: settings.Terms) -> None:
             f"defense_args.defense_type = {defender.defense_type!r} replaces the average, which the recipe makes; "
             "allowed: defences before or after aggregation"
         )
-    early = [c.name for c in terms.algorithm.components if type(c).after_step is not Component.after_step]
+    early = [
+        c.name
+        for c in terms.algorithm.components
+        if (type(c).after_step is not Component.after_step and c.exchanges(terms.cohort).round)
+        or c.exchanges(terms.silos).finish
+    ]
     if early and (
         FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled() or defender.is_defense_after_aggregation()
     ):
         raise UserError(
-            f"recipe {terms.algorithm.name!r}: {early[0]} sends the new model within the round, before FedML's central "
+            f"recipe {terms.algorithm.name!r}: {early[0]} sends the new model out once more before FedML's central "
             "privacy noise or defence is added at its end; allowed: local privacy, defences before aggregation"
         )

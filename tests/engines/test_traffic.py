@@ -1,4 +1,4 @@
-"""Bytes up and down, in models (M), as the cards of the methods say."""
+"""Bytes up and down, in models (M), as the methods promise."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from plugins.core.trees import n_bytes
 from plugins.engines.simulation import draw_cohort, initial_model
 from plugins.engines.traffic import Meter
 from tests import federation
+from tests.recipe_table import ALONE
 
 N, COHORT, D, C = 6, 4, 5, federation.N_CLASSES
 FLOAT = 4  # bytes
@@ -92,6 +93,68 @@ def test_rfedavg_plus_sends_the_model_to_those_who_did_not_map_it() -> None:
     for (up, down), new in zip(rows[1:], fresh, strict=True):
         assert up == COHORT * (m + D * FLOAT)
         assert down == new * m + COHORT * D * FLOAT + COHORT * m
+
+
+GENERATOR = 6 * (3 + C) + 6 + D * 6 + D  # numbers of FedGen's: 3 of noise and C, 6 hidden, D
+
+# Beside the model up and down: (parameters up, numbers up, parameters down, numbers down), per client and round.
+BESIDE = {
+    "datasharing": (0, 0, 0, 0),
+    "feddc": (1, 0, 1, 0),
+    "feddf": (0, 0, 0, 0),
+    "feddyn": (0, 0, 0, 0),
+    "fedftg": (0, C, 0, 0),
+    "fedgen": (0, C, 0, GENERATOR + 1),
+    "fedlc": (0, 0, 0, 0),
+    "fednova": (0, 1, 0, 0),
+    "fednova,mu=0.2": (0, 2, 0, 0),
+    "fedrs": (0, 0, 0, 0),
+    "moon": (0, 0, 0, 0),
+    "qfedavg": (0, 1, 0, 0),
+    "scaffold,option=I": (1, 0, 1, 0),
+    "sgdm": (1, 0, 1, 0),
+    "sgdm,form=local": (0, 0, 0, 0),
+    "sgdm,form=server": (0, 0, 0, 0),
+}
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("entry", BESIDE)
+def test_what_a_method_moves_beside_the_model(entry: str, batch_norm: bool) -> None:
+    params, m = model(batch_norm)
+    params_up, up, params_down, down = BESIDE[entry]
+    recipe, settings = ALONE[entry]
+    rows = federation.run(recipe, settings, batch_norm=batch_norm).rows
+    for row in rows:
+        assert row["bytes_up"] == COHORT * (m + params_up * params + up * FLOAT)
+        assert row["bytes_down"] == COHORT * (m + params_down * params + down * FLOAT)
+
+
+def test_fedbabu_moves_the_body_only() -> None:
+    """53 numbers without the classifier's 5 * 3 + 3."""
+    assert traffic("fedbabu") == [(COHORT * 35 * FLOAT, COHORT * 35 * FLOAT)] * 3
+
+
+def test_ccvr_asks_everybody_once_for_statistics() -> None:
+    """After the last round: M down, C (d + d (d + 1) / 2 + 1) up. Nobody holds the new model yet."""
+    _, m = model(False)
+    *first, last = traffic("ccvr")
+    assert first == [(COHORT * m, COHORT * m)] * 2
+    assert last == (COHORT * m + N * C * (D + D * (D + 1) // 2 + 1) * FLOAT, COHORT * m + N * m)
+
+
+def test_feddyn_asks_for_counts_before_the_first_round_where_it_adapts() -> None:
+    """M down to everybody, who then hold the model of round 1; alpha_k down in each round."""
+    _, m = model(False)
+    rows = federation.run("feddyn", {"feddyn": {"alpha_adapt": "authors"}}).rows
+    assert [row["bytes_up"] for row in rows] == [COHORT * m] * 3
+    assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [COHORT * (m + FLOAT)] * 2
+
+
+def test_centralised_training_counts_as_one_client() -> None:
+    """It gets the model and gives it back; what bringing all data there would cost is not counted."""
+    _, m = model(False)
+    assert traffic("centralised") == [(m, m)] * 3
 
 
 def test_a_composition_adds_up() -> None:

@@ -12,6 +12,7 @@ from plugins.baselines.moon import MOON
 from plugins.core.component import Batch, RecipeError, View
 from plugins.core.task import Output
 from plugins.engines.simulation import draw_cohort
+from plugins.models import build
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -171,6 +172,19 @@ def test_nothing_travels_but_the_models() -> None:
     moon, plain = (federation.run(recipe, batch_norm=True).rows for recipe in ("moon", "fedavg"))
     for a, b in zip(moon, plain, strict=True):
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
+
+
+def test_with_a_projection_head_the_contrast_is_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head is part of the model: it trains, travels and is remembered; both engines agree."""
+    net = build("mlp", (6,), federation.N_CLASSES, {"hidden": 5, "projection": 4})
+    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
+    one, other = (federation.simulation("moon", engine=e, dtype=torch.float64) for e in ("sequential", "vectorized"))
+    a, b = one.run(), other.run()
+    assert "projection2.weight" in one.engine.clients.memory["moon"]["w"]
+    for key, leaf in a.params.items():
+        torch.testing.assert_close(b.params[key], leaf, rtol=1e-9, atol=1e-12)
+    plain = federation.run("fedavg", dtype=torch.float64)
+    assert not torch.allclose(plain.params["projection1.weight"], a.params["projection1.weight"]), "it is contrasted"
 
 
 @pytest.mark.parametrize(("key", "value"), [("mu", -0.1), ("tau", 0.0), ("tau", -1.0)])

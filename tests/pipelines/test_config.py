@@ -9,6 +9,8 @@ import pytest
 
 from pipelines import check, cli, config
 from plugins.core.errors import UserError
+from plugins.recipes import METHODS
+from tests.recipe_table import REPORTED
 
 ROOT = Path(__file__).parents[2]
 GOOD = (ROOT / "params.yaml").read_text()
@@ -158,3 +160,39 @@ def test_check_composes_every_recipe(
     assert lines[0].startswith("error: params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
     assert lines[1].startswith("error: params.yaml: recipes.fnr: fnr: needs a public split")
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"
+
+
+def test_a_leak_has_to_say_so_in_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The name is in every folder, table, plot and MLflow page."""
+    leaking = "fnr: {fnr: {p: 0.5, public_data: test}}"
+    assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking)) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "recipes.fnr" in line and "trains on the test set" in line and "call the entry 'fnr-leak'" in line
+    named = [("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"), ("  fnr: {fnr: {p: 0.5}}",
+             "  fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}")]  # fmt: skip
+    assert run_check(monkeypatch, tmp_path, *named) == 0
+
+
+def test_check_finds_an_option_that_no_method_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = "fnr: {fnr: {fnr_reg: squared}}"
+    assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", wrong)) == 2
+    assert "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_experiments_that_come_with_the_project_are_good(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "GOOD", path.read_text())
+    assert run_check(monkeypatch, tmp_path) == 0, capsys.readouterr().err
+
+
+def test_the_experiment_of_all_methods_has_all_methods_and_the_reported_combinations() -> None:
+    """ "fedavg+x" is x."""
+    settings = config.load(ROOT / "experiments" / "methods.yaml")
+    compositions = {settings.composition(name) for name in settings.recipe_names}
+    assert {"fedavg", *METHODS, *REPORTED} <= compositions

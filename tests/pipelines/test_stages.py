@@ -82,6 +82,27 @@ def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     assert json.loads((made / RUN / "run_id.json").read_text())["experiment"] == "small"
 
 
+def test_train_keeps_what_the_methods_measure(made: Path) -> None:
+    """Of three rounds with four clients and ten classes; what only clients know is not asked for."""
+    found = load_file(made / RUN / "recorded.safetensors")
+    assert found["fnr/F"].shape == found["fnr/delta"].shape == (3, 4, 10)
+    assert found["fnr/refined"].sum(1).tolist() == [2, 2, 2]
+    assert found["round/bytes_up"].sum(1).tolist() == [float(r["bytes_up"]) for r in table(made / RUN / "rounds.csv")]
+    assert not any(key.startswith("fnr/refine.") for key in found)
+    tags = json.loads((made / RUN / "run.json").read_text())["tags"]
+    assert (tags["public"], tags["leak"], tags["federated"]) == ("labelled", "none", "yes")
+
+
+def test_train_observes_the_clients_where_it_is_told_to(workplace: Path) -> None:
+    before = (workplace / RUN / "model.safetensors").read_bytes()
+    text = (workplace / "params.yaml").read_text()
+    (workplace / "params.yaml").write_text(text.replace("checkpoint_every: 1", "checkpoint_every: 1, observe: true"))
+    assert stage.run(["train", *ITEM]) == 0
+    found = load_file(workplace / RUN / "recorded.safetensors")
+    assert found["fnr/refine.before"].shape == found["fnr/refine.after"].shape == (3, 2, 10)
+    assert (workplace / RUN / "model.safetensors").read_bytes() == before, "looking changes nothing"
+
+
 def test_train_leaves_nothing_to_resume(made: Path) -> None:
     assert list((made / ".resume").iterdir()) == []
 
@@ -91,6 +112,12 @@ def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
     rows = table(made / RUN / "rounds.csv")
     assert metrics["accuracy"] == pytest.approx(float(rows[-1]["test_accuracy"]))
     assert metrics["bytes_up"] == sum(float(row["bytes_up"]) for row in rows)
+    mib = sum(float(row["bytes_up"]) + float(row["bytes_down"]) for row in rows) / 2**20
+    assert metrics["rho"] == pytest.approx(metrics["accuracy"] * 1e4 / mib)
+    assert metrics["kappa"] == pytest.approx(metrics["accuracy"] * 1e4 / sum(float(row["seconds"]) for row in rows))
+    # Three models per client and round by FNR-FL's count of SCAFFOLD: 64 * 64 + 64 + 64 * 10 + 10 floats each.
+    assert metrics["traffic_mib_as_fnr_counts"] == pytest.approx(3 * 4 * 3 * 4810 * 4 / 2**20)
+    assert "delta_bytes_as_rfedavg_counts" not in metrics
     assert metrics["weights_sha256"] == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
     classes = table(made / EVALUATION / "per_class.csv")
     samples = [int(row["samples"]) for row in classes]
