@@ -81,17 +81,25 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("ccn", z_act="pre"),
     _with("fednlr", mu="fc1=3", scale="sum1", log="e", M="units", last="prob", bias="unscaled"),
     _with("fednlr", last="skip"),
+    _with("rfedavg", mmd="sum", delta="batch", L=3, warmup="none", opt_state="persist"),
+    _with("rfedavg", delta_scope="sampled", delta_time="start", weights="uniform"),
+    _with("rfedavg_plus", delta="batch", L=3, warmup="none", opt_state="persist"),
+    _with("rfedavg_plus", delta_scope="sampled", plus="incl_self", weights="uniform"),
+    _with("fednova", mu=0.2),
+    _with("fednova", nu="weights"),
+    _with("feddyn", alpha_adapt="authors", clip=1.0),
+    _with("scaffold", option="I"),
+    _with("scaffold", weights="size"),
+]
+
+# Options that only a simulation may have.
+SIMULATED: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with(
         "rfedavg", mmd="sum", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"
     ),
     _with("rfedavg", delta_scope="sampled", dp="repo", sigma=0.5, L=4, delta_time="start", weights="uniform"),
     _with("rfedavg_plus", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"),
     _with("rfedavg_plus", delta_scope="sampled", plus="incl_self", dp="repo", sigma=0.5, L=4, weights="uniform"),
-    _with("fednova", mu=0.2),
-    _with("fednova", nu="weights"),
-    _with("feddyn", alpha_adapt="authors", clip=1.0),
-    _with("scaffold", option="I"),
-    _with("scaffold", weights="size"),
 ]
 
 
@@ -112,4 +120,5 @@ def label(recipe: str, methods: dict[str, dict[str, object]]) -> str:
 
 
 ALONE = {label(*entry): entry for entry in (*SINGLES, *VARIANTS)}  # a method by itself
-EVERY = ALONE | {label(*entry): entry for entry in COMPOSITIONS}
+DEPLOYED = ALONE | {label(*entry): entry for entry in COMPOSITIONS}
+EVERY = DEPLOYED | {label(*entry): entry for entry in SIMULATED}

@@ -26,6 +26,10 @@ class Centralised(Component):
 
     with_public: bool = False  # whether the public split is part of the union, as it is for FNR-FL's clients
 
+    @property
+    def simulation_only(self) -> str:
+        return "centralised trains one model on the data of all, which may not leave their silos"
+
     def check(self, setting: Setting) -> None:
         if self.with_public and setting.n_public == 0:
             raise RecipeError("centralised: with_public = True, but there is no public split; set data.public")

@@ -77,6 +77,11 @@ class Algorithm:
         """What of the test set the recipe sees, in words; "" if nothing."""
         return "; ".join(c.leak for c in self.components if c.leak)
 
+    @property
+    def simulation_only(self) -> str:
+        """Why the recipe may not be deployed on real silos, in words; "" if it may."""
+        return "; ".join(c.simulation_only for c in self.components if c.simulation_only)
+
     def optimizer(self, given: Optimizer) -> Optimizer:
         """The optimiser of local training."""
         for c in self.components:

@@ -312,6 +312,11 @@ class Component:
         """What of the test set the method sees, in words; "" if nothing. Such a recipe only reproduces a paper."""
         return ""
 
+    @property
+    def simulation_only(self) -> str:
+        """Why the method may not be deployed on real silos, in words; "" if it may."""
+        return self.leak
+
     def check(self, setting: Setting) -> None:
         """Raises RecipeError if the method can't run in this setting or with these hyper-parameters."""
 

@@ -18,7 +18,8 @@ delta are numbers. Choices, and the options beside them:
 - `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0) and adds
   N(0, (sigma C_0 / L)^2), with n_k for L if that is less. `dp="repo"`: no clipping; noise of std sigma on every feature
   of a batch, which is sigma / sqrt(L) on its mean. In rFedAvg on the client's mean; in rFedAvg+ on the average that the
-  server sends, one draw a round for all, which hides nothing from the server.
+  server sends, one draw a round for all, which hides nothing from the server. Both measure what noise does to accuracy:
+  it repeats with the run's seed, so a deployment, where somebody could draw it again, is refused.
 - Clients weigh n_k / n; `weights="uniform"` (the repo). The optimiser starts each round afresh; `opt_state="persist"`:
   where the client's last round left it (the repo).
 

@@ -79,6 +79,15 @@ class DistributionRegularised(Component):
     def weighting(self) -> str:
         return self.weights
 
+    @property
+    def simulation_only(self) -> str:
+        if self.dp == "none":
+            return ""
+        return (
+            f"{self.name}'s noise (dp = {self.dp!r}) is drawn from the run's seed, which the server knows, so it hides "
+            "nothing there; use FedML's local privacy (dp_args)"
+        )
+
     def check(self, setting: Setting) -> None:
         for key, allowed in OPTIONS.items():
             if (chosen := getattr(self, key, allowed[0])) not in allowed:

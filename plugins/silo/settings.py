@@ -239,9 +239,8 @@ def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) 
         deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, local.lr, n_public
     )  # fmt: skip
     algorithm = recipes.build(recipe, train.settings, setting)
-    if algorithm.pools or algorithm.leak:
-        why = algorithm.leak or "it trains one model on the data of all"
-        raise UserError(f"recipe {recipe!r} can't be deployed: {why}; it is there for comparison in simulations")
+    if algorithm.simulation_only:
+        raise UserError(f"recipe {recipe!r} is for simulations and can't be deployed: {algorithm.simulation_only}")
     agreed: Mapping[str, object] = {
         "algorithm": repr(algorithm),
         "model": deployment.model_args.model_dump(),

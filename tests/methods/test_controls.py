@@ -93,13 +93,15 @@ def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
     [
         ("centralised", {}, "trains one model on the data of all"),
         ("fnr", {"fnr": {"public_data": "test"}}, "test set"),
+        ("rfedavg", {"rfedavg": {"dp": "paper", "sigma": 1.0, "clip": 1.0}}, "drawn from the run's seed"),
+        ("rfedavg_plus", {"rfedavg_plus": {"dp": "repo", "sigma": 1.0}}, "drawn from the run's seed"),
     ],
 )
 def test_what_only_a_simulation_may_do_is_not_deployed(
     recipe: str, methods: dict[str, dict[str, str]], why: str
 ) -> None:
     deployment = settings.check({"train_args": {"recipe": recipe, "settings": methods}}, "test")
-    with pytest.raises(UserError, match=rf"recipe '{recipe}' can't be deployed: .*{why}"):
+    with pytest.raises(UserError, match=rf"recipe '{recipe}' is for simulations and can't be deployed: .*{why}"):
         settings.terms(deployment, recipe, federation.network(), 4)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plugins.core.errors import UserError
-from tests.recipe_table import ALONE, EVERY
+from tests.recipe_table import ALONE, DEPLOYED
 from tests.silo import world
 
 DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
@@ -30,11 +30,11 @@ def unprotected(monkeypatch):
 
 @pytest.mark.parametrize(
     ("entry", "batch_norm"),
-    [*((entry, True) for entry in EVERY), *((entry, False) for entry in ALONE)],
+    [*((entry, True) for entry in DEPLOYED), *((entry, False) for entry in ALONE)],
     ids=lambda value: value if isinstance(value, str) else ("batch_norm" if value else "plain"),
 )
 def test_pair_equals_simulation(entry, batch_norm):
-    recipe, settings = EVERY[entry]
+    recipe, settings = DEPLOYED[entry]
     expected = world.simulated(recipe, settings, batch_norm)
     found = world.run(*world.pair(recipe, settings, batch_norm))
     assert world.digest(found) == world.digest(expected)
