@@ -39,8 +39,12 @@ def source(kind: type[Component]) -> str:
 
 
 def defaults(method: str) -> str:
-    """`mu = 0.01, form = hard`."""
-    return ", ".join(f"{key} = {_plain(value)}" for key, value in recipes.hyper_parameters(method).items())
+    """`mu = 0.01, form = hard | soft`, the default word first."""
+    words = recipes.METHODS[method].options
+    return ", ".join(
+        f"{key} = {' | '.join(words[key]) if key in words else _plain(value)}"
+        for key, value in recipes.hyper_parameters(method).items()
+    )
 
 
 def comments(kind: type[Component]) -> dict[str, str]:
@@ -67,7 +71,8 @@ def shown(method: str) -> str:
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
     for key, value in recipes.hyper_parameters(method).items():
-        about = f"{key} = {_plain(value)}" + (f"   {said[key]}" if key in said else "")
+        others = " | ".join(("", *kind.options[key][1:])) if key in kind.options else ""
+        about = f"{key} = {_plain(value)}{others}" + (f"   {said[key]}" if key in said else "")
         lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines) + "\n"
 

@@ -105,6 +105,12 @@ def check_settings(recipe: str, settings: Settings) -> None:
                     f"allowed: {allowed}"
                 )
             _check_kind(f"recipe {recipe!r}: {method}.{key}", value, hints[key])
+            allowed_words = METHODS[method].options.get(key, ())
+            if allowed_words and value not in allowed_words:
+                raise RecipeError(
+                    f"recipe {recipe!r}: {method}.{key} = {value!r} is unknown{nearest(str(value), allowed_words)}; "
+                    f"allowed: {', '.join(allowed_words)}"
+                )
 
 
 def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:

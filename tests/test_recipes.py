@@ -158,8 +158,24 @@ WORDS = [
 
 @pytest.mark.parametrize(("method", "key"), WORDS)
 def test_no_option_of_any_method_takes_a_word_it_does_not_know(method: str, key: str) -> None:
-    with pytest.raises(RecipeError, match=rf"^{method}: .*{key} = 'nonsense'"):
+    with pytest.raises(RecipeError, match=rf"{method}(\.|: .*){key} = 'nonsense'"):
         recipes.build(method, {method: {key: "nonsense"}}, SETTING)
+
+
+OPTIONS = [(method, key) for method in recipes.METHODS for key in recipes.METHODS[method].options]
+
+
+@pytest.mark.parametrize(("method", "key"), OPTIONS)
+def test_options_take_their_words_and_name_the_nearest(method: str, key: str) -> None:
+    """Before anything is composed, so that params.yaml is refused as a whole."""
+    first, *others = recipes.METHODS[method].options[key]
+    assert recipes.hyper_parameters(method)[key] == first, "the default comes first"
+    for word in (first, *others):
+        recipes.check_settings(method, {method: {key: word}})
+    allowed = ", ".join((first, *others))
+    refused(
+        method, {method: {key: others[0] + "x"}}, f"{method}.{key} = '{others[0]}x' is unknown", f"allowed: {allowed}"
+    )
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)

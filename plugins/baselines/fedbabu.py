@@ -16,11 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, RecipeError, Setting
-from plugins.core.errors import nearest
+from plugins.core.component import Component, Options, RecipeError
 from plugins.core.task import Network
-
-WEIGHTS = ("size", "uniform")
 
 
 @dataclass(frozen=True)
@@ -28,6 +25,7 @@ class FedBABU(Component):
     """Trains the body under a classifier that keeps its random initial values."""
 
     name: ClassVar[str] = "fedbabu"
+    options: ClassVar[Options] = {"weights": ("size", "uniform")}
     claims: ClassVar[frozenset[str]] = frozenset({"classifier"})
 
     weights: str = "size"  # CCN's n_r / n; the authors' code: uniform
@@ -35,13 +33,6 @@ class FedBABU(Component):
     @property
     def weighting(self) -> str:
         return self.weights
-
-    def check(self, setting: Setting) -> None:
-        if self.weights not in WEIGHTS:
-            raise RecipeError(
-                f"fedbabu: weights = {self.weights!r} is unknown{nearest(self.weights, WEIGHTS)}; "
-                f"allowed: {', '.join(WEIGHTS)}"
-            )
 
     def fixed(self, network: Network) -> frozenset[str]:
         """The head: its learning rate is 0."""

@@ -31,6 +31,7 @@ from plugins.core.component import (
     Data,
     Desk,
     Exchanges,
+    Options,
     RecipeError,
     Reply,
     Server,
@@ -40,11 +41,8 @@ from plugins.core.component import (
     View,
     Work,
 )
-from plugins.core.errors import nearest
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, norm, scale, tree_map, zeros_like
-
-ALPHA_ADAPT = ("off", "authors")
 
 
 @dataclass(frozen=True)
@@ -52,6 +50,7 @@ class FedDyn(Component):
     """Bends every local loss so that its minimum is one of the mean loss."""
 
     name: ClassVar[str] = "feddyn"
+    options: ClassVar[Options] = {"alpha_adapt": ("off", "authors")}
     claims: ClassVar[frozenset[str]] = frozenset(
         {"client drift correction", "proximal term", "server step", "clients' average"}
     )
@@ -65,11 +64,6 @@ class FedDyn(Component):
     def check(self, setting: Setting) -> None:
         if not self.alpha > 0:
             raise RecipeError(f"feddyn: alpha = {self.alpha} must be above 0, the server divides by it")
-        if self.alpha_adapt not in ALPHA_ADAPT:
-            raise RecipeError(
-                f"feddyn: alpha_adapt = {self.alpha_adapt!r} is unknown{nearest(self.alpha_adapt, ALPHA_ADAPT)}; "
-                f"allowed: {', '.join(ALPHA_ADAPT)}"
-            )
         if not self.clip >= 0:
             raise RecipeError(f"feddyn: clip = {self.clip} must be at least 0")
 

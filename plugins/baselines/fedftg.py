@@ -32,14 +32,24 @@ from torch import Tensor
 
 from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
 from plugins.core.client import autograd
-from plugins.core.component import Asks, Component, Data, Desk, RecipeError, Server, Setting, Trace, Update, View
-from plugins.core.errors import nearest
+from plugins.core.component import (
+    Asks,
+    Component,
+    Data,
+    Desk,
+    Options,
+    RecipeError,
+    Server,
+    Setting,
+    Trace,
+    Update,
+    View,
+)
 from plugins.core.noise import fold, normal
 from plugins.core.optimizers import SGD, Adam
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, add, row
 
-DISCREPANCIES = ("l1", "kl")
 Model = tuple[Params, Params]  # parameters and buffers
 
 
@@ -48,6 +58,7 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
+    options: ClassVar[Options] = {"discrepancy": ("l1", "kl")}
     claims: ClassVar[frozenset[str]] = frozenset({"distillation on the server"})
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
@@ -65,11 +76,6 @@ class FedFTG(Component):
     discrepancy: str = "l1"  # l1, kl: see above
 
     def check(self, setting: Setting) -> None:
-        if self.discrepancy not in DISCREPANCIES:
-            raise RecipeError(
-                f"fedftg: discrepancy = {self.discrepancy!r} is unknown{nearest(self.discrepancy, DISCREPANCIES)}; "
-                f"allowed: {', '.join(DISCREPANCIES)}"
-            )
         for key in ("iterations", "generator_steps", "model_steps", "lambda_cls", "lambda_dis"):
             if getattr(self, key) < 0:
                 raise RecipeError(f"fedftg: {key} = {getattr(self, key)} must be at least 0")

@@ -21,12 +21,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, RecipeError, Setting, View
-from plugins.core.errors import nearest
+from plugins.core.component import Batch, Component, Data, Options, RecipeError, Setting, View
 from plugins.core.task import Output, Task, masked_mean
 from plugins.core.trees import Params, Tree, leaves
-
-OPTIONS = {"form": ("all", "excl"), "absent": ("masked", "floor")}
 
 
 @dataclass(frozen=True)
@@ -34,6 +31,7 @@ class FedLC(Component):
     """Gives every class a margin in the local loss, the larger, the rarer the class is on the client."""
 
     name: ClassVar[str] = "fedlc"
+    options: ClassVar[Options] = {"form": ("all", "excl"), "absent": ("masked", "floor")}
     claims: ClassVar[frozenset[str]] = frozenset({"logits of the local loss"})
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
@@ -43,12 +41,6 @@ class FedLC(Component):
     absent: str = "masked"
 
     def check(self, setting: Setting) -> None:
-        for key, value in (("form", self.form), ("absent", self.absent)):
-            if value not in OPTIONS[key]:
-                raise RecipeError(
-                    f"fedlc: {key} = {value!r} is unknown{nearest(value, OPTIONS[key])}; "
-                    f"allowed: {', '.join(OPTIONS[key])}"
-                )
         if not self.tau >= 0:
             raise RecipeError(f"fedlc: tau = {self.tau} must be at least 0")
 

@@ -29,13 +29,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plugins.core.component import Component, Data, RecipeError, Reply, Setting, Trace, Update, View
-from plugins.core.errors import nearest
+from plugins.core.component import Component, Data, Options, RecipeError, Reply, Setting, Trace, Update, View
 from plugins.core.optimizers import Adam
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, tree_map, weighted_sum
-
-OPTIONS = {"nu": ("direction", "weights"), "count": ("exact", "authors")}
 
 
 @dataclass(frozen=True)
@@ -43,6 +40,7 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
+    options: ClassVar[Options] = {"nu": ("direction", "weights"), "count": ("exact", "authors")}
     claims: ClassVar[frozenset[str]] = frozenset({"clients' average", "proximal term", "optimiser's memory"})
 
     mu: float = 0.0  # the authors' code
@@ -50,11 +48,6 @@ class FedNova(Component):
     count: str = "exact"  # of gradients, where momentum meets mu
 
     def check(self, setting: Setting) -> None:
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key)) not in allowed:
-                raise RecipeError(
-                    f"fednova: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
-                )
         if not 0 <= self.mu * setting.lr < 1:
             raise RecipeError(
                 f"fednova: mu = {self.mu} must be at least 0 and below 1 / train.lr = {1 / setting.lr}, "

@@ -19,12 +19,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plugins.core.component import Component, Data, RecipeError, Setting, View
-from plugins.core.errors import nearest
+from plugins.core.component import Component, Data, Options, RecipeError, Setting, View
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves
-
-FORMS = ("hard", "soft")
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,7 @@ class FedRS(Component):
     """Holds back the updates of the classifier's rows for classes that a client does not have."""
 
     name: ClassVar[str] = "fedrs"
+    options: ClassVar[Options] = {"form": ("hard", "soft")}
     claims: ClassVar[frozenset[str]] = frozenset({"logits of the local loss"})
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
@@ -40,10 +38,6 @@ class FedRS(Component):
     alpha: float = 0.5  # FedNLR, section 7.1, "according to the original paper"
 
     def check(self, setting: Setting) -> None:
-        if self.form not in FORMS:
-            raise RecipeError(
-                f"fedrs: form = {self.form!r} is unknown{nearest(self.form, FORMS)}; allowed: {', '.join(FORMS)}"
-            )
         if not 0 <= self.alpha <= 1:
             raise RecipeError(f"fedrs: alpha = {self.alpha} must lie in [0, 1]")
 

@@ -22,12 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, Desk, RecipeError, Setting, Trace, Update, View
-from plugins.core.errors import nearest
+from plugins.core.component import Batch, Component, Data, Desk, Options, RecipeError, Setting, Trace, Update, View
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, scale, sub, tree_map, zeros_like
-
-OPTIONS = {"weights": ("uniform", "size"), "option": ("II", "I")}
 
 
 @dataclass(frozen=True)
@@ -35,6 +32,7 @@ class Scaffold(Component):
     """Corrects each local step by the difference of the server's and the client's control variate."""
 
     name: ClassVar[str] = "scaffold"
+    options: ClassVar[Options] = {"weights": ("uniform", "size"), "option": ("II", "I")}
     claims: ClassVar[frozenset[str]] = frozenset({"client drift correction"})
 
     n_clients: int  # N
@@ -51,11 +49,6 @@ class Scaffold(Component):
         return self.weights
 
     def check(self, setting: Setting) -> None:
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key)) not in allowed:
-                raise RecipeError(
-                    f"scaffold: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
-                )
         if not self.server_lr > 0:
             raise RecipeError(f"scaffold: server_lr = {self.server_lr} must be above 0")
         if self.option == "II" and setting.optimizer != "sgd":

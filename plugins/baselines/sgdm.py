@@ -22,13 +22,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Data, Desk, RecipeError, Setting, Stage, Trace, Update, View
-from plugins.core.errors import nearest
+from plugins.core.component import Component, Data, Desk, Options, RecipeError, Setting, Stage, Trace, Update, View
 from plugins.core.optimizers import SGD, Optimizer
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, tree_map, weighted_sum, zeros_like
-
-FORMS = ("mfl", "local", "server")
 
 
 @dataclass(frozen=True)
@@ -36,6 +33,7 @@ class SGDM(Component):
     """Gives SGD a momentum: averaged with the model, or the clients' own, or the server's."""
 
     name: ClassVar[str] = "sgdm"
+    options: ClassVar[Options] = {"form": ("mfl", "local", "server")}
     stage: ClassVar[Stage] = Stage.SCALE  # of the server's step; nothing else here depends on it
 
     form: str = "mfl"
@@ -52,10 +50,6 @@ class SGDM(Component):
         return self.form == "mfl" and self.gamma > 0
 
     def check(self, setting: Setting) -> None:
-        if self.form not in FORMS:
-            raise RecipeError(
-                f"sgdm: form = {self.form!r} is unknown{nearest(self.form, FORMS)}; allowed: {', '.join(FORMS)}"
-            )
         if not 0 <= self.gamma < 1:
             raise RecipeError(f"sgdm: gamma = {self.gamma} must lie in [0, 1)")
         if self.form != "server" and setting.optimizer != "sgd":

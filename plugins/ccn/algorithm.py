@@ -35,6 +35,7 @@ from plugins.core.component import (
     Batch,
     Component,
     Data,
+    Options,
     Plan,
     RecipeError,
     Reply,
@@ -44,15 +45,8 @@ from plugins.core.component import (
     Update,
     View,
 )
-from plugins.core.errors import nearest
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree
-
-OPTIONS = {
-    "z_time": ("after", "before", "last_epoch_running"),
-    "z_act": ("post", "pre"),
-    "nu": ("base", "uniform"),
-}
 
 
 @dataclass(frozen=True)
@@ -60,6 +54,11 @@ class CCN(Component):
     """Weighs a client the less, the more its mean representation resembles those of the others."""
 
     name: ClassVar[str] = "ccn"
+    options: ClassVar[Options] = {
+        "z_time": ("after", "before", "last_epoch_running"),
+        "z_act": ("post", "pre"),
+        "nu": ("base", "uniform"),
+    }
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"clients' weights"})
 
@@ -73,11 +72,6 @@ class CCN(Component):
         return frozenset({"last epoch" if self.z_time == "last_epoch_running" else "own"})
 
     def check(self, setting: Setting) -> None:
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key)) not in allowed:
-                raise RecipeError(
-                    f"ccn: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
-                )
         if not self.T > 0:
             raise RecipeError(f"ccn: T = {self.T} must be above 0")
         if self.z_act == "pre" and self.z_time == "last_epoch_running":

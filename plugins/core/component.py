@@ -26,7 +26,7 @@ A component fills in only what its paper needs. State is passed in and returned,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, ClassVar, NamedTuple
@@ -59,6 +59,9 @@ CLAIMS = {
     "refinement on public data": "each trains clients' models on the public split",
     "server step": "each says how far the server moves, by momentum or by an exact combination",
 }
+
+
+Options = Mapping[str, tuple[str, ...]]
 
 
 class Stage(IntEnum):
@@ -283,6 +286,7 @@ class Component:
 
     name: ClassVar[str]
     stage: ClassVar[Stage] = Stage.DEBIAS
+    options: ClassVar[Options] = {}  # the words that a hyper-parameter of words may be, the default first
     # What it sees of the public split: "labelled" or "unlabelled" samples; "" if it needs none.
     public: ClassVar[str] = ""
     pools: ClassVar[bool] = False  # one client has the data of all

@@ -33,18 +33,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, Plan, RecipeError, Setting, Stage, Trace, View
+from plugins.core.component import Batch, Component, Data, Options, Plan, RecipeError, Setting, Stage, Trace, View
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Layer, Task
 from plugins.core.trees import Params, Tree
-
-OPTIONS = {
-    "scale": ("mean1", "sum1"),
-    "log": ("10", "e"),
-    "M": ("channels", "units"),
-    "last": ("logits", "skip", "prob"),
-    "bias": ("scaled", "unscaled"),
-}
 
 
 @dataclass(frozen=True)
@@ -52,6 +44,13 @@ class FedNLR(Component):
     """Trains each neuron at a rate that grows with its activation on the local data under the received model."""
 
     name: ClassVar[str] = "fednlr"
+    options: ClassVar[Options] = {
+        "scale": ("mean1", "sum1"),
+        "log": ("10", "e"),
+        "M": ("channels", "units"),
+        "last": ("logits", "skip", "prob"),
+        "bias": ("scaled", "unscaled"),
+    }
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"neurons' learning rates"})
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
@@ -70,11 +69,6 @@ class FedNLR(Component):
         for key, value in (("mu0", self.mu0), ("a1", self.a1), ("a2", self.a2)):
             if not (math.isfinite(value) and value >= 0):
                 raise RecipeError(f"fednlr: {key} = {value} must be a finite number of at least 0")
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key)) not in allowed:
-                raise RecipeError(
-                    f"fednlr: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
-                )
         names = [name for name, _ in self._given()]
         if len(set(names)) < len(names):
             raise RecipeError(f"fednlr: mu = {self.mu!r} names a layer twice")

@@ -28,16 +28,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import Component, Desk, RecipeError, Setting, Stage, Update
-from plugins.core.errors import nearest
+from plugins.core.component import Component, Desk, Options, RecipeError, Setting, Stage, Update
 from plugins.core.trees import Params, Tree, norm, row_norms, tree_map, weighted_sum, zeros_like
-
-OPTIONS = {
-    "variant": ("fednnnn", "norm_norm", "momentum"),
-    "n_zero": ("skip_term", "hold"),
-    "norm": ("all", "per_layer", "with_buffers"),
-    "evaluate": ("average", "sent"),
-}
 
 
 @dataclass(frozen=True)
@@ -45,6 +37,12 @@ class FedNNNN(Component):
     """Stretches the average update to the mean length of the clients' updates, with momentum."""
 
     name: ClassVar[str] = "fednnnn"
+    options: ClassVar[Options] = {
+        "variant": ("fednnnn", "norm_norm", "momentum"),
+        "n_zero": ("skip_term", "hold"),
+        "norm": ("all", "per_layer", "with_buffers"),
+        "evaluate": ("average", "sent"),
+    }
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"server step"})
     weighting: ClassVar[str] = "uniform"
@@ -61,11 +59,6 @@ class FedNNNN(Component):
         return self.evaluate == "average"
 
     def check(self, setting: Setting) -> None:
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key)) not in allowed:
-                raise RecipeError(
-                    f"fednnnn: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; allowed: {', '.join(allowed)}"
-                )
         if not self.beta > 0:
             raise RecipeError(f"fednnnn: beta = {self.beta} must be above 0")
         if not 0 <= self.gamma < 1:

@@ -48,6 +48,7 @@ from plugins.core.component import (
     Component,
     Data,
     Exchanges,
+    Options,
     Plan,
     RecipeError,
     Reply,
@@ -59,18 +60,9 @@ from plugins.core.component import (
     View,
     Work,
 )
-from plugins.core.errors import nearest
 from plugins.core.optimizers import Adam
 from plugins.core.task import Output, Task, masked_mean
 from plugins.core.trees import Params, Tree, tree_map
-
-OPTIONS = {
-    "public_data": ("train_holdout", "test"),
-    "fnr_reg": ("published", "squared_live", "signed_live", "off"),
-    "delta": ("rest", "all_others"),
-    "fnr_mode": ("eval", "train"),
-    "refine_optimizer": ("same", "adam"),
-}
 
 
 @dataclass(frozen=True)
@@ -78,6 +70,13 @@ class FNR(Component):
     """Refines, on public data, the models of the clients that are worst on it."""
 
     name: ClassVar[str] = "fnr"
+    options: ClassVar[Options] = {
+        "public_data": ("train_holdout", "test"),
+        "fnr_reg": ("published", "squared_live", "signed_live", "off"),
+        "delta": ("rest", "all_others"),
+        "fnr_mode": ("eval", "train"),
+        "refine_optimizer": ("same", "adam"),
+    }
     claims: ClassVar[frozenset[str]] = frozenset({"refinement on public data"})
     passes: ClassVar[frozenset[str]] = frozenset({"public"})
     public: ClassVar[str] = "labelled"
@@ -105,11 +104,6 @@ class FNR(Component):
                 f"fnr: lam = {self.lam} must be finite, epochs = {self.epochs} at least 0, "
                 f"batch_size = {self.batch_size} at least 1"
             )
-        for key, allowed in OPTIONS.items():
-            value = getattr(self, key)
-            if value not in allowed:
-                near = nearest(value, allowed)
-                raise RecipeError(f"fnr: {key} = {value!r} is unknown{near}; allowed: {', '.join(allowed)}")
 
     def n_refined(self, cohort: int) -> int:
         """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 = 28.999..."""

@@ -38,7 +38,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import Asks, Data, Desk, Exchanges, Plan, Server, Trace, Update, View
+from plugins.core.component import Asks, Data, Desk, Exchanges, Options, Plan, Server, Trace, Update, View
 from plugins.core.noise import fold
 from plugins.core.task import Task, masked_mean
 from plugins.core.trees import Params, Tree
@@ -51,6 +51,11 @@ class RFedAvg(DistributionRegularised):
     """Pulls the mean feature of each mini-batch towards the delayed mean feature of every other client."""
 
     name: ClassVar[str] = "rfedavg"
+    options: ClassVar[Options] = {
+        **DistributionRegularised.options,
+        "mmd": ("mean", "sum"),
+        "delta_time": ("end", "start"),
+    }
 
     mmd: str = "mean"
     delta_time: str = "end"
@@ -92,6 +97,7 @@ class RFedAvgPlus(DistributionRegularised):
     """Pulls it towards the mean of the others' features, all mapped with the same global model."""
 
     name: ClassVar[str] = "rfedavg_plus"
+    options: ClassVar[Options] = {**DistributionRegularised.options, "plus": ("exclude", "incl_self")}
 
     plus: str = "exclude"
 

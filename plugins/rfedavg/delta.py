@@ -18,6 +18,7 @@ from plugins.core.component import (
     Component,
     Data,
     Desk,
+    Options,
     Plan,
     RecipeError,
     Reply,
@@ -28,23 +29,10 @@ from plugins.core.component import (
     View,
     Work,
 )
-from plugins.core.errors import nearest
 from plugins.core.noise import fold, uniform
 from plugins.core.task import Output, Task, masked_mean
 from plugins.core.trees import Params, Tree, n_bytes, row
 from plugins.rfedavg.privacy import clipped, noisy
-
-OPTIONS = {
-    "mmd": ("mean", "sum"),
-    "delta": ("full", "batch"),
-    "delta_time": ("end", "start"),
-    "plus": ("exclude", "incl_self"),
-    "delta_scope": ("known", "sampled"),
-    "warmup": ("delta0", "none"),
-    "dp": ("none", "paper", "repo"),
-    "weights": ("size", "uniform"),
-    "opt_state": ("reset", "persist"),
-}
 
 # Keys: the steps of local training have the numbers from 0.
 DRAW, NOISE = -1, -2
@@ -54,6 +42,14 @@ DRAW, NOISE = -1, -2
 class DistributionRegularised(Component):
     """What both algorithms share: the table of delta, its first filling, and the map."""
 
+    options: ClassVar[Options] = {
+        "delta": ("full", "batch"),
+        "delta_scope": ("known", "sampled"),
+        "warmup": ("delta0", "none"),
+        "dp": ("none", "paper", "repo"),
+        "weights": ("size", "uniform"),
+        "opt_state": ("reset", "persist"),
+    }
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
     n_clients: int  # N
@@ -89,12 +85,6 @@ class DistributionRegularised(Component):
         )
 
     def check(self, setting: Setting) -> None:
-        for key, allowed in OPTIONS.items():
-            if (chosen := getattr(self, key, allowed[0])) not in allowed:
-                raise RecipeError(
-                    f"{self.name}: {key} = {chosen!r} is unknown{nearest(chosen, allowed)}; "
-                    f"allowed: {', '.join(allowed)}"
-                )
         for key, value in (("lam", self.lam), ("sigma", self.sigma), ("clip", self.clip)):
             if not (math.isfinite(value) and value >= 0):
                 raise RecipeError(f"{self.name}: {key} = {value} must be a finite number of at least 0")

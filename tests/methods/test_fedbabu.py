@@ -111,8 +111,3 @@ def test_a_model_without_a_body_is_refused() -> None:
             "fedbabu", {}, logistic_regression((2,), 2), data, list(hand.CLIENTS), data, None, None,
             LocalTraining("sgd", 0.1, 1, 2), Schedule(1, 3, 0),
         )  # fmt: skip
-
-
-def test_unknown_weights_are_refused() -> None:
-    with pytest.raises(RecipeError, match=r"fedbabu: weights = 'unifrom' is unknown \(did you mean 'uniform'\?\)"):
-        hand.run("fedbabu", {"fedbabu": {"weights": "unifrom"}})

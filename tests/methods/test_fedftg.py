@@ -196,8 +196,3 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
 def test_bad_values_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=rf"fedftg: .*{key} = {value}"):
         build("fedftg", {"fedftg": {key: value}}, SETTING)
-
-
-def test_an_unknown_discrepancy_names_the_near_one() -> None:
-    with pytest.raises(RecipeError, match=r"fedftg: discrepancy = 'L1' is unknown.*allowed: l1, kl"):
-        build("fedftg", {"fedftg": {"discrepancy": "L1"}}, SETTING)

@@ -183,8 +183,6 @@ def test_evaluation_and_traffic_are_fedavgs() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"form": "exclude"}, r"fedlc: form = 'exclude' is unknown \(did you mean 'excl'\?\); allowed: all, excl"),
-        ({"absent": "mask"}, r"fedlc: absent = 'mask' is unknown \(did you mean 'masked'\?\); allowed: masked, floor"),
         ({"tau": -0.5}, "fedlc: tau = -0.5 must be at least 0"),
     ],
 )

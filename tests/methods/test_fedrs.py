@@ -124,7 +124,6 @@ def test_single_precision() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"form": "sof"}, r"fedrs: form = 'sof' is unknown \(did you mean 'soft'\?\); allowed: hard, soft"),
         ({"alpha": 1.5}, "fedrs: alpha = 1.5 must lie"),
         ({"alpha": -0.5}, "fedrs: alpha = -0.5 must lie"),
     ],

@@ -412,10 +412,6 @@ def test_bad_settings_are_refused(kind: type[RFedAvg | RFedAvgPlus]) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        *(
-            ({key: "fulll"}, f"{key} = 'fulll' is unknown.*; allowed: ")
-            for key in ("delta", "delta_scope", "warmup", "dp", "weights", "opt_state")
-        ),
         ({"dp": "paper", "clip": -1.0}, "clip = -1.0"),
         ({"dp": "paper", "clip": float("nan")}, "clip = nan"),
         ({"dp": "repo", "sigma": -1.0}, "sigma = -1.0"),
@@ -429,13 +425,3 @@ def test_bad_settings_are_refused(kind: type[RFedAvg | RFedAvgPlus]) -> None:
 def test_bad_options_are_refused(kind: type[RFedAvg | RFedAvgPlus], options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=f"^{kind.name}: {message}"):
         kind(n_clients=3, feature_size=2, **options).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
-
-
-def test_options_of_one_algorithm_only() -> None:
-    setting = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
-    with pytest.raises(RecipeError, match="rfedavg: mmd = 'add' is unknown"):
-        RFedAvg(n_clients=3, feature_size=2, mmd="add").check(setting)
-    with pytest.raises(RecipeError, match="rfedavg: delta_time = 'middle' is unknown"):
-        RFedAvg(n_clients=3, feature_size=2, delta_time="middle").check(setting)
-    with pytest.raises(RecipeError, match="rfedavg_plus: plus = 'self' is unknown"):
-        RFedAvgPlus(n_clients=3, feature_size=2, plus="self").check(setting)

@@ -187,15 +187,3 @@ def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
 def test_a_server_lr_of_zero_is_refused() -> None:
     with pytest.raises(RecipeError, match="server_lr"):
         hand.run("scaffold", {"scaffold": {"server_lr": 0.0}})
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"weights": "sizes"}, r"scaffold: weights = 'sizes' .*did you mean 'size'.* allowed: uniform, size"),
-        ({"option": "III"}, r"scaffold: option = 'III' .* allowed: II, I"),
-    ],
-)
-def test_unknown_options_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        hand.run("scaffold", {"scaffold": values})
