@@ -23,7 +23,9 @@ def check(_: argparse.Namespace) -> None:
     for name in settings.recipe_names:
         for scenario in settings.scenario_names:
             try:
-                leak = _compose(settings, name, scenario).leak
+                algorithm = _compose(settings, name, scenario)
+                algorithm.optimizer(settings.train.local.build())  # a method may refuse the one of train
+                leak = algorithm.leak
                 if leak and "leak" not in name:
                     raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
             except UserError as error:

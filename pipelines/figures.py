@@ -103,7 +103,7 @@ def accuracy_of_run(result: Result) -> bytes:
 
 
 def _curves(scenario: Scenario) -> list[Curve]:
-    """One curve per line of the scenario, best first, over the rounds that each of its seeds has evaluated."""
+    """One curve per line of the scenario, by its height at the end, over the rounds that all of its seeds evaluated."""
     curves = []
     for line in scenario.lines:
         runs = [r for r in scenario.results if r.recipe == line.recipe]
@@ -121,7 +121,8 @@ def _curves(scenario: Scenario) -> list[Curve]:
                 traffic=np.array([[so_far[t] for t in rounds] for so_far in bytes_so_far]).mean(0) / MIB,
             )
         )
-    return [curve for curve in curves if len(curve.rounds)]
+    # Not in the table's order: what is not compared stands last there, wherever it ends.
+    return sorted((curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1])
 
 
 def _so_far(result: Result) -> list[float]:

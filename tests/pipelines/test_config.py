@@ -175,6 +175,14 @@ def test_a_leak_has_to_say_so_in_its_name(
     assert run_check(monkeypatch, tmp_path, *named) == 0
 
 
+def test_check_finds_a_momentum_that_is_not_the_methods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = [("momentum: null", "momentum: 0.5"), ("  scaffold: {}", "  scaffold: {recipe: sgdm}")]
+    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    assert "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9" in capsys.readouterr().err
+
+
 def test_check_finds_an_option_that_no_method_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -205,6 +205,8 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
     notes = tables.notes(scenario)
     assert "LEAK: fnr-leak: fnr trains on the test set; its accuracy says nothing." in notes
     assert "centralised: no federated learning but a bound, so it has no rank." in notes
+    drawn = [curve.label for curve in figures._curves(scenario)]
+    assert drawn == ["fnr-leak LEAK", "centralised", "fnr †", "fedavg"], "a picture goes by height"
     leader = tables.words(scenario)[0]
     assert "fnr has the highest" in leader and "10.00 percentage points ahead of fedavg" in leader
 
