@@ -30,6 +30,13 @@ def check(_: argparse.Namespace) -> None:
                     raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
             except UserError as error:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
+    deployed = settings.deploy.recipe
+    try:
+        reason = _compose(settings, deployed, settings.deploy.scenario).simulation_only
+        if reason:
+            errors[f"{config.FILE}: deploy.recipe = {deployed!r} can't be deployed: {reason}"] = None
+    except UserError as error:
+        errors[f"{config.FILE}: recipes.{deployed}: {error}"] = None
     if errors:
         raise UserError("\n".join(errors))
 

@@ -58,6 +58,7 @@ def _deployment(settings: config.Config) -> Deployment:
             "client_num_in_total": wanted.silos, "client_num_per_round": wanted.silos,
             "epochs": train.epochs, "batch_size": train.batch_size, "client_optimizer": train.optimizer,
             "learning_rate": train.lr, "momentum": train.momentum, "weight_decay": train.weight_decay,
+            "local_steps": train.local_steps, "drop_last": train.drop_last,
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip

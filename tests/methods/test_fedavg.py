@@ -101,3 +101,15 @@ def test_local_momentum_and_weight_decay_start_anew_in_every_round(engine: str) 
             local.append(w_k)
         w = hand.average(np.array(hand.SIZES) / 6, local)
     hand.same(ran.outcome.params, w)
+
+
+def test_local_steps_in_place_of_epochs(engine: str) -> None:
+    """Everybody takes E = 5 steps, whatever it holds, in batches of 2 without the short ones."""
+    ran = hand.run("fedavg", engine=engine, rounds=2, batch_size=2, steps=5, drop_last=True)
+    w = hand.W0
+    for t in (1, 2):
+        batches = [ran.batches(k, t) for k in range(3)]
+        assert [[len(batch) for batch in of] for of in batches] == [[1] * 5, [2] * 5, [2] * 5]
+        w = hand.average(np.array(hand.SIZES) / 6, [hand.descend(w, of) for of in batches])
+    hand.same(ran.outcome.params, w)
+    assert all(reply.steps.tolist() == [5, 5, 5] for _, reply in ran.exchanges)

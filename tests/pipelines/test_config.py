@@ -183,6 +183,14 @@ def test_check_finds_a_momentum_that_is_not_the_methods(
     assert "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9" in capsys.readouterr().err
 
 
+def test_check_finds_a_recipe_that_can_not_be_deployed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = [("  scaffold: {}", "  scaffold: {}\n  centralised: {}"), ("  recipe: fednnnn", "  recipe: centralised")]
+    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    assert "deploy.recipe = 'centralised' can't be deployed: " in capsys.readouterr().err
+
+
 def test_check_finds_an_option_that_no_method_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

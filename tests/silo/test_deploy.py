@@ -33,6 +33,7 @@ def prepared(tmp_path, monkeypatch):
 def test_equal_weights(prepared, monkeypatch, silos):
     """As many silos as the scenario has clients take its partition; otherwise one like it is made."""
     prepared["deploy"]["silos"] = silos
+    prepared["train"] |= {"local_steps": 3, "drop_last": True}
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     seen = []
 
@@ -51,6 +52,7 @@ def test_equal_weights(prepared, monkeypatch, silos):
     assert ([part.tolist() for part in parts.clients] == indices["clients"]) is (silos == 5)
     assert len(parts.public.y) == 50
     assert deployment.train_args.cohort == 2
+    assert (deployment.train_args.local_steps, deployment.train_args.drop_last) == (3, True)
     record = json.loads(Path("deploy/result.json").read_text())
     assert record["deployed_sha256"] == record["simulated_sha256"]
     assert record["recipe"] == "fnr"
