@@ -94,15 +94,19 @@ def checked(recipe: str) -> str:
 
 def refused() -> str:
     """The pairs that don't compose, each with the reason."""
+    alone = [method for method, kind in recipes.METHODS.items() if kind.pools]
+    methods = sorted(set(recipes.METHODS) - set(alone))
+    pairs = ["+".join(pair) for pair in combinations(methods, 2)]
     lines = []
-    for pair in combinations(sorted(recipes.METHODS), 2):
+    for pair in pairs:
         try:
-            recipes.build("+".join(pair), {}, SETTING)
+            recipes.build(pair, {}, SETTING)
         except RecipeError as error:
-            lines.append(_entry("+".join(pair), str(error).partition("can't be combined: ")[2]))
-    n = len(recipes.METHODS)
-    total = n * (n - 1) // 2
-    head = f"Of {total} pairs with default hyper-parameters {total - len(lines)} compose; refused are:"
+            lines.append(_entry(pair, str(error).partition("can't be combined: ")[2]))
+    head = (
+        f"Of {len(pairs)} pairs with default hyper-parameters {len(pairs) - len(lines)} compose "
+        f"({', '.join(alone)} composes with nothing). Refused are:"
+    )
     return "\n".join([head, "", *lines]) + "\n"
 
 
