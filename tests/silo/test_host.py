@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plugins.core.errors import UserError
-from tests.recipe_table import ALONE, DEPLOYED
+from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
 from tests.silo import world
 
 DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
@@ -140,9 +140,16 @@ def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_ag
     assert min((average[key] - sent[key]).abs().max().item() for key in sent) > 1e-3, "noised"
 
 
-def test_central_noise_is_refused_where_the_model_leaves_earlier():
-    with pytest.raises(UserError, match="rfedavg_plus sends the new model within the round"):
-        world.pair("rfedavg_plus", {}, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
+@pytest.mark.parametrize("recipe", ["rfedavg_plus", "ccvr"])
+def test_central_noise_is_refused_where_the_model_leaves_earlier(recipe):
+    with pytest.raises(UserError, match=f"{recipe} sends the new model out once more before"):
+        world.pair(recipe, {}, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
+
+
+def test_a_server_that_learns_keeps_its_model_to_itself_until_the_noise_is_added():
+    settings = {"feddf": PARAMETERS["feddf"]}
+    pair = world.pair("feddf", settings, dp_solution_type="cdp", max_grad_norm=1.0, **DP)
+    assert world.digest(world.run(*pair)) != world.digest(world.simulated("feddf", settings, False))
 
 
 def test_a_defence_before_aggregation_can_drop_a_silo():
