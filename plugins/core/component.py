@@ -9,7 +9,7 @@ One round, with every hook in its place (`c` runs over the components of a recip
       each step        adjust_logits, penalty                 inside the loss
                        correct (DEBIAS)                       the gradient
                        optimiser
-                       correct (SCALE, FREEZE)                the optimiser's update
+                       correct (SCALE)                        the optimiser's update
                      report                                 upload and next memory
                      observe                                what only a simulation records
     server           after_train                            may ask
@@ -60,7 +60,6 @@ CLAIMS = {
     "server step": "each says how far the server moves, by momentum or by an exact combination",
 }
 
-
 Options = Mapping[str, tuple[str, ...]]
 
 
@@ -69,7 +68,6 @@ class Stage(IntEnum):
 
     DEBIAS = 0  # adds to the gradient or the direction
     SCALE = 1  # multiplies
-    FREEZE = 2  # masks
 
 
 class Setting(NamedTuple):
@@ -367,7 +365,7 @@ class Component:
         return None
 
     def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """The gradient at `params` (stage DEBIAS), or the optimiser's update (stages SCALE and FREEZE)."""
+        """The gradient at `params` (stage DEBIAS), or the optimiser's update (stage SCALE)."""
         return tree
 
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:

@@ -59,17 +59,6 @@ class Doubles(Component):
 
 
 @dataclass(frozen=True)
-class Masks(Component):
-    """Lets nothing through."""
-
-    name: ClassVar[str] = "_masks"
-    stage: ClassVar[Stage] = Stage.FREEZE
-
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        return scale(0, direction), state
-
-
-@dataclass(frozen=True)
 class AlsoAdds(Component):
     """Owns the same thing as `Adds`."""
 
@@ -144,12 +133,10 @@ def test_fedavg_is_the_empty_set() -> None:
     assert Algorithm().name == "fedavg"
 
 
-def test_stages_add_then_multiply_then_mask() -> None:
-    """(2.5 + 1) * 2 = 7, although "a_doubles" sorts before "adds"; a mask has the last word."""
+def test_stages_add_then_multiply() -> None:
+    """(2.5 + 1) * 2 = 7, although "a_doubles" sorts before "adds"."""
     for order in permutations((Adds(), Doubles())):
         assert round_of(*order)[1].params["w"].tolist() == [17.0]
-    for order in permutations((Adds(), Doubles(), Masks())):
-        assert round_of(*order)[1].params["w"].tolist() == [10.0]
 
 
 def test_one_uniform_component_makes_the_weights_uniform() -> None:
