@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from plugins.core.component import Samples
 from plugins.core.trees import Params, flatten
 from plugins.engines.simulation import Outcome
+from plugins.models import build
 from tests import federation
 from tests.recipe_table import ALONE, EVERY
 
@@ -65,3 +67,38 @@ def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: tor
         assert (mine["bytes_up"], mine["bytes_down"]) == (other["bytes_up"], other["bytes_down"])
         for key in ("local_loss", "update_norm_client", "update_norm_server", "test_loss"):
             assert other[key] == pytest.approx(mine[key], rel=rtol)
+
+
+@pytest.fixture(scope="module")
+def images() -> federation.Federation:
+    """The federation's samples as noisy images of 6 x 6."""
+    of = federation.federation(torch.float64)
+    generator = torch.Generator().manual_seed(0)
+
+    def image(samples: Samples) -> Samples:
+        x = samples.x.repeat(1, 6).reshape(-1, 1, 6, 6)
+        return Samples(x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y)
+
+    return federation.Federation(image(of.train), of.clients, image(of.test), image(of.public))
+
+
+@pytest.mark.parametrize("entry", ALONE)
+def test_convolutions_and_what_is_recorded(
+    entry: str, images: federation.Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights, and every quantity that methods measure and observe, on rFedAvg's CNN in small with batch norm."""
+    recipe, settings = ALONE[entry]
+    if recipe == "fednlr" and "mu" in settings["fednlr"]:
+        settings = {"fednlr": settings["fednlr"] | {"mu": "fc1=3 conv2=2"}}
+    net = build("cnn", (1, 6, 6), federation.N_CLASSES, {"channels": 2, "hidden": 4, "batch_norm": True})
+    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
+    outcomes: list[Outcome] = []
+    for engine in ("sequential", "vectorized"):
+        simulation = federation.simulation(recipe, settings, of=images, dtype=torch.float64, engine=engine, rounds=2)
+        simulation.engine.clients.observing = True
+        outcomes.append(simulation.run())
+    a, b = outcomes
+    close(b.params, a.params, 1e-8)
+    assert b.tensors.keys() == a.tensors.keys()
+    for key, leaf in a.tensors.items():
+        torch.testing.assert_close(b.tensors[key], leaf, rtol=1e-6, atol=1e-9, equal_nan=True, msg=key)
