@@ -1,0 +1,106 @@
+"""Where two methods meet and neither's own test looks: what the docstrings promise, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from tests.methods import by_hand as hand
+from tests.methods import test_ccn as ccn
+from tests.methods import test_feddyn as feddyn
+from tests.methods import test_fednlr as fednlr
+
+EVERYBODY = (0, 1, 2)
+BATCHES = [[client] * 2 for client in hand.CLIENTS]  # two epochs of full batches
+UNIFORM = np.full(3, 1 / 3)
+
+
+class Scaled(feddyn.Reference):
+    """FedDyn whose local steps have FedNLR's row-wise rates, of the received model."""
+
+    def local(self, k: int, batches: list[hand.Array]) -> hand.Tree:
+        g_k, w_t = self.g[k], self.w
+        rates = fednlr.factors(w_t, hand.X[hand.CLIENTS[k]])
+
+        def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
+            return hand.each(
+                lambda rate, g, g_k, w, w_t: rate * (g - g_k + feddyn.ALPHA * (w - w_t)),
+                rates, hand.gradient(w, x, y), g_k, w, w_t,
+            )  # fmt: skip
+
+        return hand.descend(w_t, batches, direction)
+
+
+def test_fednlr_scales_feddyns_terms_and_g_k_sees_what_came_of_it(engine: str) -> None:
+    settings = feddyn.settings() | {"fednlr": {"mu0": fednlr.MU0, "a1": fednlr.A1, "a2": fednlr.A2}}
+    ran, reference = hand.run("feddyn+fednlr", settings, engine=engine, rounds=3), Scaled()
+    for _ in range(3):
+        reference.round(EVERYBODY, BATCHES)
+    feddyn.compare(ran, reference)
+
+
+def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> None:
+    """w = sum_k c_k w_k - h / alpha, with c_k = Lambda_k / sum Lambda, since FedDyn's own weights are uniform."""
+    ran = hand.run("ccn+feddyn", feddyn.settings() | {"ccn": {"T": ccn.T}}, engine=engine, rounds=2)
+    reference = feddyn.Reference()
+    for _ in range(2):
+        local = [reference.local(k, BATCHES[k]) for k in EVERYBODY]
+        z = np.stack(
+            [hand.hidden(w_k, hand.X[client]).mean(0) for w_k, client in zip(local, hand.CLIENTS, strict=True)]
+        )
+        c = ccn.weights(z, UNIFORM)
+        reference.round(EVERYBODY, BATCHES)
+        reference.w = hand.each(lambda m, h: m - h / feddyn.ALPHA, hand.average(c, local), reference.h)
+    feddyn.compare(ran, reference)
+
+
+def test_fednnnn_stretches_fednovas_direction_and_evaluates_it_as_it_was(engine: str) -> None:
+    """u = tau_eff sum_k p_k Delta_k / a_k with p_k = 1/m; d = gamma d + beta (E / N) u. Batches of 1: 2, 4, 6 steps."""
+    beta, gamma = 0.8, 0.5
+    settings: dict[str, dict[str, object]] = {"fednnnn": {"beta": beta, "gamma": gamma}}
+    ran = hand.run("fednnnn+fednova", settings, engine=engine, rounds=2, batch_size=1)
+    w, d, evaluated = hand.W0, hand.zeros(), hand.W0
+    a = np.array([2.0, 4.0, 6.0])
+    for t in (1, 2):
+        local = [hand.descend(w, ran.batches(k, t)) for k in EVERYBODY]
+        deltas = [hand.each(np.subtract, w_k, w) for w_k in local]
+        u = hand.average(a.mean() * UNIFORM / a, deltas)
+        e = np.mean([hand.length(delta) for delta in deltas])
+        evaluated = hand.each(np.add, w, u)
+        factor = beta * e / hand.length(u)
+        d = hand.each(lambda d, u, f=factor: gamma * d + f * u, d, u)
+        w = hand.each(np.add, w, d)
+    hand.same(ran.outcome.params, w)
+    hand.same(ran.outcome.evaluated, evaluated)
+
+
+def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
+    """FedDF's step comes before the map, and what it makes is what is evaluated and sent next."""
+    settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}, "rfedavg_plus": {"lam": 0.01}}
+    ran = hand.run("feddf+rfedavg_plus", settings, engine=engine, rounds=2)
+    jobs = [ask for ask, _ in ran.exchanges]
+    assert [ask.job for ask in jobs] == ["rfedavg_plus.map", *["train", "rfedavg_plus.map"] * 2]
+    assert jobs[2].params is jobs[3].params, "mapped and then trained on"
+    (_, trained) = ran.exchanges[1]
+    average = {key: leaf.mul(torch.tensor([1, 2, 3]).reshape(-1, *(1,) * (leaf.ndim - 1)) / 6).sum(0)
+               for key, leaf in trained.params.items()}  # fmt: skip
+    assert any(not torch.allclose(jobs[2].params[key], leaf) for key, leaf in average.items()), "FedDF moved it"
+    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+
+
+def test_with_fednnnn_a_distilled_model_is_the_evaluated_one() -> None:
+    """Not the average, which FedNNNN evaluates by itself."""
+    settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}}
+    ran = hand.run("feddf+fednnnn", settings, rounds=1)
+    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+    alone = hand.run("fednnnn", rounds=1)
+    assert any(not torch.equal(alone.outcome.evaluated[key], leaf) for key, leaf in alone.outcome.params.items())
+
+
+def test_moon_remembers_the_model_before_fnrs_refinement(engine: str) -> None:
+    settings: dict[str, dict[str, object]] = {"moon": {"mu": 0.5}, "fnr": {"p": 1.0, "epochs": 2, "batch_size": 8}}
+    ran = hand.run("fnr+moon", settings, engine=engine, rounds=1)
+    (_, trained), (_, refined) = ran.exchanges
+    for key, leaf in ran.memory("moon")["w"].items():
+        torch.testing.assert_close(leaf, trained.params[key], rtol=0, atol=0)
+        assert not torch.allclose(leaf, refined.params[key])
