@@ -30,6 +30,7 @@ INTRO = (
     "Clients train a common model, each on its own data, and a server combines what they send. This page compares "
     "ways of doing so by how well the common model does on test samples that no client has seen."
 )
+LEAKS = " Lines marked LEAK have seen these samples in training: they show what that is worth."
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
     ("make ui", "every run in MLflow, with curves to compare; it prints the link"),
@@ -50,7 +51,9 @@ def write(root: Path) -> Path:
         raise UserError(f"{root / 'runs'}: holds no finished run of params.yaml; run `make repro` first")
     sections = [_section(root, params, scenario) for scenario in scenarios]
     files = {name: picture for section in sections for name, _, picture in section["pictures"]}
-    context = {"title": params["experiment"], "intro": INTRO, "facts": _facts(params, scenarios)}
+    leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
+    intro = INTRO + (LEAKS if leaks else "")
+    context = {"title": params["experiment"], "intro": intro, "facts": _facts(params, scenarios)}
     context |= {"sections": sections, "next": LOOK_NEXT}
     files["report.html"] = _render("report.html.j2", context).encode()
     files["report.md"] = _render("report.md.j2", context).encode()

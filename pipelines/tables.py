@@ -226,7 +226,11 @@ def _traffic(scenario: Scenario) -> list[str]:
     base = scenario.baseline.traffic_round if scenario.baseline else None
     if scenario.baseline is None or base is None or base.mean == 0:
         return []
-    known = [(line.recipe, line.traffic_round.mean / base.mean) for line in scenario.lines if line.traffic_round]
+    known = [
+        (line.recipe, line.traffic_round.mean / base.mean)
+        for line in scenario.lines
+        if line.traffic_round and line.federated
+    ]
     other = [f"{recipe} {ratio:.2g} times" for recipe, ratio in known if abs(ratio - 1) >= 0.05]
     text = f"Traffic: {scenario.baseline.recipe} moves {_scaled(base)} MiB per round"
     return [f"{text}; {', '.join(other)} as much." if other else f"{text}, and so do the others."]

@@ -207,6 +207,9 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
     assert "centralised: no federated learning but a bound, so it has no rank." in notes
     drawn = [curve.label for curve in figures._curves(scenario)]
     assert drawn == ["fnr-leak LEAK", "centralised", "fnr †", "fedavg"], "a picture goes by height"
+    write_params(tmp_path, ["fedavg", "fnr", "fnr-leak", "centralised"], [0, 1])
+    assert report.main(["--root", str(tmp_path)]) == 0
+    assert "Lines marked LEAK have seen these samples" in (tmp_path / "report" / "report.html").read_text()
     leader = tables.words(scenario)[0]
     assert "fnr has the highest" in leader and "10.00 percentage points ahead of fedavg" in leader
 
