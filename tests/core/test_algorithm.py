@@ -177,6 +177,24 @@ def test_a_component_may_ask_at_every_point() -> None:
     assert algorithm.exchanges(3) == Exchanges(begin=1, round=3, finish=1)
 
 
+def test_what_finishes_goes_on_from_the_evaluated_model() -> None:
+    """Also a component that asks nobody; without one, sent and evaluated model stay what they are."""
+
+    @dataclass(frozen=True)
+    class Triples(Component):
+        name: ClassVar[str] = "triples"
+
+        def finish(self, server: Server, clients: tuple[int, ...], desk: Desk) -> Asks:
+            return server._replace(params=scale(3, server.params))
+            yield
+
+    evaluated = {"w": torch.tensor([7.0])}
+    said, (server, final) = play(Algorithm.compose([Triples()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]
+    assert said == [] and server.params is final and final["w"].tolist() == [21.0]
+    _, (server, final) = play(Algorithm.compose([Adds()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]
+    assert server is SERVER and final is evaluated
+
+
 def test_a_round_changes_nothing_that_was_passed_in() -> None:
     round_of(Adds(), Doubles())
     assert SERVER.params["w"].tolist() == [10.0]
