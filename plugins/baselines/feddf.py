@@ -33,6 +33,7 @@ from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, add, norm, row, scale
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass
+DROPS = -3  # which of the round's keys is for the student's dropout; 0, 1, ... are for the epochs' orders
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,8 @@ class FedDF(Component):
         optimizer = Adam(self.server_lr)
         state = optimizer.init(params)
         for s, batch in enumerate(self.batches(desk.key, len(x))):
-            loss = partial(self.divergence, desk.task, buffers, x[batch], target[batch])
+            key = fold(fold(desk.key, DROPS), s)
+            loss = partial(self.divergence, desk.task, buffers, x[batch], target[batch], key)
             grads, buffers = autograd(loss, params)
             grads = scale((self.clip / (norm(grads) + 1e-6)).clamp(max=1), grads)
             step, state = optimizer.step(grads, state, params)
@@ -89,9 +91,11 @@ class FedDF(Component):
         assert total is not None
         return total / len(replies.clients)
 
-    def divergence(self, task: Task, buffers: Params, x: Tensor, target: Tensor, params: Params) -> tuple[Tensor, Tree]:
+    def divergence(
+        self, task: Task, buffers: Params, x: Tensor, target: Tensor, key: Tensor, params: Params
+    ) -> tuple[Tensor, Tree]:
         """Mean over the batch of KL(target || softmax(f(x) / T)), and the student's next buffers."""
-        out = task.forward(params, buffers, x, train=True)
+        out = task.forward(params, buffers, x, train=True, key=key)
         return F.kl_div(F.log_softmax(out.logits / self.T, dim=1), target, reduction="batchmean"), out.buffers
 
     def batches(self, key: Tensor, n: int) -> list[Tensor]:

@@ -119,8 +119,9 @@ class FedFTG(Component):
                 g = add(g, step)
             x = self.inputs(desk, g, z, y)
             target = self.ensemble(self.logits(desk.task, teachers, x), weights)
-            for _ in range(self.model_steps):
-                grads, buffers = autograd(partial(self.model_loss, desk.task, buffers, x, target), params)
+            for s in range(self.model_steps):
+                loss = partial(self.model_loss, desk.task, buffers, x, target, fold(fold(key, 2), s))
+                grads, buffers = autograd(loss, params)
                 step, sgd_state = sgd.step(grads, sgd_state, params)
                 params = add(params, step)
         return Server(params, buffers, server.state | {self.name: {"generator": g}})
@@ -160,7 +161,9 @@ class FedFTG(Component):
         return value, {}
 
     @staticmethod
-    def model_loss(task: Task, buffers: Params, x: Tensor, target: Tensor, params: Params) -> tuple[Tensor, Tree]:
+    def model_loss(
+        task: Task, buffers: Params, x: Tensor, target: Tensor, key: Tensor, params: Params
+    ) -> tuple[Tensor, Tree]:
         """-mean over batch and classes of target log softmax(D(x; w)): KL(ensemble || student) / C up to a constant."""
-        out = task.forward(params, buffers, x, train=True)
+        out = task.forward(params, buffers, x, train=True, key=key)
         return -(target * F.log_softmax(out.logits, dim=1)).mean(), out.buffers

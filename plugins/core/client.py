@@ -53,7 +53,7 @@ def local_steps(
         batch = plain._replace(key=keys[step])
 
         def loss(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
-            out = task.forward(w, buffers, batch.x, train=True, mask=batch.mask)
+            out = task.forward(w, buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
             value = cross_entropy(adjust_logits(out.logits, w), batch.y, batch.mask)
             extra = penalty(w, out, batch)
             value = value if extra is None else value + extra

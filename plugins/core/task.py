@@ -29,6 +29,7 @@ class Pass:
     buffers: Params
     train: bool
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
+    key: Tensor | None = None  # 0-d, for `plugins.core.noise`: what dropout draws from in train mode
     record: bool = False
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
@@ -116,9 +117,18 @@ class Task:
         """eta, the local step size."""
         return self.optimizer.lr
 
-    def forward(self, params: Params, buffers: Params, x: Tensor, *, train: bool, mask: Tensor | None = None) -> Output:
-        """Features, logits and next buffers for a batch `x` of shape [B, ...]."""
-        run = Pass(self.whole(params), dict(buffers), train, mask)
+    def forward(
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        *,
+        train: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+    ) -> Output:
+        """Features, logits and next buffers for a batch `x` of shape [B, ...]; `key` is what dropout draws from."""
+        run = Pass(self.whole(params), dict(buffers), train, mask, key)
         h = self.network.encode(run, x)
         return Output(h, self.network.classify(run, h), run.buffers)
 

@@ -60,9 +60,12 @@ from plugins.core.component import (
     View,
     Work,
 )
+from plugins.core.noise import fold
 from plugins.core.optimizers import Adam
 from plugins.core.task import Output, Task, masked_mean
 from plugins.core.trees import Params, Tree, tree_map
+
+LOOK = -3  # which of the keys that belong to a client's is for its look at D_public; -1 and -2 are rFedAvg's
 
 
 @dataclass(frozen=True)
@@ -116,15 +119,19 @@ class FNR(Component):
         return Steps(self.epochs, self.batch_size)
 
     def look(
-        self, task: Task, params: Params, buffers: Params, public: Plan | None, train: bool
+        self, task: Task, params: Params, buffers: Params, public: Plan | None, key: Tensor | None = None
     ) -> tuple[Tensor, Params]:
-        """Sums over D_public by class, [3, C]: ||h||_2, right answers, samples; and the buffers that this leaves."""
+        """Sums over D_public by class, [3, C]: ||h||_2, right answers, samples; and the buffers that this leaves.
+
+        In train mode with a `key`, which dropout draws from; in eval mode without.
+        """
         assert public is not None
-        if train:
+        if key is not None:
             public = replace(public, sizes=tuple(len(part) for part in torch.split(public.index, self.batch_size)))
         sums: list[Tensor] = []
-        for batch in public:  # never padded: it is the same for everybody
-            out = task.forward(params, buffers, batch.x, train=train)
+        for s, batch in enumerate(public):  # never padded: it is the same for everybody
+            drawn = None if key is None else fold(key, s)
+            out = task.forward(params, buffers, batch.x, train=key is not None, key=drawn)
             buffers, norms = out.buffers, torch.linalg.vector_norm(out.features, dim=1)  # [B]
             hits = (out.logits.argmax(1) == batch.y).to(norms.dtype)
             is_class = torch.nn.functional.one_hot(batch.y, self.n_classes).to(norms.dtype)  # [B, C]
@@ -134,10 +141,10 @@ class FNR(Component):
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
         """Lines 26-27 with Algorithm 1: F_i[c], the mean feature norm of class c (eqs. 6-7), and the accuracy A_i."""
         train = self.fnr_mode == "train"
-        sums, buffers = self.look(task, trace.end, trace.buffers, data.public, train)
+        sums, buffers = self.look(task, trace.end, trace.buffers, data.public, fold(data.key, LOOK) if train else None)
         norms, _, count = sums
         if train:
-            sums, _ = self.look(task, trace.end, buffers, data.public, False)
+            sums, _ = self.look(task, trace.end, buffers, data.public)
         upload = {"F": norms / count.clamp(min=1), "A": sums[1].sum() / count.sum()}
         return upload | ({"buffers": buffers} if train else {}), view.memory
 
@@ -184,7 +191,7 @@ class FNR(Component):
         """Lines 29-43: E_re epochs on D_public of CE + lambda J (eq. 9)."""
         task, buffers, public = work.task, work.buffers, work.data.public
         if self.fnr_mode == "train":
-            _, buffers = self.look(task, work.params, buffers, public, True)
+            _, buffers = self.look(task, work.params, buffers, public, fold(work.data.key, LOOK))
         if self.refine_optimizer == "adam":
             task = replace(task, optimizer=Adam(task.lr, weight_decay=task.optimizer.weight_decay))
 
@@ -194,8 +201,8 @@ class FNR(Component):
         trace = local_steps(task, work.params, buffers, work.data, work.grad, penalty)
         metrics: Tree = {}
         if work.observing:  # figure 5: accuracy on D_public by class, NaN for a class that has no samples there
-            before, _ = self.look(task, work.params, buffers, public, False)
-            after, _ = self.look(task, trace.end, trace.buffers, public, False)
+            before, _ = self.look(task, work.params, buffers, public)
+            after, _ = self.look(task, trace.end, trace.buffers, public)
             metrics = {"before": before[1] / before[2], "after": after[1] / after[2]}
         return Answer(trace.end, trace.buffers, {}, work.view.memory, metrics)
 

@@ -7,9 +7,31 @@ from collections.abc import Callable, Mapping
 
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network
-from plugins.models.networks import cnn, logistic_regression, mlp
+from plugins.models.networks import (
+    cnn,
+    fednnnn_cifar,
+    fednnnn_mnist,
+    logistic_regression,
+    mlp,
+    pfl_cnn,
+    resnet18,
+    vgg9,
+    vgg11,
+    vgg16,
+)
 
-MODELS: dict[str, Callable[..., Network]] = {"logistic_regression": logistic_regression, "mlp": mlp, "cnn": cnn}
+MODELS: dict[str, Callable[..., Network]] = {
+    "logistic_regression": logistic_regression,
+    "mlp": mlp,
+    "cnn": cnn,
+    "fednnnn_mnist": fednnnn_mnist,
+    "fednnnn_cifar": fednnnn_cifar,
+    "vgg9": vgg9,
+    "vgg11": vgg11,
+    "vgg16": vgg16,
+    "resnet18": resnet18,
+    "pfl_cnn": pfl_cnn,
+}
 
 
 def build(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from plugins.core.noise import fold, uniform
 from plugins.core.task import Layer, Pass, masked_mean
 from plugins.core.trees import Params
+from plugins.models.initial import Initial, as_torch
+
+DROPOUT = 0x64726F706F7574  # separates the keys of dropout from all others that belong to a step's key
 
 
 class Block(Protocol):
@@ -24,22 +29,18 @@ class Block(Protocol):
     def __call__(self, run: Pass, x: Tensor) -> Tensor: ...
 
 
-def _uniform(generator: torch.Generator, bound: float, *shape: int) -> Tensor:
-    return torch.empty(shape).uniform_(-bound, bound, generator=generator)
-
-
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b, [B, n_in] -> [B, n_out]. Initialised as `torch.nn.Linear`: uniform in +-1/sqrt(n_in)."""
+    """x W^T + b, [B, n_in] -> [B, n_out]."""
 
     name: str
     n_in: int
     n_out: int
+    initial: Initial = as_torch
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        bound = 1 / math.sqrt(self.n_in)
-        weight = _uniform(generator, bound, self.n_out, self.n_in)
-        return {f"{self.name}.weight": weight, f"{self.name}.bias": _uniform(generator, bound, self.n_out)}, {}
+        weight, bias = self.initial(generator, (self.n_out, self.n_in))
+        return {f"{self.name}.weight": weight, f"{self.name}.bias": bias}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         return F.linear(x, run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"])
@@ -47,21 +48,25 @@ class Linear:
 
 @dataclass(frozen=True)
 class Conv:
-    """2-d convolution, [B, n_in, H, W] -> [B, n_out, H', W']. Initialised as `torch.nn.Conv2d`."""
+    """2-d convolution, [B, n_in, H, W] -> [B, n_out, H', W']."""
 
     name: str
     n_in: int
     n_out: int
     kernel: int
     padding: int = 0
+    stride: int = 1
+    bias: bool = True
+    initial: Initial = as_torch
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        bound = 1 / math.sqrt(self.n_in * self.kernel**2)
-        weight = _uniform(generator, bound, self.n_out, self.n_in, self.kernel, self.kernel)
-        return {f"{self.name}.weight": weight, f"{self.name}.bias": _uniform(generator, bound, self.n_out)}, {}
+        weight, bias = self.initial(generator, (self.n_out, self.n_in, self.kernel, self.kernel))
+        params = {f"{self.name}.weight": weight}
+        return params | ({f"{self.name}.bias": bias} if self.bias else {}), {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        return F.conv2d(x, run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"], padding=self.padding)
+        bias = run.params[f"{self.name}.bias"] if self.bias else None
+        return F.conv2d(x, run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding)
 
 
 @dataclass(frozen=True)
@@ -165,6 +170,86 @@ class Flatten:
 
 
 @dataclass(frozen=True)
+class GlobalAverage:
+    """Mean over positions, [B, M, H, W] -> [B, M]."""
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """In training sets numbers to 0 with probability `p` and divides the others by 1 - p; otherwise the identity.
+
+    What is dropped follows from the key of the pass, this block's `number`, and the position in the batch: padding,
+    which stands behind the samples, changes nothing.
+    """
+
+    number: int  # its own in the network
+    p: float
+    channels: bool = False  # whole channels, as `torch.nn.Dropout2d`
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return {}, {}
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        if not run.train:
+            return x
+        if run.key is None:
+            raise ValueError(
+                f"dropout {self.number}: a pass in train mode needs a key to draw what is dropped, got none"
+            )
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
+        kept = uniform(fold(fold(run.key, DROPOUT), self.number), *shape) >= self.p
+        return x * (kept.to(x.dtype) / (1 - self.p))
+
+
+@dataclass(frozen=True)
+class Residual:
+    """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`, the body's last.
+
+    An empty shortcut is the identity.
+    """
+
+    of: str
+    body: tuple[Block, ...]
+    shortcut: tuple[Block, ...] = ()
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        return _initialised((*self.body, *self.shortcut), generator)
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        return run.activate(self.of, _through(self.body, run, x) + _through(self.shortcut, run, x))
+
+
+def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
+    params: Params = {}
+    buffers: Params = {}
+    for block in blocks:
+        p, b = block.init(generator)
+        params |= p
+        buffers |= b
+    return params, buffers
+
+
+def _through(blocks: Iterable[Block], run: Pass, x: Tensor) -> Tensor:
+    """`x` through one block after the other."""
+    for block in blocks:
+        x = block(run, x)
+        run.outputs += x.numel()
+    return x
+
+
+def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
+    """The blocks in forward order, each residual one replaced by what it is made of."""
+    for block in blocks:
+        yield from _parts((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
+
+
+@dataclass(frozen=True)
 class Stacked:
     """A network that is a row of blocks and a linear classifier. Implements `plugins.core.task.Network`."""
 
@@ -183,14 +268,17 @@ class Stacked:
 
     @property
     def dense(self) -> bool:
-        return not any(isinstance(block, Conv) for block in self.blocks)
+        return not any(isinstance(block, Conv) for block in _parts(self.blocks))
 
     @property
     def layers(self) -> tuple[Layer, ...]:
         found: list[Layer] = []
-        for block in (*self.blocks, self.head):
-            if isinstance(block, Linear | Conv):
+        for block in _parts((*self.blocks, self.head)):
+            if isinstance(block, Linear):
                 found.append(Layer(block.name, (f"{block.name}.weight", f"{block.name}.bias"), block.n_out))
+            elif isinstance(block, Conv):
+                own = (f"{block.name}.weight", *((f"{block.name}.bias",) if block.bias else ()))
+                found.append(Layer(block.name, own, block.n_out))
             elif isinstance(block, BatchNorm):
                 # A batch norm's affine pair belongs to the neurons that it normalises.
                 last = found[-1]
@@ -199,19 +287,10 @@ class Stacked:
         return tuple(found)
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        params: Params = {}
-        buffers: Params = {}
-        for block in (*self.blocks, self.head):
-            p, b = block.init(generator)
-            params |= p
-            buffers |= b
-        return params, buffers
+        return _initialised((*self.blocks, self.head), generator)
 
     def encode(self, run: Pass, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(run, x)
-            run.outputs += x.numel()
-        return x
+        return _through(self.blocks, run, x)
 
     def classify(self, run: Pass, h: Tensor) -> Tensor:
         logits = self.head(run, h)
