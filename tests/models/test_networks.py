@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,37 @@ from plugins.core.task import Pass, Task
 from plugins.models import MODELS, build
 from plugins.models.layers import BatchNorm, Stacked
 from plugins.models.networks import cnn, logistic_regression, mlp
+
+# The smallest images that each takes, and its weight layers.
+IMAGES = {
+    "logistic_regression": (1, 8, 8), "mlp": (1, 8, 8), "cnn": (1, 8, 8), "fednnnn_mnist": (1, 28, 28),
+    "fednnnn_cifar": (3, 32, 32), "vgg9": (3, 32, 32), "vgg11": (3, 32, 32), "vgg16": (3, 32, 32),
+    "resnet18": (3, 8, 8), "pfl_cnn": (3, 6, 6),
+}  # fmt: skip
+DENSE = {"logistic_regression", "mlp"}
+
+
+def numbered(convolutions: int, dense: int) -> list[str]:
+    return [f"conv{i + 1}" for i in range(convolutions)] + [f"fc{i + 1}" for i in range(dense)]
+
+
+LAYERS = {
+    "logistic_regression": ["fc"],
+    "mlp": numbered(0, 2),
+    "cnn": numbered(2, 2),
+    "fednnnn_mnist": numbered(2, 2),
+    "fednnnn_cifar": numbered(6, 3),
+    "vgg9": numbered(6, 3),
+    "vgg11": numbered(8, 3),
+    "vgg16": numbered(13, 2),
+    "resnet18": [
+        "conv1", "block1_1_conv1", "block1_1_conv2", "block1_2_conv1", "block1_2_conv2",
+        "block2_1_conv1", "block2_1_conv2", "block2_1_shortcut", "block2_2_conv1", "block2_2_conv2",
+        "block3_1_conv1", "block3_1_conv2", "block3_1_shortcut", "block3_2_conv1", "block3_2_conv2",
+        "block4_1_conv1", "block4_1_conv2", "block4_1_shortcut", "block4_2_conv1", "block4_2_conv2", "fc",
+    ],
+    "pfl_cnn": numbered(2, 2),
+}  # fmt: skip
 
 
 def count(network: Stacked) -> int:
@@ -30,6 +63,30 @@ def test_small_networks_have_the_numbers_of_their_layers() -> None:
     assert count(logistic_regression((1, 8, 8), 10)) == 64 * 10 + 10
     assert count(mlp((1, 8, 8), 10, hidden=64)) == 64 * 64 + 64 + 64 * 10 + 10
     assert count(mlp((1, 8, 8), 10, hidden=64, batch_norm=True)) == count(mlp((1, 8, 8), 10, hidden=64)) + 128
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "n_classes", "options", "wanted"),
+    [
+        ("mlp", (1, 28, 28), 10, {"hidden": 25}, 785 * 25 + 26 * 10),  # FedNLR, appendix A
+        ("fednnnn_mnist", (1, 28, 28), 10, {}, 431_080),
+        ("fednnnn_cifar", (3, 32, 32), 10, {}, 1_146_088),
+        ("vgg9", (3, 32, 32), 10, {}, 3_491_530),
+        ("vgg9", (3, 32, 32), 100, {"dropout": False}, 3_491_530 + 90 * 513),
+        ("vgg11", (3, 32, 32), 10, {}, 9_220_480 + 2 * 262_656 + 5_130),
+        ("vgg16", (3, 32, 32), 10, {"batch_norm": False}, 14_714_688 + 65_664 + 1_290),
+        ("vgg16", (3, 32, 32), 10, {}, 14_714_688 + 2 * 4_224 + 65_664 + 1_290),
+        ("resnet18", (3, 32, 32), 10, {}, 11_173_962),
+        ("pfl_cnn", (3, 32, 32), 10, {}, 896 + 18_496 + 12_544 * 128 + 128 + 1_290),
+    ],
+)
+def test_the_papers_networks_have_their_numbers_of_parameters(
+    name: str, shape: tuple[int, ...], n_classes: int, options: dict[str, int | bool], wanted: int
+) -> None:
+    """VGG: configurations A and D as torchvision counts them; vgg16's batch norms add a pair for 4,224 channels."""
+    network = build(name, shape, n_classes, options)
+    assert isinstance(network, Stacked)
+    assert count(network) == wanted
 
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
@@ -69,16 +126,31 @@ def test_every_parameter_belongs_to_one_layer_and_has_a_row_per_unit(kind: str, 
 
 
 @pytest.mark.parametrize("kind", MODELS)
+def test_the_layers_of_every_network(kind: str) -> None:
+    """In forward order; each parameter belongs to one and has a row per unit; each layer's output is recorded."""
+    network = build(kind, IMAGES[kind], 10)
+    assert [layer.name for layer in network.layers] == LAYERS[kind]
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    named = [name for layer in network.layers for name in layer.parameters]
+    assert named == list(params)
+    assert all(params[name].shape[0] == layer.units for layer in network.layers for name in layer.parameters)
+    found = Task(network, SGD(0.1)).activations(params, buffers, torch.zeros(2, *IMAGES[kind]))
+    assert {name: h.shape[:2] for name, h in found.items()} == {
+        layer.name: (2, layer.units) for layer in network.layers
+    }
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_features_are_the_input_of_the_classifier(kind: str) -> None:
-    network = build(kind, (1, 8, 8), 10)
+    network = build(kind, IMAGES[kind], 10)
     params, buffers = network.init(torch.Generator().manual_seed(1))
-    x = torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    x = torch.randn(3, *IMAGES[kind], generator=torch.Generator().manual_seed(2))
     out = Task(network, SGD(0.1)).forward(params, buffers, x, train=False)
     assert out.features.shape == (3, network.feature_size)
     assert out.logits.shape == (3, network.n_classes) == (3, 10)
     weight, bias = (params[name] for name in network.layers[-1].parameters)
     torch.testing.assert_close(out.logits, out.features @ weight.T + bias)
-    assert network.dense is (kind != "cnn")
+    assert network.dense is (kind in DENSE)
 
 
 def reference(network: Stacked, params: dict[str, torch.Tensor], batch_norm: bool) -> torch.nn.Sequential:
@@ -223,19 +295,46 @@ def test_activations_are_after_the_relu_and_before_pooling() -> None:
     assert torch.equal(found["fc2"], out.logits)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("vgg9", "vgg11", "pfl_cnn")])
 def test_weights_start_uniform_within_one_over_the_root_of_the_fan_in(kind: str) -> None:
     """torch's own default: U(-1/sqrt(n_in), 1/sqrt(n_in)), for weight and bias."""
-    network = build(kind, (1, 28, 28), 10)
+    network = build(kind, (1, 28, 28) if kind in ("cnn", "mlp", "logistic_regression") else IMAGES[kind], 10)
     params, _ = network.init(torch.Generator().manual_seed(0))
     for layer in network.layers:
-        weight, bias = (params[name] for name in layer.parameters)
+        weight = params[f"{layer.name}.weight"]
         bound = 1 / math.sqrt(weight[0].numel())
         assert weight.abs().max() <= bound
-        assert bias.abs().max() <= bound
+        if f"{layer.name}.bias" in params:
+            assert params[f"{layer.name}.bias"].abs().max() <= bound
         assert weight.abs().max() > 0.95 * bound
         assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
         assert weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("kind", "ours", "theirs"),
+    [
+        ("vgg9", "conv2", torch.nn.init.kaiming_uniform_),
+        ("vgg9", "fc1", torch.nn.init.xavier_normal_),
+        ("vgg9", "fc3", torch.nn.init.xavier_normal_),
+        ("vgg11", "conv3", lambda w: torch.nn.init.kaiming_normal_(w, mode="fan_out")),
+        ("vgg11", "fc2", lambda w: torch.nn.init.kaiming_uniform_(w, a=math.sqrt(5))),
+        ("pfl_cnn", "conv2", torch.nn.init.xavier_uniform_),
+        ("pfl_cnn", "fc1", torch.nn.init.xavier_uniform_),
+    ],
+)
+def test_weights_start_as_torchs_initialisers_draw_them(kind: str, ours: str, theirs: Callable[[Any], Any]) -> None:
+    """Same spread; the same largest value too where it is bounded."""
+    params, _ = build(kind, (3, 32, 32), 10).init(torch.Generator().manual_seed(0))
+    weight = params[f"{ours}.weight"]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        wanted = theirs(torch.empty_like(weight))
+    assert weight.std().item() == pytest.approx(wanted.std().item(), rel=0.05)
+    assert weight.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.25)
+    bias = params[f"{ours}.bias"]
+    assert bool((bias == 0).all()) is (kind == "vgg11" and ours.startswith("conv"))
+    assert bias.abs().max() <= 1 / math.sqrt(weight[0].numel())
 
 
 def test_a_seed_gives_the_same_weights_and_another_others() -> None:
@@ -248,7 +347,7 @@ def test_a_seed_gives_the_same_weights_and_another_others() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "words"),
     [
-        ("cn", (1, 28, 28), {}, r"'cn' is unknown \(did you mean 'cnn'\?\); allowed: logistic_regression, mlp, cnn"),
+        ("cn", (1, 28, 28), {}, r"'cn' is unknown \(did you mean 'cnn'\?\); allowed: logistic_regression, mlp, cnn, f"),
         ("mlp", (4,), {"hiden": 3}, r"'hiden' \(did you mean 'hidden'\?\)"),
         ("mlp", (4,), {"hidden": 0}, r"'hidden': 0 is not a whole number of at least 1"),
         ("mlp", (4,), {"hidden": True}, r"'hidden': True is not a whole number"),
@@ -257,6 +356,15 @@ def test_a_seed_gives_the_same_weights_and_another_others() -> None:
         ("logistic_regression", (4,), {"hidden": 3}, r"no option 'hidden'; allowed: none"),
         ("cnn", (4,), {}, r"needs images"),
         ("cnn", (1, 3, 8), {}, r"at least 4x4"),
+        ("fednnnn_mnist", (1, 32, 32), {}, r"'fednnnn_mnist' needs images of 28x28, .* 800-500 .*, got \(1, 32, 32\)"),
+        ("fednnnn_cifar", (3, 28, 28), {}, r"needs images of 32x32, .* 2048-382"),
+        ("vgg9", (3, 28, 28), {}, r"'vgg9' needs images of 32x32, which its 4096-512 layer fits, got \(3, 28, 28\)"),
+        ("vgg9", (3072,), {}, r"needs images of 32x32"),
+        ("vgg9", (3, 32, 32), {"dropout": 0}, r"'dropout': 0 is not true or false"),
+        ("vgg11", (3, 64, 64), {}, r"needs images of 32x32, .* 512-512"),
+        ("vgg16", (1, 28, 28), {}, r"at least 32x32"),
+        ("resnet18", (3, 4, 4), {}, r"at least 8x8"),
+        ("pfl_cnn", (3, 5, 5), {}, r"at least 6x6"),
     ],
 )
 def test_bad_models_are_refused(name: str, shape: tuple[int, ...], options: dict[str, int], words: str) -> None:

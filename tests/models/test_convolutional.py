@@ -1,0 +1,301 @@
+"""The papers' convolutional networks: each against torch's modules, dropout, and both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from plugins.core.component import Samples
+from plugins.core.noise import fold, uniform
+from plugins.core.optimizers import SGD
+from plugins.core.task import Pass, Task
+from plugins.engines.simulation import Outcome
+from plugins.models import build
+from plugins.models.layers import DROPOUT, Dropout
+from tests import federation
+
+KEY = torch.tensor(7)
+C = 3
+
+
+class Drop(nn.Module):
+    """Dropout of what the key's own numbers say: whole channels or single numbers."""
+
+    def __init__(self, number: int, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.number, self.p, self.channels = number, p, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        shape = x.shape[:2] if self.channels else x.shape
+        drawn = uniform(fold(fold(KEY, DROPOUT), self.number), *shape)
+        scale = (drawn >= self.p).double() / (1 - self.p)
+        return x * (scale[:, :, None, None] if self.channels else scale)
+
+
+def vgg_convs(n_in: int, plan: str, norm: bool = False) -> list[nn.Module]:
+    modules: list[nn.Module] = []
+    for word in plan.split():
+        if word == "M":
+            modules.append(nn.MaxPool2d(2, 2))
+        else:
+            n_out = int(word)
+            modules.append(nn.Conv2d(n_in, n_out, 3, padding=1))
+            if norm:
+                modules.append(nn.BatchNorm2d(n_out))
+            modules.append(nn.ReLU())
+            n_in = n_out
+    return modules
+
+
+A = "64 M 128 M 256 256 M 512 512 M 512 512 M"
+D = "64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M"
+
+
+def fednnnn_mnist() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, C)),
+    )
+
+
+def fednnnn_cifar() -> nn.Module:
+    return nn.Sequential(
+        *(*vgg_convs(3, "32 32 M 64 64 M 128 128 M", norm=True), nn.Flatten()),
+        *(nn.Linear(2048, 382), nn.ReLU(), nn.Linear(382, 192), nn.ReLU(), nn.Linear(192, C)),
+    )
+
+
+def vgg9() -> nn.Module:
+    return nn.Sequential(
+        *(*vgg_convs(3, "32 64 M 128 128 M"), Drop(1, 0.05, channels=True), *vgg_convs(128, "256 256 M")),
+        *(nn.Flatten(), Drop(2, 0.1), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),
+        *(Drop(3, 0.1), nn.Linear(512, C)),
+    )
+
+
+def vgg11() -> nn.Module:
+    return nn.Sequential(
+        *(*vgg_convs(3, A), nn.Flatten(), Drop(1, 0.5), nn.Linear(512, 512), nn.ReLU()),
+        *(Drop(2, 0.5), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, C)),
+    )
+
+
+def vgg16() -> nn.Module:
+    return nn.Sequential(*vgg_convs(3, D, norm=True), nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, C))
+
+
+class BasicBlock(nn.Module):
+    def __init__(self, n_in: int, n_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)
+        self.conv2, self.bn2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or n_in != n_out:
+            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+def resnet18() -> nn.Module:
+    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    return nn.Sequential(
+        *(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
+        *(BasicBlock(*width) for width in [*widths, (512, 512, 1)]),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, C)),
+    )
+
+
+def pfl_cnn() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), Drop(1, 0.25)),
+        *(nn.Flatten(), nn.Linear(64 * 2 * 2, 128), nn.ReLU(), Drop(2, 0.5), nn.Linear(128, C)),
+    )
+
+
+NETWORKS: dict[str, tuple[tuple[int, int, int], Callable[[], nn.Module]]] = {
+    "fednnnn_mnist": ((1, 28, 28), fednnnn_mnist),
+    "fednnnn_cifar": ((3, 32, 32), fednnnn_cifar),
+    "vgg9": ((3, 32, 32), vgg9),
+    "vgg11": ((3, 32, 32), vgg11),
+    "vgg16": ((3, 32, 32), vgg16),
+    "resnet18": ((3, 16, 16), resnet18),
+    "pfl_cnn": ((3, 8, 8), pfl_cnn),
+}
+DROPPING = ["vgg9", "vgg11", "pfl_cnn"]
+
+
+def doubled(tree: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {key: leaf.double() for key, leaf in tree.items()}
+
+
+def images(shape: tuple[int, ...], n: int, seed: int = 0) -> Tensor:
+    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_a_network_equals_torchs_modules(kind: str) -> None:
+    """Logits, gradient and running statistics of a batch in train mode, then the logits of another in eval mode."""
+    shape, reference = NETWORKS[kind]
+    task = Task(build(kind, shape, C), SGD(0.1))
+    params, buffers = map(doubled, task.network.init(torch.Generator().manual_seed(0)))
+    theirs = reference().double()
+    with torch.no_grad():
+        for leaf, mine in zip(theirs.parameters(), params.values(), strict=True):
+            leaf.copy_(mine)
+    x = images(shape, 3)
+    watched = {key: leaf.requires_grad_() for key, leaf in params.items()}
+    out = task.forward(watched, buffers, x, train=True, key=KEY)
+    wanted = theirs(x)
+    torch.testing.assert_close(out.logits, wanted, rtol=1e-9, atol=1e-10)
+    got = torch.autograd.grad(out.logits.square().sum(), list(watched.values()))
+    other = torch.autograd.grad(wanted.square().sum(), list(theirs.parameters()))
+    for name, g, h in zip(watched, got, other, strict=True):
+        assert (g - h).norm() <= 1e-7 * h.norm() + 1e-9, name
+    running = [leaf for name, leaf in theirs.named_buffers() if not name.endswith("num_batches_tracked")]
+    for mine, leaf in zip(out.buffers.values(), running, strict=True):
+        torch.testing.assert_close(mine, leaf, rtol=1e-9, atol=1e-12)
+    theirs.eval()
+    x = images(shape, 2, seed=1)
+    evaluated = task.forward(params, out.buffers, x, train=False)
+    torch.testing.assert_close(evaluated.logits, theirs(x), rtol=1e-9, atol=1e-10)
+
+
+def dropped(p: float, x: Tensor, key: Tensor | None = KEY, number: int = 1, channels: bool = False) -> Tensor:
+    return Dropout(number, p, channels)(Pass({}, {}, train=True, key=key), x)
+
+
+@pytest.mark.parametrize("p", [0.05, 0.5])
+def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
+    """Of 40,000 ones: the share of zeros within four standard deviations; the others are 1 / (1 - p)."""
+    out = dropped(p, torch.ones(100, 4, 10, 10))
+    share = (out == 0).double().mean().item()
+    assert share == pytest.approx(p, abs=4 * (p * (1 - p) / 40_000) ** 0.5)
+    torch.testing.assert_close(out[out != 0].unique(), torch.tensor([1 / (1 - p)]))
+
+
+def test_dropout_of_channels_drops_whole_ones() -> None:
+    out = dropped(0.5, torch.ones(50, 20, 3, 3), channels=True)
+    assert set(out.sum((2, 3)).unique().tolist()) == {0.0, 18.0}
+    share = (out[:, :, 0, 0] == 0).double().mean().item()
+    assert share == pytest.approx(0.5, abs=4 * 0.5 / 1000**0.5)
+
+
+def test_masks_differ_between_keys_and_blocks_and_repeat_otherwise() -> None:
+    x = torch.ones(8, 32)
+    one = dropped(0.5, x)
+    assert torch.equal(one, dropped(0.5, x))
+    assert not torch.equal(one, dropped(0.5, x, key=KEY + 1))
+    assert not torch.equal(one, dropped(0.5, x, number=2))
+
+
+def test_padding_behind_a_batch_leaves_the_samples_masks() -> None:
+    for channels in (False, True):
+        x = torch.ones(6, 5, 4, 4)
+        assert torch.equal(dropped(0.5, x, channels=channels)[:4], dropped(0.5, x[:4], channels=channels))
+
+
+@pytest.mark.parametrize("kind", DROPPING)
+def test_dropout_is_off_in_eval_mode_and_where_it_is_switched_off(kind: str) -> None:
+    shape, _ = NETWORKS[kind]
+    on, off = Task(build(kind, shape, C), SGD(0.1)), Task(build(kind, shape, C, {"dropout": False}), SGD(0.1))
+    params, buffers = on.network.init(torch.Generator().manual_seed(0))
+    again, _ = off.network.init(torch.Generator().manual_seed(0))
+    assert all(torch.equal(params[key], again[key]) for key in params)
+    x = images(shape, 2).float()
+    wanted = off.forward(params, buffers, x, train=True).logits
+    assert torch.equal(on.forward(params, buffers, x, train=False).logits, wanted)
+    assert torch.equal(on.forward(params, buffers, x, train=False, key=KEY).logits, wanted)
+    assert not torch.equal(on.forward(params, buffers, x, train=True, key=KEY).logits, wanted)
+    with pytest.raises(ValueError, match=r"dropout 1: a pass in train mode needs a key .*, got none"):
+        on.forward(params, buffers, x, train=True)
+
+
+SMALLEST = {kind: shape for kind, (shape, _) in NETWORKS.items()} | {"resnet18": (3, 8, 8), "pfl_cnn": (3, 6, 6)}
+
+
+def outcome(
+    kind: str, engine: str, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] = (2, 3), **options: Any
+) -> Outcome:
+    """FedAvg of clients of `sizes` samples, in batches of 3, from a network's own start."""
+    shape = SMALLEST[kind]
+
+    def draw(n: int, seed: int) -> Samples:
+        return Samples(images(shape, n, seed), torch.arange(n) % C)
+
+    total = sum(sizes)
+    splits = np.split(np.arange(total), np.cumsum(sizes)[:-1])
+    of = federation.Federation(draw(total, 1), splits, draw(2, 2), draw(4, 3))
+    net = build(kind, shape, C)
+    monkeypatch.setattr(federation, "network", lambda batch_norm: net)
+    settings = {"rounds": 1, "epochs": 1, "batch_size": 3, "lr": 0.01, "recipe": "fedavg"} | options
+    recipe = settings.pop("recipe")
+    return federation.run(recipe, of=of, dtype=torch.float64, engine=engine, cohort=len(sizes), **settings)
+
+
+def close(found: Outcome, wanted: Outcome) -> None:
+    for part in ("params", "buffers"):
+        a, b = getattr(found, part), getattr(wanted, part)
+        assert a.keys() == b.keys()
+        for key, leaf in b.items():
+            torch.testing.assert_close(a[key], leaf, rtol=1e-7, atol=1e-9, msg=key)
+
+
+@pytest.mark.parametrize("kind", NETWORKS)
+def test_both_engines_train_a_network_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clients of 2 and 3 samples, one step: the first is padded by one sample in the vectorized engine."""
+    close(outcome(kind, "vectorized", monkeypatch), outcome(kind, "sequential", monkeypatch))
+
+
+SERVER: dict[str, Any] = {
+    "feddf": {"feddf": {"steps": 3}},
+    "fedftg": {"fedftg": {"iterations": 2, "model_steps": 2, "batch_size": 4}},
+    "fnr": {"fnr": {"fnr_mode": "train", "epochs": 1}},
+}
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "feddf", "fedftg", "fnr", "scaffold", "moon", "rfedavg"])
+def test_both_engines_drop_alike_over_ragged_steps(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of 2, 7 and 4 samples over two epochs and rounds: 2, 6 and 4 steps; the server's training has keys."""
+    options = {"recipe": recipe, "rounds": 2, "epochs": 2, "lr": 0.05}
+    if recipe in SERVER:
+        options["settings"] = SERVER[recipe]
+    found, wanted = (
+        outcome("pfl_cnn", engine, monkeypatch, sizes=(2, 7, 4), **options) for engine in ("vectorized", "sequential")
+    )
+    close(found, wanted)
+
+
+@pytest.mark.parametrize("recipe", ["fednnnn", "fednlr", "ccn", "fedbabu"])
+def test_layer_by_layer_methods_take_shortcuts_and_layers_without_bias(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, wanted = (
+        outcome("resnet18", engine, monkeypatch, recipe=recipe, rounds=2) for engine in ("vectorized", "sequential")
+    )
+    close(found, wanted)
+
+
+def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One client of three samples, two epochs: its two steps have two keys, and another round's two others."""
+    keys: list[int] = []
+    forward = Dropout.__call__
+
+    def watched(self: Dropout, run: Pass, x: Tensor) -> Tensor:
+        if run.train and self.number == 1:
+            assert run.key is not None
+            keys.append(int(run.key))
+        return forward(self, run, x)
+
+    monkeypatch.setattr(Dropout, "__call__", watched)
+    outcome("pfl_cnn", "sequential", monkeypatch, sizes=(3,), epochs=2, rounds=2)
+    assert len(keys) == len(set(keys)) == 4
