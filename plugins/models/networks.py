@@ -22,6 +22,7 @@ from plugins.models.layers import (
 )
 
 Shape = tuple[int, ...]  # of one sample: (channels, height, width)
+POOL = 0  # in a row of convolutions, each given by its channels
 
 
 def logistic_regression(shape: Shape, n_classes: int) -> Stacked:
@@ -80,7 +81,7 @@ def fednnnn_cifar(shape: Shape, n_classes: int) -> Stacked:
     [conv3 pad1, BN, ReLU] twice with 32, with 64, with 128 channels, a pool behind each two, 2048-382-192-classes.
     """
     depth = _image_of("fednnnn_cifar", shape, 32, "its 2048-382 layer")
-    convs, _ = _convolutions(depth, (32, 32, 0, 64, 64, 0, 128, 128, 0), batch_norm=True)
+    convs, _ = _convolutions(depth, (32, 32, POOL, 64, 64, POOL, 128, 128, POOL), batch_norm=True)
     dense = (Linear("fc1", 2048, 382), ReLU("fc1"), Linear("fc2", 382, 192), ReLU("fc2"))
     return Stacked("fednnnn_cifar", (*convs, Flatten(), *dense), Linear("fc3", 192, n_classes))
 
@@ -93,8 +94,8 @@ def vgg9(shape: Shape, n_classes: int, dropout: bool = True) -> Stacked:
     does not mention it. Convolutions start Kaiming-uniform, dense layers Xavier-normal.
     """
     depth = _image_of("vgg9", shape, 32, "its 4096-512 layer")
-    first, channels = _convolutions(depth, (32, 64, 0, 128, 128, 0), initial=kaiming_uniform)
-    second, _ = _convolutions(channels, (256, 256, 0), initial=kaiming_uniform, n_before=4)
+    first, channels = _convolutions(depth, (32, 64, POOL, 128, 128, POOL), initial=kaiming_uniform)
+    second, _ = _convolutions(channels, (256, 256, POOL), initial=kaiming_uniform, n_before=4)
     fc1, fc2 = Linear("fc1", 4096, 512, xavier_normal), Linear("fc2", 512, 512, xavier_normal)
     blocks: tuple[Block, ...] = (
         *(*first, Dropout(1, 0.05, channels=True), *second, Flatten(), Dropout(2, 0.1)),
@@ -103,8 +104,9 @@ def vgg9(shape: Shape, n_classes: int, dropout: bool = True) -> Stacked:
     return Stacked("vgg9", _without(blocks, dropout), Linear("fc3", 512, n_classes, xavier_normal))
 
 
-VGG_11 = (64, 0, 128, 0, 256, 256, 0, 512, 512, 0, 512, 512, 0)  # configuration A of Simonyan and Zisserman 2015
-VGG_16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)  # and D
+# Configurations A and D of Simonyan and Zisserman 2015.
+VGG_11 = (64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512, POOL)
+VGG_16 = (64, 64, POOL, 128, 128, POOL, 256, 256, 256, POOL, 512, 512, 512, POOL, 512, 512, 512, POOL)
 
 
 def vgg11(shape: Shape, n_classes: int, dropout: bool = True) -> Stacked:
@@ -173,13 +175,13 @@ def pfl_cnn(shape: Shape, n_classes: int, dropout: bool = True) -> Stacked:
 def _convolutions(
     n_in: int, plan: tuple[int, ...], batch_norm: bool = False, initial: Initial = as_torch, n_before: int = 0
 ) -> tuple[list[Block], int]:
-    """(blocks, channels that they put out): for each number conv3 pad1 and ReLU, for a 0 a pool.
+    """(blocks, channels that they put out): for each number conv3 pad1 and ReLU, or a pool.
 
     `n_before`: convolutions that the network has before these.
     """
     blocks: list[Block] = []
     for n_out in plan:
-        if n_out == 0:
+        if n_out == POOL:
             blocks.append(MaxPool())
             continue
         n_before += 1
