@@ -175,7 +175,7 @@ def pfl_cnn(shape: Shape, n_classes: int, dropout: bool = True) -> Stacked:
 def _convolutions(
     n_in: int, plan: tuple[int, ...], batch_norm: bool = False, initial: Initial = as_torch, n_before: int = 0
 ) -> tuple[list[Block], int]:
-    """(blocks, channels that they put out): for each number conv3 pad1 and ReLU, or a pool.
+    """(blocks, channels that they put out): conv3 pad1 and ReLU for each number of channels, a pool for each POOL.
 
     `n_before`: convolutions that the network has before these.
     """

@@ -250,7 +250,12 @@ def close(found: Outcome, wanted: Outcome) -> None:
             torch.testing.assert_close(a[key], leaf, rtol=1e-7, atol=1e-9, msg=key)
 
 
-@pytest.mark.parametrize("kind", NETWORKS)
+LARGE = ("vgg11", "vgg16")  # made of the same blocks as the others
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in LARGE else ()) for kind in NETWORKS]
+)
 def test_both_engines_train_a_network_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two clients of 2 and 3 samples, one step: the first is padded by one sample in the vectorized engine."""
     close(outcome(kind, "vectorized", monkeypatch), outcome(kind, "sequential", monkeypatch))
@@ -275,13 +280,11 @@ def test_both_engines_drop_alike_over_ragged_steps(recipe: str, monkeypatch: pyt
     close(found, wanted)
 
 
-@pytest.mark.parametrize("recipe", ["fednnnn", "fednlr", "ccn", "fedbabu"])
+@pytest.mark.parametrize("recipe", ["fednnnn", "fednlr", "ccn"])
 def test_layer_by_layer_methods_take_shortcuts_and_layers_without_bias(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, wanted = (
-        outcome("resnet18", engine, monkeypatch, recipe=recipe, rounds=2) for engine in ("vectorized", "sequential")
-    )
+    found, wanted = (outcome("resnet18", engine, monkeypatch, recipe=recipe) for engine in ("vectorized", "sequential"))
     close(found, wanted)
 
 
