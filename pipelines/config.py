@@ -6,7 +6,8 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
@@ -18,6 +19,7 @@ from plugins.core.optimizers import OPTIMIZERS
 from plugins.data.checks import known, options_of, refusal
 from plugins.data.datasets import DATASETS
 from plugins.data.partitions import PARTITIONS
+from plugins.data.partitions.dealing import ZeroToOne
 from plugins.engines.clients import LocalTraining
 from plugins.engines.simulation import DEVICES, ENGINES
 
@@ -66,9 +68,10 @@ class Scenario(Section):
     def _fits(self) -> Scenario:
         partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
         options_of(partition, self.partition, self.options)
-        kinds = get_type_hints(partition)
+        kinds = get_type_hints(partition, include_extras=True)
         # Here, so that a mistake is found before the first stage; what fits the data, only the partition itself knows.
-        wrong = [refusal(key, v, "a number above 0") for key, v in self.options.items() if not _above_0(v, kinds[key])]
+        allowed = {key: _instead(value, kinds[key]) for key, value in self.options.items()}
+        wrong = [refusal(key, self.options[key], text) for key, text in allowed.items() if text]
         if wrong:
             raise UserError("\n".join(map(str, wrong)))
         return self
@@ -204,11 +207,18 @@ class Config(Section):
         return self.recipes[recipe].recipe or recipe
 
 
-def _above_0(value: object, kind: object) -> bool:
-    """Whether a partition's parameter is a finite number above 0, if its kind is a number."""
-    if kind not in (int, float):
-        return True
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+def _instead(value: object, kind: object) -> str | None:
+    """What a partition's parameter of this kind has to be, or None if `value` is that."""
+    if get_origin(kind) is Literal:
+        return None if value in get_args(kind) else ", ".join(get_args(kind))
+    if value is None and NoneType in get_args(kind):
+        return None
+    if not {int, float} & {kind, *get_args(kind)}:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind == ZeroToOne:
+        return None if number and 0 <= cast(float, value) <= 1 else "a number from 0 to 1"
+    return None if number and cast(float, value) > 0 else "a number above 0"
 
 
 def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:

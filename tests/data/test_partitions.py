@@ -8,14 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.core.errors import UserError
-from plugins.data import partitions
-from plugins.data.partitions import PARTITIONS, partition
+from plugins.data.partitions import PARTITIONS, dealing, partition
 from plugins.data.randomness import stream
 from plugins.data.statistics import class_counts, entropy, gini, label_distance, summary
 
 # As digits after a validation split: 1294 samples of 10 classes.
 DIGITS = np.random.default_rng(0).permutation(np.arange(1294) % 10)
-PARAMS = {"iid": {}, "dirichlet": {"alpha": 0.3}, "shards": {"classes_per_client": 2}}
+PARAMS = {name: {} for name in PARTITIONS} | {
+    "dirichlet": {"alpha": 0.3},
+    "shards": {"classes_per_client": 2},
+    "similarity": {"s": 0.1},
+    "two_classes": {"sizes": "power_law", "total": 400},
+}
 
 
 def everything(labels):
@@ -74,7 +78,7 @@ def test_shards(population, data):
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_the_seed_decides(name):
-    first, again, other = (partition(name, DIGITS, everything(DIGITS), 8, seed, **PARAMS[name]) for seed in (1, 1, 2))
+    first, again, other = (partition(name, DIGITS, everything(DIGITS), 10, seed, **PARAMS[name]) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -82,8 +86,8 @@ def test_the_seed_decides(name):
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_the_order_of_the_given_indices_does_not_matter(name):
     indices = everything(DIGITS)[100:]
-    forth = partition(name, DIGITS, indices, 8, 1, **PARAMS[name])
-    back = partition(name, DIGITS, indices[::-1], 8, 1, **PARAMS[name])
+    forth = partition(name, DIGITS, indices, 10, 1, **PARAMS[name])
+    back = partition(name, DIGITS, indices[::-1], 10, 1, **PARAMS[name])
     assert all(np.array_equal(a, b) for a, b in zip(forth, back, strict=True))
 
 
@@ -235,7 +239,7 @@ def test_names_and_parameters():
 
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4])
 def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
-    monkeypatch.setattr(partitions, "MAX_ATTEMPTS", 2000)
+    monkeypatch.setattr(dealing, "MAX_ATTEMPTS", 2000)
     with pytest.raises(UserError, match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients"):
         partition("dirichlet", DIGITS, everything(DIGITS), 50, 0, alpha=alpha)
 

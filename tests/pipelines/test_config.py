@@ -51,6 +51,19 @@ def test_the_default_experiment_is_good() -> None:
         ("alpha: 0.1", "alpha: little", ["scenarios.dirichlet", "alpha='little'", "above 0"]),
         ("alpha: 0.1", "alpha: true", ["scenarios.dirichlet", "alpha=True", "above 0"]),
         ("alpha: 0.1", "alhpa: 0.1", ["scenarios.dirichlet", "'alhpa'", "did you mean 'alpha'"]),
+        *(
+            ("partition: dirichlet, clients: 20, participation: 1.0, alpha: 0.1", f"clients: 20, {text}", parts)
+            for text, parts in (
+                ("partition: similarity, s: 1.5", ["scenarios.dirichlet", "s=1.5", "a number from 0 to 1"]),
+                ("partition: similarity", ["scenarios.dirichlet", "s is missing"]),
+                ("partition: quantity, beta: 0", ["scenarios.dirichlet", "beta=0", "above 0"]),
+                ("partition: mixed, alpha: 1", ["scenarios.dirichlet", "'alpha'", "beta"]),
+                ("partition: two_classes, sizes: power", ["scenarios.dirichlet", "sizes='power'", "power_law"]),
+                ("partition: two_classes, total: .nan", ["scenarios.dirichlet", "total=nan", "above 0"]),
+                ("partition: iid_unbalanced, exponent: x", ["scenarios.dirichlet", "exponent='x'", "above 0"]),
+                ("partition: shards_equal, shards_per_client: 0", ["shards_per_client=0", "above 0"]),
+            )
+        ),
         ("partition: dirichlet", "partition: dirichlett", ["'dirichlett'", "did you mean 'dirichlet'", "shards"]),
         ("clients: 20", "clients: 0", ["scenarios.dirichlet.clients", "0", "greater than or equal to 1"]),
         ("participation: 1.0", "participation: 0", ["scenarios.dirichlet.participation", "greater than 0"]),
@@ -124,6 +137,19 @@ def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     settings = config.load(path)
     assert settings.composition("mine") == "scaffold+fnr"
     assert settings.recipes["mine"].settings == {"fnr": {"p": 0.2}}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partition": "similarity", "s": 0, "remainder": "dealt"},
+        {"partition": "two_classes", "sizes": "power_law", "total": None, "exponent": 2},
+        {"partition": "iid_unbalanced", "sizes": "lognormal", "sigma": 0.5},
+    ],
+)
+def test_options_of_partitions(options: dict[str, object]) -> None:
+    scenario = config.Scenario.model_validate({"clients": 20, **options})
+    assert {"partition": scenario.partition, **scenario.options} == options
 
 
 @pytest.mark.parametrize(("share", "cohort"), [(1.0, 20), (0.5, 10), (0.01, 1)])

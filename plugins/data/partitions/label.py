@@ -1,0 +1,153 @@
+"""Label skew: Dirichlet, shards of random and of equal size, similarity."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from plugins.core.errors import UserError
+from plugins.data.checks import known, real_number, refusal, whole_number
+from plugins.data.partitions.dealing import (
+    ZeroToOne,
+    client_count,
+    concentration,
+    deal,
+    deal_classes,
+    dirichlet_counts,
+    drawn_until,
+    least,
+)
+from plugins.data.types import Ints
+
+
+def dirichlet(
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int = 10, cap: object = "on"
+) -> list[Ints]:
+    """Label skew: class by class, shares over the clients from Dirichlet(alpha); lower alpha, more skew.
+
+    As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already holds N/n samples gets
+    nothing of the next class (`cap`; "off" leaves sizes free, FedNLR), and all is redrawn until the smallest
+    client has `min_size` samples. Class counts decide that, so attempts draw counts only and the samples are dealt
+    once. Raises UserError if a bounded number of attempts doesn't get there.
+    """
+    n = len(labels)
+    n_clients = client_count(n_clients, n)
+    alpha = concentration("alpha", alpha)
+    min_size = least(min_size, n, n_clients)
+    capped = _switch("cap", cap)
+
+    classes, sizes = np.unique(labels, return_counts=True)
+    failure = (
+        f"dirichlet: {{attempts}} attempts gave no partition of {n} samples over {n_clients} clients with "
+        f"alpha={alpha:g} and at least min_size={min_size} samples each; raise alpha, lower min_size or clients"
+    )
+    draw = partial(dirichlet_counts, sizes, n_clients, alpha, capped, rng)
+    counts = drawn_until(draw, len(classes) * n_clients, min_size, failure)
+    return deal(labels, classes, counts, rng)
+
+
+def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int) -> list[Ints]:
+    """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; as PFLlib's `pat`).
+
+    The classes are dealt evenly, so each is held by floor or ceil of n_clients * classes_per_client / C clients; it
+    is then cut among them at uniformly random points, none getting less than 1/10 of the equal share.
+    """
+    n_clients = client_count(n_clients, len(labels))
+    classes, sizes = np.unique(labels, return_counts=True)
+    n_classes = len(classes)
+    per_client = whole_number("classes_per_client", classes_per_client, 1, n_classes, " (classes in the training set)")
+    if n_clients * per_client < n_classes:
+        allowed = f"at least {-(-n_classes // n_clients)}: {n_clients} clients have to hold all {n_classes} classes"
+        raise refusal("classes_per_client", per_client, allowed)
+
+    holders, extra = divmod(n_clients * per_client, n_classes)
+    if sizes.min() < holders or (sizes > holders).sum() < extra:
+        few = classes[sizes.argmin()]
+        raise UserError(
+            f"shards: {n_clients} clients with classes_per_client={per_client} need {holders + (extra > 0)} shards of "
+            f"each class, but class {few} has {sizes.min()} samples; lower clients or classes_per_client"
+        )
+    quota = np.full(n_classes, holders)  # shards of each class
+    quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
+
+    held = deal_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
+    counts = np.zeros((n_classes, n_clients), np.int64)
+    for c, size in enumerate(sizes):
+        counts[c, held[c]] = _random_cut(int(size), int(quota[c]), rng)
+    return deal(labels, classes, counts, rng)
+
+
+def shards_equal(labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> list[Ints]:
+    """Sorted by label, cut into n_clients * shards_per_client equal shards, each client given random ones.
+
+    McMahan et al. 2017, section 3, with 2. Shards differ by at most one sample where n doesn't divide, so that all
+    are dealt; the order within a class is random. A shard may span two classes and a client may get two of one class.
+    """
+    n = len(labels)
+    n_clients = client_count(n_clients, n)
+    because = f" ({n} samples over {n_clients} clients)"
+    per_client = whole_number("shards_per_client", shards_per_client, 1, n // n_clients, because)
+    pieces = np.array_split(_by_label(labels, rng.permutation(n)), n_clients * per_client)
+    drawn = rng.permutation(len(pieces)).reshape(n_clients, per_client)
+    return [np.sort(np.concatenate([pieces[i] for i in mine])) for mine in drawn]
+
+
+def similarity(
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    s: ZeroToOne,
+    remainder: Literal["dropped", "dealt"] = "dropped",
+) -> list[Ints]:
+    """The share `s` of the samples (0 to 1) is dealt evenly, the rest in blocks of sorted labels (rFedAvg; SCAFFOLD).
+
+    After a shuffle the first floor(s n) are cut into equal parts; the others, sorted by label, into equal contiguous
+    blocks, client 0 having the first label. As in BUAA's repository what doesn't divide is left out, at most
+    2 (n_clients - 1) samples; `remainder: dealt` gives those of the first part to the first clients, one each, those
+    of the blocks to the last, so that all are dealt and sizes differ by at most one.
+    """
+    n = len(labels)
+    n_clients = client_count(n_clients, n)
+    s = real_number("s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is dealt evenly")
+    dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
+    alike = int(s * n)
+    if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
+        raise refusal("remainder", remainder, f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none")
+    order = rng.permutation(n)
+    first, rest = order[:alike], _by_label(labels, order[alike:])
+    sizes, blocks = np.full(n_clients, len(first) // n_clients), np.full(n_clients, len(rest) // n_clients)
+    if dealt:
+        sizes[: len(first) % n_clients] += 1
+        blocks[n_clients - len(rest) % n_clients :] += 1
+    parts = zip(_in_order(first, sizes), _in_order(rest, blocks), strict=True)
+    return [np.sort(np.concatenate(both)) for both in parts]
+
+
+def _by_label(labels: Ints, positions: Ints) -> Ints:
+    """The positions sorted by label, those of one label in the order they came."""
+    return np.asarray(positions[np.argsort(labels[positions], kind="stable")])
+
+
+def _in_order(positions: Ints, sizes: Ints) -> list[Ints]:
+    """Contiguous parts of these sizes; what is left at the end stays out."""
+    return np.split(positions, sizes.cumsum())[:-1]
+
+
+def _switch(key: str, value: object) -> bool:
+    # YAML 1.1 reads a bare `on` as true, YAML 1.2 as text.
+    if isinstance(value, bool):
+        return value
+    if value in ("on", "off"):
+        return value == "on"
+    raise refusal(key, value, "on, off")
+
+
+def _random_cut(size: int, parts: int, rng: np.random.Generator) -> Ints:
+    """`size` as a sum of `parts` random numbers, each at least a tenth of the equal share and at least 1. [parts]"""
+    smallest = -(-size // (10 * parts))
+    rest = size - smallest * parts
+    cuts = np.sort(rng.integers(0, rest, parts - 1, endpoint=True))
+    return smallest + np.diff(cuts, prepend=0, append=rest)

@@ -1,0 +1,351 @@
+"""The papers' scenarios beside IID, Dirichlet and shards of random size; what holds for all is in test_partitions."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import maximum_flow
+
+from plugins.core.errors import UserError
+from plugins.data.partitions import dealing, label_and_quantity, partition
+from plugins.data.partitions.quantity import exact_sizes
+from plugins.data.randomness import stream
+from plugins.data.statistics import class_counts, gini, label_distance
+from tests.data.test_partitions import DIGITS, check, everything, populations, refuse
+
+# MNIST's training set.
+MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+LAWS = [{"sizes": "power_law"}, {"sizes": "power_law", "exponent": 0.5}, {"sizes": "lognormal", "sigma": 0.5}]
+
+
+def sizes_of(clients):
+    return np.array([len(client) for client in clients])
+
+
+def same(ours, theirs, measures):
+    """Whether two samples of class counts have the same mean measures, to within four standard errors."""
+    a, b = (np.array([measures(counts) for counts in sample]) for sample in (ours, theirs))
+    error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
+    return (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.sampled_from([0.3, 1, 100.0]), st.integers(1, 4))
+def test_quantity(population, beta, min_size):
+    labels, indices, n_clients, seed = population
+    clients = partition("quantity", labels, indices, n_clients, seed, beta=beta, min_size=min_size)
+    check(indices, clients, n_clients, least=min_size)
+
+
+def test_quantity_equals_niid_bench_in_distribution():
+    """Against NIID-Bench's loop (partition_data, iid-diff-quantity)."""
+
+    def reference(rng, n_clients):
+        smallest = 0
+        while smallest < 10:
+            p = rng.dirichlet(np.repeat(0.5, n_clients))
+            smallest = (p * len(DIGITS)).min()
+        parts = np.split(rng.permutation(len(DIGITS)), (np.cumsum(p) * len(DIGITS)).astype(int)[:-1])
+        return class_counts(DIGITS, parts, 10)
+
+    def measures(counts):
+        return [label_distance(counts).mean(), gini(counts.sum(1)), counts.sum(1).max() / 100, counts.sum(1)[0] / 100]
+
+    rng = stream(0, "test")
+    ours = [class_counts(DIGITS, partition("quantity", DIGITS, everything(DIGITS), 8, s), 10) for s in range(200)]
+    assert same(ours, [reference(rng, 8) for _ in range(200)], measures)
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.sampled_from(LAWS), st.integers(1, 5))
+def test_iid_unbalanced(population, law, min_size):
+    labels, indices, n_clients, seed = population
+    clients = partition("iid_unbalanced", labels, indices, n_clients, seed, min_size=min_size, **law)
+    check(indices, clients, n_clients, least=min_size)
+
+
+def test_a_power_law_of_sizes():
+    sizes = sizes_of(partition("iid_unbalanced", MNIST, everything(MNIST), 100, 0))
+    weights = np.arange(1, 101) ** -1.2
+    assert sizes.sum() == 60_000
+    assert np.abs(sizes - 60_000 * weights / weights.sum()).max() < 1
+    steeper = sizes_of(partition("iid_unbalanced", MNIST, everything(MNIST), 100, 0, exponent=2.5))
+    assert steeper.sum() == 60_000 and steeper.min() == 10
+    above = steeper > 10
+    ratio = steeper / np.arange(1, 101) ** -2.5
+    assert ratio[above] == pytest.approx(ratio[0], rel=0.06)
+
+
+def test_sizes_by_hand():
+    assert exact_sizes(np.ones(3), 8, 1).tolist() == [3, 3, 2]
+    # 4 : 2 : 1 : 1 of 16 is 8, 4, 2, 2; with at least 3 the last two take 6, and 10 is cut 4 : 2, 6.67 and 3.33.
+    assert exact_sizes(np.array([4.0, 2, 1, 1]), 16, 1).tolist() == [8, 4, 2, 2]
+    assert exact_sizes(np.array([4.0, 2, 1, 1]), 16, 3).tolist() == [7, 3, 3, 3]
+    # At least 5 lifts the second too.
+    assert exact_sizes(np.array([4.0, 2, 1, 1]), 21, 5).tolist() == [6, 5, 5, 5]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 500))
+def test_sizes_add_up(weights, min_size, more):
+    total = min_size * len(weights) + more
+    sizes = exact_sizes(np.array(weights), total, min_size)
+    assert sizes.sum() == total
+    assert sizes.min() >= min_size
+    by_weight = sizes[np.argsort(weights, kind="stable")]
+    assert (np.diff(by_weight) >= -1).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(2, 8), st.integers(1, 4), st.sampled_from([{}, *LAWS]), st.floats(0.3, 1), st.integers(0, 1000))
+def test_two_classes(n_classes, times, law, part, seed):
+    rng = np.random.default_rng(seed)
+    labels = rng.permutation(np.repeat(np.arange(n_classes), rng.integers(60, 90, n_classes)))
+    n_clients = n_classes * times
+    total = int(part * len(labels))
+    assume(total >= 10 * n_clients)
+    try:
+        clients = partition("two_classes", labels, everything(labels), n_clients, seed, total=total, **law)
+    except UserError as error:
+        # A class that runs out: not for equal sizes, which fit here.
+        if law and "total=" in str(error):
+            return
+        raise
+    dealt = np.concatenate(clients)
+    assert len(np.unique(dealt)) == len(dealt) == total
+    check(dealt, clients, n_clients, least=10)
+    counts = class_counts(labels, clients, n_classes)
+    assert ((counts > 0).sum(1) == 2).all()
+    assert ((counts > 0).sum(0) == 2 * times).all()
+    if not law:
+        assert np.ptp(counts.sum(1)) <= 1
+    if law == LAWS[0]:
+        assert counts.sum(1).tolist() == exact_sizes(np.arange(1, n_clients + 1) ** -1.2, total, 10).tolist()
+
+
+def test_two_classes_of_mnist():
+    """FedNNNN's K = 100: 20 clients per class, 600 samples each, all 60000 dealt; halves where the classes allow it."""
+    clients = partition("two_classes", MNIST, everything(MNIST), 100, 0)
+    check(everything(MNIST), clients, 100)
+    counts = class_counts(MNIST, clients, 10)
+    assert (counts.sum(1) == 600).all()
+    assert ((counts > 0).sum(0) == 20).all()
+    assert counts[counts > 0].min() > 200
+    alike = np.arange(60_000) % 10
+    counts = class_counts(alike, partition("two_classes", alike, everything(alike), 100, 0), 10)
+    assert (counts[counts > 0] == 300).all()
+    counts = class_counts(MNIST, partition("two_classes", MNIST, everything(MNIST), 100, 0, total=50_000), 10)
+    assert (counts[counts > 0] == 250).all()
+
+
+def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
+    refuse("total=60000 is refused; allowed: 1000 to 46729;", "two_classes", MNIST, clients=100, sizes="power_law")
+    clients = partition("two_classes", MNIST, everything(MNIST), 100, 0, sizes="power_law", total=40_000)
+    weights = np.arange(1, 101) ** -1.2
+    assert sizes_of(clients).sum() == 40_000
+    assert np.abs(sizes_of(clients) - 40_000 * weights / weights.sum()).max() < 1
+    assert ((class_counts(MNIST, clients, 10) > 0).sum(0) == 20).all()
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(2, 6), st.integers(1, 3), st.floats(0.8, 1.5), st.integers(0, 10_000))
+def test_a_split_is_found_if_there_is_one(n_classes, times, plenty, seed):
+    """Against a maximum flow from clients to classes, each having one sample of both of its classes already."""
+    rng = np.random.default_rng(seed)
+    n_clients = n_classes * times
+    sizes = rng.integers(2, 60, n_clients)
+    held = dealing.deal_classes(np.full(n_classes, 2 * times), n_clients, 2, rng)
+    supply = np.maximum(2 * times, rng.dirichlet(np.full(n_classes, 5)) * sizes.sum() * plenty).astype(np.int64)
+    counts = label_and_quantity._split(sizes, held, supply)
+
+    source, sink = n_clients + n_classes, n_clients + n_classes + 1
+    graph = np.zeros((sink + 1, sink + 1), np.int32)
+    graph[source, :n_clients] = sizes - 2
+    graph[:n_clients, n_clients:source] = held.T * 1000
+    graph[n_clients:source, sink] = supply - 2 * times
+    possible = maximum_flow(csr_array(graph), source, sink).flow_value == (sizes - 2).sum()
+    assert (counts is not None) == possible
+    if counts is not None:
+        assert (counts.sum(0) == sizes).all()
+        assert (counts.sum(1) <= supply).all()
+        assert ((counts > 0) == held).all()
+
+
+def test_two_classes_give_up():
+    """One client wants nearly all samples, and only a draw can tell."""
+    with pytest.raises(UserError, match=r"100 pairings of classes gave no partition of total=1294 .* lower total"):
+        partition("two_classes", DIGITS, everything(DIGITS), 10, 0, sizes="lognormal", sigma=10)
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.sampled_from([0, 0.1, 0.5, 0.99, 1]))
+def test_similarity(population, s):
+    labels, indices, n_clients, seed = population
+    clients = partition("similarity", labels, indices, n_clients, seed, s=s)
+    dealt = np.concatenate(clients)
+    alike = int(s * len(indices))
+    assert set(dealt) <= set(indices)
+    assert len(indices) - len(dealt) == alike % n_clients + (len(indices) - alike) % n_clients
+    check(dealt, clients, n_clients)
+    assert np.ptp(sizes_of(clients)) == 0
+    if s == 0:
+        assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))
+
+    every = partition("similarity", labels, indices, n_clients, seed, s=s, remainder="dealt")
+    check(indices, every, n_clients)
+    assert np.ptp(sizes_of(every)) <= 1
+
+
+def test_less_similarity_means_more_skew():
+    def skew(s):
+        return label_distance(
+            class_counts(DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=s), 10)
+        ).mean()
+
+    assert skew(0) > skew(0.3) + 0.2 > skew(1) + 0.4
+    # The shared part is dealt at random: a client's share of it has all classes.
+    counts = class_counts(DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=0.5), 10)
+    assert ((counts > 0).sum(1) > 8).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.integers(1, 4))
+def test_shards_equal(population, per_client):
+    labels, indices, n_clients, seed = population
+    clients = partition("shards_equal", labels, indices, n_clients, seed, shards_per_client=per_client)
+    check(indices, clients, n_clients)
+    shortest = len(indices) // (n_clients * per_client)
+    assert min(map(len, clients)) >= shortest * per_client
+    assert max(map(len, clients)) <= (shortest + 1) * per_client
+
+
+def test_shards_equal_of_classes_that_divide():
+    """McMahan's case in small: 10 classes of 60, 20 clients, 40 shards of 15 samples of one class each."""
+    labels = np.random.default_rng(0).permutation(np.arange(600) % 10)
+    counts = class_counts(labels, partition("shards_equal", labels, everything(labels), 20, 0), 10)
+    assert (counts.sum(1) == 30).all()
+    assert set(counts.flat) <= {0, 15, 30}
+    assert set((counts > 0).sum(1)) == {1, 2}
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(20, 90), min_size=2, max_size=8), st.sampled_from([0.5, 5.0]), st.integers(0, 1000))
+def test_mixed(sizes, beta, seed):
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
+    clients = partition("mixed", labels, everything(labels), len(sizes), seed, beta=beta, min_size=3)
+    check(everything(labels), clients, len(sizes), least=3)
+    counts = class_counts(labels, clients, len(sizes))
+    assert ((counts > 0).sum(1) <= 2).all()
+    assert ((counts > 0).sum(0) <= 2).all()
+
+
+def test_mixed_equals_niid_bench_in_distribution():
+    """Against NIID-Bench's loops (partition_data, mixed), with another try where they never end or a client has few."""
+
+    def pairs(rng):
+        while True:
+            times, contain = [1] * 10, []
+            for i in range(10):
+                free = [c for c in range(10) if c != i and times[c] < 2]
+                if not free:
+                    break
+                times[other := rng.choice(free)] += 1
+                contain.append([i, other])
+            else:
+                return contain
+
+    def reference(rng):
+        counts = np.zeros((10, 10), int)
+        while counts.sum(1).min() < 10:
+            contain = pairs(rng)
+            for c in range(10):
+                n = (c == DIGITS).sum()
+                cut = int(rng.dirichlet(np.repeat(0.5, 2))[0] * n)
+                a, b = (k for k in range(10) if c in contain[k])
+                counts[a, c], counts[b, c] = cut, n - cut
+            counts *= counts.sum(1).min() >= 10
+        return counts
+
+    def measures(counts):
+        sizes = counts.sum(1)
+        return [label_distance(counts).mean(), gini(sizes), sizes.max() / 100, sizes.min() / 10, counts.max(1).mean()]
+
+    rng = stream(0, "test")
+    ours = [class_counts(DIGITS, partition("mixed", DIGITS, everything(DIGITS), 10, s), 10) for s in range(300)]
+    assert same(ours, [reference(rng) for _ in range(300)], measures)
+
+
+@pytest.mark.parametrize("name", ["quantity", "mixed"])
+@pytest.mark.parametrize("beta", [-1, 0, math.nan, math.inf, "0.5", None, True, 1e7])
+def test_refused_beta(name, beta):
+    refuse(f"beta={beta!r} is refused; allowed: a number above 0, at most 1e6", name, beta=beta)
+
+
+@pytest.mark.parametrize("name", ["quantity", "mixed", "iid_unbalanced", "two_classes"])
+@pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
+def test_refused_min_size(name, min_size):
+    low = 2 if name == "two_classes" else 1
+    message = f"min_size={min_size!r} is refused; allowed: {low} to 129 (1294 samples over 10 clients)"
+    refuse(message, name, min_size=min_size)
+
+
+@pytest.mark.parametrize("name", ["iid_unbalanced", "two_classes"])
+def test_refused_sizes(name):
+    refuse("sizes 'powerlaw' is unknown (did you mean 'power_law'?); allowed: ", name, sizes="powerlaw")
+    refuse("sizes 3 is unknown; allowed: ", name, sizes=3)
+    refuse("exponent=0 is refused; allowed: a number above 0, at most 10", name, sizes="power_law", exponent=0)
+    refuse("exponent=nan is refused; allowed: a number", name, sizes="power_law", exponent=math.nan)
+    refuse("sigma='x' is refused; allowed: a number above 0, at most 10", name, sizes="lognormal", sigma="x")
+    refuse("sigma=1 is refused; allowed: none with sizes=power_law; it belongs to lognormal", name, sizes="power_law",
+           sigma=1)  # fmt: skip
+    refuse("exponent=2 is refused; allowed: none with sizes=lognormal", name, sizes="lognormal", exponent=2)
+
+
+def test_refused_two_classes():
+    refuse("clients=12 is refused; allowed: multiples of 5: 2 classes each, all 10", "two_classes", clients=12)
+    refuse("clients=4 is refused; allowed: multiples of 3", "two_classes", np.repeat([0, 1, 2], 50), clients=4)
+    refuse("clients=4 is refused; allowed: none: two_classes needs", "two_classes", np.zeros(50, int), clients=4)
+    refuse("exponent=1 is refused; allowed: none with sizes=balanced; it", "two_classes", exponent=1)
+    for total in (0, 19, 1295, 40.0, "all", True):
+        refuse(f"total={total!r} is refused; allowed: 20 to 1294 (1294 training samples)", "two_classes", total=total)
+    refuse("min_size=10 is refused; allowed: 2 to 9 (90 samples over 10 clients)", "two_classes", total=90)
+    refuse("two_classes: 20 clients need 20 samples of each class, but class 1 has 7; lower clients",
+           "two_classes", np.repeat([0, 1], [500, 7]), clients=20)  # fmt: skip
+
+
+@pytest.mark.parametrize("s", [-0.1, 1.1, math.nan, "0.1", None, True, 10])
+def test_refused_s(s):
+    refuse(f"s={s!r} is refused; allowed: a number from 0 to 1", "similarity", s=s)
+
+
+def test_refused_remainder():
+    refuse("remainder 'drop' is unknown (did you mean 'dropped'?); allowed: dropped, dealt", "similarity", s=0,
+           remainder="drop")  # fmt: skip
+    few = np.arange(15) % 3
+    refuse("remainder='dropped' is refused; allowed: dealt: with s=0.5, 15 samples leave each of 10 none", "similarity",
+           few, clients=10, s=0.5)  # fmt: skip
+    check(everything(few), partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt"), 10)
+
+
+@pytest.mark.parametrize("shards", [0, 130, 1.5, "2", True, None])
+def test_refused_shards_per_client(shards):
+    message = f"shards_per_client={shards!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
+    refuse(message, "shards_equal", shards_per_client=shards)
+
+
+def test_refused_clients_of_mixed():
+    refuse("clients=8 is refused; allowed: 10, one per class", "mixed", clients=8)
+    refuse("clients=1 is refused; allowed: none: mixed needs 2 classes", "mixed", np.zeros(50, int), clients=1)
+
+
+@pytest.mark.parametrize("name", ["quantity", "mixed"])
+@pytest.mark.parametrize("beta", [1e-300, 1e-4])
+def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, name, beta):
+    monkeypatch.setattr(dealing, "MAX_ATTEMPTS", 2000)
+    labels = np.repeat(np.arange(10), [60, 140] * 5)
+    with pytest.raises(UserError, match=rf"{name}: 2000 attempts gave no partition .* raise beta"):
+        partition(name, labels, everything(labels), 10, 0, beta=beta, min_size=100)
