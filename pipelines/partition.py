@@ -37,7 +37,8 @@ def run(options: argparse.Namespace) -> None:
         raise UserError(f"{config.FILE}: scenarios.{options.scenario}: {error}") from None
 
     counts = statistics.class_counts(labels, clients, len(data.classes))
-    described = statistics.summary(counts)
+    # Some partitions leave samples out by definition.
+    described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
     held = {"validation": split.validation.tolist(), "public": split.public.tolist(), "test": "all"}
     files = {
         "indices.json": json.dumps({"clients": [part.tolist() for part in clients], **held}).encode(),

@@ -66,6 +66,8 @@ def test_partition_describes_itself(made: Path) -> None:
         assert int(row["samples"]) == sum(int(row[label]) for label in "0123456789")
     described = json.loads((made / PARTITION / "statistics.json").read_text())
     assert described["samples"] == sum(int(row["samples"]) for row in rows)
+    assert described["samples_left_out"] == 0
+    assert 0 < described["label_distance_mean"] < 1 and 0 < described["size_gini"] < 1
     assert (made / PARTITION / "heatmap.png").read_bytes().startswith(b"\x89PNG")
 
 
