@@ -25,7 +25,7 @@ from plugins.data.partitions.dealing import (
 from plugins.data.partitions.quantity import exact_sizes, size_law
 from plugins.data.types import Floats, Ints
 
-# Who holds which classes is drawn so often before `two_classes` gives up, and `mixed` likewise.
+# Draws of who holds which classes before giving up.
 MAX_PAIRINGS = 100
 
 
@@ -46,7 +46,7 @@ def two_classes(
     or as in `iid_unbalanced` for `power_law` and `lognormal`; they are kept exactly and add up to `total`, by
     default to all samples. A class has only so many: where half of each client's size is more than its classes
     have, the client gets more of its other class, at least one of each. What no split can give is refused, as in
-    MNIST with 100 clients: the power law's first would hold 27% of all samples, two classes are 20%. A lower
+    MNIST with 100 clients: the power law's first would hold 28% of all samples, two classes are 20%. A lower
     `total` then leaves the samples beyond it out. Pairs are redrawn a bounded number of times where they decide it.
     """
     n = len(labels)
