@@ -39,9 +39,9 @@ from plugins.core.component import (
     Setting,
     Work,
 )
-from plugins.core.noise import fold, normal, uniform
+from plugins.core.noise import fold, normal, permutation
 from plugins.core.optimizers import SGD
-from plugins.core.task import Task, cross_entropy
+from plugins.core.task import Task, cross_entropy, one_hot
 from plugins.core.trees import Params, Tree, add
 
 
@@ -81,7 +81,7 @@ class CCVR(Component):
 
         def features(batch: Batch) -> tuple[Tensor, Tensor]:
             z = work.task.forward(work.params, work.buffers, batch.x, train=False).features  # [B, d]
-            is_class = torch.nn.functional.one_hot(batch.y, self.n_classes).to(z.dtype)  # [B, C]
+            is_class = one_hot(batch.y, self.n_classes, z.dtype)  # [B, C]
             return z, is_class if batch.mask is None else is_class * batch.mask.to(z.dtype)[:, None]
 
         def sums(batch: Batch) -> Tree:
@@ -151,7 +151,7 @@ class CCVR(Component):
             return cross_entropy(task.classify(params | w, z[batch]), y[batch], None), {}
 
         for epoch in range(self.epochs):
-            order = uniform(fold(key, epoch), len(y)).argsort(stable=True)
+            order = permutation(fold(key, epoch), len(y))
             for batch in torch.split(order, self.batch_size):
                 grads, _ = autograd(partial(loss, batch=batch), head)
                 step, state = optimizer.step(grads, state, head)

@@ -56,7 +56,7 @@ class FedDC(Component):
         """g + alpha (w - (w_t - h_k)) + Delta - Delta_k."""
         own, shared = view.memory, view.shared
         return tree_map(
-            lambda g, w, w_t, h_k, Delta, Delta_k: g + self.alpha * (w - (w_t - h_k)) + Delta - Delta_k,  # noqa: N803
+            lambda g, w, w_t, h_k, delta, delta_k: g + self.alpha * (w - (w_t - h_k)) + delta - delta_k,
             tree, params, view.start, own["h"], shared["Delta"], own["Delta"],
         )  # fmt: skip
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from plugins.core.client import autograd
 from plugins.core.component import Asks, Component, Desk, RecipeError, Reply, Server, Setting, Update
-from plugins.core.noise import fold, uniform
+from plugins.core.noise import fold, permutation
 from plugins.core.optimizers import Adam
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, add, norm, row, scale
@@ -101,5 +101,5 @@ class FedDF(Component):
     def batches(self, key: Tensor, n: int) -> list[Tensor]:
         """`steps` batches of positions, epoch after epoch."""
         epochs = math.ceil(self.steps / math.ceil(n / self.batch_size))
-        orders = [uniform(fold(key, e), n, dtype=torch.float64).argsort(stable=True) for e in range(epochs)]
+        orders = [permutation(fold(key, e), n) for e in range(epochs)]
         return [batch for order in orders for batch in torch.split(order, self.batch_size)][: self.steps]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.noise import fold, uniform
+from plugins.core.task import one_hot
 from plugins.core.trees import Params
 
 
@@ -24,8 +25,7 @@ def init(key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, l
 
 def generate(generator: Params, eps: Tensor, y: Tensor, n_classes: int, slope: float = 0.0) -> Tensor:
     """W2 a(W1 [eps, onehot(y)] + b1) + b2, where a is the ReLU with `slope` below 0; [B, noise], [B] -> [B, n_out]."""
-    one_hot = (y[:, None] == torch.arange(n_classes, device=y.device)).to(eps.dtype)  # torch's own looks at the values
-    given = torch.cat([eps, one_hot], dim=1)
+    given = torch.cat([eps, one_hot(y, n_classes, eps.dtype)], dim=1)
     h = F.leaky_relu(F.linear(given, generator["w1"], generator["b1"]), slope)
     return F.linear(h, generator["w2"], generator["b2"])
 

@@ -102,7 +102,7 @@ class CCN(Component):
         # Row sums reach R/T, so the exponentials are shifted: softmax does that.
         return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         """S, Lambda and c of the round, and how far they tell clients apart."""
         z = update.replies.upload[self.name]["z"]
         lam = self.contribution(z)

@@ -24,7 +24,7 @@ from plugins.core.component import (
 )
 from plugins.core.optimizers import Optimizer
 from plugins.core.task import Network
-from plugins.core.trees import Params, add, sub, tree_map, weighted_sum
+from plugins.core.trees import Params, add, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Algorithm:
             direction, next_state[c.name] = c.step(direction, state[c.name], update)
         sent = add(start, direction)
         evaluated = sent if average is None else add(start, average)
-        measured = {c.name: c.measure(next_state[c.name], update, sub(sent, start)) for c in self.components}
+        measured = {c.name: c.measure(next_state[c.name], update) for c in self.components}
 
         server = Server(sent, weighted_sum(weights, replies.buffers), next_state)
         for c in self.components:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.core.optimizers import Optimizer
-from plugins.core.task import Network, Output, Task
+from plugins.core.task import Network, Output, Task, one_hot
 from plugins.core.trees import Params, Tree, add, tree_map
 
 
@@ -112,10 +112,10 @@ class Plan:
 
     def class_counts(self, n_classes: int) -> Tensor:
         """n_c, how many samples of each class the batches hold, [C] float64; reads labels only."""
-        one_hot = torch.nn.functional.one_hot(self.samples.y[self.index], n_classes).double()
+        member = one_hot(self.samples.y[self.index], n_classes, torch.float64)
         if self.mask is not None:
-            one_hot = one_hot * self.mask.unsqueeze(-1)
-        return one_hot.reshape(-1, n_classes).sum(0)
+            member = member * self.mask.unsqueeze(-1)
+        return member.reshape(-1, n_classes).sum(0)
 
     def __len__(self) -> int:
         return len(self.sizes) if self.sizes is not None else self.index.shape[0]
@@ -311,7 +311,9 @@ class Component:
 
     @property
     def leak(self) -> str:
-        """What of the test set the method sees, in words; "" if nothing. Such a recipe only reproduces a paper."""
+        """What of the test set the method sees, in words; "" if nothing. Such a recipe only reproduces a paper: the
+        test set is handed to it as its public split.
+        """
         return ""
 
     @property
@@ -416,9 +418,9 @@ class Component:
         """(what is added to the model, next state); `direction` begins as the average."""
         return direction, state
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         """Quantities of the paper that the server knows: 0-d leaves become columns of rounds.csv, others are kept
-        as they are. `state` is that after the step, `moved` = w_{t+1} - w_t."""
+        as they are. `state` is that after the step."""
         return {}
 
     def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:

@@ -47,6 +47,11 @@ def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tens
     return (torch.sqrt(-2 * torch.log1p(-one)) * torch.cos(2 * math.pi * two)).to(dtype).reshape(shape)
 
 
+def permutation(key: Tensor, n: int) -> Tensor:
+    """The numbers from 0 to `n` - 1 in random order."""
+    return uniform(key, n).argsort(stable=True)
+
+
 def integers(key: Tensor, high: int, *shape: int) -> Tensor:
     """Whole numbers from 0 to `high` - 1, as int64."""
     return (uniform(key, *shape, dtype=torch.float64) * high).long()

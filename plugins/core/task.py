@@ -160,6 +160,11 @@ def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
     return total / mask.sum().clamp(min=1)
 
 
+def one_hot(y: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
+    """1 where a label is the class, [...] -> [..., C]. torch's own looks at the values, which vmap can't under grad."""
+    return (y.unsqueeze(-1) == torch.arange(n_classes, device=y.device)).to(dtype)
+
+
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
     """Mean cross-entropy over the samples of a batch."""
     return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)

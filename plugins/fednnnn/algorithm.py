@@ -101,7 +101,7 @@ class FedNNNN(Component):
                 moved[name] = torch.where(stays, torch.zeros_like(u), d[name])
         return moved, {"d": d, "N": n, "E": e}
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         """N, E and E / N of the round."""
         found = {"N": state["N"], "E": state["E"], "ratio": tree_map(ratio, state["N"], state["E"])}
         return found if self.norm == "per_layer" else {key: of["model"] for key, of in found.items()}

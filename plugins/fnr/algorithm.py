@@ -62,7 +62,7 @@ from plugins.core.component import (
 )
 from plugins.core.noise import fold
 from plugins.core.optimizers import Adam
-from plugins.core.task import Output, Task, masked_mean
+from plugins.core.task import Output, Task, masked_mean, one_hot
 from plugins.core.trees import Params, Tree, tree_map
 
 LOOK = -3  # which of the keys that belong to a client's is for its look at D_public; -1 and -2 are rFedAvg's
@@ -134,7 +134,7 @@ class FNR(Component):
             out = task.forward(params, buffers, batch.x, train=key is not None, key=drawn)
             buffers, norms = out.buffers, torch.linalg.vector_norm(out.features, dim=1)  # [B]
             hits = (out.logits.argmax(1) == batch.y).to(norms.dtype)
-            is_class = torch.nn.functional.one_hot(batch.y, self.n_classes).to(norms.dtype)  # [B, C]
+            is_class = one_hot(batch.y, self.n_classes, norms.dtype)  # [B, C]
             sums.append(torch.stack([norms, hits, torch.ones_like(norms)]) @ is_class)
         return torch.stack(sums).sum(0), buffers
 
@@ -214,14 +214,13 @@ class FNR(Component):
         norms = torch.linalg.vector_norm(out.features, dim=1)  # [B]
         if self.fnr_reg == "signed_live":
             return masked_mean(each["sum"][batch.y] - each["others"] * norms, batch.mask)
-        # Not one_hot, whose check of the labels vmap can't batch under a gradient.
-        is_class = (batch.y[:, None] == torch.arange(self.n_classes, device=batch.y.device)).to(norms.dtype)  # [B, C]
+        is_class = one_hot(batch.y, self.n_classes, norms.dtype)  # [B, C]
         rho = masked_mean(is_class, batch.mask)
         f = masked_mean(norms[:, None] * is_class, batch.mask) / rho.clamp(min=1e-12)
         j: Tensor = (rho * (each["mean"] - f).square()).sum()
         return j
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         """F [M, C], A [M], who was refined [M], Delta [M, C] (0 for the others); accuracies of the trained models."""
         own = update.replies.upload[self.name]
         found = {key: own[key] for key in ("F", "A", "refined", "delta")}

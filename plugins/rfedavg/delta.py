@@ -173,7 +173,7 @@ class DistributionRegularised(Component):
         """The clients whose delta a client of this cohort may be compared with."""
         return cohort if self.delta_scope == "sampled" else tuple(range(self.n_clients))
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         """MMD between the cohort's clients (eq. 2), the mean of their r, the median norm of all delta, and the size of
         the delta that one client is sent (table III, bytes). NaN where delta is not known.
         """

@@ -189,9 +189,9 @@ def test_what_finishes_goes_on_from_the_evaluated_model() -> None:
             yield
 
     evaluated = {"w": torch.tensor([7.0])}
-    said, (server, final) = play(Algorithm.compose([Triples()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]
+    said, (server, final) = play(Algorithm.compose([Triples()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]  # what `finish` returns
     assert said == [] and server.params is final and final["w"].tolist() == [21.0]
-    _, (server, final) = play(Algorithm.compose([Adds()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]
+    _, (server, final) = play(Algorithm.compose([Adds()]).finish(SERVER, evaluated, (0, 1), DESK))  # type: ignore[misc]  # what `finish` returns
     assert server is SERVER and final is evaluated
 
 

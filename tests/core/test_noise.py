@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plugins.core.noise import fold, integers, normal, uniform
+from plugins.core.noise import fold, integers, normal, permutation, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -68,6 +68,14 @@ def test_integers_cover_their_range_evenly() -> None:
     counts = torch.bincount(integers(torch.tensor(11), 5, 50_000), minlength=5)
     assert counts.sum() == 50_000 and len(counts) == 5
     assert bool(((counts - 10_000).abs() < 4 * math.sqrt(50_000 * 0.2 * 0.8)).all())
+
+
+def test_permutations_hold_every_number_once_and_all_orders_come_up() -> None:
+    found = [tuple(permutation(torch.tensor(key), 3).tolist()) for key in range(600)]
+    assert all(sorted(order) == [0, 1, 2] for order in found)
+    counts = [found.count(order) for order in set(found)]
+    assert len(counts) == 6
+    assert all(abs(count - 100) < 4 * math.sqrt(600 * 1 / 6 * 5 / 6) for count in counts)
 
 
 def test_under_vmap_each_client_draws_what_it_would_alone() -> None:

@@ -27,7 +27,7 @@ from plugins.core.component import (
     Work,
 )
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree
+from plugins.core.trees import Tree
 from plugins.models.layers import Stacked
 from plugins.models.networks import cnn
 from tests import federation
@@ -109,7 +109,7 @@ class Watcher(Component):
     def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
         return {"moved": torch.stack([trace.end["fc2.bias"], trace.start["fc2.bias"]])}
 
-    def measure(self, state: Tree, update: Update, moved: Params) -> Tree:
+    def measure(self, state: Tree, update: Update) -> Tree:
         return {"level": torch.tensor(self.level), "n": update.replies.n}
 
     def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:

@@ -356,7 +356,7 @@ def test_what_is_recorded_in_numbers() -> None:
     c = CCN(T=1.0).weigh(nu, replies(z))
     total = (e + 1) / 2 + e
     np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
-    seen = CCN(T=1.0).measure({}, Update(replies(z), {}, c, {}, {}), {})
+    seen = CCN(T=1.0).measure({}, Update(replies(z), {}, c, {}, {}))
     np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
     np.testing.assert_allclose(seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12)
     assert torch.equal(seen["weights"], c)
@@ -369,7 +369,7 @@ def test_a_silenced_client_hides_what_its_weight_was() -> None:
     z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
     c = CCN(T=1e-4).weigh(torch.full((3,), 1 / 3, dtype=torch.float64), replies(z))
     assert c.tolist() == [0.5, 0.0, 0.5]
-    seen = CCN(T=1e-4).measure({}, Update(replies(z), {}, c, {}, {}), {})
+    seen = CCN(T=1e-4).measure({}, Update(replies(z), {}, c, {}, {}))
     assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
     assert math.isnan(seen["weight_over_nu_max"].item())
 
