@@ -37,7 +37,7 @@ class Reference:
         return w
 
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
-        w_t, Delta = self.w, self.Delta  # noqa: N806
+        w_t, Delta = self.w, self.Delta  # noqa: N806, the paper's letter
         local = [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]
         for k, w_k, of in zip(cohort, local, batches, strict=True):
             self.h[k] = hand.each(lambda h, w_k, w_t: h + w_k - w_t, self.h[k], w_k, w_t)

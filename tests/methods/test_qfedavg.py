@@ -131,7 +131,7 @@ def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> Non
         heard.append((ask, answer(ask, round_)))
         return heard[-1][1]
 
-    simulation.engine.answer = listen  # type: ignore[method-assign]
+    simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
     simulation.run()
     of = federation.federation(torch.float64)
     for ask, reply in heard:

@@ -187,7 +187,7 @@ def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, e
         plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
         assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
         return
-    reference.regulariser = lambda phi, k, cohort: (0.0, np.zeros(2))  # type: ignore[method-assign]
+    reference.regulariser = lambda phi, k, cohort: (0.0, np.zeros(2))  # type: ignore[method-assign]  # no term
     for t in (1, 2, 3):
         reference.round(t, draw_cohort(0, t, 3, 2))
     hand.same(ran.outcome.params, reference.w)
