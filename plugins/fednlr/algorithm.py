@@ -19,7 +19,8 @@ The factors scale the optimiser's update, which for plain SGD is eq. 18; so they
 Meeting others: they multiply the whole local update, with what FedProx, FedDyn, FedDC or SCAFFOLD add to the gradient.
 SCAFFOLD's c_i divides by eta, not by the neurons' rates; FedNova's a_i is that of the steps taken. FedBABU's frozen
 head is not scaled, but stays layer L. The "weight decay 0.1" that section 7.1 gives FedDyn is FedDyn's own alpha: don't
-add both. `drift` has definition 1.
+add both. Bound neurons (definition 1) and their drift need samples of all classes, which no client has: where a
+simulation observes its clients, it takes the public split for that, which training does not touch.
 FedML pair: `FedNLRTrainer`, `FedNLRAggregator`.
 """
 
@@ -30,13 +31,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.component import Batch, Component, Data, Options, Plan, RecipeError, Setting, Stage, Trace, View
 from plugins.core.errors import UserError, nearest
-from plugins.core.task import Layer, Task
+from plugins.core.task import Layer, Task, one_hot
 from plugins.core.trees import Params, Tree
+from plugins.fednlr.drift import bound, drift
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class FedNLR(Component):
     }
     stage: ClassVar[Stage] = Stage.SCALE
     claims: ClassVar[frozenset[str]] = frozenset({"neurons' learning rates"})
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
+    passes: ClassVar[frozenset[str]] = frozenset({"own", "public"})  # public only for what is observed
 
     mu0: float = 1.0
     a1: float = 0.45  # section 7.3, the main experiments
@@ -119,7 +120,7 @@ class FedNLR(Component):
                 f"{task.network.name!r} has no scaled layer for; allowed: {', '.join(names) or 'none'}"
             )
         found = []
-        for l, layer in scaled:  # noqa: E741
+        for l, layer in scaled:  # noqa: E741, the paper's letter
             h = mean[layer.name]
             mu = self.ratio(l, len(every), h.numel() if self.M == "units" else layer.units)
             found.append((layer, h.flatten(1).mean(1) if h.ndim > 1 else h, given.get(layer.name, mu)))
@@ -161,6 +162,8 @@ class FedNLR(Component):
     def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
         """By scaled layer T_l (figure 3; NaN if mu_l <= 1), mu_l, the factors and their range; and table 4: the mean
         activations [C, M_l] of the last hidden layer on each class before and after training, NaN for absent classes.
+        Where there is a public split, which has all classes: the neurons bound to each class [C, M_l] before training,
+        and the drift [C] of their activation.
         """
         seen: Tree = {"T": {}, "mu": {}, "factor": {}, "smallest": {}, "largest": {}}
         for layer, h, mu in self.layers(task, view, data):
@@ -171,6 +174,11 @@ class FedNLR(Component):
         if len(task.network.layers) > 1:
             seen["before"] = self._by_class(task, view.start, view.buffers, data.own)
             seen["after"] = self._by_class(task, trace.end, trace.buffers, data.own)
+        if len(task.network.layers) > 1 and data.public is not None:
+            labels, n_classes = torch.cat([batch.y for batch in data.public]), task.network.n_classes
+            before = _last_hidden(task, view.start, view.buffers, data.public)
+            after = _last_hidden(task, trace.end, trace.buffers, data.public)
+            seen["bound"], seen["drift"] = bound(before, labels, n_classes), drift(before, after, labels, n_classes)
         return seen
 
     @staticmethod
@@ -182,7 +190,7 @@ class FedNLR(Component):
         def sums(batch: Batch) -> Tree:
             h = task.activations(params, buffers, batch.x)[layer]
             h = h.flatten(2).mean(2) if h.ndim > 2 else h  # [B, M_l]
-            member = F.one_hot(batch.y, task.network.n_classes).to(h.dtype)  # [B, C]
+            member = one_hot(batch.y, task.network.n_classes, h.dtype)  # [B, C]
             if batch.mask is not None:
                 member = member * batch.mask.to(h.dtype).unsqueeze(1)
             return {"h": member.T @ h, "n": member.sum(0).unsqueeze(1)}
@@ -190,6 +198,13 @@ class FedNLR(Component):
         mean = own.mean(sums)
         by_class: Tensor = mean["h"] / mean["n"]
         return by_class
+
+
+def _last_hidden(task: Task, params: Params, buffers: Params, public: Plan) -> Tensor:
+    """The activation of each neuron of the last hidden layer on each sample, a channel's mean over space, [n, M_l]."""
+    layer = task.network.layers[-2].name
+    found = [task.activations(params, buffers, batch.x)[layer] for batch in public]
+    return torch.cat([h.flatten(2).mean(2) if h.ndim > 2 else h for h in found])
 
 
 def _sum(h: Tensor, mask: Tensor | None) -> Tensor:

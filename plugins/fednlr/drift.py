@@ -1,13 +1,14 @@
 """Neuron drift as FedNLR defines it: bound neurons (definition 1) and what training does to them (appendix A, table 4).
 
-Both need samples of all classes, which no client has: they are for evaluation sets.
+Both need samples of all classes, which no client has.
 """
 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+from plugins.core.task import one_hot
 
 
 def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
@@ -30,7 +31,7 @@ def drift(before: Tensor, after: Tensor, labels: Tensor, n_classes: int) -> Tens
     Activations [n, M] of the same samples before and after training to [C]; which neurons are bound is decided before.
     NaN for a class that has none.
     """
-    member = F.one_hot(labels, n_classes).to(before.dtype)  # [n, C]
+    member = one_hot(labels, n_classes, before.dtype)  # [n, C]
     change = member.T @ (after - before) / member.sum(0).unsqueeze(-1)  # [C, M], mean over the class's samples
     bonds = bound(before, labels, n_classes)
     zero = torch.zeros((), dtype=change.dtype, device=change.device)

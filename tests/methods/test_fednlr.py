@@ -302,17 +302,19 @@ def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str, options: dict[st
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
 
 
-def observed(engine: str, options: dict[str, object]) -> tuple[dict[str, torch.Tensor], Simulation]:
+def observed(
+    engine: str, options: dict[str, object], start: hand.Tree = hand.W0, public: Samples | None = None
+) -> tuple[dict[str, torch.Tensor], Simulation]:
     """What one round of everybody records, and the simulation."""
     simulation = Simulation(
         "fednlr",
         {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options},
-        hand.given(),
+        hand.given(start),
         hand.samples(hand.X, hand.Y),
         list(hand.CLIENTS),
         hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y),
         None,
-        None,
+        public,
         LocalTraining("sgd", hand.LR, 2, 8),
         Schedule(1, 3, 0),
         engine=engine,
@@ -364,6 +366,23 @@ def test_activations_by_class_before_and_after_training(engine: str) -> None:
                     missing += 1
                     assert np.isnan(found).all()
     assert missing == 2, "client 0 lacks class 1"
+
+
+def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
+    """Definition 1 and table 4: class 0's three samples activate neuron 1 by 1.46, 1.56, 0.3 and neuron 2 by 1.9, 1.45,
+    0.82, class 1's one by 0 and 0: so both are bound to class 0, and none to class 1.
+    """
+    w0 = hand.W0 | {"fc1.weight": np.array([[0.6, -0.4], [0.9, 0.0]])}
+    x, y = np.array([[2.0, 0.1], [-1.0, 0.2], [1.5, -0.9], [0.8, 1.2]]), np.array([0, 1, 0, 0])
+    tensors, _ = observed(engine, {}, w0, hand.samples(x, y))
+    for k, client in enumerate(hand.CLIENTS):
+        assert tensors["fednlr/bound"][0, k].tolist() == [[True, True], [False, False]]
+        w_k = local(k, w0, factors(w0, hand.X[client]))
+        change = (hand.hidden(w_k, x) - hand.hidden(w0, x))[y == 0].mean()
+        drift_0, drift_1 = tensors["fednlr/drift"][0, k].tolist()
+        assert drift_0 == pytest.approx(change, rel=1e-10)
+        assert math.isnan(drift_1)
+    assert "fednlr/bound" not in observed(engine, {})[0], "without samples of all classes nothing can be said"
 
 
 def test_observing_changes_nothing(engine: str) -> None:
