@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError, Setting
+from plugins.core.component import RecipeError, Samples, Setting
 from plugins.core.errors import UserError
 from plugins.recipes import build
 from plugins.silo import settings
@@ -112,8 +111,8 @@ def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
     deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
     terms = settings.terms(deployment, "datasharing", federation.network(), 15)
     of = federation.federation()
-    own = SimpleNamespace(x=of.train.x[:4], y=of.train.y[:4])
-    silo = Silo(terms, 0, type(of.train)(own.x, own.y), of.public)
-    silo.read(type(of.train)(own.x, 2 - own.y))
+    own = Samples(of.train.x[:4], of.train.y[:4])
+    silo = Silo(terms, 0, own, of.public)
+    silo.read(own._replace(y=2 - own.y))
     held = silo.engine.clients.train
     assert torch.equal(held.y, torch.cat([2 - own.y, of.public.y]))
