@@ -16,8 +16,8 @@ from ruamel.yaml.error import YAMLError
 from plugins import models, recipes
 from plugins.core.errors import UserError, nearest
 from plugins.core.optimizers import OPTIMIZERS
+from plugins.data import datasets
 from plugins.data.checks import known, options_of, refusal
-from plugins.data.datasets import DATASETS
 from plugins.data.partitions import PARTITIONS
 from plugins.data.partitions.dealing import ZeroToOne
 from plugins.engines.clients import LocalTraining
@@ -37,9 +37,12 @@ class Section(BaseModel):
 
 
 class DataSettings(Section):
+    """The data set; its reader's own options stand beside these keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
     name: str
     root: str = "data/raw"
-    size: list[int] | None = None
     # dvc.yaml names these two, and DVC wants what it names to be there.
     validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
     public: Annotated[int, Field(ge=0)]
@@ -47,12 +50,17 @@ class DataSettings(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
-        return known("data set", name, DATASETS)
+        return known("data set", name, datasets.DATASETS)
+
+    @model_validator(mode="after")
+    def _fits(self) -> DataSettings:
+        datasets.check(self.name, self.options)
+        return self
 
     @property
-    def options(self) -> dict[str, object]:
-        """What the data set's loader takes beside the folder."""
-        return {} if self.size is None else {"size": self.size}
+    def options(self) -> dict[str, Any]:
+        """What the data set's reader takes beside the folder, and what all data sets take; null is not given."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
 class Scenario(Section):

@@ -14,7 +14,7 @@ import numpy as np
 
 from pipelines import cli, config
 from plugins.core.errors import UserError
-from plugins.data import datasets
+from plugins.data.dataset import Dataset
 from plugins.data.files import write_whole
 from plugins.data.indices import read_indices
 from plugins.data.partitions import partition
@@ -69,7 +69,7 @@ def _parts(settings: config.Config) -> Parts:
     """The scenario's partition, or one like it for as many clients as there are silos."""
     wanted, root = settings.deploy, config.root()
     scenario = settings.scenarios[wanted.scenario]
-    data = datasets.read(root / "data" / f"{settings.data.name}.safetensors")
+    data = Dataset.read(root / "data" / f"{settings.data.name}.safetensors")
     indices = read_indices(root / "partitions" / f"{wanted.scenario}-{wanted.seed}" / "indices.json")
     clients = indices.clients
     if len(clients) != wanted.silos:

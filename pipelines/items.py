@@ -15,8 +15,8 @@ import torch
 from pipelines import config
 from plugins.core.component import Samples
 from plugins.core.task import Network
-from plugins.data import datasets
 from plugins.data.checks import known
+from plugins.data.dataset import Dataset
 from plugins.data.indices import Indices, read_indices
 from plugins.data.types import Ints
 from plugins.engines.simulation import Schedule, Simulation, resolve_device
@@ -31,7 +31,7 @@ class Item:
     scenario: str
     recipe: str  # name of the entry in params.yaml
     seed: int
-    data: datasets.Dataset
+    data: Dataset
     indices: Indices
     indices_file: Path
     device: torch.device
@@ -44,7 +44,7 @@ class Item:
         known(f"{config.FILE}: recipe", recipe, settings.recipes)
         torch.set_num_threads(settings.train.threads)
         device = resolve_device(settings.train.device)
-        data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")
+        data = Dataset.read(config.root() / "data" / f"{settings.data.name}.safetensors")
         path = config.root() / "partitions" / f"{scenario}-{seed}" / "indices.json"
         return Item(settings, scenario, recipe, seed, data, read_indices(path), path, device)
 

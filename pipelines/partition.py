@@ -11,8 +11,9 @@ import logging
 from pipelines import cli, config
 from pipelines.heatmap import heatmap
 from plugins.core.errors import UserError
-from plugins.data import datasets, statistics
+from plugins.data import statistics
 from plugins.data.checks import known
+from plugins.data.dataset import Dataset
 from plugins.data.files import replace_folder
 from plugins.data.partitions import partition
 from plugins.data.splits import hold_out
@@ -25,7 +26,7 @@ def run(options: argparse.Namespace) -> None:
     """Cuts the validation and the public split, partitions the rest, and describes the result."""
     settings = config.load()
     scenario = settings.scenarios[known(f"{config.FILE}: scenario", options.scenario, settings.scenarios)]
-    data = datasets.read(config.root() / "data" / f"{settings.data.name}.safetensors")
+    data = Dataset.read(config.root() / "data" / f"{settings.data.name}.safetensors")
     labels = data.train_y.numpy()
     try:
         split = hold_out(labels, settings.data.validation, settings.data.public, options.seed)

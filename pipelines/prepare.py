@@ -16,7 +16,7 @@ def prepare(_: argparse.Namespace) -> None:
     settings = config.load().data
     data = datasets.load(settings.name, config.root() / settings.root, **settings.options)
     path = config.root() / "data" / f"{settings.name}.safetensors"
-    datasets.save(data, path)
+    data.save(path)
     log.info(
         "%s: %d training and %d test samples of %s, %d classes, sha256 %s",
         data.name, len(data.train_y), len(data.test_y), "x".join(map(str, data.train_x.shape[1:])),

@@ -47,11 +47,16 @@ def known(kind: str, name: object, allowed: Iterable[str]) -> str:
     raise UserError(f"{kind} {name!r} is unknown{nearest(str(name), names)}; allowed: {', '.join(names) or 'none'}")
 
 
-def options_of(function: Callable[..., object], owner: str, options: Mapping[str, object]) -> None:
-    """UserError unless `options` are keyword-only parameters of `function` and none that has no default is missing."""
+def options_of(
+    function: Callable[..., object], owner: str, options: Mapping[str, object], also: Iterable[str] = ()
+) -> None:
+    """UserError unless `options` are keyword-only parameters of `function` and none that has no default is missing.
+
+    `also`: what may be given beside them, and so is named among what is allowed.
+    """
     takes = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for key in options:
-        known(f"{owner}: option", key, takes)
+        known(f"{owner}: option", key, dict.fromkeys([*takes, *sorted(also)]))
     for key, parameter in takes.items():
         if parameter.default is parameter.empty and key not in options:
             raise UserError(f"{owner}: {key} is missing; it has no default")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from plugins.core.component import Samples
 from plugins.core.errors import UserError
-from plugins.data import datasets
+from plugins.data.dataset import Dataset
 from plugins.data.files import write_whole
 from plugins.data.indices import read_indices
 
@@ -37,7 +37,7 @@ class Parts:
     n_classes: int
 
     @staticmethod
-    def cut(data: datasets.Dataset, clients: Sequence[Ints], validation: Ints, public: Ints) -> Parts:
+    def cut(data: Dataset, clients: Sequence[Ints], validation: Ints, public: Ints) -> Parts:
         """All arrays are indices into the training set; an empty one means that there is no such part."""
         x, y = data.normalised("train"), data.train_y
 
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         held = read_indices(options.indices)
         parts = Parts.cut(
-            datasets.read(options.data),
+            Dataset.read(options.data),
             held.clients,
             held.validation,
             held.public if options.public else held.public[:0],

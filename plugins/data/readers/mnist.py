@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from plugins.core.errors import UserError
+from plugins.data.dataset import Raw
 from plugins.data.files import write_whole
 
 URL_TIMEOUT = 30.0  # seconds without a byte
@@ -27,8 +28,8 @@ FILES = {
 }
 
 
-def read_mnist(root: Path) -> list[Tensor]:
-    """Training images [n, 1, 28, 28] uint8 and labels [n] int64, then those for testing.
+def mnist(root: Path) -> Raw:
+    """MNIST: 60,000 training and 10,000 test images, grey, 28x28, values 0 to 255.
 
     The four files are used where they lie in <root>/MNIST/raw, unpacked or as .gz; what isn't there is downloaded
     into that folder. Raises UserError for a failed download and for a damaged file.
@@ -52,7 +53,8 @@ def read_mnist(root: Path) -> list[Tensor]:
         if len(part.data) != len(part.targets):
             raise _error(raw / f"{kind}-labels-idx1-ubyte", "has another number of samples than the images")
         tensors += [part.data.unsqueeze(1), part.targets]
-    return tensors
+    train_x, train_y, test_x, test_y = tensors
+    return Raw(train_x, train_y, test_x, test_y, [str(c) for c in range(10)])
 
 
 def _error(path: Path, problem: str) -> UserError:

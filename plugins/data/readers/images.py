@@ -15,14 +15,17 @@ from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.data.checks import refusal, whole_number
+from plugins.data.dataset import Raw
 
 
-def read_images(root: Path, size: object) -> tuple[list[Tensor], list[str]]:
-    """Training images [n, 1 or 3, h, w] uint8 and labels [n] int64, then those for testing; and the classes.
+def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
+    """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; grey ones become RGB if mixed.
 
-    See `datasets.image_folder`.
+    All have one size, or are scaled to `size` = [h, w] (bilinear, antialiased). Classes are the names of the folders
+    in alphabetical order, the images of a class are in the order of their file names. Files whose names begin with a
+    dot are passed over. Raises UserError for anything else that isn't an image, and for classes that differ.
     """
-    shape = _image_size(size)
+    shape = image_size(size)
     folders = {part: _class_folders(root / part) for part in ("train", "test")}
     names = [folder.name for folder in folders["train"]]
     other = [folder.name for folder in folders["test"]]
@@ -51,11 +54,29 @@ def read_images(root: Path, size: object) -> tuple[list[Tensor], list[str]]:
     x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
     x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
     y = torch.tensor(labels)
-    return [t[part] for part in parts for t in (x, y)], names
+    train, test = parts
+    return Raw(x[train], y[train], x[test], y[test], names)
 
 
-def _image_size(size: object) -> tuple[int, int] | None:
-    """Option `size` as (h, w)."""
+def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
+    """Images [n, 1 or 3, h, w] uint8 scaled to `shape` = (h, w), bilinear with antialiasing as torchvision's Resize.
+
+    Raises UserError for what isn't such images.
+    """
+    if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
+        found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
+        raise UserError(f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images but {found}")
+    if tuple(x.shape[2:]) == shape:
+        return x
+    grey = x.shape[1] == 1
+    pictures = x[:, 0].numpy() if grey else x.permute(0, 2, 3, 1).contiguous().numpy()
+    scaled = [np.asarray(Image.fromarray(p).resize(shape[::-1], Image.Resampling.BILINEAR)) for p in pictures]
+    y = torch.from_numpy(np.stack(scaled))
+    return y.unsqueeze(1) if grey else y.permute(0, 3, 1, 2).contiguous()
+
+
+def image_size(size: object) -> tuple[int, int] | None:
+    """Option `size` as (h, w). UserError for anything but two whole numbers or None."""
     if size is None:
         return None
     if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
