@@ -79,6 +79,11 @@ def row(stacked: Tree, index: int | Tensor) -> Tree:
     return tree_map(lambda leaf: leaf[index], stacked)
 
 
+def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
+    """Writes `tree` into row `index` of a stacked tree, in place: engines only, for storage that is their own."""
+    tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)
+
+
 def select(condition: Tensor, a: Tree, b: Tree) -> Tree:
     """`a` where the 0-d boolean `condition` holds, else `b`."""
     return tree_map(lambda x, y: torch.where(condition, x, y), a, b)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from plugins.core.client import answer, autograd
 from plugins.core.component import Ask, Data, Plan, Reply, Samples
-from plugins.core.trees import Tree, row, stack, tree_map
+from plugins.core.trees import Tree, replace_row, row, tree_map
 from plugins.data.batches import Order
 from plugins.engines.clients import Clients, to_device
 
@@ -22,8 +22,12 @@ class Sequential:
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         keys = self.clients.keys(ask, round_)
-        parts = [self._one(ask, client, position, round_, keys[position]) for position, client in enumerate(ask.to)]
-        stacked = stack(parts)
+        stacked: Tree = {}
+        for position, client in enumerate(ask.to):
+            one = self._one(ask, client, position, round_, keys[position])
+            # Row by row: a list of all answers beside their stack would hold each client's model twice.
+            stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(ask.to), *leaf.shape)), one)
+            replace_row(stacked, position, one)
         if ask.job == "train":
             self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
         return Reply(ask.to, **stacked)
@@ -45,7 +49,7 @@ class Sequential:
             clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
             data, autograd, clients.observing,
         )  # fmt: skip
-        tree_map(lambda leaf, new: leaf[clients.row[client]].copy_(new), clients.memory, answered.memory)
+        replace_row(clients.memory, clients.row[client], answered.memory)
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
             "params": answered.params,
