@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from plugins.core.errors import UserError
 
 
-def write_whole(path: Path, content: bytes | str) -> None:
+def write_whole(path: Path, content: bytes | str | Callable[[str], None]) -> None:
     """Writes `content` to `path` so that a reader, or a kill at any moment, sees the old file or the new one.
 
+    `content` may be a function that writes the file whose name it is given, for what is too large to be held twice.
     Missing folders are made. Raises UserError when the folder can't be written.
     """
-    data = content.encode() if isinstance(content, str) else content
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
+            if callable(content):
+                content(temporary)
+            else:
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
             os.fsync(file.fileno())
         # mkstemp makes files private; what we write is meant to be read like any other output.
         os.chmod(temporary, 0o644)

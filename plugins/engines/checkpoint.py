@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors.torch import save_file
 
 from plugins.core.errors import UserError
 from plugins.core.trees import Params, Tree, flatten, unflatten
@@ -34,10 +34,25 @@ def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
         "holders": checkpoint.holders,
         "rows": checkpoint.rows,
     }
-    # Copies: safetensors refuses tensors that share memory, such as an evaluated model that is the sent one.
     everything = flatten(checkpoint.trees) | {RECORDED + key: leaf for key, leaf in checkpoint.recorded.items()}
-    flat = {key: leaf.detach().cpu().clone().contiguous() for key, leaf in everything.items()}
-    write_whole(path, save(flat, metadata={"checkpoint": json.dumps(head)}))
+    # safetensors refuses tensors that share memory, such as an evaluated model that is the sent one: copies of the
+    # later ones. Not of all: the memories of hundreds of clients are gigabytes.
+    flat: Params = {}
+    seen: set[int] = set()
+    for key, leaf in everything.items():
+        host = leaf.detach().cpu().contiguous()
+        place = host.untyped_storage().data_ptr()
+        flat[key] = host.clone() if place in seen else host
+        seen.add(place)
+    metadata = {"checkpoint": json.dumps(head)}
+
+    def save(name: str) -> None:
+        try:
+            save_file(flat, name, metadata)
+        except SafetensorError as error:  # how it reports a full disk
+            raise OSError(str(error)) from None
+
+    write_whole(path, save)
 
 
 def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
