@@ -1,0 +1,77 @@
+"""The data lie in memory once, whatever the number of clients; and a large cross-device round fits into 6 GB."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import Samples
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Schedule, Simulation
+from plugins.models import build
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("n_clients", [2, 200])
+def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
+    x, y = torch.randn(401, 13), torch.arange(401) % 3
+    train, test = Samples(x, y), Samples(x[:7].clone(), y[:7])
+    clients = np.array_split(np.arange(401), n_clients)
+    local, schedule = LocalTraining("sgd", 0.1, 1, 8), Schedule(2, 2, 0)
+    network = build("mlp", (13,), 3, {"hidden": 4})
+    simulation = Simulation(
+        "scaffold+rfedavg_plus", {}, network, train, clients, test, None, None, local, schedule, engine=engine
+    )
+    most = 0
+
+    def look(_: object) -> None:
+        nonlocal most
+        wide = {
+            t.untyped_storage().data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape
+        }
+        most = max(most, len(wide))
+
+    simulation.run(look)
+    assert most == 1 and simulation.engine.clients.train.x is x
+
+
+CROSS_DEVICE = """
+import resource
+import numpy as np, torch
+from plugins.core.component import Samples
+from plugins.data.dataset import Dataset, Raw
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Schedule, Simulation
+from plugins.models import build
+
+def images(n):
+    return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
+
+torch.set_num_threads(1)
+data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)]), "half")
+train = Samples(data.normalised("train"), data.train_y)
+test = Samples(data.normalised("test"), data.test_y)
+run = Simulation(
+    "rfedavg_plus", {}, build("cnn", (3, 28, 28), 10), train, np.array_split(np.arange(50_000), 500), test, None, None,
+    LocalTraining("sgd", 0.1, 1, 32), Schedule(1, 100, 0),
+)
+row = run.run().rows[-1]
+assert row["test_accuracy"] >= 0, row
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+@pytest.mark.slow
+def test_500_clients_of_cifar_10_in_6_gb() -> None:
+    """rFedAvg's cross-device case, 20 % of 500 clients with its CNN, one round; random pixels in CIFAR-10's shape."""
+    found = subprocess.run([sys.executable, "-c", CROSS_DEVICE], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
+    assert int(found.stdout) < 6e9
