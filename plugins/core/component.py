@@ -36,6 +36,7 @@ from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.core.optimizers import Optimizer
+from plugins.core.reading import Noise, Read
 from plugins.core.task import Network, Output, Task, one_hot
 from plugins.core.trees import Params, Tree, add, tree_map
 
@@ -97,6 +98,7 @@ class Samples(NamedTuple):
 
     x: Tensor  # [n, ...]
     y: Tensor  # [n]
+    noise: Noise | None = None  # what their clients see of `x` has this added, whenever they look
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Plan:
     mask: Tensor | None = None  # [S, B]
     live: Tensor | None = None  # [S] bool
     last: Tensor | None = None  # [S], 1 for the steps of the last epoch; None unless `passes` has "last epoch"
+    read: Read | None = None  # None: the samples are read as they are
 
     def class_counts(self, n_classes: int) -> Tensor:
         """n_c, how many samples of each class the batches hold, [C] float64; reads labels only."""
@@ -121,15 +124,20 @@ class Plan:
         return len(self.sizes) if self.sizes is not None else self.index.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        x, y = self.samples
+        y = self.samples.y
         if self.sizes is not None:
-            for index in torch.split(self.index, list(self.sizes)):
-                yield Batch(x[index], y[index], None, None)
+            for s, index in enumerate(torch.split(self.index, list(self.sizes))):
+                yield Batch(self._seen(index, s), y[index], None, None)
             return
         for s in range(self.index.shape[0]):
             index = self.index[s]
             mask = None if self.mask is None else self.mask[s]
-            yield Batch(x[index], y[index], mask, None if self.live is None else self.live[s])
+            yield Batch(self._seen(index, s), y[index], mask, None if self.live is None else self.live[s])
+
+    def _seen(self, index: Tensor, step: int) -> Tensor:
+        """The samples of a batch, [B, ...]."""
+        x, _, noise = self.samples
+        return x[index] if self.read is None else self.read(x, noise, index, step)
 
     def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
         """Mean over all samples of a tree of per-batch *sums*: (sum over batches of fn) / (number of samples)."""

@@ -42,9 +42,12 @@ def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers (Box and Muller 1958)."""
-    one, two = uniform(key, 2, math.prod(shape), dtype=torch.float64)
-    return (torch.sqrt(-2 * torch.log1p(-one)) * torch.cos(2 * math.pi * two)).to(dtype).reshape(shape)
+    """Standard normal numbers (Box and Muller 1958), two from two uniform ones; of more, the first are the same."""
+    count = math.prod(shape)
+    one, two = uniform(key, -(-count // 2), 2, dtype=torch.float64).unbind(1)
+    radius, angle = torch.sqrt(-2 * torch.log1p(-one)), 2 * math.pi * two
+    pairs = torch.stack([radius * torch.cos(angle), radius * torch.sin(angle)], dim=1)
+    return pairs.flatten()[:count].to(dtype).reshape(shape)
 
 
 def permutation(key: Tensor, n: int) -> Tensor:

@@ -17,6 +17,7 @@ from plugins.core.errors import NonFiniteError, UserError
 from plugins.core.noise import fold
 from plugins.core.optimizers import Optimizer
 from plugins.core.optimizers import build as build_optimizer
+from plugins.core.reading import OWN, PAD, STEPS, Read
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
@@ -24,6 +25,7 @@ from plugins.data.randomness import key, stream
 from plugins.data.types import Ints
 
 PASS_BATCH = 500  # samples per batch of a pass without training
+READ = -4  # which of the keys that belong to a client's is for reading its samples; rFedAvg and FNR-FL have -1 to -3
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class LocalTraining:
     weight_decay: float = 0.0
     steps: int = 0  # above 0: this many steps in place of `epochs`
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
+    augment: bool = False  # whether images are cropped and flipped at random
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
@@ -71,6 +74,12 @@ class Clients:
         for client, positions in self.indices.items():
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
+        shape = tuple(train.x.shape[1:])
+        if local.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
+            raise UserError(
+                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
+                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
+            )
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.
@@ -103,6 +112,21 @@ class Clients:
         """Of the random numbers that each client draws in a job, [M]."""
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
         return fold(shared, torch.tensor(ask.to)).to(self.device)
+
+    def reads(self, job: str, key: Tensor) -> tuple[Read | None, Read | None]:
+        """How a client reads the batches that `job` trains on, and a pass over its own samples; `key` is the client's.
+
+        A client's samples are noisy whenever it looks at them; it crops and flips what it trains on. None else.
+        """
+        noisy, augment = self.train.noise is not None, self.local.augment
+        if not (noisy or augment):
+            return None, None
+        at = fold(key, READ)
+        # Further jobs train on the public split, which is as it is.
+        return (
+            Read(fold(at, STEPS), augment) if job == "train" else None,
+            Read(fold(at, OWN)) if noisy else None,
+        )
 
     def own_pass(self, client: int) -> Order:
         """One pass over all of a client's samples."""

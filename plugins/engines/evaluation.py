@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.component import Samples
+from plugins.core.reading import Read
 from plugins.core.task import Network, Pass
 from plugins.core.trees import Params
 
@@ -23,12 +24,22 @@ class Evaluation(NamedTuple):
 
 
 @torch.no_grad()
-def evaluate(network: Network, params: Params, buffers: Params, samples: Samples, batch_size: int = 1000) -> Evaluation:
-    """Eval mode, every sample once."""
+def evaluate(
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    batch_size: int = 1000,
+    read: Read | None = None,
+) -> Evaluation:
+    """Eval mode, every sample once; as it is, or as `read` sees it."""
     predictions, losses = [], []
-    for x, y in zip(torch.split(samples.x, batch_size), torch.split(samples.y, batch_size), strict=True):
+    positions = torch.arange(len(samples.y), device=samples.y.device)
+    parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
+    for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
+        seen = x if read is None else read(samples.x, samples.noise, index, step)
         run = Pass(params, buffers, train=False)
-        logits = network.classify(run, network.encode(run, x))
+        logits = network.classify(run, network.encode(run, seen))
         predictions.append(logits.argmax(1))
         losses.append(F.cross_entropy(logits, y, reduction="sum"))
     predicted, y = torch.cat(predictions).cpu(), samples.y.cpu()

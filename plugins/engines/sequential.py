@@ -7,6 +7,7 @@ from torch import Tensor
 
 from plugins.core.client import answer, autograd
 from plugins.core.component import Ask, Data, Plan, Reply, Samples
+from plugins.core.reading import Read
 from plugins.core.trees import Tree, replace_row, row, tree_map
 from plugins.data.batches import Order
 from plugins.engines.clients import Clients, to_device
@@ -36,9 +37,10 @@ class Sequential:
         clients = self.clients
         own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
         steps, samples = clients.steps(client, ask.job, round_)
+        read_steps, read_own = clients.reads(ask.job, key)
         data = Data(
-            self._plan(steps, samples, "last epoch" in clients.algorithm.passes and ask.job == "train"),
-            self._plan(clients.own_pass(client), clients.train) if own else None,
+            self._plan(steps, samples, read_steps, "last epoch" in clients.algorithm.passes and ask.job == "train"),
+            self._plan(clients.own_pass(client), clients.train, read_own) if own else None,
             self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
             key,
         )
@@ -61,7 +63,7 @@ class Sequential:
             "metrics": answered.metrics,
         }
 
-    def _plan(self, order: Order, samples: Samples, last: bool = False) -> Plan:
+    def _plan(self, order: Order, samples: Samples, read: Read | None = None, last: bool = False) -> Plan:
         n, device = len(order.sizes), self.clients.device
         late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
-        return Plan(samples, to_device(order.index, device), sizes=order.sizes, last=late)
+        return Plan(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)

@@ -109,11 +109,18 @@ def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch
 def with_shared(
     algorithm: Algorithm, train: Samples, clients: Sequence[Ints], public: Samples | None
 ) -> tuple[Samples, Sequence[Ints]]:
-    """(samples, positions by client) where every client has the public samples that the algorithm gives to all."""
+    """(samples, positions by client) where every client has the public samples that the algorithm gives to all.
+
+    These stay clean: they are the server's, and the same for every client.
+    """
     shared = 0 if public is None else algorithm.shared(len(public.y))
     if public is None or not shared:
         return train, clients
-    joined = Samples(torch.cat([train.x, public.x[:shared]]), torch.cat([train.y, public.y[:shared]]))
+    noise = train.noise
+    if noise is not None:
+        clean = noise.row.new_full((shared,), len(noise.std) - 1)
+        noise = noise._replace(row=torch.cat([noise.row, clean]))
+    joined = Samples(torch.cat([train.x, public.x[:shared]]), torch.cat([train.y, public.y[:shared]]), noise)
     added = np.arange(len(train.y), len(train.y) + shared)
     return joined, [np.concatenate([positions, added]) for positions in clients]
 

@@ -75,9 +75,10 @@ class Vectorized:
             public = Plan(clients.public, to_device(order.index, clients.device), sizes=order.sizes)
 
         def one(args: Tree) -> Tree:
+            read_steps, read_own = clients.reads(ask.job, args["key"])
             data = Data(
-                Plan(samples, **args["steps"]),
-                Plan(clients.train, **args["own"]) if "own" in args else None,
+                Plan(samples, **args["steps"], read=read_steps),
+                Plan(clients.train, **args["own"], read=read_own) if "own" in args else None,
                 public,
                 args["key"],
             )

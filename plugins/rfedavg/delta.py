@@ -201,8 +201,8 @@ def drawn(own: Plan, size: int, key: Tensor) -> Plan:
     order = uniform(key, len(index))
     if own.mask is None:
         index = index[order.argsort(stable=True)[:size]]
-        return Plan(own.samples, index, sizes=(len(index),))
+        return Plan(own.samples, index, sizes=(len(index),), read=own.read)
     # Padding comes last, so that a client draws the same samples with it and without.
     mask = own.mask.flatten()
     chosen = torch.where(mask, order, torch.ones_like(order)).argsort(stable=True)[:size]
-    return Plan(own.samples, index[chosen].unsqueeze(0), mask=mask[chosen].unsqueeze(0))
+    return Plan(own.samples, index[chosen].unsqueeze(0), mask=mask[chosen].unsqueeze(0), read=own.read)

@@ -25,6 +25,7 @@ from plugins.core.component import Component, Samples
 from plugins.core.errors import UserError
 from plugins.core.task import Network
 from plugins.core.trees import Params, Tree, flatten, unflatten
+from plugins.data.noise import alone
 from plugins.silo import settings, wire
 from plugins.silo.conversation import Conversation, Silo
 from plugins.silo.wire import Down, Up
@@ -79,11 +80,13 @@ class HostTrainer(_Hooked, ClientTrainer):
 
     recipe: ClassVar[str]
 
-    def __init__(self, model: Model, args: Any, public: Samples | None = None) -> None:
-        """`public` is the public split, where the recipe needs one. Raises UserError."""
+    def __init__(self, model: Model, args: Any, public: Samples | None = None, noise: Tensor | None = None) -> None:
+        """`public` is the public split, where the recipe needs one. `noise`: the standard deviations [...] of Gaussian
+        noise in which the silo sees its samples, to simulate feature skew. Raises UserError.
+        """
         super().__init__(model, args)
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
-        self.public = public
+        self.public, self.noise = public, noise
         self.silo: Silo | None = None
         self._data: object = None
         self._down: Down | None = None
@@ -109,8 +112,10 @@ class HostTrainer(_Hooked, ClientTrainer):
         data = self.local_train_dataset or train_data
         if self.silo is None or data is not self._data:
             train = _samples(data, device)
+            if self.noise is not None:
+                train = train._replace(noise=alone(self.noise, train.x))
             if self.silo is None:
-                public = None if self.public is None else Samples(*(leaf.to(device) for leaf in self.public))
+                public = None if self.public is None else _samples([self.public[:2]], device)
                 self.silo = Silo(self.terms, self.id, train, public)
             self.silo.read(train)
             self._data = data

@@ -144,7 +144,7 @@ class Process:
             watch.expect()  # it was waited for
             n = len(parts["train"].y)
             dataset = (n, 0, None, None, {k: n}, {k: batches(parts["train"])}, None, self.shard.n_classes)
-            trainer = trainer_class(model, args, parts.get("public"))
+            trainer = trainer_class(model, args, parts.get("public"), self.shard.noise)
             self._runner(args, dataset, model, trainer, None)
             return
 

@@ -63,6 +63,7 @@ class TrainArgs(Section):
     weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     local_steps: int = Field(default=0, ge=0)  # ours: above 0, steps per round in place of epochs
     drop_last: bool = False  # ours: leave the last, short batch of an epoch out
+    augment: bool = False  # ours: crop and flip images at random in training
 
 
 class ValidationArgs(Section):
@@ -225,7 +226,7 @@ def local_training(train: TrainArgs) -> LocalTraining:
     """How a silo trains in one round."""
     return LocalTraining(
         train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay,
-        train.local_steps, train.drop_last,
+        train.local_steps, train.drop_last, train.augment,
     )  # fmt: skip
 
 

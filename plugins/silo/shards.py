@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from plugins.core.component import Samples
 from plugins.core.errors import UserError
+from plugins.data import noise
 from plugins.data.dataset import Dataset
 from plugins.data.files import write_whole
 from plugins.data.indices import read_indices
@@ -37,15 +38,21 @@ class Parts:
     n_classes: int
 
     @staticmethod
-    def cut(data: Dataset, clients: Sequence[Ints], validation: Ints, public: Ints) -> Parts:
-        """All arrays are indices into the training set; an empty one means that there is no such part."""
+    def cut(
+        data: Dataset, clients: Sequence[Ints], validation: Ints, public: Ints, std: torch.Tensor | None = None
+    ) -> Parts:
+        """All arrays are indices into the training set; an empty one means that there is no such part.
+
+        `std`: the standard deviations [N, ...] of the clients' noise, if they have any (`plugins.data.noise`).
+        """
         x, y = data.normalised("train"), data.train_y
+        train = Samples(x, y, None if std is None else noise.held(std, clients, x))
 
         def samples(indices: Ints) -> Samples | None:
             return Samples(x[indices], y[indices]) if len(indices) else None
 
         test = Samples(data.normalised("test"), data.test_y)
-        return Parts(Samples(x, y), clients, test, samples(validation), samples(public), len(data.classes))
+        return Parts(train, clients, test, samples(validation), samples(public), len(data.classes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +63,7 @@ class Shard:
     silos: int
     n_classes: int
     parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train; both: perhaps public
+    noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
 
     @property
     def n_public(self) -> int:
@@ -66,13 +74,15 @@ class Shard:
 def write(template: str, parts: Parts) -> None:
     """Writes the files of all ranks; `template` contains {rank}. Without a public part none is written."""
     for rank in range(len(parts.clients) + 1):
+        std = None
         if rank == 0:
             held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
         else:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
             held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
+            std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
         present = {key: samples for key, samples in held.items() if samples is not None}
-        shard = Shard(rank, len(parts.clients), parts.n_classes, present)
+        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std)
         tensors = _tensors(shard)
         metadata = {"shard": json.dumps(_head(shard)), "checksum": _checksum(shard)}
         write_whole(Path(template.replace("{rank}", str(rank))), safetensors.torch.save(tensors, metadata))
@@ -91,7 +101,8 @@ def read(path: Path, rank: int, silos: int) -> Shard:
                 key: Samples(file.get_tensor(f"{key}/x").clone(), file.get_tensor(f"{key}/y").clone())
                 for key in head["parts"]
             }
-        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts)
+            std = file.get_tensor("noise") if head["noise"] else None
+        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, std)
         whole = _checksum(shard) == metadata["checksum"]
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -108,16 +119,17 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 def _head(shard: Shard) -> dict[str, object]:
     return {
         "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes,
-        "parts": sorted(shard.parts),
+        "parts": sorted(shard.parts), "noise": shard.noise is not None,
     }  # fmt: skip
 
 
 def _tensors(shard: Shard) -> dict[str, torch.Tensor]:
-    return {
+    samples = {
         f"{part}/{axis}": leaf.contiguous()
         for part, samples in sorted(shard.parts.items())
         for axis, leaf in (("x", samples.x), ("y", samples.y))
     }
+    return samples if shard.noise is None else samples | {"noise": shard.noise.contiguous()}
 
 
 def _checksum(shard: Shard) -> str:
@@ -135,15 +147,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--indices", type=Path, required=True, help="partitions/<scenario>-<seed>/indices.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for <rank>.safetensors; 0 is the server's")
     parser.add_argument("--public", action="store_true", help="give every silo the public split (FNR-FL needs it)")
+    parser.add_argument("--sigma", type=float, help="let the silos' samples be noisy: the scenario's noise.sigma")
+    parser.add_argument("--form", default=noise.FORMS[0], help=f"the scenario's noise.form: {', '.join(noise.FORMS)}")
     options = parser.parse_args(arguments)
     try:
-        held = read_indices(options.indices)
+        held, data = read_indices(options.indices), Dataset.read(options.data)
+        std = None
+        if options.sigma is not None:
+            shape = tuple(data.train_x.shape[1:])
+            std = noise.deviations(options.form, options.sigma, len(held.clients), shape, data.scale)
         parts = Parts.cut(
-            Dataset.read(options.data),
-            held.clients,
-            held.validation,
-            held.public if options.public else held.public[:0],
-        )
+            data, held.clients, held.validation, held.public if options.public else held.public[:0], std
+        )  # fmt: skip
         write(str(options.out / "{rank}.safetensors"), parts)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -49,7 +49,9 @@ def test_batch_norm_uses_its_running_statistics_and_leaves_them() -> None:
     buffers = {key: leaf + 0.5 for key, leaf in buffers.items()}
     before = {key: leaf.clone() for key, leaf in buffers.items()}
     whole = evaluate(network, params, buffers, data)
-    single = [evaluate(network, params, buffers, Samples(x[None], y[None])) for x, y in zip(*data, strict=True)]
+    single = [
+        evaluate(network, params, buffers, Samples(x[None], y[None])) for x, y in zip(data.x, data.y, strict=True)
+    ]
     assert [one.predictions.item() for one in single] == whole.predictions.tolist()
     assert whole.loss == pytest.approx(np.mean([one.loss for one in single]), rel=1e-5)
     assert all(torch.equal(buffers[key], before[key]) for key in before)

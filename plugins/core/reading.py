@@ -1,0 +1,66 @@
+"""What a client sees of its samples: noise of its own, drawn afresh each time; in training also crops and flips.
+
+FNR-FL (eq. 2): x' = x + (eps * M(x)) sigma + mu with eps ~ N(0, 1) and mu = 0; M(x) sigma is `Noise.std`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plugins.core.noise import fold, normal, uniform
+
+PAD = 4  # pixels on each side, of which a crop leaves as many again
+STEPS, OWN = 0, 1  # which of a reader's keys is for the batches of training, and which for a pass without
+MOVES, NOISE = 0, 1  # which of a batch's keys is for crops and flips, and which for noise
+
+
+class Noise(NamedTuple):
+    """Gaussian noise by sample: that of sample i has the standard deviations std[row[i]]."""
+
+    std: Tensor  # [K, ...], each of a shape that broadcasts to a sample's; the last is 0, that of a clean sample
+    row: Tensor  # [n] int64
+
+
+@dataclass(frozen=True)
+class Read:
+    """How samples change on the way into a batch; what is drawn depends on key and step only, not on padding."""
+
+    key: Tensor  # 0-d, of this client, round, job and pass
+    augment: bool = False
+
+    def __call__(self, x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
+        """The samples `index` [B] of `x` [n, ...] as they are seen in a step, [B, ...]."""
+        key, seen = fold(self.key, step), x[index]
+        if self.augment:
+            seen = moved(seen, fold(key, MOVES))
+        return seen if noise is None else noisy(seen, noise.std[noise.row[index]], fold(key, NOISE))
+
+
+def noisy(x: Tensor, std: Tensor, key: Tensor) -> Tensor:
+    """x + std eps, [B, ...]; where `std` is 0 it is x."""
+    return x + std * normal(key, *x.shape, dtype=x.dtype)
+
+
+def moved(x: Tensor, key: Tensor) -> Tensor:
+    """Each image padded by reflection, cut to its size again at a random place, and mirrored or not, [B, C, H, W].
+
+    FNR-FL's code does this to CIFAR-10. It takes images of at least PAD + 1 pixels in height and width.
+    """
+    n, channels, height, width = x.shape
+    drawn = uniform(key, n, 3, dtype=torch.float64)
+    top, left = (drawn[:, :2] * (2 * PAD + 1)).long().unbind(1)
+    across = torch.arange(width, device=x.device)
+    across = torch.where(drawn[:, 2:] < 0.5, width - 1 - across, across)  # [B, W]
+    rows = _reflected(top.unsqueeze(1) + torch.arange(height, device=x.device) - PAD, height)  # [B, H]
+    columns = _reflected(left.unsqueeze(1) + across - PAD, width)
+    pixels = (rows.unsqueeze(2) * width + columns.unsqueeze(1)).flatten(1)  # [B, H W], one gather for both
+    return x.flatten(2).gather(2, pixels.unsqueeze(1).expand(n, channels, -1)).reshape(x.shape)
+
+
+def _reflected(position: Tensor, size: int) -> Tensor:
+    """Positions from -PAD to size - 1 + PAD, those outside reflected at the outermost pixels, which aren't repeated."""
+    return size - 1 - (size - 1 - position.abs()).abs()
