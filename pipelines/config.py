@@ -12,12 +12,14 @@ from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
+from torch import Tensor
 
 from plugins import models, recipes
 from plugins.core.errors import UserError, nearest
 from plugins.core.optimizers import OPTIMIZERS
-from plugins.data import datasets
+from plugins.data import datasets, noise
 from plugins.data.checks import known, options_of, refusal
+from plugins.data.dataset import Dataset
 from plugins.data.partitions import PARTITIONS
 from plugins.data.partitions.dealing import ZeroToOne
 from plugins.engines.clients import LocalTraining
@@ -63,6 +65,26 @@ class DataSettings(Section):
         return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
+class NoiseSettings(Section):
+    """Gaussian noise in which each client sees its samples: feature skew."""
+
+    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale on which images are 0 to 1
+    form: str = noise.FORMS[0]
+
+    @field_validator("form")
+    @classmethod
+    def _known(cls, form: str) -> str:
+        return known("form", form, noise.FORMS)
+
+    def deviations(self, n_clients: int, data: Dataset) -> Tensor:
+        """The standard deviation of each client's noise in normalised units, [N, ...]. UserError if it can't be."""
+        return noise.deviations(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+
+    def amounts(self, n_clients: int, data: Dataset) -> Tensor:
+        """Each client's standard deviation on the scale of sigma, averaged over a sample, [N]. UserError as above."""
+        return noise.amounts(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+
+
 class Scenario(Section):
     """How the data lie with the clients; the partition's own parameters stand beside these keys."""
 
@@ -71,6 +93,7 @@ class Scenario(Section):
     partition: str
     clients: Count
     participation: Share = 1.0
+    noise: NoiseSettings | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
@@ -120,6 +143,7 @@ class TrainSettings(Section):
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     local_steps: Annotated[int, Field(ge=0)] = 0
     drop_last: bool = False
+    augment: bool = False
     observe: bool = False
     engine: str = "auto"
     device: str = "auto"
@@ -144,7 +168,7 @@ class TrainSettings(Section):
         """What a client does in a round."""
         return LocalTraining(
             self.optimizer, self.lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
-            self.drop_last,
+            self.drop_last, self.augment,
         )  # fmt: skip
 
 
@@ -277,14 +301,17 @@ def load(path: Path | None = None) -> Config:
         raise UserError("\n".join(f"{path.name}: {line}" for line in lines)) from None
 
 
-SECTIONS: dict[str, type[BaseModel]] = {"data": DataSettings, "train": TrainSettings, "deploy": DeploySettings}
+SECTIONS: dict[str, type[BaseModel]] = {
+    "data": DataSettings, "train": TrainSettings, "deploy": DeploySettings, "noise": NoiseSettings,
+}  # fmt: skip
 
 
 def _lines(error: Any) -> list[str]:
     """One error of pydantic as key, value, and what is allowed; one of our own validators may hold several."""
     key = ".".join(str(part) for part in error["loc"] if part != "[key]")
     if error["type"] == "extra_forbidden":
-        allowed = list(SECTIONS.get(str(error["loc"][0]), Config).model_fields)
+        # The section that the key stands in; the file itself where there is none.
+        allowed = list(SECTIONS.get(str(error["loc"][-2:][0]), Config).model_fields)
         return [f"unknown key {key!r}{nearest(str(error['loc'][-1]), allowed)}; allowed: {', '.join(allowed)}"]
     if error["type"] == "missing":
         return [f"{key} is missing"]

@@ -59,6 +59,7 @@ def _deployment(settings: config.Config) -> Deployment:
             "epochs": train.epochs, "batch_size": train.batch_size, "client_optimizer": train.optimizer,
             "learning_rate": train.lr, "momentum": train.momentum, "weight_decay": train.weight_decay,
             "local_steps": train.local_steps, "drop_last": train.drop_last,
+            "augment": train.augment,
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip
@@ -82,7 +83,8 @@ def _parts(settings: config.Config) -> Parts:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
     needed = rehearse.needs_public(settings.composition(wanted.recipe))
     public: Ints = indices.public if needed else indices.public[:0]
-    return Parts.cut(data, clients, indices.validation, public)
+    std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
+    return Parts.cut(data, clients, indices.validation, public, std)
 
 
 def _sizes(parts: Parts) -> str:

@@ -17,10 +17,13 @@ from safetensors.torch import load_file
 from pipelines import cli, config, counts, results
 from pipelines.items import Item
 from plugins.core.errors import UserError
+from plugins.core.reading import Read
 from plugins.core.trees import Params
 from plugins.data.files import write_whole
+from plugins.data.noise import alone
+from plugins.data.randomness import key
 from plugins.data.statistics import class_counts
-from plugins.engines.evaluation import evaluate
+from plugins.engines.evaluation import Evaluation, evaluate
 from plugins.engines.hashing import weights_sha256
 
 LAST = 5  # rounds that the mean and spread of the end cover
@@ -35,6 +38,7 @@ def run(options: argparse.Namespace) -> None:
     part = "evaluated/" if any(key.startswith("evaluated/") for key in tensors) else "params/"
     params = {key.removeprefix(part): leaf for key, leaf in tensors.items() if key.startswith(part)}
     found = evaluate(item.network, params, buffers, item.test)
+    noisy = _noisy(item, params, buffers)
 
     n_classes = len(item.data.classes)
     per_class = found.per_class_accuracy.numpy()
@@ -57,13 +61,21 @@ def run(options: argparse.Namespace) -> None:
         "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
         "seconds_per_round": np.mean([row["seconds"] for row in rows]),
     }  # fmt: skip
+    if noisy:
+        # Copies of equal size, so that the mean over them is the mean over all their samples.
+        metrics |= {f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy]) for key in ("accuracy", "loss")}
     model_bytes = sum(leaf.nbytes for leaf in (*params.values(), *buffers.values()))
     metrics |= _efficiency(item, rows, found.accuracy, model_bytes)
     text = {key: float(value) for key, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)}
     samples = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     out = config.root() / "evaluation" / item.key
-    write_whole(out / "per_class.csv", _table("class", item.data.classes, samples, per_class))
-    write_whole(out / "per_client.csv", _table("client", range(len(counts)), counts.sum(1), per_client))
+    write_whole(
+        out / "per_class.csv", _table({"class": item.data.classes, "samples": samples, "accuracy": per_class.tolist()})
+    )
+    clients = {"client": range(len(counts)), "samples": counts.sum(1), "accuracy": per_client.tolist()}
+    if noisy:
+        clients["accuracy_noisy"] = [copy.accuracy for copy in noisy]
+    write_whole(out / "per_client.csv", _table(clients))
     write_whole(out / "metrics.json", json.dumps(text, indent=2) + "\n")
 
 
@@ -80,6 +92,18 @@ def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float
     return {key: value for key, value in found.items() if value is not None}
 
 
+def _noisy(item: Item, params: Params, buffers: Params) -> list[Evaluation]:
+    """The model on one copy of the test set for each client, in that client's noise; none in a scenario without."""
+    if item.noise is None:
+        return []
+    found = []
+    for client, std in enumerate(item.noise):
+        drawn = torch.tensor(key(item.seed, "noisy test", client), device=item.device)
+        copy = item.test._replace(noise=alone(std, item.test.x))
+        found.append(evaluate(item.network, params, buffers, copy, read=Read(drawn)))
+    return found
+
+
 def _read(path: Path, device: torch.device) -> Params:
     try:
         tensors: Params = load_file(path, device=str(device))
@@ -88,12 +112,12 @@ def _read(path: Path, device: torch.device) -> Params:
     return tensors
 
 
-def _table(name: str, keys: Iterable[object], samples: Iterable[int], accuracy: Iterable[float]) -> str:
+def _table(columns: Mapping[str, Iterable[object]]) -> str:
+    """Columns by title; a cell is empty where a number is not known."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow([name, "samples", "accuracy"])
-    for key, n, value in zip(keys, samples, accuracy, strict=True):
-        table.writerow([key, n, "" if np.isnan(value) else float(value)])
+    table.writerow(columns)
+    table.writerows(["" if cell != cell else cell for cell in row] for row in zip(*columns.values(), strict=True))
     return text.getvalue()
 
 

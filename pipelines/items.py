@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from pipelines import config
 from plugins.core.component import Samples
@@ -18,6 +19,7 @@ from plugins.core.task import Network
 from plugins.data.checks import known
 from plugins.data.dataset import Dataset
 from plugins.data.indices import Indices, read_indices
+from plugins.data.noise import held
 from plugins.data.types import Ints
 from plugins.engines.simulation import Schedule, Simulation, resolve_device
 from plugins.models import build as build_network
@@ -60,6 +62,12 @@ class Item:
         return build_network(train.model, shape, len(self.data.classes), train.model_options)
 
     @cached_property
+    def noise(self) -> Tensor | None:
+        """The standard deviations [N, ...] of the clients' noise, if the scenario has any."""
+        wanted = self.settings.scenarios[self.scenario].noise
+        return None if wanted is None else wanted.deviations(len(self.indices.clients), self.data)
+
+    @cached_property
     def test(self) -> Samples:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
@@ -76,7 +84,7 @@ class Item:
             self.settings.composition(self.recipe),
             self.settings.recipes[self.recipe].settings,
             self.network,
-            Samples(x, y),
+            Samples(x, y, None if self.noise is None else held(self.noise, self.indices.clients, x)),
             self.indices.clients,
             self.test,
             part(self.indices.validation),

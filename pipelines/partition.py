@@ -37,27 +37,36 @@ def run(options: argparse.Namespace) -> None:
     except UserError as error:
         raise UserError(f"{config.FILE}: scenarios.{options.scenario}: {error}") from None
 
+    noise = None
+    if scenario.noise is not None:
+        try:
+            noise = scenario.noise.amounts(len(clients), data).tolist()
+        except UserError as error:
+            raise UserError(f"{config.FILE}: scenarios.{options.scenario}: {error}") from None
     counts = statistics.class_counts(labels, clients, len(data.classes))
     # Some partitions leave samples out by definition.
     described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
+    if noise:
+        described |= {"noise_mean": sum(noise) / len(noise), "noise_max": max(noise)}
     held = {"validation": split.validation.tolist(), "public": split.public.tolist(), "test": "all"}
     files = {
         "indices.json": json.dumps({"clients": [part.tolist() for part in clients], **held}).encode(),
         "statistics.json": (json.dumps(described, indent=2) + "\n").encode(),
-        "clients.csv": _table(counts, statistics.entropy(counts), data.classes).encode(),
+        "clients.csv": _table(counts, statistics.entropy(counts), data.classes, noise).encode(),
         "heatmap.png": heatmap(counts, data.classes, f"{options.scenario}, seed {options.seed}"),
     }
     replace_folder(config.root() / "partitions" / f"{options.scenario}-{options.seed}", files)
     log.info("%d clients with %d to %d samples", len(clients), counts.sum(1).min(), counts.sum(1).max())
 
 
-def _table(counts: Ints, entropy: Floats, classes: tuple[str, ...]) -> str:
-    """One line per client: samples, entropy of its labels in bits, samples per class."""
+def _table(counts: Ints, entropy: Floats, classes: tuple[str, ...], noise: list[float] | None) -> str:
+    """One line per client: samples, entropy of its labels in bits, noise if there is any, samples per class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "samples", "entropy", *classes])
+    table.writerow(["client", "samples", "entropy", *(["noise"] if noise else []), *classes])
     for client, row in enumerate(counts):
-        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *row])
+        amount = [f"{noise[client]:.6f}"] if noise else []
+        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *amount, *row])
     return text.getvalue()
 
 

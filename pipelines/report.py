@@ -150,17 +150,21 @@ def _band(scenario: Scenario) -> str:
 
 def _about(root: Path, settings: Mapping[str, Any], partition: str) -> str:
     """The clients of a scenario: how the data was split, how many take part, how much they hold."""
-    split = {k: v for k, v in settings.items() if k not in ("partition", "clients", "participation")}
+    split = {k: v for k, v in settings.items() if k not in ("partition", "clients", "participation", "noise")}
     options = f" ({', '.join(f'{k} {v}' for k, v in split.items())})" if split else ""
     share = float(settings.get("participation", 1))
     text = f"{settings.get('clients', '?')} clients, partition {settings.get('partition', '?')}{options}, "
     text += "all take part in each round." if share == 1 else f"{share:.0%} of them take part in each round."
+    if noise := settings.get("noise"):
+        text += (
+            f" Each sees its samples in Gaussian noise of its own ({', '.join(f'{k} {v}' for k, v in noise.items())})."
+        )
     path = root / "partitions" / partition / "clients.csv"
     if not path.exists():
         return text
     rows = results.table(path)
     sizes = sorted(int(row["samples"]) for row in rows)
-    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy")]
+    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", "noise")]
     held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
     text += f" A client holds {sizes[0]} to {sizes[-1]} training samples (median {statistics.median(sizes):g})"
     return f"{text} of {min(held)} to {max(held)} classes (median {statistics.median(held):g})."

@@ -39,6 +39,7 @@ class Line:
     difference: Spread | None  # final accuracy minus the baseline's of the same seed
     wins: int  # seeds on which it ends above the baseline
     worst: Spread | None  # lowest accuracy of any client
+    noisy: Spread | None  # final accuracy on copies of the test set in each client's noise; None without noise
     traffic_round: Spread | None  # up and down, whole cohort, one round
     traffic_total: Spread | None
     seconds: Spread | None  # median round
@@ -133,6 +134,7 @@ def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
         difference=spread(differences),
         wins=sum(difference > 0 for difference in differences),
         worst=spread(min(r.client_accuracy) for r in group if r.client_accuracy),
+        noisy=spread(r.evaluation["accuracy_noisy"] for r in group if "accuracy_noisy" in r.evaluation),
         traffic_round=spread(statistics.fmean(t) for t in traffic if t),
         traffic_total=spread(sum(t) for t in traffic if t),
         seconds=spread(statistics.median(r.column("seconds")) for r in group if r.column("seconds")),

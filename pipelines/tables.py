@@ -19,6 +19,7 @@ HEADER = (
     "rank",
     "vs {baseline}",
     "worst client, %",
+    "noisy test, %",
     "MiB/round",
     "MiB total",
     "s/round",
@@ -29,6 +30,8 @@ COLUMNS_NOTE = (
     "client: the lowest accuracy of any client, with test samples weighted by the client's share of each class. MiB: "
     "all clients of a round, up and down. s/round: the median round."
 )
+NOISY = HEADER.index("noisy test, %")  # only where the clients have noise
+NOISY_NOTE = "Noisy test: on as many copies of the test set as there are clients, each in one client's noise."
 PUBLIC_NOTES = {
     "labelled": "trains on a small public labelled split (kept out of all clients' data) that the other methods do not "
     "see.",
@@ -38,18 +41,19 @@ PUBLIC_NOTES = {
 
 def header(scenario: Scenario) -> list[str]:
     """Titles of the columns."""
-    return [title.format(baseline=scenario.baseline.recipe if scenario.baseline else "fedavg") for title in HEADER]
+    titles = [title.format(baseline=scenario.baseline.recipe if scenario.baseline else "fedavg") for title in HEADER]
+    return _fitting(scenario, titles)
 
 
 def cells(scenario: Scenario) -> list[list[str]]:
     """The table as text, best method first: accuracies in percent, differences in percentage points."""
-    return [_cells(line, line is scenario.baseline) for line in scenario.lines]
+    return [_fitting(scenario, _cells(line, line is scenario.baseline)) for line in scenario.lines]
 
 
 def plain(scenario: Scenario) -> str:
     """The table for a terminal."""
     table = [header(scenario), *cells(scenario)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(HEADER))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     rows = [
         "  ".join(
             cell.ljust(width) if i == 0 else cell.rjust(width)
@@ -62,15 +66,16 @@ def plain(scenario: Scenario) -> str:
 
 def markdown(scenario: Scenario) -> str:
     """The table for report.md."""
-    rows = [header(scenario), ["---"] + ["---:"] * (len(HEADER) - 1), *cells(scenario)]
+    titles = header(scenario)
+    rows = [titles, ["---"] + ["---:"] * (len(titles) - 1), *cells(scenario)]
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
 
 def summary_csv(scenarios: Iterable[Scenario]) -> str:
     """Every number of the tables, unrounded: accuracies as shares, traffic in bytes; empty where unknown."""
     file = io.StringIO()
-    spreads = ("final", "last", "best", "difference", "worst", "traffic_round", "traffic_total", "seconds")
-    names = {"last": "last_5_rounds", "difference": "vs_baseline", "worst": "worst_client"}
+    spreads = ("final", "last", "best", "difference", "worst", "noisy", "traffic_round", "traffic_total", "seconds")
+    names = {"last": "last_5_rounds", "difference": "vs_baseline", "worst": "worst_client", "noisy": "noisy_test"}
     units = {"traffic_round": "_bytes", "traffic_total": "_bytes"}
     columns = [names.get(name, name) + units.get(name, "") for name in spreads]
     out = csv.writer(file, lineterminator="\n")
@@ -103,6 +108,8 @@ def curves_csv(scenario: Scenario, recipes: Sequence[str]) -> str:
 def notes(scenario: Scenario) -> list[str]:
     """Footnotes of the table: what its marks mean and what it lacks."""
     found = [COLUMNS_NOTE] + (["± is the sample standard deviation over seeds."] if _seeds(scenario) > 1 else [])
+    if _noisy(scenario):
+        found.append(NOISY_NOTE)
     if scenario.baseline is not None:
         found.append(
             f"vs {scenario.baseline.recipe}: difference in the last round, in percentage points, seed by seed: both "
@@ -143,11 +150,21 @@ def _cells(line: Line, is_baseline: bool) -> list[str]:
         f"{line.rank}{' ≈' if line.close else ''}" if line.compared else NONE,
         NONE if is_baseline else _percent(line.difference, sign="+"),
         _percent(line.worst),
+        _percent(line.noisy),
         _scaled(line.traffic_round),
         _scaled(line.traffic_total),
         NONE if line.seconds is None else f"{line.seconds.mean:.3f}",
         str(len(line.seeds)),
     ]
+
+
+def _fitting(scenario: Scenario, row: list[str]) -> list[str]:
+    """A row of the table, without the column of a noisy test where there is none."""
+    return row if _noisy(scenario) else row[:NOISY] + row[NOISY + 1 :]
+
+
+def _noisy(scenario: Scenario) -> bool:
+    return any(line.noisy for line in scenario.lines)
 
 
 def _percent(value: Spread | None, sign: str = "") -> str:
