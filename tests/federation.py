@@ -42,6 +42,18 @@ def federation(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = SIZE
     return Federation(train, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), draw(30), draw(15))
 
 
+def images(dtype: torch.dtype = torch.float64) -> Federation:
+    """The same samples as noisy images of 6 x 6."""
+    of = federation(dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def image(samples: Samples) -> Samples:
+        x = samples.x.repeat(1, 6).reshape(-1, 1, 6, 6)
+        return Samples(x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y)
+
+    return Federation(image(of.train), of.clients, image(of.test), image(of.public))
+
+
 def network(batch_norm: bool = False) -> Stacked:
     return build("mlp", (6,), N_CLASSES, {"hidden": 5, "batch_norm": batch_norm})
 
@@ -53,6 +65,8 @@ def simulation(
     of: Federation | None = None,
     dtype: torch.dtype = torch.float32,
     batch_norm: bool = False,
+    model: Stacked | None = None,
+    augment: bool = False,
     engine: str = "sequential",
     rounds: int = ROUNDS,
     cohort: int = 4,
@@ -69,13 +83,13 @@ def simulation(
     return Simulation(
         recipe,
         settings or {},
-        network(batch_norm),
+        model or network(batch_norm),
         of.train,
         of.clients,
         of.test,
         None,
         of.public,
-        LocalTraining("sgd", lr, epochs, batch_size),
+        LocalTraining("sgd", lr, epochs, batch_size, augment=augment),
         Schedule(rounds, cohort, seed, evaluate_every),
         engine=engine,
         checkpoint=checkpoint,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.core.component import Samples
 from plugins.core.trees import Params, flatten
 from plugins.engines.simulation import Outcome
 from plugins.models import build
@@ -71,15 +70,7 @@ def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: tor
 
 @pytest.fixture(scope="module")
 def images() -> federation.Federation:
-    """The federation's samples as noisy images of 6 x 6."""
-    of = federation.federation(torch.float64)
-    generator = torch.Generator().manual_seed(0)
-
-    def image(samples: Samples) -> Samples:
-        x = samples.x.repeat(1, 6).reshape(-1, 1, 6, 6)
-        return Samples(x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y)
-
-    return federation.Federation(image(of.train), of.clients, image(of.test), image(of.public))
+    return federation.images()
 
 
 @pytest.mark.parametrize("entry", ALONE)

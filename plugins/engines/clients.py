@@ -46,6 +46,14 @@ class LocalTraining:
         """The pure optimiser."""
         return build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
 
+    def check(self, shape: tuple[int, ...]) -> None:
+        """UserError if samples of this shape can't be trained on like this."""
+        if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
+            raise UserError(
+                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
+                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
+            )
+
 
 class Clients:
     """Data, memory and round-long results of some clients, by client id."""
@@ -74,12 +82,7 @@ class Clients:
         for client, positions in self.indices.items():
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
-        shape = tuple(train.x.shape[1:])
-        if local.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
-            raise UserError(
-                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
-                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
-            )
+        local.check(tuple(train.x.shape[1:]))
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.

@@ -66,7 +66,8 @@ class Process:
             rank, config, deployment, addresses, shards.read(deployment.shard(rank), rank, deployment.silos)
         )
         network = deployment.network(process.input_shape, process.shard.n_classes)
-        settings.terms(deployment, deployment.train_args.recipe, network, process.shard.n_public)
+        terms = settings.terms(deployment, deployment.train_args.recipe, network, process.shard.n_public)
+        terms.local.check(process.input_shape)
         transport.check_port(rank)
         return process
 

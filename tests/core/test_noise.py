@@ -55,6 +55,32 @@ def test_moments() -> None:
     assert z.pow(4).mean().item() == pytest.approx(3.0, abs=error * math.sqrt(96))
 
 
+@pytest.mark.parametrize("key", KEYS)
+def test_normal_numbers_are_box_and_mullers_pairs(key: int) -> None:
+    """Words 1 and 2 make the first two numbers, words 3 and 4 the next; the last of five has no partner."""
+    words = [(word >> 40) / 2**24 for word in splitmix(key, 6)]
+    pairs = [(math.sqrt(-2 * math.log(1 - a)), 2 * math.pi * b) for a, b in zip(words[::2], words[1::2], strict=True)]
+    wanted = [radius * wave(angle) for radius, angle in pairs for wave in (math.cos, math.sin)]
+    found = normal(torch.tensor(key), 5, 1, dtype=torch.float64)
+    assert found.shape == (5, 1)
+    assert found.flatten().tolist() == pytest.approx(wanted[:5], abs=1e-12)
+
+
+def test_a_longer_draw_begins_with_the_shorter_one() -> None:
+    """So that padding behind a batch changes none of its numbers."""
+    key = torch.tensor(17)
+    long = normal(key, 7, 3)
+    assert all(torch.equal(normal(key, n, 3), long[:n]) for n in range(1, 8))
+
+
+def test_neighbours_are_uncorrelated() -> None:
+    """Both numbers of a pair have the same radius."""
+    z = normal(torch.tensor(8), 100_000, dtype=torch.float64)
+    squares = z.square() - 1
+    assert abs((z[::2] * z[1::2]).mean().item()) < 4 / math.sqrt(50_000)
+    assert abs((squares[::2] * squares[1::2]).mean().item()) < 4 * 2 / math.sqrt(50_000)
+
+
 def test_folded_keys_differ_and_their_numbers_are_uncorrelated() -> None:
     key = torch.tensor(3)
     keys = fold(key, torch.arange(1000))

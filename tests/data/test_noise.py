@@ -1,0 +1,114 @@
+"""Feature skew: the standard deviations by hand, and against NIID-Bench's grid where that is in order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.errors import UserError
+from plugins.data.noise import FORMS, alone, amounts, deviations, held
+
+GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
+COLOUR = torch.tensor([4.0, 2.0, 5.0])
+IMAGE = (1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("form", "n", "wanted"),
+    [
+        ("level", 1, [0.5]),
+        ("level", 2, [0, 0.5]),
+        ("level", 10, [0.5 * i / 9 for i in range(10)]),
+        ("equal", 1, [0.5]),
+        ("equal", 2, [0.5, 0.5]),
+        ("equal", 10, [0.5] * 10),
+        ("space", 1, [0.5]),
+    ],
+)
+def test_one_level_for_a_whole_image(form: str, n: int, wanted: list[float]) -> None:
+    found = deviations(form, 0.5, n, (3, 28, 28), COLOUR)
+    assert found.shape == (n, 3, 1, 1)
+    for client, level in enumerate(wanted):
+        assert found[client].flatten().tolist() == pytest.approx([4 * level, 2 * level, 5 * level])
+    assert amounts(form, 0.5, n, (3, 28, 28), COLOUR).tolist() == pytest.approx(wanted)
+
+
+def test_space_of_two_clients_is_one_cell() -> None:
+    found = deviations("space", 0.5, 2, IMAGE, GREY)
+    assert found.shape == (2, 1, 28, 28)
+    assert bool((found[0] == 2.0).all()) and bool((found[1] == 0).all())
+
+
+def test_space_of_ten_clients_is_a_grid_of_three_by_three() -> None:
+    """Cells of 28 // 3 = 9 pixels: client 5 is in row 1, column 2; the 28th row and column have no noise."""
+    found = deviations("space", 0.5, 10, (3, 28, 28), COLOUR)
+    wanted = torch.zeros(28, 28, dtype=torch.float64)
+    wanted[9:18, 18:27] = 0.5
+    for channel, scale in enumerate(COLOUR):
+        assert torch.equal(found[5, channel], scale * wanted)
+    covered = (found[:, 0] > 0).sum(0)
+    assert covered[:27, :27].eq(1).all() and covered.sum() == 27 * 27
+    assert bool((found[9] == 0).all()), "the last client is clean"
+    assert amounts("space", 0.5, 10, (3, 28, 28), COLOUR).tolist() == pytest.approx([0.5 * 81 / 784] * 9 + [0])
+
+
+def test_space_on_an_image_of_another_size() -> None:
+    """Ten clients on 7 x 12: cells of 2 x 4."""
+    found = deviations("space", 1.0, 10, (1, 7, 12), torch.tensor([1.0]))[:, 0]
+    assert [int(cell.sum()) for cell in found] == [8] * 9 + [0]
+    assert bool((found[5, 2:4, 8:12] == 1).all())
+
+
+@pytest.mark.parametrize("n", range(18, 27))
+def test_space_is_niid_benchs_grid(n: int) -> None:
+    """Its AddGaussianNoise with total = N - 1 and net_id = i, where its cells are of as many pixels as its rows."""
+    size = 28 // 5
+    found = deviations("space", 0.3, n, IMAGE, torch.tensor([1.0])).numpy()[:, 0]
+    for net_id in range(n):
+        mask = np.zeros((28, 28))
+        row, column = int(net_id / size), net_id % size
+        mask[row * size : (row + 1) * size, column * size : (column + 1) * size] = 1
+        assert np.array_equal(found[net_id], 0.3 * mask * (net_id < n - 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sigma_0_is_no_noise(form: str) -> None:
+    assert bool((deviations(form, 0.0, 5, IMAGE, GREY) == 0).all())
+
+
+def test_features_that_are_no_images_have_levels_too() -> None:
+    """Each column has its own scale."""
+    assert deviations("level", 0.5, 2, (2,), torch.tensor([1.0, 3.0])).tolist() == [[0, 0], [0.5, 1.5]]
+
+
+@pytest.mark.parametrize(
+    ("form", "sigma", "n", "shape", "scale", "message"),
+    [
+        ("levels", 0.5, 3, IMAGE, GREY, r"noise.form 'levels' is unknown \(did you mean 'level'\?\); allowed: level, "),
+        ("level", -0.5, 3, IMAGE, GREY, r"noise.sigma=-0.5 is refused; allowed: a number from 0 up"),
+        ("level", float("nan"), 3, IMAGE, GREY, r"noise.sigma=nan is refused; allowed: a number from 0 up"),
+        ("equal", 0.5, 3, (25,), torch.empty(0), r"noise is refused for text, which has no scale; leave it out"),
+        ("space", 0.5, 3, (4,), torch.ones(4), r"form='space' .*images of at least 2 x 2 .* 3 clients.*shape \[4\]"),
+        ("space", 0.5, 27, (1, 5, 28), GREY, r"form='space' .*images of at least 6 x 6 pixels for 27 clients"),
+    ],
+)
+def test_refusals(form: str, sigma: float, n: int, shape: tuple[int, ...], scale: torch.Tensor, message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        deviations(form, sigma, n, shape, scale)
+    assert "\n" not in str(error.value)
+
+
+def test_a_sample_has_the_noise_of_the_client_that_holds_it() -> None:
+    """Position 3 is nobody's, so it is clean."""
+    std = torch.tensor([[0.1], [0.2]], dtype=torch.float64)
+    found = held(std, [np.array([4, 0]), np.array([1, 2])], torch.zeros(5, 7))
+    assert found.std.dtype == torch.float32
+    assert found.std[found.row].flatten().tolist() == pytest.approx([0.1, 0.2, 0.2, 0, 0.1])
+    assert found.std[-1].item() == 0
+
+
+def test_samples_that_one_client_looks_at() -> None:
+    found = alone(torch.tensor([0.2]), torch.zeros(3, 7))
+    assert found.std[found.row].flatten().tolist() == pytest.approx([0.2] * 3)
+    assert found.std[-1].item() == 0

@@ -1,0 +1,303 @@
+"""Noise and augmentation in a run: who sees what, the same in both engines, after a restart, and none where there is
+none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Answer, Ask, Component, Data, Plan, Samples, Steps, Trace, View, Work
+from plugins.core.errors import UserError
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree, flatten
+from plugins.data.noise import deviations, held
+from plugins.engines.clients import Clients, LocalTraining
+from plugins.engines.sequential import Sequential
+from plugins.engines.simulation import start, with_shared
+from plugins.engines.vectorized import Vectorized
+from plugins.models import build
+from tests import federation
+from tests.recipe_table import PARAMETERS
+from tests.test_parity import close, close_together
+
+N = len(federation.SIZES)
+SHAPE = (1, 6, 6)
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+RECIPES = ("fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "qfedavg", "datasharing+ccn", "centralised",
+           "scaffold+fnr+rfedavg_plus+ccn")  # fmt: skip
+
+
+def skewed(form: str = "level", sigma: float = 0.5, dtype: torch.dtype = torch.float64) -> federation.Federation:
+    """Six ragged clients with images of 6 x 6, in noise."""
+    of = federation.images(dtype)
+    std = deviations(form, sigma, N, SHAPE, torch.tensor([2.0]))
+    return replace(of, train=of.train._replace(noise=held(std, of.clients, of.train.x)))
+
+
+def network(batch_norm: bool = True) -> Any:
+    return build("mlp", SHAPE, federation.N_CLASSES, {"hidden": 5, "batch_norm": batch_norm})
+
+
+def simulation(recipe: str, **options: Any) -> Any:
+    settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
+    return federation.simulation(recipe, settings, model=network(), **options)
+
+
+@pytest.mark.parametrize("form", ["level", "space"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_engines_agree(recipe: str, form: str) -> None:
+    """1 to 12 samples in batches of 4: clients differ in steps, and last batches are short."""
+    outcomes, states = [], []
+    for engine in ("sequential", "vectorized"):
+        of = skewed(form)
+        run = simulation(recipe, of=of, augment=True, engine=engine)
+        outcomes.append(run.run())
+        states.append(flatten({"state": run.server.state, "memory": run.engine.clients.memory}))
+    close(outcomes[1].params, outcomes[0].params, 1e-8)
+    close(outcomes[1].evaluated, outcomes[0].evaluated, 1e-8)
+    close_together(states[1], states[0], 1e-8)
+
+
+def test_engines_agree_on_convolutions_in_single_precision() -> None:
+    net = build("cnn", SHAPE, federation.N_CLASSES, {"channels": 2, "hidden": 4})
+    of = skewed(dtype=torch.float32)
+    a, b = (federation.run("fedavg", model=net, of=of, augment=True, engine=engine)
+            for engine in ("sequential", "vectorized"))  # fmt: skip
+    close(b.params, a.params, 1e-4)
+
+
+@pytest.mark.parametrize(("noise", "augment"), [(True, False), (False, True), (True, True)])
+def test_each_of_them_changes_the_run(noise: bool, augment: bool) -> None:
+    plain = simulation("fedavg", of=federation.images()).run()
+    of = skewed() if noise else federation.images()
+    assert not federation.equal_models(simulation("fedavg", of=of, augment=augment).run(), plain)
+
+
+@ENGINES
+@pytest.mark.parametrize("form", ["level", "equal", "space"])
+@pytest.mark.parametrize("recipe", ["scaffold+fnr+rfedavg_plus+ccn", "centralised"])
+def test_sigma_0_is_no_noise_to_the_bit(recipe: str, form: str, engine: str) -> None:
+    found = simulation(recipe, of=skewed(form, 0.0), engine=engine).run()
+    assert federation.equal(found, simulation(recipe, of=federation.images(), engine=engine).run())
+
+
+@ENGINES
+def test_a_restart_gives_the_same_bits(engine: str, tmp_path: Path) -> None:
+    recipe, options = "scaffold+fnr+rfedavg_plus+ccn", {"of": skewed(), "augment": True, "engine": engine}
+    whole = simulation(recipe, rounds=4, **options).run()
+    simulation(recipe, rounds=2, checkpoint=tmp_path / "c", **options).run()
+    resumed = simulation(recipe, rounds=4, checkpoint=tmp_path / "c", **options)
+    assert resumed.start_round == 2
+    out = resumed.run()
+    assert federation.equal_models(out, whole)
+
+
+def test_evaluation_is_neither_augmented_nor_noisy() -> None:
+    """A model that does not move is evaluated on the same images in each round."""
+    run = simulation("fedavg", of=skewed(), augment=True, lr=1e-30)
+    out = run.run()
+    net = network()
+    from plugins.engines.evaluation import evaluate
+
+    found = evaluate(net, out.params, out.buffers, federation.images().test)
+    assert out.rows[-1]["test_loss"] == found.loss
+    assert run.recorder.test.noise is None
+
+
+# who sees what ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Spy(Component):
+    """Keeps what a client sees in each pass."""
+
+    name = "spy"
+    seen: dict[tuple[int, str], list[Tensor]] = field(default_factory=dict)
+    note: bool = True
+
+    @property
+    def passes(self) -> frozenset[str]:
+        return frozenset({"own", "public"})
+
+    def public_steps(self, job: str) -> Steps | None:
+        return Steps(epochs=1, batch_size=4)
+
+    def look(self, data: Data) -> Tree:
+        """Stacked batches where all are of one size, as in a vectorized run."""
+        passes = {"steps": data.steps, "own": data.own, "public": data.public}
+        found = {name: [batch.x for batch in plan] for name, plan in passes.items() if plan is not None}
+        if self.note:
+            self.seen.update({(len(self.seen), name): batches for name, batches in found.items()})
+            return {}
+        return {name: torch.stack(batches) for name, batches in found.items()}
+
+    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+        return self.look(data), {}
+
+    def answer(self, job: str, work: Work) -> Answer:
+        return Answer({}, {}, self.look(work.data), {}, {})
+
+
+def clients(
+    of: federation.Federation, spy: Spy, augment: bool = False, seed: int = 0
+) -> tuple[Clients, Params, Params]:
+    algorithm, local = Algorithm.compose([spy]), LocalTraining("sgd", 0.1, 2, 4, augment=augment)
+    task, params, buffers = start(algorithm, network(False), local, seed, of.train.x)
+    store = Clients(algorithm, task, local, seed, of.train, dict(enumerate(of.clients)), of.public, params, buffers)
+    return store, params, buffers
+
+
+def looked(
+    of: federation.Federation, client: int, job: str = "train", round_: int = 1, augment: bool = False, seed: int = 0
+) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
+    """(what a client sees, what lies there) in the passes of one job, batch by batch."""
+    spy = Spy()
+    store, params, buffers = clients(of, spy, augment, seed)
+    Sequential(store).answer(Ask(job, (client,), params, buffers, {}, {}), round_)
+    seen = {name: batches for (_, name), batches in spy.seen.items()}
+    order, samples = store.steps(client, job, round_)
+    orders = {"steps": (order, samples), "own": (store.own_pass(client), of.train)}
+    orders["public"] = (store.public_pass(), of.public)
+    lies = {
+        name: list(torch.split(at.x[torch.from_numpy(positions.index)], list(positions.sizes)))
+        for name, (positions, at) in orders.items()
+    }
+    return seen, lies
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_who_sees_noise() -> None:
+    """Batches and a client's own passes do, the public split does not; whoever has deviation 0 does not at all."""
+    seen, lies = looked(skewed(), 3)
+    assert not any((x == y).any() for name in ("steps", "own") for x, y in zip(seen[name], lies[name], strict=True))
+    assert same(seen["public"], lies["public"])
+    seen, lies = looked(skewed(), 0)
+    assert all(same(seen[name], lies[name]) for name in ("steps", "own", "public"))
+
+
+def test_noise_has_the_clients_deviation() -> None:
+    """Client 3 of six with 1 = 2 after normalisation: 2 * 0.5 * 3 / 5 = 0.6. Twelve images of 36 pixels, 24 rounds."""
+    rest = []
+    for round_ in range(24):
+        seen, lies = looked(skewed(), 3, round_=round_)
+        rest += [x - y for x, y in zip(seen["own"], lies["own"], strict=True)]
+    eps = torch.cat(rest)
+    assert eps.numel() == 24 * 12 * 36
+    assert abs(eps.mean().item()) < 4 * 0.6 / math.sqrt(eps.numel())
+    assert eps.std().item() == pytest.approx(0.6, rel=4 / math.sqrt(2 * eps.numel()))
+
+
+def eps(part: str = "own", **options: Any) -> Tensor:
+    """The noise of client 3 in one pass, by default in round 1 of training."""
+    of = options.pop("of", None) or skewed("equal")
+    seen, lies = looked(of, options.pop("client", 3), **options)
+    return torch.cat([x - y for x, y in zip(seen[part], lies[part], strict=True)])
+
+
+def test_noise_is_fresh_in_each_round_job_pass_and_step_and_each_client_has_its_own() -> None:
+    of = skewed("equal")
+    twins = replace(of, clients=[of.clients[3]] * 6)
+    wanted = eps(of=of)
+    assert torch.equal(eps(of=of), wanted), "the same key draws the same numbers"
+    others = [eps(of=of, round_=2), eps(of=of, job="spy.look"), eps(of=of, seed=1), eps(of=twins, client=4)]
+    assert torch.equal(eps(of=twins), wanted)
+    assert all(other.shape == wanted.shape and not (other == wanted).any() for other in others)
+    steps = eps("steps", of=of)  # two epochs of twelve samples
+    assert len(torch.unique(torch.cat([steps, wanted]).flatten())) == 36 * 36
+
+
+def test_augmentation_is_for_training_only() -> None:
+    """Batches of training are cropped and flipped; a pass over one's own samples, and a further job's batches of the
+    public split, are as they lie."""
+    seen, lies = looked(federation.images(), 3, augment=True)
+    assert not same(seen["steps"], lies["steps"])
+    assert all(set(x.flatten().tolist()) <= set(y.flatten().tolist())
+               for x, y in zip(torch.cat(seen["steps"]), torch.cat(lies["steps"]), strict=True))  # fmt: skip
+    assert same(seen["own"], lies["own"]) and same(seen["public"], lies["public"])
+    seen, lies = looked(skewed(), 3, job="spy.look", augment=True)
+    assert len(seen["steps"]) == 4
+    assert same(seen["steps"], lies["steps"]) and same(seen["public"], lies["public"])
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_both_engines_read_the_same_bits(augment: bool) -> None:
+    """Beside one another, padded, and alone."""
+    of = skewed()
+    store, params, buffers = clients(of, Spy(note=False), augment)
+    reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers, {}, {}), 1)
+    for client in range(N):
+        seen, _ = looked(of, client, augment=augment)
+        for part in ("steps", "own", "public"):
+            for step, batch in enumerate(seen[part]):
+                assert torch.equal(reply.upload["spy"][part][client, step, : len(batch)], batch)
+
+
+def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> None:
+    """Client 0's, of which there is one, are clean; client 5 has 2 * 0.5 = 1, client 1 a fifth of that."""
+    of = skewed()
+    pooled = replace(of, clients=[np.concatenate(of.clients)])
+    rest = torch.stack([eps(of=pooled, client=0, round_=round_) for round_ in range(40)], 1)  # [n, 40, 1, 6, 6]
+    for client, positions in enumerate(of.clients):
+        found = rest[positions]
+        assert found.std().item() == pytest.approx(client / 5, rel=4 / math.sqrt(2 * found.numel()), abs=1e-12)
+
+
+def test_samples_that_all_share_stay_clean() -> None:
+    of = skewed("equal")
+    sharing = Algorithm.compose([_sharing()])
+    train, positions = with_shared(sharing, of.train, of.clients, of.public)
+    joined = federation.Federation(train, list(positions), of.test, of.public)
+    seen, lies = looked(joined, 3)
+    changed = torch.cat(seen["own"]).ne(torch.cat(lies["own"])).flatten(1)
+    assert changed[:12].all() and not changed[12:].any() and len(changed) == 12 + 15
+
+
+def _sharing() -> Component:
+    @dataclass(frozen=True)
+    class Sharing(Component):
+        name = "sharing"
+
+        def shared(self, n_public: int) -> int:
+            return n_public
+
+    return Sharing()
+
+
+def test_without_either_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch is one gather, as ever."""
+    store, _, _ = clients(federation.images(), Spy())
+    assert store.reads("train", torch.tensor(1)) == (None, None)
+
+    def fail(*_: object) -> Callable[..., Tensor]:
+        raise AssertionError
+
+    monkeypatch.setattr("plugins.core.component.Read.__call__", fail)
+    simulation("rfedavg_plus", of=federation.images()).run()
+    plan = Plan(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
+    assert next(iter(plan)).x.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("shape", [(6,), (1, 4, 6), (3, 6, 4), (1, 30)])
+def test_what_can_not_be_cropped_is_refused(shape: tuple[int, ...]) -> None:
+    of = federation.federation()
+
+    def shaped(samples: Samples) -> Samples:
+        return Samples(torch.zeros(len(samples.y), *shape), samples.y)
+
+    of = federation.Federation(shaped(of.train), of.clients, shaped(of.test), shaped(of.public))
+    net = build("mlp", shape, 3, {"hidden": 2})
+    with pytest.raises(UserError, match=r"augment = true is refused for samples of shape \[.*at least 5 x 5") as error:
+        federation.simulation("fedavg", of=of, model=net, augment=True)
+    assert "\n" not in str(error.value)
