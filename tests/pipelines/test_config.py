@@ -64,6 +64,19 @@ def test_the_default_experiment_is_good() -> None:
                 ("partition: shards_equal, shards_per_client: 0", ["shards_per_client=0", "above 0"]),
             )
         ),
+        *(
+            ("alpha: 0.1", f"alpha: 0.1, noise: {text}", ["scenarios.dirichlet.noise", *parts])
+            for text, parts in (
+                ("{sigma: -1}", ["noise.sigma = -1", "greater than or equal to 0"]),
+                ("{sigma: .inf}", ["noise.sigma = inf", "finite"]),
+                ("{sigma: much}", ["noise.sigma = 'much'", "number"]),
+                ("{form: level}", ["noise.sigma is missing"]),
+                ("{sigma: 0.5, form: levl}", ["'levl'", "did you mean 'level'", "level, equal, space"]),
+                ("{sigma: 0.5, from: level}", ["unknown key", "did you mean 'form'", "allowed: sigma, form"]),
+                ("0.5", ["noise = 0.5"]),
+            )
+        ),
+        ("augment: false", "augment: 1", ["train.augment", "1", "boolean"]),
         ("partition: dirichlet", "partition: dirichlett", ["'dirichlett'", "did you mean 'dirichlet'", "shards"]),
         ("clients: 20", "clients: 0", ["scenarios.dirichlet.clients", "0", "greater than or equal to 1"]),
         ("participation: 1.0", "participation: 0", ["scenarios.dirichlet.participation", "greater than 0"]),
@@ -150,6 +163,14 @@ def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
 def test_options_of_partitions(options: dict[str, object]) -> None:
     scenario = config.Scenario.model_validate({"clients": 20, **options})
     assert {"partition": scenario.partition, **scenario.options} == options
+
+
+def test_noise_stands_beside_the_options_of_the_partition() -> None:
+    entry = {"partition": "dirichlet", "clients": 20, "alpha": 0.5, "noise": {"sigma": 0.5}}
+    scenario = config.Scenario.model_validate(entry)
+    assert scenario.noise is not None
+    assert (scenario.noise.sigma, scenario.noise.form, scenario.options) == (0.5, "level", {"alpha": 0.5})
+    assert config.Scenario(partition="iid", clients=20).noise is None
 
 
 @pytest.mark.parametrize(("share", "cohort"), [(1.0, 20), (0.5, 10), (0.01, 1)])

@@ -60,7 +60,7 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     (run / "run.json").write_text(json.dumps(record | about))
     if options.get("evaluated", True):
         evaluation.mkdir(parents=True)
-        (evaluation / "metrics.json").write_text("{}")
+        (evaluation / "metrics.json").write_text(json.dumps(options.get("metrics", {})))
         (evaluation / "per_client.csv").write_text(f"client,samples,accuracy\n0,3,0.9\n1,3,{course[-1] / 2}\n2,0,\n")
     return run
 
@@ -103,6 +103,29 @@ def test_means_and_sample_standard_deviations_by_hand(root: Path) -> None:
         lines["scaffold"].traffic_total, 18 * MIB, 0, 3
     )
     assert close(lines["fedavg"].seconds, 0.5, 0, 3)  # the median: a slow first round does not count
+
+
+def test_the_noisy_test_has_a_column_where_there_is_one(tmp_path: Path) -> None:
+    """fedavg: 0.3, 0.4, 0.5 in noise; fnr was evaluated before there was any."""
+    for seed, noisy in zip(SEEDS, (0.3, 0.4, 0.5), strict=True):
+        write_run(tmp_path, "fedavg", seed, [0.5], metrics={"accuracy_noisy": noisy})
+    write_run(tmp_path, "fnr", 0, [0.6])
+    scenario = sum_up(tmp_path)
+    lines = {line.recipe: line for line in scenario.lines}
+    assert close(lines["fedavg"].noisy, 0.4, 0.1, 3) and lines["fnr"].noisy is None
+    column = tables.header(scenario).index("noisy test, %")
+    shown = {row[0]: row[column] for row in tables.cells(scenario)}
+    assert shown == {"fedavg": "40.00 ± 10.00", "fnr": "-"}
+    assert tables.header(scenario)[column + 1] == "MiB/round"
+    assert tables.NOISY_NOTE in tables.notes(scenario)
+    assert [line.recipe for line in scenario.lines] == ["fnr", "fedavg"], "ranked by the clean test"
+
+
+def test_without_noise_there_is_no_column_for_it(root: Path) -> None:
+    scenario = sum_up(root)
+    text = tables.plain(scenario) + tables.markdown(scenario) + "".join(tables.notes(scenario))
+    assert "oisy" not in text
+    assert {len(row) for row in (tables.header(scenario), *tables.cells(scenario))} == {11}
 
 
 def test_last_five_and_best_count_evaluated_rounds_only(tmp_path: Path) -> None:

@@ -9,9 +9,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from pipelines import config, evaluate, partition, prepare, progress, stage, train
+from pipelines.items import Item
+from plugins.core.noise import fold, normal
+from plugins.data.randomness import key
 from plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS
 
@@ -133,6 +137,100 @@ def test_a_client_is_measured_on_its_own_mixture_of_classes(made: Path) -> None:
     for row, client in zip(table(made / EVALUATION / "per_client.csv"), held, strict=True):
         expected = sum(int(client[label]) * accuracy[label] for label in accuracy) / int(client["samples"])
         assert float(row["accuracy"]) == pytest.approx(expected)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which every stage has run for a scenario with noise, and training with augmentation."""
+    folder = tmp_path_factory.mktemp("noisy")
+    text = PARAMS.replace("alpha: 0.5", "alpha: 0.5, noise: {sigma: 0.6}")
+    text = text.replace("checkpoint_every: 1", "checkpoint_every: 1, augment: true")
+    (folder / "params.yaml").write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delenv("DVC_ROOT", raising=False)
+        steps = (("prepare", []), ("partition", PART), ("train", ITEM), ("evaluate", ITEM), ("report", []))
+        for name, arguments in steps:
+            assert stage.run([name, *arguments]) == 0
+    return folder
+
+
+def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
+    """Four clients at 0, 1/3, 2/3 and all of 0.6; the same samples as without noise."""
+    described = json.loads((noisy / PARTITION / "statistics.json").read_text())
+    assert described["noise_mean"] == pytest.approx(0.3) and described["noise_max"] == pytest.approx(0.6)
+    rows = table(noisy / PARTITION / "clients.csv")
+    assert [float(row["noise"]) for row in rows] == pytest.approx([0, 0.2, 0.4, 0.6])
+    assert (noisy / PARTITION / "indices.json").read_text() == (made / PARTITION / "indices.json").read_text()
+    without = json.loads((made / PARTITION / "statistics.json").read_text())
+    assert not {key for key in without if key.startswith("noise")}
+    assert "noise" not in table(made / PARTITION / "clients.csv")[0]
+
+
+def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
+    record = json.loads((noisy / RUN / "run.json").read_text())
+    assert record["params"]["scenario.noise"] == {"sigma": 0.6, "form": "level"}
+    assert record["params"]["train.augment"] is True
+    assert record["weights_sha256"] != json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+
+
+def test_evaluate_measures_clean_and_in_each_clients_noise(noisy: Path, made: Path) -> None:
+    """The first client's is none; the headline stays the clean test."""
+    metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
+    assert metrics["accuracy"] == pytest.approx(float(table(noisy / RUN / "rounds.csv")[-1]["test_accuracy"]))
+    clients = [float(row["accuracy_noisy"]) for row in table(noisy / EVALUATION / "per_client.csv")]
+    assert len(clients) == 4
+    assert clients[0] == metrics["accuracy"]
+    assert metrics["accuracy_noisy"] == pytest.approx(sum(clients) / 4)
+    assert metrics["loss_noisy"] > metrics["loss"]
+    assert "accuracy_noisy" not in json.loads((made / EVALUATION / "metrics.json").read_text())
+    assert "accuracy_noisy" not in table(made / EVALUATION / "per_client.csv")[0]
+
+
+def test_the_noisy_test_by_an_independent_evaluation(noisy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Client 3's copy, with the noise added to the images between 0 and 1 before they are normalised."""
+    monkeypatch.chdir(noisy)
+    item = Item.load("skewed", "scaffold+fnr", 0)
+    model = load_file(noisy / RUN / "model.safetensors")
+    # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a batch's keys.
+    drawn = fold(fold(torch.tensor(key(0, "noisy test", 3)), 0), 1)
+    x = item.data.test_x / 16 + 0.6 * normal(drawn, 360, 1, 8, 8)
+    h = (16 * x - item.data.mean[0]) / item.data.std[0]
+    h = torch.relu(h.flatten(1) @ model["params/fc1.weight"].T + model["params/fc1.bias"])
+    logits = h @ model["params/fc2.weight"].T + model["params/fc2.bias"]
+    hits = (logits.argmax(1) == item.data.test_y).double().mean().item()
+    row = table(noisy / EVALUATION / "per_client.csv")[3]
+    assert float(row["accuracy_noisy"]) == pytest.approx(hits, abs=1.5 / 360), "but for a tie that rounding decides"
+
+
+def test_the_report_has_a_column_for_the_noisy_test(noisy: Path) -> None:
+    metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
+    text = (noisy / "report" / "report.md").read_text()
+    assert "noisy test, %" in text and f"| {100 * metrics['accuracy_noisy']:.2f} |" in text
+    assert "Gaussian noise of its own (sigma 0.6)" in text
+    (row,) = table(noisy / "report" / "summary.csv")
+    assert float(row["noisy_test_mean"]) == metrics["accuracy_noisy"]
+    assert float(row["final_mean"]) == metrics["accuracy"], "the headline"
+
+
+def test_a_grid_finer_than_the_pixels_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = PARAMS.replace("clients: 4, alpha: 0.5", "clients: 80, min_size: 1, alpha: 5.0")
+    (workplace / "params.yaml").write_text(text.replace("alpha: 5.0", "alpha: 5.0, noise: {sigma: 1, form: space}"))
+    shutil.rmtree(workplace / PARTITION)
+    line = refused(capsys, "partition", *PART)
+    parts = ["params.yaml", "scenarios.skewed", "'space'", "9 x 9 pixels for 80 clients", "[1, 8, 8]"]
+    assert all(part in line for part in parts), line
+    assert not (workplace / PARTITION).exists()
+
+
+def test_augmentation_of_tiny_images_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = PARAMS.replace("public: 50", "public: 50, size: [4, 8]")
+    (workplace / "params.yaml").write_text(text.replace("checkpoint_every: 1", "checkpoint_every: 1, augment: true"))
+    assert stage.run(["prepare"]) == 0
+    shutil.rmtree(workplace / RUN)
+    line = refused(capsys, "train", *ITEM)
+    assert all(part in line for part in ["augment = true is refused", "[1, 4, 8]", "5 x 5"]), line
+    assert not (workplace / RUN).exists()
 
 
 class StopError(Exception):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import yaml
 
+from plugins.data import datasets
 from plugins.silo import launch, rehearse, settings, shards, transport
 from tests.silo import world
 
@@ -126,6 +127,23 @@ def test_a_silo_needs_its_own_shard_only(folder):
     assert shard.parts.keys() == {"train", "public"}
 
 
+def test_a_shard_has_its_own_silos_noise(folder):
+    """Levels 0, 1/4 and 1/2, times 2 for the normalisation; the server has none."""
+    changed("train_args", augment=True)
+    shards.write("deploy/shards/{rank}.safetensors", world.parts(skewed=True))
+    for rank, std in ((1, 0.0), (2, 0.5), (3, 1.0)):
+        noise = launch.Process.of("client", rank, Path("config.yaml")).shard.noise
+        assert noise.shape == (1, 1, 1) and noise.item() == std
+    assert launch.Process.of("server", 0, Path("config.yaml")).shard.noise is None
+
+
+def test_samples_that_can_not_be_cropped(folder, capsys):
+    changed("train_args", augment=True)
+    for process in (SILO, SERVER):
+        said = failing(capsys, *process)
+        assert "augment = true is refused for samples of shape [1, 4, 4]; allowed: false, or images" in said
+
+
 def test_a_recipe_without_the_public_split_that_it_needs(folder, capsys):
     changed("train_args", recipe="fnr")
     shards.write("deploy/shards/{rank}.safetensors", world.parts(public=False))
@@ -170,6 +188,22 @@ def test_rehearsal_refuses_what_it_can_not_start(folder, capsys):
         (("--silos", "5000"), "clients=5000 is refused"),
     ):
         assert message in failing(capsys, "rehearse", "--config", "config.yaml", *arguments)
+
+
+def test_shards_of_a_noisy_scenario(folder, capsys):
+    """Digits, the silos in noise of levels 0 and 0.5; 1 is 16 in raw values, so 16 / std after normalisation."""
+    data = datasets.load("digits", Path("."))
+    data.save(Path("digits.safetensors"))
+    Path("indices.json").write_text('{"clients": [[0, 1], [2, 3, 4]], "validation": [5], "public": []}')
+    command = ["--data", "digits.safetensors", "--indices", "indices.json", "--out", "noisy"]
+    assert shards.main([*command, "--sigma", "0.5"]) == 0
+    assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise.item() == pytest.approx(0.5 * 16 / data.std[0])
+    assert shards.read(Path("noisy/1.safetensors"), 1, 2).noise.item() == 0
+    assert shards.main([*command]) == 0
+    assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise is None
+    capsys.readouterr()
+    assert shards.main([*command, "--sigma", "0.5", "--form", "cell"]) == 2
+    assert "noise.form 'cell' is unknown" in capsys.readouterr().err
 
 
 def test_shards_command_line(folder, capsys):

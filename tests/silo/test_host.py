@@ -50,6 +50,27 @@ def test_pair_equals_simulation_when_some_silos_rest(recipe, settings):
 
 
 @pytest.mark.parametrize(
+    "recipe",
+    ["fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "datasharing+moon+ccn+fednlr",
+     "scaffold+fnr+rfedavg_plus+ccn"],
+)  # fmt: skip
+def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
+    settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
+    expected = world.simulated(recipe, settings, True, skewed=True)
+    assert world.digest(world.run(*world.pair(recipe, settings, True, skewed=True))) == world.digest(expected)
+    aggregator, trainers = world.pair(recipe, settings, True, skewed=True)
+    trainers[2].noise = None
+    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), "the noise is the silo's to add"
+
+
+def test_server_and_silos_agree_on_augmentation():
+    aggregator, _ = world.pair("fedavg", {}, skewed=True)
+    _, others = world.pair("fedavg", {}, skewed=True, augment=False)
+    with pytest.raises(UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), others[:1])
+
+
+@pytest.mark.parametrize(
     ("package", "prefix", "recipe"),
     [("fnr", "FNR", "fnr"), ("fednnnn", "FedNNNN", "fednnnn"), ("ccn", "CCN", "ccn"), ("fednlr", "FedNLR", "fednlr"),
      ("rfedavg", "RFedAvg", "rfedavg"), ("rfedavg", "RFedAvgPlus", "rfedavg_plus")],

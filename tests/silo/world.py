@@ -11,6 +11,7 @@ import torch
 
 from plugins import models
 from plugins.core.component import Samples
+from plugins.data.noise import deviations, held
 from plugins.engines.clients import LocalTraining
 from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.simulation import Outcome, Schedule, Simulation
@@ -18,25 +19,33 @@ from plugins.silo.shards import Parts
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
 ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
-HIDDEN, CLASSES = 8, 4
+HIDDEN, CLASSES, SKEWED = 8, 4, 6
 
 
-def parts(public: bool = True) -> Parts:
-    """Random images of four classes, with a class-dependent mean so that there is something to learn."""
-    rng = np.random.default_rng(0)
+def parts(public: bool = True, skewed: bool = False) -> Parts:
+    """Random images of four classes, with a class-dependent mean so that there is something to learn.
+
+    `skewed`: images that are large enough to be cropped, and each silo has noise of its own, the first none.
+    """
+    rng, size = np.random.default_rng(0), SKEWED if skewed else 4
     y = torch.from_numpy(rng.integers(0, CLASSES, 260))
-    x = torch.from_numpy(rng.normal(size=(260, 1, 4, 4)).astype(np.float32)) + 0.5 * y.reshape(-1, 1, 1, 1)
+    x = torch.from_numpy(rng.normal(size=(260, 1, size, size)).astype(np.float32)) + 0.5 * y.reshape(-1, 1, 1, 1)
 
     def cut(first: int, last: int) -> Samples:
         return Samples(x[first:last].clone(), y[first:last].clone())
 
     edges = np.cumsum((0, *SIZES))
     clients = [np.arange(a, b) for a, b in pairwise(edges)]
-    return Parts(cut(0, 120), clients, cut(120, 200), cut(200, 230), cut(230, 260) if public else None, CLASSES)
+    train = cut(0, 120)
+    if skewed:
+        std = deviations("level", 0.5, len(clients), (1, size, size), torch.tensor([2.0]))
+        train = train._replace(noise=held(std, clients, train.x))
+    return Parts(train, clients, cut(120, 200), cut(200, 230), cut(230, 260) if public else None, CLASSES)
 
 
-def network(batch_norm: bool):
-    return models.build("mlp", (1, 4, 4), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm})
+def network(batch_norm: bool, skewed: bool = False):
+    size = SKEWED if skewed else 4
+    return models.build("mlp", (1, size, size), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm})
 
 
 def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more: object) -> SimpleNamespace:
@@ -49,23 +58,26 @@ def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more:
     )  # fmt: skip
 
 
-def simulated(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0) -> Outcome:
-    data = parts()
+def simulated(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False) -> Outcome:
+    data = parts(skewed=skewed)
     return Simulation(
-        recipe, settings, network(batch_norm), data.train, data.clients, data.test, data.validation, data.public,
-        LocalTraining("sgd", LR, EPOCHS, BATCH), Schedule(ROUNDS, cohort or 3, SEED), engine="sequential",
+        recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
+        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed), Schedule(ROUNDS, cohort or 3, SEED),
+        engine="sequential",
     ).run()  # fmt: skip
 
 
-def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, **more: object):
+def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, skewed: bool = False, **more: object):
     """(aggregator, trainers), as FedML sets them up; needs fedml."""
     from plugins.silo.host import Model, batches
     from plugins.silo.pair import make_pair
 
-    data = parts()
+    data = parts(skewed=skewed)
+    if skewed:
+        more.setdefault("augment", True)
     trainer_class, aggregator_class = make_pair(recipe)
     aggregator = aggregator_class(
-        Model(network(batch_norm)),
+        Model(network(batch_norm, skewed)),
         args(recipe, settings, batch_norm, cohort, **more),
         data.test,
         data.validation,
@@ -75,7 +87,10 @@ def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0,
     for k, client in enumerate(data.clients):
         own = Samples(data.train.x[client], data.train.y[client])
         trainer = trainer_class(
-            Model(network(batch_norm)), args(recipe, settings, batch_norm, cohort, **more), data.public
+            Model(network(batch_norm, skewed)),
+            args(recipe, settings, batch_norm, cohort, **more),
+            data.public,
+            data.train.noise and data.train.noise.std[k],
         )
         trainer.set_id(k)
         trainer.update_dataset(batches(own), None, len(client))
