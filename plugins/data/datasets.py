@@ -9,12 +9,19 @@ from pathlib import Path
 from plugins.core.errors import UserError
 from plugins.data.checks import known, options_of
 from plugins.data.dataset import NORMALISATIONS, Dataset, Raw
+from plugins.data.readers.cifar import cifar10, cifar100
 from plugins.data.readers.digits import digits
 from plugins.data.readers.images import image_folder, image_size, resized
 from plugins.data.readers.mnist import mnist
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
-DATASETS: dict[str, Callable[..., Raw]] = {"digits": digits, "mnist": mnist, "image_folder": image_folder}
+DATASETS: dict[str, Callable[..., Raw]] = {
+    "digits": digits,
+    "mnist": mnist,
+    "cifar10": cifar10,
+    "cifar100": cifar100,
+    "image_folder": image_folder,
+}
 
 
 def check(name: str, options: Mapping[str, object]) -> None:

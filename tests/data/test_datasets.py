@@ -1,14 +1,10 @@
 import dataclasses
-import functools
 import gzip
 import hashlib
-import http.server
 import os
-import re
 import shutil
 import socket
 import struct
-import threading
 import time
 from pathlib import Path
 
@@ -19,22 +15,11 @@ import torch
 import torchvision
 from PIL import Image
 
-from plugins.core.errors import UserError
 from plugins.data.dataset import TENSORS, Dataset, Raw
 from plugins.data.datasets import load
-from plugins.data.readers import images
+from plugins.data.readers import download, images
 from plugins.data.readers import mnist as mnist_files
-
-
-def refuse(*parts):
-    """A UserError of one line that contains `parts`."""
-    return pytest.raises(
-        UserError, match=r"\A(?=.*" + ")(?=.*".join(re.escape(str(part)) for part in parts) + r")[^\n]*\Z"
-    )
-
-
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+from tests.data.reading import contents, refuse, serving
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +86,7 @@ def test_any_images_are_resized_as_torchvision_does(digits):
 
 
 def test_unknown_names_and_options():
-    with refuse("data set 'digit' is unknown (did you mean 'digits'?)", "allowed: digits, mnist, image_folder"):
+    with refuse("data set 'digit' is unknown (did you mean 'digits'?)", "allowed: digits, mnist, "):
         load("digit", Path())
     with refuse("data set image_folder: option 'sizes' is unknown (did you mean 'size'?)"):
         load("image_folder", Path(), sizes=[8, 8])
@@ -258,7 +243,7 @@ def test_mnist_wrong_content(raw, tmp_path, monkeypatch):
     labels = raw / "t10k-labels-idx1-ubyte"
     good = labels.read_bytes()
     labels.write_bytes(good[:-1] + b"\x0a")
-    with refuse(f"{labels}: damaged (has labels above 9)"):
+    with refuse(f"{labels}: damaged (has labels outside 0 to 9)"):
         load("mnist", tmp_path)
     labels.write_bytes(idx(np.arange(19) % 10))
     with refuse(f"{labels}: has another number of samples"):
@@ -271,20 +256,11 @@ def test_mnist_wrong_content(raw, tmp_path, monkeypatch):
 @pytest.fixture
 def mirror(tmp_path, monkeypatch):
     """A folder that torchvision takes for its download server."""
-    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(proxy, raising=False)
     folder = tmp_path / "mirror"
     folder.mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_):
-            pass
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"http://127.0.0.1:{server.server_port}/"])
+    with serving(folder, monkeypatch) as url:
+        monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [f"{url}/"])
         yield folder
-        server.shutdown()
 
 
 def test_mnist_is_downloaded_and_only_what_is_missing(raw, mirror, tmp_path, monkeypatch):
@@ -324,7 +300,7 @@ def test_mnist_failed_download(raw, tmp_path):
 
 def test_mnist_host_that_never_answers(raw, tmp_path, monkeypatch):
     (raw / "t10k-images-idx3-ubyte").unlink()
-    monkeypatch.setattr(mnist_files, "URL_TIMEOUT", 0.2)
+    monkeypatch.setattr(download, "URL_TIMEOUT", 0.2)
     for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
-import http.client
-import socket
-import tempfile
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,8 +11,8 @@ from torch import Tensor
 from plugins.core.errors import UserError
 from plugins.data.dataset import Raw
 from plugins.data.files import write_whole
-
-URL_TIMEOUT = 30.0  # seconds without a byte
+from plugins.data.readers import idx
+from plugins.data.readers.download import download_folder
 
 # SHA-256 of the original files, unpacked.
 FILES = {
@@ -34,74 +29,39 @@ def mnist(root: Path) -> Raw:
     The four files are used where they lie in <root>/MNIST/raw, unpacked or as .gz; what isn't there is downloaded
     into that folder. Raises UserError for a failed download and for a damaged file.
     """
-    # Imported here, since it takes seconds and other data sets don't need it.
-    import torchvision
-
     raw = root / "MNIST" / "raw"
-    missing = [name for name in FILES if not (raw / name).is_file() and not (raw / f"{name}.gz").is_file()]
+    missing = [name for name in FILES if idx.found(raw, name) is None]
     if missing:
         _download(raw, missing)
-    # torchvision reads unpacked files only. They are unpacked elsewhere, for `raw` may be read-only.
-    with tempfile.TemporaryDirectory() as folder:
-        unpacked = Path(folder) / "MNIST" / "raw"
-        unpacked.mkdir(parents=True)
-        for name in FILES:
-            (unpacked / name).write_bytes(_content(raw, name))
-        parts = [torchvision.datasets.MNIST(folder, train=train) for train in (True, False)]
-    tensors: list[Tensor] = []
-    for part, kind in zip(parts, ("train", "t10k"), strict=True):
-        if len(part.data) != len(part.targets):
-            raise _error(raw / f"{kind}-labels-idx1-ubyte", "has another number of samples than the images")
-        tensors += [part.data.unsqueeze(1), part.targets]
-    train_x, train_y, test_x, test_y = tensors
-    return Raw(train_x, train_y, test_x, test_y, [str(c) for c in range(10)])
+    return Raw(*_part(raw, "train"), *_part(raw, "t10k"), [str(c) for c in range(10)])
 
 
 def _error(path: Path, problem: str) -> UserError:
     return UserError(f"{path}: {problem}; put the four files {', '.join(FILES)} (or each as .gz) into {path.parent}")
 
 
+def _part(raw: Path, kind: str) -> tuple[Tensor, Tensor]:
+    images, labels = (_content(raw, f"{kind}-{end}") for end in (idx.IMAGES, idx.LABELS))
+    return idx.samples(images, labels, range(10), raw / f"{kind}-{idx.LABELS}", _error)
+
+
 def _content(raw: Path, name: str) -> bytes:
     """One of the four files, unpacked and checked. UserError if it is damaged."""
-    path = raw / name
-    if path.is_file():
-        content = path.read_bytes()
-    else:
-        path = raw / f"{name}.gz"
-        try:
-            content = gzip.decompress(path.read_bytes())
-        except (gzip.BadGzipFile, EOFError, zlib.error):
-            raise _error(path, "damaged or truncated") from None
-    images = "images" in name
-    samples = int.from_bytes(content[4:8], "big")
-    begin = b"\0\0\x08" + (b"\x03" if images else b"\x01") + content[4:8]
-    begin += (28).to_bytes(4, "big") * 2 if images else b""
-    size = len(begin) + samples * (784 if images else 1)
-    if samples == 0 or not content.startswith(begin) or len(content) != size:
-        raise _error(path, "damaged or truncated")
-    if not images and max(content[8:]) > 9:
-        raise _error(path, "damaged (has labels above 9)")
+    path = idx.found(raw, name) or raw / name
+    content = idx.content(path, _error)
     # A shorter set in the same format is fine, but what has the original's length has to be the original.
     original = 60_000 if name.startswith("train") else 10_000
-    if samples == original and hashlib.sha256(content).hexdigest() != FILES[name]:
+    if int.from_bytes(content[4:8], "big") == original and hashlib.sha256(content).hexdigest() != FILES[name]:
         raise _error(path, "damaged (isn't the original file)")
     return content
 
 
 def _download(raw: Path, missing: Sequence[str]) -> None:
     """Downloads MNIST and puts the `missing` files into `raw` once all are complete."""
+    # Imported here, since it takes seconds and is seldom needed.
     import torchvision
 
-    timeout = socket.getdefaulttimeout()
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            # torchvision sets no timeout: a host that never answers would hang us for ever.
-            socket.setdefaulttimeout(URL_TIMEOUT)
-            torchvision.datasets.MNIST(folder, download=True)
-            for name in missing:
-                write_whole(raw / name, (Path(folder) / "MNIST" / "raw" / name).read_bytes())
-    except (OSError, RuntimeError, EOFError, zlib.error, http.client.HTTPException) as error:
-        reason = " ".join(str(error).split())
-        raise _error(raw / missing[0], f"not there, and downloading it failed ({reason})") from None
-    finally:
-        socket.setdefaulttimeout(timeout)
+    with download_folder(raw / missing[0], _error) as folder:
+        torchvision.datasets.MNIST(folder, download=True)
+        for name in missing:
+            write_whole(raw / name, (folder / "MNIST" / "raw" / name).read_bytes())

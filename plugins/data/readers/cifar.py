@@ -1,0 +1,82 @@
+"""CIFAR-10 and CIFAR-100: pickled files, from a folder, from their archive or from the network."""
+
+from __future__ import annotations
+
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plugins.core.errors import UserError
+from plugins.data.dataset import Raw
+from plugins.data.readers.download import archive
+
+PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+
+
+def cifar10(root: Path) -> Raw:
+    """CIFAR-10: 50,000 training and 10,000 test images, RGB, 32x32, values 0 to 255, 10 classes.
+
+    The files are used where they lie in <root>/cifar-10-batches-py; without that folder they are those of the archive
+    <root>/cifar-10-python.tar.gz, which is downloaded if it isn't there. Raises UserError for a failed download, and
+    for a file that is missing or isn't the original.
+    """
+    # Imported here, since it takes seconds and other data sets don't need it.
+    import torchvision
+
+    return _read(root, torchvision.datasets.CIFAR10)
+
+
+def cifar100(root: Path) -> Raw:
+    """CIFAR-100: as CIFAR-10, but 100 classes (the fine labels), cifar-100-python and cifar-100-python.tar.gz."""
+    import torchvision
+
+    return _read(root, torchvision.datasets.CIFAR100)
+
+
+def _read(root: Path, kind: Any) -> Raw:
+    """The data set of torchvision's class `kind`."""
+
+    def error(path: Path, problem: str) -> UserError:
+        names = ", ".join(name for name, _ in _files(kind))
+        return UserError(
+            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or {kind.filename} into {root} "
+            f"({PAGE} has it)"
+        )
+
+    folder = root / kind.base_folder
+    if folder.is_dir():
+        from torchvision.datasets.utils import check_integrity
+
+        for name, md5 in _files(kind):
+            if not (folder / name).is_file():
+                raise error(folder / name, "there is no such file")
+            if not check_integrity(folder / name, md5):
+                raise error(folder / name, f"damaged (its MD5 isn't {md5})")
+        return _raw(root, kind)
+    packed = archive(root / kind.filename, kind.url, kind.tgz_md5, error)
+    # Elsewhere, for `root` may be read-only.
+    with tempfile.TemporaryDirectory() as place:
+        with tarfile.open(packed) as tar:
+            tar.extractall(place, filter="data")
+        return _raw(Path(place), kind)
+
+
+def _files(kind: Any) -> list[tuple[str, str]]:
+    """(name, MD5) of each file."""
+    return [*map(tuple, (*kind.train_list, *kind.test_list)), (kind.meta["filename"], kind.meta["md5"])]
+
+
+def _raw(root: Path, kind: Any) -> Raw:
+    # Unpickling a file can run any program: torchvision does it after comparing the file's MD5, here as well.
+    train, test = (kind(root, train=part) for part in (True, False))
+    return Raw(*_samples(train), *_samples(test), train.classes)
+
+
+def _samples(part: Any) -> tuple[Tensor, Tensor]:
+    x = np.ascontiguousarray(part.data.transpose(0, 3, 1, 2))  # [n, h, w, 3] -> [n, 3, h, w]
+    return torch.from_numpy(x), torch.tensor(part.targets)

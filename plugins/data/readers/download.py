@@ -1,0 +1,48 @@
+"""Downloads that end whole or not at all, in a reasonable time."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from plugins.core.errors import UserError
+from plugins.data.files import write_whole
+
+URL_TIMEOUT = 30.0  # seconds without a byte
+
+# (file, what is wrong with it) -> the error, which says where the right files are from and where they belong.
+Complaint = Callable[[Path, str], UserError]
+
+
+@contextmanager
+def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
+    """A temporary folder for torchvision to download `path` into; raises `error` for a failed download."""
+    timeout = socket.getdefaulttimeout()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            # torchvision sets no timeout: a host that never answers would hang us for ever.
+            socket.setdefaulttimeout(URL_TIMEOUT)
+            yield Path(folder)
+    except (OSError, RuntimeError, EOFError, zlib.error, http.client.HTTPException) as failure:
+        reason = " ".join(str(failure).split())
+        raise error(path, f"not there, and downloading it failed ({reason})") from None
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def archive(path: Path, url: str, md5: str, error: Complaint) -> Path:
+    """`path`, downloaded from `url` if it isn't there. Raises `error` unless it has the sum `md5`."""
+    from torchvision.datasets.utils import check_integrity, download_url
+
+    if not path.is_file():
+        with download_folder(path, error) as folder:
+            download_url(url, folder, path.name, md5)
+            write_whole(path, (folder / path.name).read_bytes())
+    elif not check_integrity(path, md5):
+        raise error(path, f"damaged or truncated (its MD5 isn't {md5}); delete it to have it downloaded")
+    return path

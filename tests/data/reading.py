@@ -1,0 +1,51 @@
+"""What the tests of the readers share: refusals, folders, and servers to download from."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from plugins.core.errors import UserError
+
+
+def refuse(*parts: object) -> pytest.RaisesExc[UserError]:
+    """A UserError of one line that contains `parts`."""
+    return pytest.raises(
+        UserError, match=r"\A(?=.*" + ")(?=.*".join(re.escape(str(part)) for part in parts) + r")[^\n]*\Z"
+    )
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    """Every file below `folder`."""
+    return {p.relative_to(folder): p.read_bytes() for p in Path(folder).rglob("*") if p.is_file()}
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Breaking(Quiet):
+    """Says how long a file is and sends its first half."""
+
+    def copyfile(self, source, outputfile):
+        content = source.read()
+        outputfile.write(content[: len(content) // 2])
+
+
+@contextlib.contextmanager
+def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet] = Quiet) -> Iterator[str]:
+    """The address of a server of the files in `folder`, without a slash at its end."""
+    for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
