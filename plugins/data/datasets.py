@@ -5,11 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal, get_args, get_origin, get_type_hints
 
 from plugins.core.errors import UserError
 from plugins.data.checks import known, options_of
 from plugins.data.dataset import NORMALISATIONS, Dataset, Raw
 from plugins.data.readers.cifar import cifar10, cifar100
+from plugins.data.readers.cinic import cinic10
 from plugins.data.readers.digits import digits
 from plugins.data.readers.images import image_folder, image_size, resized
 from plugins.data.readers.mnist import mnist
@@ -20,6 +22,7 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "mnist": mnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
+    "cinic10": cinic10,
     "image_folder": image_folder,
 }
 
@@ -32,6 +35,10 @@ def check(name: str, options: Mapping[str, object]) -> None:
     reader = DATASETS[known("data set", name, DATASETS)]
     shared = {"size", "normalise"}
     options_of(reader, f"data set {name}", {k: v for k, v in options.items() if k not in shared}, also=shared)
+    kinds = get_type_hints(reader)
+    for key, value in options.items():
+        if get_origin(kinds.get(key)) is Literal:
+            known(f"data set {name}: {key}", value, get_args(kinds[key]))
     known("normalise", options.get("normalise", "channel"), NORMALISATIONS)
     image_size(options.get("size"))
 

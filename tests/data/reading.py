@@ -10,7 +10,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from plugins.core.errors import UserError
 
@@ -49,3 +51,14 @@ def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet] 
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
+
+
+def draw(file, mode="RGB", size=(6, 5), value=None, **options):
+    """Writes an image of `size` (width, height) with random pixels."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    shape = (size[1], size[0], len(Image.new(mode, (1, 1)).getbands()))
+    pixels = np.random.default_rng(len(str(file))).integers(0, 256, shape) if value is None else np.full(shape, value)
+    Image.fromarray(pixels.astype(np.uint8).squeeze(2) if shape[2] == 1 else pixels.astype(np.uint8)).save(
+        file, **options
+    )
+    return pixels

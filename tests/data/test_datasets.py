@@ -19,7 +19,7 @@ from plugins.data.dataset import TENSORS, Dataset, Raw
 from plugins.data.datasets import load
 from plugins.data.readers import download, images
 from plugins.data.readers import mnist as mnist_files
-from tests.data.reading import contents, refuse, serving
+from tests.data.reading import contents, draw, refuse, serving
 
 
 @pytest.fixture(scope="module")
@@ -314,17 +314,6 @@ def test_mnist_host_that_never_answers(raw, tmp_path, monkeypatch):
 
 
 # image folders
-
-
-def draw(file, mode="RGB", size=(6, 5), value=None, **options):
-    """Writes an image of `size` (width, height) with random pixels."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    shape = (size[1], size[0], len(Image.new(mode, (1, 1)).getbands()))
-    pixels = np.random.default_rng(len(str(file))).integers(0, 256, shape) if value is None else np.full(shape, value)
-    Image.fromarray(pixels.astype(np.uint8).squeeze(2) if shape[2] == 1 else pixels.astype(np.uint8)).save(
-        file, **options
-    )
-    return pixels
 
 
 @pytest.fixture

@@ -25,23 +25,30 @@ def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
     in alphabetical order, the images of a class are in the order of their file names. Files whose names begin with a
     dot are passed over. Raises UserError for anything else that isn't an image, and for classes that differ.
     """
-    shape = image_size(size)
-    folders = {part: _class_folders(root / part) for part in ("train", "test")}
-    names = [folder.name for folder in folders["train"]]
-    other = [folder.name for folder in folders["test"]]
-    if names != other:
-        odd = sorted(set(names) ^ set(other))
-        raise UserError(
-            f"{root}: train and test have to hold the same classes; only one of them has {', '.join(odd[:5])}"
-        )
+    (train, test), names = image_parts([root / "train", root / "test"], image_size(size))
+    return Raw(*train, *test, names)
+
+
+def image_parts(
+    folders: Sequence[Path], shape: tuple[int, int] | None = None
+) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
+    """(x, y) of each of `folders`, which hold a folder of images per class, and the classes, as `image_folder` says."""
+    names = [folder.name for folder in class_folders(folders[0])]
+    for part in folders[1:]:
+        odd = sorted(set(names) ^ {folder.name for folder in class_folders(part)})
+        if odd:
+            raise UserError(
+                f"{part.parent}: {folders[0].name} and {part.name} have to hold the same classes; "
+                f"only one of them has {', '.join(odd[:5])}"
+            )
     images: list[NDArray[np.uint8]] = []
     parts, labels = [], []
-    for part in ("train", "test"):
+    for part in folders:
         begin = len(images)
-        for label, folder in enumerate(folders[part]):
+        for label, folder in enumerate(class_folders(part)):
             files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
             if not files:
-                raise UserError(f"{folder}: holds no image; every class needs some in train and in test")
+                raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
                 images.append(_image(file, shape))
                 if images[-1].shape[:2] != images[0].shape[:2]:
@@ -54,8 +61,7 @@ def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
     x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
     x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
     y = torch.tensor(labels)
-    train, test = parts
-    return Raw(x[train], y[train], x[test], y[test], names)
+    return [(x[part], y[part]) for part in parts], names
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -84,7 +90,8 @@ def image_size(size: object) -> tuple[int, int] | None:
     return whole_number("size: height", size[0], 1, 1024), whole_number("size: width", size[1], 1, 1024)
 
 
-def _class_folders(part: Path) -> list[Path]:
+def class_folders(part: Path) -> list[Path]:
+    """The folders of the classes, in alphabetical order. UserError for anything else in `part`, and for less than 2."""
     if not part.is_dir():
         raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
     entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
