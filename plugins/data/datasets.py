@@ -13,6 +13,7 @@ from plugins.data.dataset import NORMALISATIONS, Dataset, Raw
 from plugins.data.readers.cifar import cifar10, cifar100
 from plugins.data.readers.cinic import cinic10
 from plugins.data.readers.digits import digits
+from plugins.data.readers.emnist import emnist
 from plugins.data.readers.images import image_folder, image_size, resized
 from plugins.data.readers.mnist import mnist
 
@@ -20,6 +21,7 @@ from plugins.data.readers.mnist import mnist
 DATASETS: dict[str, Callable[..., Raw]] = {
     "digits": digits,
     "mnist": mnist,
+    "emnist": emnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cinic10": cinic10,

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.server
 import re
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,3 +63,8 @@ def draw(file, mode="RGB", size=(6, 5), value=None, **options):
         file, **options
     )
     return pixels
+
+
+def idx(array):
+    """An array as a file of MNIST."""
+    return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()

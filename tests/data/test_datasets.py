@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import socket
-import struct
 import time
 from pathlib import Path
 
@@ -19,7 +18,7 @@ from plugins.data.dataset import TENSORS, Dataset, Raw
 from plugins.data.datasets import load
 from plugins.data.readers import download, images
 from plugins.data.readers import mnist as mnist_files
-from tests.data.reading import contents, draw, refuse, serving
+from tests.data.reading import contents, draw, idx, refuse, serving
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +167,6 @@ def test_an_interrupted_save_leaves_the_old_file(digits, tmp_path, monkeypatch):
 
 
 # MNIST
-
-
-def idx(array):
-    return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
 
 
 def small_mnist():

@@ -1,0 +1,73 @@
+"""EMNIST, from a folder, from its archive or from the network."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from plugins.core.errors import UserError
+from plugins.data.dataset import Raw
+from plugins.data.readers import idx
+from plugins.data.readers.download import Complaint, archive
+
+PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
+ARCHIVE = "gzip.zip"
+
+
+def emnist(
+    root: Path, *, split: Literal["byclass", "balanced", "letters", "digits", "mnist", "bymerge"] = "byclass"
+) -> Raw:
+    """EMNIST (Cohen et al. 2017, arXiv:1702.05373): letters and digits, grey, 28x28, white on black, 0 to 255.
+
+    `byclass` has 62 classes (digits, upper and lower case), `bymerge` and `balanced` 47, `letters` 26 (its labels, 1 to
+    26, become 0 to 25), `digits` and `mnist` 10. The files emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte
+    are used where they lie in <root>/EMNIST/raw, unpacked or as .gz; otherwise they are those of the archive gzip.zip
+    in that folder, which is downloaded if it isn't there. The files hold each image transposed (TensorFlow Datasets'
+    page of EMNIST says so); here it stands upright. Raises UserError for a failed download and for damaged files.
+    """
+    # Imported here, since it takes seconds and other data sets don't need it.
+    from torchvision.datasets import EMNIST
+
+    raw = root / "EMNIST" / "raw"
+    names = [f"emnist-{split}-{part}-{end}" for part in ("train", "test") for end in (idx.IMAGES, idx.LABELS)]
+
+    def error(path: Path, problem: str) -> UserError:
+        return UserError(
+            f"{path}: {problem}; put {', '.join(names)} (or each as .gz), or {ARCHIVE}, into {raw} ({PAGE} has it)"
+        )
+
+    classes = list(EMNIST.classes_split_dict[split])
+    first = 1 if split == "letters" else 0
+    labels = range(first, len(classes))
+    missing = [name for name in names if idx.found(raw, name) is None]
+    if not missing:
+        parts = _parts(raw, names, labels, error)
+    elif len(missing) < len(names) and not (raw / ARCHIVE).is_file():
+        # Half a gigabyte isn't downloaded for a file that was forgotten.
+        raise error(raw / missing[0], "there is no such file")
+    else:
+        packed = archive(raw / ARCHIVE, EMNIST.url, EMNIST.md5, error)
+        # Elsewhere, for `raw` may be read-only.
+        with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(packed) as file:
+            for name in names:
+                (Path(place) / f"{name}.gz").write_bytes(file.read(f"gzip/{name}.gz"))
+            parts = _parts(Path(place), names, labels, error)
+    return Raw(*parts, classes[first:])
+
+
+def _parts(
+    folder: Path, names: Sequence[str], labels: range, error: Complaint
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(train_x, train_y, test_x, test_y) of the four files `names` of `folder`, upright, labels from 0."""
+    paths = [idx.found(folder, name) or folder / name for name in names]
+    tensors: list[Tensor] = []
+    for images, answers in (paths[:2], paths[2:]):
+        x, y = idx.samples(idx.content(images, error), idx.content(answers, error), labels, answers, error)
+        tensors += [x.transpose(2, 3).contiguous(), y - labels[0]]
+    train_x, train_y, test_x, test_y = tensors
+    return train_x, train_y, test_x, test_y
