@@ -15,6 +15,7 @@ from plugins.data.readers.cinic import cinic10
 from plugins.data.readers.digits import digits
 from plugins.data.readers.emnist import emnist
 from plugins.data.readers.images import image_folder, image_size, resized
+from plugins.data.readers.leaf import femnist
 from plugins.data.readers.mnist import mnist
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
@@ -22,6 +23,7 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "digits": digits,
     "mnist": mnist,
     "emnist": emnist,
+    "femnist": femnist,
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cinic10": cinic10,
