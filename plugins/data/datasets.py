@@ -10,6 +10,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 from plugins.core.errors import UserError
 from plugins.data.checks import known, options_of
 from plugins.data.dataset import NORMALISATIONS, Dataset, Raw
+from plugins.data.readers.arrays import arrays
 from plugins.data.readers.cifar import cifar10, cifar100
 from plugins.data.readers.cinic import cinic10
 from plugins.data.readers.digits import digits
@@ -28,6 +29,7 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "cifar100": cifar100,
     "cinic10": cinic10,
     "image_folder": image_folder,
+    "arrays": arrays,
 }
 
 

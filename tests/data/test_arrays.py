@@ -1,0 +1,268 @@
+import io
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.data.datasets import load
+from tests.data.reading import contents, refuse
+
+X = np.arange(6 * 3, dtype=np.uint8).reshape(6, 3)
+Y = np.array([0, 1, 2, 0, 1, 2])
+
+
+def write(root, part="train", **arrays):
+    """An archive of a valid small data set, with these arrays in place of its own; None takes one away."""
+    root.mkdir(exist_ok=True)
+    n = 6 if part == "train" else 4
+    content = {"x": X[:n], "y": Y[:n]} | arrays
+    file = root / f"{part}.npz"
+    np.savez(file, **{key: array for key, array in content.items() if array is not None})
+    return file
+
+
+@pytest.fixture
+def root(tmp_path):
+    root = tmp_path / "root"
+    write(root)
+    write(root, "test")
+    return root
+
+
+def test_arrays(root):
+    before = contents(root)
+    found = load("arrays", root)
+    assert torch.equal(found.train_x, torch.from_numpy(X)) and found.train_x.dtype == torch.uint8
+    assert found.test_x.shape == (4, 3) and found.train_y.dtype == torch.int64
+    assert found.train_y.tolist() == [0, 1, 2, 0, 1, 2] and found.test_y.tolist() == [0, 1, 2, 0]
+    assert found.classes == ("0", "1", "2") and found.unit == 255
+    assert found.train_owner is None and found.test_owner is None
+    assert load("arrays", root).checksum == found.checksum and contents(root) == before
+
+
+@pytest.mark.parametrize(
+    ("shape", "wanted"), [((5,), (5,)), ((4, 5), (1, 4, 5)), ((1, 4, 5), (1, 4, 5)), ((3, 4, 5), (3, 4, 5))]
+)
+def test_shapes(root, shape, wanted):
+    x = np.random.default_rng(0).integers(0, 256, (6, *shape), dtype=np.uint8)
+    write(root, x=np.asfortranarray(x))
+    write(root, "test", x=x[:4])
+    found = load("arrays", root)
+    assert found.train_x.shape == (6, *wanted) and found.test_x.shape == (4, *wanted)
+    assert np.array_equal(found.train_x.reshape(x.shape).numpy(), x) and found.train_x.is_contiguous()
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", ">f4", ">f8"])
+def test_floats(root, kind):
+    x = np.linspace(-3, 70000 if kind != "float16" else 7, 18).reshape(6, 3)
+    write(root, x=x.astype(kind))
+    write(root, "test", x=x[:4].astype(np.float32))
+    found = load("arrays", root, normalise="none")
+    assert found.train_x.dtype == found.test_x.dtype == torch.float32 and found.unit == 1
+    assert np.array_equal(found.train_x.numpy(), x.astype(kind).astype(np.float32))
+    assert torch.equal(found.normalised("train"), found.train_x)
+
+
+@pytest.mark.parametrize("kind", ["int8", "uint8", "int64", "uint64", ">i4"])
+def test_labels_of_any_size(root, kind):
+    write(root, y=Y.astype(kind))
+    assert load("arrays", root).train_y.tolist() == Y.tolist()
+
+
+def test_owners_of_numbers(root):
+    """Numbered in sorted order over both files: -5, 2, 7, 2**63."""
+    write(root, client=np.array([7, -5, 7, 7, 2, 2]))
+    write(root, "test", client=np.array([2, 2**63, 7, 7], dtype=np.uint64))
+    found = load("arrays", root)
+    assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [1, 3, 2, 2]
+    assert found.train_owner.dtype == found.test_owner.dtype == torch.int64
+
+
+def test_owners_of_text(root):
+    write(root, client=np.array(["zoe", "ada", "zoe", "Bob", "ada", "ada"]))
+    write(root, "test", client=np.array(["margarete", "ada", "zoe", "zoe"]))
+    found = load("arrays", root)
+    assert found.train_owner.tolist() == [3, 1, 3, 0, 1, 1] and found.test_owner.tolist() == [2, 1, 3, 3]
+
+
+def test_class_names(root):
+    write(root, classes=np.array(["ant", "bee", "cow"]))
+    assert load("arrays", root).classes == ("ant", "bee", "cow")
+
+
+def test_packed_archives_are_the_same(root):
+    expected = load("arrays", root).checksum
+    np.savez_compressed(root / "train.npz", y=Y, x=X)
+    assert load("arrays", root).checksum == expected
+
+
+IMAGE = np.zeros((6, 2, 2), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": None}, "holds no array 'x'; needed: train.npz and test.npz, each with x, y"),
+        ({"y": None}, "holds no array 'y'"),
+        ({"z": X}, "array 'z' is unknown; allowed: x, y, client, classes"),
+        ({"clients": Y}, "array 'clients' is unknown (did you mean 'client'?)"),
+        ({"x": X.astype(int)}, "x is int64 [6, 3]; allowed: uint8 (0 to 255), float16, float32, float64"),
+        ({"x": X > 3}, "x is bool [6, 3]; allowed: uint8"),
+        ({"x": X.astype(str)}, "x is <U3 [6, 3]; allowed: uint8"),
+        ({"x": X.astype(complex)}, "x is complex128 [6, 3]; allowed: uint8"),
+        ({"x": X.astype(np.longdouble)}, "[6, 3]; allowed: uint8"),
+        ({"x": np.zeros(6, [("a", np.uint8), ("b", float)])}, "; allowed: uint8"),
+        ({"x": X[:, 0]}, "x is uint8 [6]; allowed: [n, features], [n, h, w], [n, channels, h, w]"),
+        ({"x": np.uint8(3)}, "x is uint8 []; allowed: [n, features]"),
+        ({"x": X.reshape(6, 1, 1, 1, 3)}, "x is uint8 [6, 1, 1, 1, 3]; allowed: [n, features]"),
+        (
+            {"x": X[:0], "y": Y[:0]},
+            "x is uint8 [0, 3]; allowed: [n, features], [n, h, w], [n, channels, h, w], none of",
+        ),
+        ({"x": X[:, :0]}, "x is uint8 [6, 0]; allowed: [n, features]"),
+        ({"y": Y[:5]}, "y is int64 [5]; allowed: whole numbers [6], one for each of x"),
+        ({"y": Y[:, None]}, "y is int64 [6, 1]; allowed: whole numbers [6]"),
+        ({"y": Y.astype(float)}, "y is float64 [6]; allowed: whole numbers [6]"),
+        ({"y": Y > 0}, "y is bool [6]; allowed: whole numbers [6]"),
+        ({"y": Y.astype(str)}, "y is <U21 [6]; allowed: whole numbers [6]"),
+        ({"y": np.array([0, 1, 2, -1, 1, -3])}, "y[3]=-1 is refused; allowed: whole numbers from 0 up"),
+        ({"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)}, "y[3]=9223372036854775808 is refused"),
+        ({"y": np.array([0, 4, 2, 0, 7, 2])}, "y goes up to 7, but no sample has 1, 3, 5, 6; every class needs some"),
+        ({"y": np.array([0, 1, 2, 0, 1, 2**31 - 1])}, "y goes up to 2147483647, but no sample has 3, 4, 5, 6, 7;"),
+        ({"classes": np.array(["a", "b"])}, "classes is <U1 [2]; allowed: text [3], a name for each class of y"),
+        ({"classes": np.arange(3)}, "classes is int64 [3]; allowed: text [3]"),
+        ({"classes": np.array(["a", "b", "a"])}, "classes is <U1 [3]; allowed: text [3], a name for each class"),
+        ({"x": X.astype(object)}, "can't be read as arrays (it holds Python objects)"),
+        ({"client": np.array([1, None, 2, 3, 4, 5])}, "can't be read as arrays (it holds Python objects)"),
+    ],
+)
+def test_refused_training_arrays(root, changes, message):
+    file = write(root, **changes)
+    with refuse(f"{file}: ", message):
+        load("arrays", root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"classes": np.array(["a", "b", "c"])}, "array 'classes' is unknown; allowed: x, y, client"),
+        ({"x": X[:4, :2]}, "x holds samples of uint8 [2], those of train.npz are uint8 [3]"),
+        ({"x": X[:4].astype(float)}, "x holds samples of float32 [3], those of train.npz are uint8 [3]"),
+        ({"x": IMAGE[:4]}, "x holds samples of uint8 [1, 2, 2], those of train.npz are uint8 [3]"),
+        ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),
+        ({"y": np.array([0, 3, 1, 4])}, "y[3]=4 is refused; allowed: 0 to 2, as in train.npz"),
+        ({"y": np.array([0, -1, 1, 1])}, "y[1]=-1 is refused; allowed: whole numbers from 0 up"),
+    ],
+)
+def test_refused_test_arrays(root, changes, message):
+    file = write(root, "test", **changes)
+    with refuse(f"{file}: ", message):
+        load("arrays", root)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 1e300])
+def test_the_first_pixel_that_is_no_number_is_named(root, bad):
+    x = np.zeros((6, 3, 4, 5))
+    x[3, 1, 2, 4] = x[3, 2, 0, 0] = x[5, 0, 0, 0] = bad
+    file = write(root, x=x)
+    with refuse(f"{file}: x[3, 1, 2, 4]=", "is refused; allowed: finite numbers of float32"):
+        load("arrays", root)
+
+
+def test_one_class_is_not_enough(root):
+    file = write(root, y=np.zeros(6, int))
+    write(root, "test", y=np.zeros(4, int))
+    with refuse(f"{file}: y is always 0; at least 2 classes are needed"):
+        load("arrays", root)
+
+
+def test_owners_that_do_not_fit(root):
+    file = write(root, client=Y)
+    with refuse(f"{root / 'test.npz'}: holds no array 'client', but train.npz does; allowed: in both or in none"):
+        load("arrays", root)
+    write(root, "test", client=np.array(["a", "b", "c", "d"]))
+    with refuse(f"{root / 'test.npz'}: client is <U1 [4], in train.npz it is int64 [6]"):
+        load("arrays", root)
+    for bad in (Y.astype(float), Y[:4], Y > 0, Y.astype("S1")):
+        write(root, client=bad)
+        with refuse(f"{file}: client is ", "; allowed: whole numbers or text [6]"):
+            load("arrays", root)
+    write(root)
+    with refuse(f"{file}: holds no array 'client', but test.npz does"):
+        load("arrays", root)
+
+
+def npy(array):
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def test_other_files(root):
+    file = root / "train.npz"
+    good = file.read_bytes()
+    middle = good.index(X.tobytes()) + 2
+    changed = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
+    for bad in (
+        b"",
+        b"x,y\n1,2\n",
+        b"<html>",
+        good[:-1],
+        good[: len(good) // 2],
+        good[:100],
+        changed,
+        pickle.dumps([1]),
+    ):
+        file.write_bytes(bad)
+        with refuse(
+            f"{file}: can't be read as arrays (damaged, too large, or another kind of file); needed: train.npz"
+        ):
+            load("arrays", root)
+    file.write_bytes(npy(X))
+    with refuse(f"{file}: is one array, not an archive of arrays; needed: train.npz"):
+        load("arrays", root)
+    for header in (b"(" * 60, b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 15 + b",)}"):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+        with refuse(f"{file}: can't be read as arrays (damaged"):
+            load("arrays", root)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("x", b"text")
+        archive.writestr("y.npy", npy(Y))
+    with refuse(f"{file}: x isn't an array; needed: train.npz"):
+        load("arrays", root)
+    file.unlink()
+    file.mkdir()
+    with refuse(f"{file}: can't be read (Is a directory)"):
+        load("arrays", root)
+    file.rmdir()
+    with refuse(f"{file}: there is no such file; needed: train.npz and test.npz, each with x, y"):
+        load("arrays", root)
+
+
+def test_nothing_is_unpickled(root, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "ran",)
+
+    pickle.loads(pickle.dumps(Bomb()))
+    (tmp_path / "ran").unlink()  # it works
+    for content in (np.array([Bomb()], dtype=object), np.array([{"a": Bomb()}], dtype=object)):
+        write(root, x=content)
+        with refuse("it holds Python objects"):
+            load("arrays", root)
+    (root / "train.npz").write_bytes(pickle.dumps(Bomb()))
+    with refuse("can't be read as arrays"):
+        load("arrays", root)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_size_needs_images(root):
+    with refuse("size=[8, 8] is refused; allowed: none", "uint8 of 3"):
+        load("arrays", root, size=[8, 8])
+    write(root, x=IMAGE)
+    write(root, "test", x=IMAGE[:4])
+    assert load("arrays", root, size=[8, 8]).train_x.shape == (6, 1, 8, 8)
