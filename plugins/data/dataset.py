@@ -22,6 +22,7 @@ from plugins.data.files import write_whole
 NORMALISATIONS = ("channel", "half", "none")
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
 OPTIONAL = ("train_owner", "test_owner", "embedding")
+LEAK = "LEAK: "  # how a note begins that says which test samples training has seen
 
 
 class Raw(NamedTuple):
@@ -36,7 +37,7 @@ class Raw(NamedTuple):
     train_owner: Tensor | None = None  # [n] int64: whose sample it is (a writer, a user), numbered from 0
     test_owner: Tensor | None = None
     embedding: Tensor | None = None  # [vocabulary, width] float32: text only, the vectors of its tokens, never trained
-    notes: Sequence[str] = ()  # what a report has to say about the data
+    notes: Sequence[str] = ()  # what a report has to say about the data; a leak's begins with LEAK
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +75,11 @@ class Dataset:
             name=name, classes=tuple(raw.classes), mean=mean, std=std, unit=float(raw.unit), notes=tuple(raw.notes),
             **tensors,
         )  # fmt: skip
+
+    @property
+    def leak(self) -> str:
+        """What of the test set training sees whatever the method, in words; "" if nothing."""
+        return "; ".join(note.removeprefix(LEAK) for note in self.notes if note.startswith(LEAK))
 
     @property
     def scale(self) -> Tensor:

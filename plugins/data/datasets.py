@@ -18,6 +18,7 @@ from plugins.data.readers.emnist import emnist
 from plugins.data.readers.images import image_folder, image_size, resized
 from plugins.data.readers.leaf import femnist
 from plugins.data.readers.mnist import mnist
+from plugins.data.readers.sent140 import sent140
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 DATASETS: dict[str, Callable[..., Raw]] = {
@@ -28,6 +29,7 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "cifar10": cifar10,
     "cifar100": cifar100,
     "cinic10": cinic10,
+    "sent140": sent140,
     "image_folder": image_folder,
     "arrays": arrays,
 }
