@@ -10,7 +10,7 @@ import argparse
 import sys
 
 from pipelines import cli, config
-from plugins import recipes
+from plugins import models, recipes
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Setting
 from plugins.core.errors import UserError
@@ -44,7 +44,10 @@ def check(_: argparse.Namespace) -> None:
 def _compose(settings: config.Config, name: str, scenario: str) -> Algorithm:
     clients, cohort = settings.scenarios[scenario].clients, settings.scenarios[scenario].cohort
     # The data are not read yet; that a model has fewer classes or features than two is none of a method's concern.
-    setting = Setting(clients, cohort, 2, 2, settings.train.optimizer, settings.train.lr, settings.data.public)
+    train = settings.train
+    setting = Setting(
+        clients, cohort, 2, 2, train.optimizer, train.lr, settings.data.public, train.model in models.OF_TEXT
+    )
     return recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
 
 

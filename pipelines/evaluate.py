@@ -64,7 +64,8 @@ def run(options: argparse.Namespace) -> None:
     if noisy:
         # Copies of equal size, so that the mean over them is the mean over all their samples.
         metrics |= {f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy]) for key in ("accuracy", "loss")}
-    model_bytes = sum(leaf.nbytes for leaf in (*params.values(), *buffers.values()))
+    sent = [leaf for key, leaf in params.items() if key not in item.network.frozen]
+    model_bytes = sum(leaf.nbytes for leaf in (*sent, *buffers.values()))
     metrics |= _efficiency(item, rows, found.accuracy, model_bytes)
     text = {key: float(value) for key, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)}
     samples = torch.bincount(item.data.test_y, minlength=n_classes).tolist()

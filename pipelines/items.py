@@ -59,7 +59,7 @@ class Item:
     def network(self) -> Network:
         train = self.settings.train
         shape = tuple(self.data.train_x.shape[1:])
-        return build_network(train.model, shape, len(self.data.classes), train.model_options)
+        return build_network(train.model, shape, len(self.data.classes), train.model_options, self.data.embedding)
 
     @cached_property
     def noise(self) -> Tensor | None:

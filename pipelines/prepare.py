@@ -22,6 +22,8 @@ def prepare(_: argparse.Namespace) -> None:
         data.name, len(data.train_y), len(data.test_y), "x".join(map(str, data.train_x.shape[1:])),
         len(data.classes), data.checksum[:12],
     )  # fmt: skip
+    for note in data.notes:
+        log.info("%s: %s", data.name, note)
 
 
 def main(arguments: list[str]) -> int:

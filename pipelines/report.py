@@ -53,7 +53,7 @@ def write(root: Path) -> Path:
     files = {name: picture for section in sections for name, _, picture in section["pictures"]}
     leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
     intro = INTRO + (LEAKS if leaks else "")
-    context = {"title": params["experiment"], "intro": intro, "facts": _facts(params, scenarios)}
+    context = {"title": params["experiment"], "intro": intro, "facts": _facts(params, scenarios, found)}
     context |= {"sections": sections, "next": LOOK_NEXT}
     files["report.html"] = _render("report.html.j2", context).encode()
     files["report.md"] = _render("report.md.j2", context).encode()
@@ -82,15 +82,18 @@ def _params(root: Path) -> dict[str, Any]:
     return dict(params)
 
 
-def _facts(params: Mapping[str, Any], scenarios: Sequence[Scenario]) -> list[tuple[str, str]]:
+def _facts(
+    params: Mapping[str, Any], scenarios: Sequence[Scenario], found: Sequence[results.Result]
+) -> list[tuple[str, str]]:
     """What was run, for a reader who has not seen params.yaml."""
+    data = [str((params.get("data") or {}).get("name", "?")), *dict.fromkeys(note for r in found for note in r.notes)]
     train, seeds = params.get("train") or {}, sorted({s for x in scenarios for line in x.lines for s in line.seeds})
     rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
     optimiser = " ".join(f"{k} {train[k]:g}" for k in ("lr", "momentum", "weight_decay") if train.get(k))
     local = f"{train.get('epochs', '?')} epochs per round, batches of {train.get('batch_size', '?')}"
     settings = [f"{name} ({_settings(of)})" for name, of in (params.get("recipes") or {}).items() if of]
     return [
-        ("Data", str((params.get("data") or {}).get("name", "?"))),
+        ("Data", "; ".join(data)),
         ("Model", str(train.get("model", "?"))),
         ("Rounds", str(rounds)),
         ("Training on a client", f"{local}, {train.get('optimizer', '?')} {optimiser}".rstrip()),

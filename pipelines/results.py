@@ -37,6 +37,7 @@ class Result:
     evaluation: Mapping[str, Any]
     client_accuracy: tuple[float, ...]
     files: tuple[Path, ...]
+    notes: tuple[str, ...]  # what the data set's reader says about the data
 
     def column(self, name: str) -> list[float]:
         """The finite values of one column of rounds.csv, in the order of the rounds."""
@@ -111,6 +112,7 @@ def _result(root: Path, folder: Path) -> Result:
             evaluation=record(metrics) if metrics.exists() else {},
             client_accuracy=_accuracies(per_client) if per_client.exists() else (),
             files=tuple(file for file in named if file.exists()),
+            notes=tuple(run["notes"]),
         )
     except KeyError as error:
         raise UserError(f"{path}: the key {error} is missing; {RERUN}") from None

@@ -33,11 +33,12 @@ def train(options: argparse.Namespace) -> None:
     simulation = item.simulation(checkpoint=resume / "checkpoint.safetensors", fingerprint=fingerprint)
     log.info("%s: %s engine (%s)", item.key, simulation.engine_name, simulation.engine_reason)
 
+    leaks = [leak for leak in (item.data.leak, simulation.algorithm.leak) if leak]
     tags = {
         "recipe": item.recipe, "scenario": item.scenario, "seed": str(item.seed), "stage": f"train@{item.key}",
         "data_hash": item.data.checksum, "git_commit": git_commit(), "fingerprint": fingerprint,
         "engine": simulation.engine_name, "device": str(item.device),
-        "public": simulation.algorithm.public or "none", "leak": simulation.algorithm.leak or "none",
+        "public": simulation.algorithm.public or "none", "leak": "; ".join(leaks) or "none",
         "federated": "no" if simulation.algorithm.pools else "yes",
     }  # fmt: skip
     note = resume / "run_id"
@@ -68,7 +69,7 @@ def train(options: argparse.Namespace) -> None:
         "scenario": item.scenario, "recipe": item.recipe, "seed": item.seed,
         "composition": item.settings.composition(item.recipe),
         "params": item.params(), "tags": tags, "final": {k: v for k, v in final.items() if v == v},
-        "weights_sha256": weights_sha256(tensors),
+        "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
     }  # fmt: skip
     run_id = {"run_id": run.run_id, "experiment_id": run.experiment_id, "experiment": item.settings.experiment}
     folder = config.root() / "runs" / item.key

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Options, RecipeError
+from plugins.core.component import Component, Options
 from plugins.core.task import Network
 
 
@@ -36,10 +36,4 @@ class FedBABU(Component):
 
     def fixed(self, network: Network) -> frozenset[str]:
         """The head: its learning rate is 0."""
-        *body, head = network.layers
-        if not body:
-            raise RecipeError(
-                f"fedbabu: train.model = {network.name!r} has no layer before its classifier, so nothing would be left "
-                "to train; use a model with a hidden layer, such as mlp"
-            )
-        return frozenset(head.parameters)
+        return frozenset(network.layers[-1].parameters)

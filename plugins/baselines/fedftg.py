@@ -76,6 +76,11 @@ class FedFTG(Component):
     discrepancy: str = "l1"  # l1, kl: see above
 
     def check(self, setting: Setting) -> None:
+        if setting.tokens:
+            raise RecipeError(
+                "fedftg: its generator makes samples by gradients, and the tokens of a text have none; use a model of "
+                "images, or fedgen, which generates features"
+            )
         for key in ("iterations", "generator_steps", "model_steps", "lambda_cls", "lambda_dis"):
             if getattr(self, key) < 0:
                 raise RecipeError(f"fedftg: {key} = {getattr(self, key)} must be at least 0")

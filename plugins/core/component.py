@@ -81,6 +81,7 @@ class Setting(NamedTuple):
     optimizer: str  # of local training: sgd, adam, rmsprop
     lr: float  # eta, of local training
     n_public: int  # samples of the public split, 0 if there is none
+    tokens: bool = False  # whether samples are the numbers of tokens (text)
 
 
 class Batch(NamedTuple):
@@ -333,7 +334,10 @@ class Component:
         """Raises RecipeError if the method can't run in this setting or with these hyper-parameters."""
 
     def fixed(self, network: Network) -> frozenset[str]:
-        """Names of parameters that stay at their initial values: nobody trains, sends or averages them."""
+        """Names of parameters that stay at their initial values: nobody trains, sends or averages them.
+
+        Those that the network itself keeps (`Network.frozen`) are added.
+        """
         return frozenset()
 
     def shared(self, n_public: int) -> int:

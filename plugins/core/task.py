@@ -79,6 +79,16 @@ class Network(Protocol):
         """Matrix products only, so that batching over clients pays on a CPU."""
         ...
 
+    @property
+    def tokens(self) -> bool:
+        """Whether samples are the numbers of tokens, with which there is nothing to calculate."""
+        ...
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Names of parameters that nobody trains, sends or averages: given from outside, the same for all."""
+        ...
+
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers), float32 on the CPU."""
         ...

@@ -14,7 +14,7 @@ import torch
 
 from plugins import recipes
 from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Asks, Desk, Reply, Round, Samples, Server, Setting
+from plugins.core.component import Ask, Asks, Desk, RecipeError, Reply, Round, Samples, Server, Setting
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network, Task
 from plugins.core.trees import Params, Tree, tree_map
@@ -93,11 +93,19 @@ def initial_model(network: Network, seed: int, like: torch.Tensor) -> tuple[Para
 def start(
     algorithm: Algorithm, network: Network, local: LocalTraining, seed: int, like: torch.Tensor
 ) -> tuple[Task, Params, Params]:
-    """(task, w_0, buffers) of an algorithm; parameters that it keeps as they are belong to the task, not to w_0."""
+    """(task, w_0, buffers) of an algorithm; parameters that stay as they are belong to the task, not to w_0.
+
+    RecipeError if there are no others.
+    """
     params, buffers = initial_model(network, seed, like)
-    fixed = {name: params[name] for name in sorted(algorithm.fixed(network))}
-    task = Task(network, algorithm.optimizer(local.build()), fixed)
-    return task, {name: leaf for name, leaf in params.items() if name not in fixed}, buffers
+    fixed = {name: params[name] for name in sorted(algorithm.fixed(network) | network.frozen)}
+    trained = {name: leaf for name, leaf in params.items() if name not in fixed}
+    if not trained:
+        raise RecipeError(
+            f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no layer "
+            "before its classifier; use a model with a hidden layer, such as mlp"
+        )
+    return Task(network, algorithm.optimizer(local.build()), fixed), trained, buffers
 
 
 def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch.Tensor) -> Desk:
@@ -176,7 +184,7 @@ class Simulation:
             )
         setting = Setting(
             n, schedule.cohort, network.n_classes, network.feature_size, local.optimizer, local.lr,
-            0 if public is None else len(public.y),
+            0 if public is None else len(public.y), network.tokens,
         )  # fmt: skip
         self.algorithm = recipes.build(recipe, settings, setting)
         if self.algorithm.leak:

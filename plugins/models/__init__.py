@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network
 from plugins.models.networks import (
@@ -19,6 +21,7 @@ from plugins.models.networks import (
     vgg11,
     vgg16,
 )
+from plugins.models.recurrent import lstm
 
 MODELS: dict[str, Callable[..., Network]] = {
     "logistic_regression": logistic_regression,
@@ -31,22 +34,40 @@ MODELS: dict[str, Callable[..., Network]] = {
     "vgg16": vgg16,
     "resnet18": resnet18,
     "pfl_cnn": pfl_cnn,
+    "lstm": lstm,
 }
+OF_TEXT = ("lstm",)  # take the vectors of the data set's tokens beside their options
 
 
 def build(
-    name: str, input_shape: tuple[int, ...], n_classes: int, options: Mapping[str, int | bool] | None = None
+    name: str,
+    input_shape: tuple[int, ...],
+    n_classes: int,
+    options: Mapping[str, int | bool] | None = None,
+    embedding: Tensor | None = None,
 ) -> Network:
-    """The network `name` for samples of shape `input_shape`; UserError for an unknown name or option."""
+    """The network `name` for samples of shape `input_shape`.
+
+    `embedding` [V, width]: the vectors of the tokens, if samples are text. UserError for an unknown name or option, and
+    for a model that can't take such samples.
+    """
     check(name, options)
-    return MODELS[name](input_shape, n_classes, **(options or {}))
+    if embedding is None and name in OF_TEXT:
+        allowed = ", ".join(model for model in MODELS if model not in OF_TEXT)
+        raise UserError(f"model {name!r} takes text only, and the data set is none; allowed: {allowed}")
+    if embedding is None:
+        return MODELS[name](input_shape, n_classes, **(options or {}))
+    if name not in OF_TEXT:
+        raise UserError(f"model {name!r} can't take text, which the data set is; allowed: {', '.join(OF_TEXT)}")
+    return MODELS[name](input_shape, n_classes, embedding=embedding, **(options or {}))
 
 
 def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
     """UserError for an unknown model, an unknown option, or an option's value of the wrong kind."""
     if name not in MODELS:
         raise UserError(f"model {name!r} is unknown{nearest(name, MODELS)}; allowed: {', '.join(MODELS)}")
-    known = {p.name: p.default for p in list(inspect.signature(MODELS[name]).parameters.values())[2:]}
+    parameters = inspect.signature(MODELS[name]).parameters.values()
+    known = {p.name: p.default for p in parameters if p.default is not p.empty}
     for key, value in (options or {}).items():
         if key not in known:
             allowed = ", ".join(known) or "none"

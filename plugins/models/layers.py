@@ -257,6 +257,8 @@ class Stacked:
     blocks: tuple[Block, ...]
     head: Linear
     vmappable: bool = True
+    tokens: bool = False
+    frozen: frozenset[str] = frozenset()
 
     @property
     def n_classes(self) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import torch
 
 from plugins.core.errors import UserError
+from plugins.core.task import Network
 from plugins.silo import results, settings, shards, transport, wire
 
 if TYPE_CHECKING:
@@ -65,8 +66,7 @@ class Process:
         process = Process(
             rank, config, deployment, addresses, shards.read(deployment.shard(rank), rank, deployment.silos)
         )
-        network = deployment.network(process.input_shape, process.shard.n_classes)
-        terms = settings.terms(deployment, deployment.train_args.recipe, network, process.shard.n_public)
+        terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
         terms.local.check(process.input_shape)
         transport.check_port(rank)
         return process
@@ -75,6 +75,11 @@ class Process:
     def input_shape(self) -> tuple[int, ...]:
         """Of one sample."""
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
+
+    @property
+    def network(self) -> Network:
+        """That of the configuration, for the samples of the shard."""
+        return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)
 
     def run(self, console: TextIO) -> None:
         """Runs to the end; `console` gets a line per round. Raises UserError."""
@@ -140,7 +145,7 @@ class Process:
 
         deployment, parts = self.deployment, self.shard.parts
         trainer_class, aggregator_class = make_pair(deployment.train_args.recipe)
-        model, k = Model(deployment.network(self.input_shape, self.shard.n_classes)), self.rank - 1
+        model, k = Model(self.network), self.rank - 1
         if self.rank:
             watch.expect()  # it was waited for
             n = len(parts["train"].y)

@@ -89,7 +89,7 @@ def simulate(deployment: settings.Deployment, parts: Parts) -> str:
     torch.set_num_threads(deployment.device_args.threads)
     try:
         local = settings.local_training(train)
-        network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes)
+        network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding)
         schedule = Schedule(train.rounds, train.cohort or deployment.silos, deployment.common_args.random_seed)
         outcome = Simulation(
             train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,

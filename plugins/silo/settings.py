@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from torch import Tensor
 
 from plugins import models, recipes
 from plugins.core.algorithm import Algorithm
@@ -18,6 +20,8 @@ from plugins.core.component import Setting
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Network
 from plugins.engines.clients import LocalTraining
+from plugins.engines.hashing import weights_sha256
+from plugins.engines.simulation import initial_model
 
 
 class Section(BaseModel):
@@ -108,9 +112,9 @@ class Deployment(BaseModel):
         """N."""
         return self.train_args.client_num_in_total
 
-    def network(self, input_shape: tuple[int, ...], n_classes: int) -> Network:
-        """The network that the file describes, for samples of this shape."""
-        return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options)
+    def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Network:
+        """The network that the file describes, for samples of this shape; `embedding` [V, width] is that of a text."""
+        return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding)
 
     def shard(self, rank: int) -> Path:
         """The data file of a process."""
@@ -237,14 +241,18 @@ def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) 
     local.build()  # refuses what it can't be, before anything runs
     cohort = train.cohort or deployment.silos
     setting = Setting(
-        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, local.lr, n_public
+        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, local.lr, n_public,
+        network.tokens,
     )  # fmt: skip
     algorithm = recipes.build(recipe, train.settings, setting)
     if algorithm.simulation_only:
         raise UserError(f"recipe {recipe!r} is for simulations and can't be deployed: {algorithm.simulation_only}")
+    # These are never sent, so every process has to have them already.
+    initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
+    frozen = {key: initial[key] for key in network.frozen}
     agreed: Mapping[str, object] = {
         "algorithm": repr(algorithm),
-        "model": deployment.model_args.model_dump(),
+        "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list"}),
         "seed": deployment.common_args.random_seed,
         "threads": deployment.device_args.threads,

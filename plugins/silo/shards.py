@@ -36,6 +36,7 @@ class Parts:
     validation: Samples | None
     public: Samples | None
     n_classes: int
+    embedding: torch.Tensor | None = None  # [V, width], of text: every process has it, nobody sends it
 
     @staticmethod
     def cut(
@@ -52,7 +53,8 @@ class Parts:
             return Samples(x[indices], y[indices]) if len(indices) else None
 
         test = Samples(data.normalised("test"), data.test_y)
-        return Parts(train, clients, test, samples(validation), samples(public), len(data.classes))
+        n_classes = len(data.classes)
+        return Parts(train, clients, test, samples(validation), samples(public), n_classes, data.embedding)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +66,7 @@ class Shard:
     n_classes: int
     parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train; both: perhaps public
     noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
+    embedding: torch.Tensor | None = None  # as in `Parts`
 
     @property
     def n_public(self) -> int:
@@ -82,7 +85,7 @@ def write(template: str, parts: Parts) -> None:
             held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
         present = {key: samples for key, samples in held.items() if samples is not None}
-        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std)
+        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding)
         tensors = _tensors(shard)
         metadata = {"shard": json.dumps(_head(shard)), "checksum": _checksum(shard)}
         write_whole(Path(template.replace("{rank}", str(rank))), safetensors.torch.save(tensors, metadata))
@@ -101,8 +104,9 @@ def read(path: Path, rank: int, silos: int) -> Shard:
                 key: Samples(file.get_tensor(f"{key}/x").clone(), file.get_tensor(f"{key}/y").clone())
                 for key in head["parts"]
             }
-            std = file.get_tensor("noise") if head["noise"] else None
-        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, std)
+            there = set(file.keys())
+            std, vectors = (file.get_tensor(key).clone() if key in there else None for key in ("noise", "embedding"))
+        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, std, vectors)
         whole = _checksum(shard) == metadata["checksum"]
     except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -119,17 +123,18 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 def _head(shard: Shard) -> dict[str, object]:
     return {
         "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes,
-        "parts": sorted(shard.parts), "noise": shard.noise is not None,
+        "parts": sorted(shard.parts)
     }  # fmt: skip
 
 
 def _tensors(shard: Shard) -> dict[str, torch.Tensor]:
-    samples = {
-        f"{part}/{axis}": leaf.contiguous()
+    optional = {"noise": shard.noise, "embedding": shard.embedding}
+    found = {
+        f"{part}/{axis}": leaf
         for part, samples in sorted(shard.parts.items())
         for axis, leaf in (("x", samples.x), ("y", samples.y))
-    }
-    return samples if shard.noise is None else samples | {"noise": shard.noise.contiguous()}
+    } | {key: leaf for key, leaf in optional.items() if leaf is not None}
+    return {key: leaf.contiguous() for key, leaf in found.items()}
 
 
 def _checksum(shard: Shard) -> str:

@@ -103,7 +103,7 @@ def test_norms_are_those_of_the_body(engine: str) -> None:
 
 def test_a_model_without_a_body_is_refused() -> None:
     data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=r"fedbabu: train.model = 'logistic_regression' has no layer before"):
+    with pytest.raises(RecipeError, match=r"fedbabu: of train.model = 'logistic_regression' nothing would be left to"):
         Simulation(
             "fedbabu", {}, logistic_regression((2,), 2), data, list(hand.CLIENTS), data, None, None,
             LocalTraining("sgd", 0.1, 1, 2), Schedule(1, 3, 0),

@@ -12,7 +12,7 @@ import torch
 from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
 from plugins.core.task import Pass, Task
-from plugins.models import MODELS, build
+from plugins.models import MODELS, OF_TEXT, build
 from plugins.models.layers import BatchNorm, Stacked
 from plugins.models.networks import cnn, logistic_regression, mlp
 
@@ -46,6 +46,11 @@ LAYERS = {
     ],
     "pfl_cnn": numbered(2, 2),
 }  # fmt: skip
+
+
+def test_no_network_is_left_out() -> None:
+    """Those of text are in test_recurrent.py."""
+    assert {*IMAGES, *OF_TEXT} == MODELS.keys()
 
 
 def count(network: Stacked) -> int:
@@ -125,7 +130,7 @@ def test_every_parameter_belongs_to_one_layer_and_has_a_row_per_unit(kind: str, 
     assert all(params[name].shape[0] == layer.units for layer in network.layers for name in layer.parameters)
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", IMAGES)
 def test_the_layers_of_every_network(kind: str) -> None:
     """In forward order; each parameter belongs to one and has a row per unit; each layer's output is recorded."""
     network = build(kind, IMAGES[kind], 10)
@@ -140,7 +145,7 @@ def test_the_layers_of_every_network(kind: str) -> None:
     }
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", IMAGES)
 def test_features_are_the_input_of_the_classifier(kind: str) -> None:
     network = build(kind, IMAGES[kind], 10)
     params, buffers = network.init(torch.Generator().manual_seed(1))
@@ -295,7 +300,7 @@ def test_activations_are_after_the_relu_and_before_pooling() -> None:
     assert torch.equal(found["fc2"], out.logits)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind not in ("vgg9", "vgg11", "pfl_cnn")])
+@pytest.mark.parametrize("kind", [kind for kind in IMAGES if kind not in ("vgg9", "vgg11", "pfl_cnn")])
 def test_weights_start_uniform_within_one_over_the_root_of_the_fan_in(kind: str) -> None:
     """torch's own default: U(-1/sqrt(n_in), 1/sqrt(n_in)), for weight and bias."""
     network = build(kind, (1, 28, 28) if kind in ("cnn", "mlp", "logistic_regression") else IMAGES[kind], 10)

@@ -56,7 +56,7 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     ]
     (run / "rounds.csv").write_text("round,test_accuracy,bytes_up,bytes_down,seconds\n" + "\n".join(lines) + "\n")
     record = {"scenario": scenario, "recipe": recipe, "composition": composition, "seed": seed, "weights_sha256": "0"}
-    about = {"params": {}, "tags": options.get("tags", {}), "final": {}}
+    about = {"params": {}, "tags": options.get("tags", {}), "final": {}, "notes": options.get("notes", [])}
     (run / "run.json").write_text(json.dumps(record | about))
     if options.get("evaluated", True):
         evaluation.mkdir(parents=True)

@@ -42,7 +42,7 @@ def finished(root: Path, key: str, run_id: str = "lost", rounds: int = ROUNDS) -
     about = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": int(seed)}
     tags = {"fingerprint": f"print-{key}", "git_commit": "c0ffee", "stage": f"train@{key}", "data_hash": "d"}
     results = {"params": {"lr": 0.1, "rounds": rounds}, "tags": tags, "final": {"accuracy": rounds / 10}}
-    (run / "run.json").write_text(json.dumps(about | results | {"weights_sha256": "abc"}))
+    (run / "run.json").write_text(json.dumps(about | results | {"weights_sha256": "abc", "notes": []}))
     (run / "run_id.json").write_text(json.dumps({"run_id": run_id, "experiment_id": "1", "experiment": "toy"}))
     (evaluation / "metrics.json").write_text(json.dumps({"worst_client": 0.25, "weights_sha256": "abc"}))
     (evaluation / "per_client.csv").write_text("client,samples,accuracy\n0,5,0.25\n1,5,\n")

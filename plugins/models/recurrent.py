@@ -1,0 +1,93 @@
+"""rFedAvg's LSTM for text, as a pure function of its parameters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from plugins.core.errors import UserError
+from plugins.core.task import Layer, Pass
+from plugins.core.trees import Params
+from plugins.data.text import PAD
+from plugins.models.layers import Linear
+
+EMBEDDING = "embedding.weight"
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrent:
+    """Word vectors that are never trained, an LSTM, a linear classifier. Implements `plugins.core.task.Network`.
+
+    The features are the LSTM's output at the last token before the padding: what packed sequences give, for an LSTM
+    reads forward. `layers` has the classifier alone: a recurrent neuron has the rows of four gates and no ReLU, so
+    FedNLR, which goes by rows and activations, scales the classifier and leaves the LSTM at eta.
+    """
+
+    name: str
+    embedding: Tensor  # [V, width]
+    hidden: int
+    depth: int
+    head: Linear
+    vmappable: bool = False  # torch has no vmap rule for its LSTM
+    dense: bool = False
+    tokens: bool = True
+    frozen: frozenset[str] = frozenset({EMBEDDING})
+
+    @property
+    def n_classes(self) -> int:
+        return self.head.n_out
+
+    @property
+    def feature_size(self) -> int:
+        return self.hidden
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        return (Layer(self.head.name, (f"{self.head.name}.weight", f"{self.head.name}.bias"), self.head.n_out),)
+
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        """As torch.nn.LSTM: uniform in +-1/sqrt(hidden); the rows of a weight are its gates i, f, g, o."""
+        params, bound = {EMBEDDING: self.embedding}, 1 / math.sqrt(self.hidden)
+        for key, shape in self._shapes().items():
+            params[key] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
+        return params | self.head.init(generator)[0], {}
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of the LSTM's parameters, in the order in which torch wants them."""
+        gates, shapes = 4 * self.hidden, dict[str, tuple[int, ...]]()
+        for layer in range(self.depth):
+            n_in = self.hidden if layer else self.embedding.shape[1]
+            shapes |= {f"lstm.weight_ih_l{layer}": (gates, n_in), f"lstm.weight_hh_l{layer}": (gates, self.hidden)}
+            shapes |= {f"lstm.bias_ih_l{layer}": (gates,), f"lstm.bias_hh_l{layer}": (gates,)}
+        return shapes
+
+    def encode(self, run: Pass, x: Tensor) -> Tensor:
+        tokens = x.long()  # [B, L]
+        vectors = F.embedding(tokens, run.params[EMBEDDING])  # [B, L, width]
+        zero = vectors.new_zeros(self.depth, len(x), self.hidden)
+        weights = [run.params[key] for key in self._shapes()]
+        # Always as in training, which differs by its dropout only, 0 here: else cuDNN refuses gradients in eval mode.
+        out, _, _ = torch.lstm(vectors, (zero, zero), weights, True, self.depth, 0.0, True, False, True)
+        run.outputs += out.numel() * self.depth
+        last = (tokens != PAD).sum(1) - 1  # [B]
+        return out[torch.arange(len(x), device=x.device), last]
+
+    def classify(self, run: Pass, h: Tensor) -> Tensor:
+        logits = self.head(run, h)
+        run.outputs += logits.numel()
+        run.note(self.head.name, logits)
+        return logits
+
+
+def lstm(shape: tuple[int, ...], n_classes: int, *, embedding: Tensor, hidden: int = 256, layers: int = 2) -> Recurrent:
+    """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi, classes.
+
+    1,098,242 trained parameters with vectors of 300 and two classes; `embedding` is [vocabulary, width].
+    """
+    if len(shape) != 1:
+        raise UserError(f"model 'lstm' needs texts (tokens), got samples of {shape}")
+    return Recurrent("lstm", embedding, hidden, layers, Linear("fc", hidden, n_classes))
