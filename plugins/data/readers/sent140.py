@@ -210,8 +210,8 @@ def _as_the_repository(tweets: _Tweets, share: float, note: str) -> _Parts:
     order = stream(0, "sent140/split").permutation(n)
     n_read = int(round((1 - share) * n, 9))
     read, test = (tweets.take(np.sort(part)) for part in (order[:n_read], order[n_read:]))
-    if not len(test.owner) or not n_read:
-        raise refusal("test_share", share, f"a share that leaves some of the {n} tweets on both sides")
+    if not n_read:
+        raise refusal("test_share", share, f"a share that leaves some of the {n} tweets for the vocabulary")
     leak = f"all {len(test.owner)} test tweets are training tweets as well (split: repo, as in rFedAvg's repository)"
     return _Parts(tweets, test, read, [LEAK + leak, note])
 

@@ -1,0 +1,154 @@
+"""Tokens, vocabulary, sequences, word vectors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plugins.core.errors import UserError
+from plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH, embedding, encode, tokenise, vocabulary
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        # The example in torchtext's documentation of get_tokenizer.
+        ("You can now install TorchText using pip!", "you can now install torchtext using pip !"),
+        ("is upset that he can't...", "is upset that he can ' t . . ."),
+        ('She said "Hi" (twice), why?', "she said hi ( twice ) , why ?"),
+        ("a<br />b;c:d", "a b c d"),
+        ("@User #Fail http://x.y/z &quot;ok&quot;", "@user #fail http //x . y/z &quot ok&quot"),
+        ("CAFÉ\u00a0au\tlait\n", "café au lait"),
+        ('<b"r />x', "x"),  # quotes go first
+        ("a-b_c/d*e", "a-b_c/d*e"),
+        (' "";: ', ""),
+    ],
+)
+def test_tokens(text: str, tokens: str) -> None:
+    assert tokenise(text) == tokens.split()
+
+
+# torchtext's documentation of basic_english, in its order: what is replaced by what.
+DOCUMENTED = [
+    ("'", " '  "), ('"', ""), (".", " . "), ("<br />", " "), (",", " , "), ("(", " ( "), (")", " ) "), ("!", " ! "),
+    ("?", " ? "), (";", " "), (":", " "),
+]  # fmt: skip
+
+
+@given(st.text(st.sampled_from("aB'\".,()!?;:<br /> \t\u00e9&#") | st.characters()))
+def test_tokens_follow_the_documented_rules_one_after_the_other(text: str) -> None:
+    wanted = text.lower()
+    for old, new in DOCUMENTED:
+        wanted = wanted.replace(old, new)
+    assert tokenise(text) == re.sub(r"\s+", " ", wanted).split()
+
+
+def test_vocabulary_most_frequent_first_ties_alphabetically() -> None:
+    texts = [["b", "c", "b"], ["a", "c", "d"], ["e", "d", "b"]]  # b 3, c 2, d 2, a 1, e 1
+    assert vocabulary(texts, 100) == ["<pad>", "<unk>", "b", "c", "d", "a", "e"]
+    assert vocabulary(texts, 5) == ["<pad>", "<unk>", "b", "c", "d"]
+    assert vocabulary([], 5) == ["<pad>", "<unk>"]
+
+
+def test_special_tokens_in_a_text_are_unknown() -> None:
+    texts = [["<pad>", "a", "<unk>", "<pad>"]]
+    words = vocabulary(texts, 10)
+    assert words == ["<pad>", "<unk>", "a"]
+    assert encode(texts, words, 5).tolist() == [[UNKNOWN, 2, UNKNOWN, UNKNOWN, PAD]]
+
+
+def test_sequences_are_cut_and_padded_behind() -> None:
+    words = ["<pad>", "<unk>", "a", "b"]
+    found = encode([["a", "b", "a", "b"], ["b"], ["x", "a"], []], words, 3)
+    assert found.dtype == torch.int32
+    assert found.tolist() == [[2, 3, 2], [3, 0, 0], [1, 2, 0], [1, 0, 0]]
+
+
+@given(st.lists(st.lists(st.sampled_from("abcdef"))), st.integers(1, 5), st.integers(3, 8))
+def test_padding_is_a_suffix_and_no_text_is_empty(texts: list[list[str]], length: int, size: int) -> None:
+    words = vocabulary(texts, size)
+    for row, tokens in zip(encode(texts, words, length).tolist(), texts, strict=True):
+        n = max(1, min(len(tokens), length))
+        assert PAD not in row[:n] and set(row[n:]) <= {PAD}
+        assert max(row) < len(words) <= size
+        known = [(word, tokens[i]) for i, word in enumerate(row[:n]) if word != UNKNOWN]
+        assert all(words[number] == token for number, token in known)
+
+
+# vectors
+
+WORDS = ["<pad>", "<unk>", "the", "naïve", "zzz"]
+
+
+def glove(folder: Path, lines: Sequence[tuple[str, object]]) -> Path:
+    """A file as GloVe's: each line a word and WIDTH times a number, or a whole line's end."""
+    rest = [v if isinstance(v, str) else " ".join([str(v)] * WIDTH) for _, v in lines]
+    (folder / GLOVE).write_text("".join(f"{word} {end}\n" for (word, _), end in zip(lines, rest, strict=True)))
+    return folder / GLOVE
+
+
+def test_without_a_file_vectors_are_drawn_and_the_note_says_so(tmp_path: Path) -> None:
+    words = ["<pad>", "<unk>", *map(str, range(500))]
+    found, note = embedding(words, tmp_path)
+    assert found.shape == (502, WIDTH) and found.dtype == torch.float32
+    assert found[PAD].abs().max() == 0
+    assert found[1:].mean().item() == pytest.approx(0, abs=0.01)  # 150,000 numbers: a deviation of 0.0026
+    assert found[1:].std().item() == pytest.approx(1, abs=0.01)
+    assert len({tuple(row) for row in found.tolist()}) == 502
+    assert "drawn at random" in note and GLOVE in note
+    torch.manual_seed(123)  # no global generator has a say
+    assert torch.equal(embedding(words, tmp_path)[0], found)
+
+
+def test_vectors_of_a_file(tmp_path: Path) -> None:
+    """Two words found, with +0.5 and -0.5: a deviation of 0.5 also for what is drawn."""
+    glove(tmp_path, [("a", 9), ("naïve", -0.5), ("the", 0.5), ("<unk>", 7)])
+    found, note = embedding(WORDS, tmp_path)
+    assert found[2].tolist() == [0.5] * WIDTH and found[3].tolist() == [-0.5] * WIDTH
+    assert found[PAD].abs().max() == 0
+    drawn, _ = embedding(WORDS, tmp_path / "nowhere")
+    assert torch.allclose(found[[1, 4]], 0.5 * drawn[[1, 4]])
+    assert "2 of 3 words found" in note and GLOVE in note
+
+
+GOOD = ("a", 1.0)
+DAMAGED = [
+    ([GOOD, ("b", "1 2 3")], "line 2 has 3 numbers, not 300"),
+    ([GOOD, GOOD, ("the", " ".join(["1"] * 299))], "line 3 has 299 numbers, not 300"),
+    ([("the", " ".join(["1"] * 50))], "line 1 has 50 numbers"),  # glove.6B.50d under the wrong name
+    ([GOOD, ("the", " ".join(["nan"] * 300))], "line 2: not a word and 300 numbers"),
+    ([("the", " ".join(["x"] * 300))], "line 1: not a word and 300 numbers"),
+    ([("the", " ".join(["1"] * 299) + " ")], "line 1: not a word and 300 numbers"),
+    ([GOOD], "has none of the 3 words"),
+]
+
+
+@pytest.mark.parametrize(("lines", "message"), DAMAGED)
+def test_a_damaged_file_is_one_line_that_names_the_place(
+    tmp_path: Path, lines: list[tuple[str, object]], message: str
+) -> None:
+    path = glove(tmp_path, lines)
+    with pytest.raises(UserError) as caught:
+        embedding(WORDS, tmp_path)
+    assert str(path) in str(caught.value) and message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / GLOVE).write_bytes(b"")
+    with pytest.raises(UserError, match="has none of the 3 words"):
+        embedding(WORDS, tmp_path)
+
+
+def test_what_is_drawn_keeps_the_deviation_of_a_file(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).normal(0, 0.3, WIDTH)
+    glove(tmp_path, [("the", " ".join(map(str, numbers)))])
+    words = [*WORDS, *map(str, range(300))]
+    found, _ = embedding(words, tmp_path)
+    assert found[4:].std().item() == pytest.approx(numbers.std(), rel=0.02)
