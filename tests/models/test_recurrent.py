@@ -1,0 +1,262 @@
+"""rFedAvg's LSTM: against torch's modules, its frozen word vectors, and every method on a tiny one."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from plugins.core.component import Data, Plan, Samples, View
+from plugins.core.errors import UserError
+from plugins.core.optimizers import SGD
+from plugins.core.task import Pass, Task
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Outcome, Schedule, Simulation, choose_engine, initial_model
+from plugins.fednlr.algorithm import FedNLR
+from plugins.models import MODELS, OF_TEXT, build
+from plugins.models.recurrent import EMBEDDING, Recurrent, lstm
+from plugins.recipes import METHODS
+from tests.recipe_table import settings
+
+VOCABULARY, WIDTH, HIDDEN, LENGTH, CLASSES = 12, 4, 5, 6, 2
+SIZES = (3, 7, 8, 8)  # samples of the four clients
+HEAD = ("fc.weight", "fc.bias")
+
+
+def vectors(dtype: torch.dtype = torch.float32) -> Tensor:
+    found = torch.randn(VOCABULARY, WIDTH, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    found[0] = 0
+    return found
+
+
+def texts(n: int, seed: int, dtype: torch.dtype = torch.float32) -> Samples:
+    """Random tokens, padded behind to LENGTH, of 1 to LENGTH tokens; the first has one, the second has all."""
+    rng = np.random.default_rng(seed)
+    x, lengths = rng.integers(1, VOCABULARY, (n, LENGTH)), rng.integers(1, LENGTH + 1, n)
+    lengths[:2] = 1, LENGTH
+    x[np.arange(LENGTH) >= lengths[:, None]] = 0
+    y = rng.permutation(np.arange(n) % CLASSES)
+    return Samples(torch.tensor(x, dtype=dtype), torch.tensor(y))
+
+
+def tiny(depth: int = 2) -> Recurrent:
+    found = build("lstm", (LENGTH,), CLASSES, {"hidden": HIDDEN, "layers": depth}, vectors())
+    assert isinstance(found, Recurrent)
+    return found
+
+
+class Theirs(torch.nn.Module):
+    """As rFedAvg's repository has it: packed sequences, the output at each text's last token."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.embedding = torch.nn.Embedding(VOCABULARY, WIDTH)
+        self.lstm = torch.nn.LSTM(WIDTH, HIDDEN, depth, batch_first=True)
+        self.fc = torch.nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        packed = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
+        out, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
+        phi = out[torch.arange(len(tokens)), lengths - 1]
+        return phi, self.fc(phi)
+
+
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_forward_and_gradients_are_those_of_torchs_modules(depth: int, train: bool) -> None:
+    """In float64, on padded texts; the loss reads features and logits."""
+    net, (x, y) = tiny(depth), texts(9, 2, torch.float64)
+    params, buffers = initial_model(net, 4, x)
+    theirs = Theirs(depth).double()
+    theirs.load_state_dict(params)  # the same names and shapes, or this is refused
+    lengths = (x != 0).sum(1)
+    phi, logits = theirs(x.long(), lengths)
+    loss = torch.nn.functional.cross_entropy(logits, y) + phi.square().sum()
+    loss.backward()
+
+    watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
+    out = Task(net, SGD(0.1)).forward(watched, buffers, x, train=train)
+    torch.testing.assert_close(out.features, phi, rtol=1e-12, atol=1e-14)
+    torch.testing.assert_close(out.logits, logits, rtol=1e-12, atol=1e-14)
+    mine = torch.nn.functional.cross_entropy(out.logits, y) + out.features.square().sum()
+    grads = dict(zip(watched, torch.autograd.grad(mine, list(watched.values())), strict=True))
+    for name, parameter in theirs.named_parameters():
+        assert parameter.grad is not None and parameter.grad.abs().max() > 0
+        torch.testing.assert_close(grads[name], parameter.grad, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_a_text_means_the_same_however_far_it_is_padded() -> None:
+    net, (x, _) = tiny(), texts(6, 3)
+    params, _ = initial_model(net, 0, x)
+    longer = torch.cat([x, x.new_zeros(len(x), 4)], dim=1)
+    short, long = (net.encode(Pass(params, {}, train=False), of) for of in (x, longer))
+    torch.testing.assert_close(long, short)
+
+
+def test_the_papers_number_of_parameters() -> None:
+    """Per layer 4 gates of hidden x (inputs + hidden) and two biases; then 256 - 2."""
+    net = lstm((25,), 2, embedding=torch.zeros(10, 300))
+    params, buffers = net.init(torch.Generator())
+    first, second = (4 * 256 * (n_in + 256) + 2 * 4 * 256 for n_in in (300, 256))
+    trained = sum(leaf.numel() for key, leaf in params.items() if key not in net.frozen)
+    assert trained == first + second + 256 * 2 + 2 == 1_098_242
+    assert (net.feature_size, net.n_classes, buffers) == (256, 2, {})
+
+
+def test_it_starts_as_torchs() -> None:
+    """Uniform in +-1/sqrt(hidden), also the biases; the vectors are those that were given."""
+    given = vectors()
+    net = lstm((LENGTH,), 2, embedding=given, hidden=64)
+    params, _ = net.init(torch.Generator().manual_seed(0))
+    again, _ = net.init(torch.Generator().manual_seed(0))
+    bound = 1 / math.sqrt(64)
+    for key, leaf in params.items():
+        assert torch.equal(leaf, again[key])
+        if key != EMBEDDING:
+            assert leaf.abs().max() <= bound
+        if key not in (EMBEDDING, "fc.bias"):  # of which there are but two
+            assert leaf.abs().max() > 0.8 * bound
+            assert leaf.mean().abs() < 6 * bound / math.sqrt(3 * leaf.numel())
+            assert leaf.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.15)
+    assert torch.equal(params[EMBEDDING], given)
+    other, _ = net.init(torch.Generator().manual_seed(1))
+    assert not torch.equal(other["lstm.weight_hh_l1"], params["lstm.weight_hh_l1"])
+
+
+def test_what_it_says_of_itself() -> None:
+    net = tiny()
+    assert (net.vmappable, net.dense, net.tokens, net.frozen) == (False, False, True, {EMBEDDING})
+    assert [(layer.name, layer.parameters, layer.units) for layer in net.layers] == [("fc", HEAD, CLASSES)]
+    for name in MODELS.keys() - {*OF_TEXT}:
+        image = build(name, (3, 32, 32) if name != "fednnnn_mnist" else (1, 28, 28), 10)
+        assert (image.tokens, image.frozen) == (False, frozenset())
+
+
+def test_only_text_goes_into_it_and_text_only_into_it() -> None:
+    with pytest.raises(UserError, match=r"^model 'cnn' can't take text, which the data set is; allowed: lstm$"):
+        build("cnn", (LENGTH,), 2, {}, vectors())
+    with pytest.raises(UserError, match=r"^model 'lstm' takes text only, .*; allowed: logistic_regression, mlp, cnn,"):
+        build("lstm", (1, 28, 28), 10)
+    with pytest.raises(UserError, match=r"^model 'lstm' needs texts \(tokens\), got samples of \(1, 28, 28\)$"):
+        build("lstm", (1, 28, 28), 10, {}, vectors())
+    for options, message in (
+        ({"hidden": 0}, "option 'hidden': 0 is not a whole number of at least 1"),
+        ({"layers": True}, "option 'layers': True is not a whole number"),
+        ({"embedding": 3}, "has no option 'embedding'; allowed: hidden, layers"),
+    ):
+        with pytest.raises(UserError, match=message):
+            build("lstm", (LENGTH,), 2, options, vectors())
+
+
+def test_the_engine_is_the_sequential_one() -> None:
+    net = tiny()
+    with pytest.raises(
+        UserError, match=r"engine 'vectorized': vmap can't take model 'lstm'; allowed: auto, sequential"
+    ):
+        choose_engine("vectorized", net, torch.device("cpu"), 1e9)
+    for device in ("cpu", "cuda"):
+        found = choose_engine("auto", net, torch.device(device), 1e9)
+        assert found == ("sequential", "vmap can't take model 'lstm'")
+    made = simulation("fedavg", engine="auto")
+    assert (made.engine_name, made.engine_reason) == ("sequential", "vmap can't take model 'lstm'")
+
+
+# in a federation
+
+
+def simulation(recipe: str, options: Any = None, *, engine: str = "sequential", rounds: int = 1) -> Simulation:
+    train = texts(sum(SIZES), 5)
+    clients = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+    return Simulation(
+        recipe, options or {}, tiny(), train, clients, texts(10, 6), texts(5, 7), texts(9, 8),
+        LocalTraining("sgd", 0.5, 1, 4), Schedule(rounds, 4, 3), engine=engine, observing=True,
+    )  # fmt: skip
+
+
+REFUSED = {"fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have none"}
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", *METHODS])
+def test_every_method_trains_it_or_says_why_not(recipe: str) -> None:
+    """One round of all clients; nobody touches the vectors, and what is trained has moved."""
+    if recipe in REFUSED:
+        with pytest.raises(UserError, match=rf"\A{REFUSED[recipe]}[^\n]*\Z"):
+            simulation(recipe)
+        return
+    made = simulation(recipe, settings(recipe) if recipe not in ("fedavg", "centralised") else {})
+    start, _ = initial_model(tiny(), 3, torch.zeros(1))
+    out = made.run()
+    assert EMBEDDING not in made.server.params
+    assert torch.equal(out.params[EMBEDDING], vectors()) and torch.equal(out.evaluated[EMBEDDING], vectors())
+    frozen = HEAD if recipe == "fedbabu" else ()
+    for key in start.keys() - {EMBEDDING}:
+        assert torch.equal(out.params[key], start[key]) is (key in frozen), key
+        assert out.params[key].isfinite().all()
+    assert all(leaf.isfinite().all() for key, leaf in out.tensors.items() if "/bytes" in key or "norm" in key)
+
+
+def trained_bytes() -> int:
+    params, _ = tiny().init(torch.Generator())
+    return sum(leaf.nbytes for key, leaf in params.items() if key != EMBEDDING)
+
+
+def test_the_vectors_never_travel() -> None:
+    """FedAvg: the trained parameters down and up, for each of four clients; rFedAvg+ a vector of `hidden` more."""
+    row = simulation("fedavg").run().rows[0]
+    assert row["bytes_up"] == row["bytes_down"] == 4 * trained_bytes()
+    body = simulation("fedbabu").run().rows[0]
+    assert body["bytes_up"] == 4 * (trained_bytes() - 4 * (HIDDEN * CLASSES + CLASSES))
+
+
+def test_two_rounds_of_one_step_are_fedavg_by_hand() -> None:
+    """Full batches: each client steps along its own mean gradient, the server weighs by size, from torch's modules."""
+    made = simulation("fedavg", rounds=2)
+    full = LocalTraining("sgd", 0.5, 1, 99)
+    train, clients = made.engine.clients.train, list(made.engine.clients.indices.values())
+    x = Samples(train.x.double(), train.y)
+    out: Outcome = Simulation(
+        "fedavg", {}, tiny(), x, clients, x, None, None, full, Schedule(2, 4, 3), engine="sequential"
+    ).run()
+    theirs = Theirs(2).double()
+    theirs.load_state_dict(initial_model(tiny(), 3, x.x)[0])
+    theirs.embedding.weight.requires_grad = False
+    for _ in range(2):
+        theirs.zero_grad()
+        for own in clients:
+            tokens = x.x[own].long()
+            _, logits = theirs(tokens, (tokens != 0).sum(1))
+            (len(own) / sum(SIZES) * torch.nn.functional.cross_entropy(logits, x.y[own])).backward()
+        with torch.no_grad():
+            for parameter in theirs.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.5 * parameter.grad
+    for name, parameter in theirs.named_parameters():
+        torch.testing.assert_close(out.params[name], parameter.detach(), rtol=1e-9, atol=1e-12, msg=name)
+
+
+def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
+    net, data = tiny(), texts(8, 9)
+    params, buffers = initial_model(net, 0, data.x)
+    frozen = {EMBEDDING: params.pop(EMBEDDING)}
+    plan = Plan(data, torch.arange(8), sizes=(8,))
+    view = View(params, buffers, {}, {}, {}, {})
+    factors = FedNLR().prepare(Task(net, SGD(0.1), frozen), view, Data(plan, plan, None, torch.tensor(0)))
+    assert factors.keys() == {*HEAD}
+    # Eqs. 15-17 with l = L = 1 and two neurons: the factors are 2 mu / (mu + 1) and 2 / (mu + 1), larger for larger h.
+    mu = 1 + 0.45 + 0.3 * math.log10(2)
+    logits = Task(net, SGD(0.1), frozen).forward(params, buffers, data.x, train=False).logits.mean(0)
+    wanted = [2 * mu / (mu + 1), 2 / (mu + 1)]
+    wanted = wanted if logits[0] > logits[1] else wanted[::-1]
+    assert factors["fc.weight"].tolist() == pytest.approx(wanted, rel=1e-5)
+
+
+def test_ccn_before_a_relu_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"ccn: z_act = 'pre', but the classifier of train.model = 'lstm' does not read"
+    ):
+        simulation("ccn", {"ccn": {"z_act": "pre"}}).run()

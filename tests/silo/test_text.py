@@ -1,0 +1,133 @@
+"""Text on silos: the word vectors lie in every shard and never travel; the weights are the simulation's."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from plugins import models
+from plugins.core.component import Samples
+from plugins.core.errors import UserError
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Schedule, Simulation
+from plugins.models.recurrent import EMBEDDING
+from plugins.silo import launch, settings, shards, transport
+from plugins.silo.shards import Parts
+from tests.silo import world
+
+SIZES, LENGTH, OPTIONS = (9, 17, 30), 6, {"hidden": 5, "layers": 2}
+
+
+def parts(seed: int = 0) -> Parts:
+    """Texts of 1 to LENGTH of 12 tokens; `seed` is that of the vectors only."""
+    rng = np.random.default_rng(3)
+    x = rng.integers(1, 12, (100, LENGTH))
+    x[np.arange(LENGTH) >= rng.integers(1, LENGTH + 1, 100)[:, None]] = 0
+    whole = Samples(torch.tensor(x, dtype=torch.float32), torch.tensor(rng.integers(0, 2, 100)))
+
+    def cut(first: int, last: int) -> Samples:
+        return Samples(whole.x[first:last].clone(), whole.y[first:last].clone())
+
+    clients = [np.arange(a, b) for a, b in pairwise(np.cumsum((0, *SIZES)))]
+    vectors = torch.tensor(np.random.default_rng(seed).normal(size=(12, 4)), dtype=torch.float32)
+    return Parts(cut(0, 56), clients, cut(56, 80), cut(80, 90), cut(90, 100), 2, vectors)
+
+
+def args(recipe: str) -> SimpleNamespace:
+    found = world.args(recipe, {}, False)
+    found.model, found.model_options = "lstm", OPTIONS
+    return found
+
+
+def network(of: Parts):
+    return models.build("lstm", (LENGTH,), 2, OPTIONS, of.embedding)
+
+
+def pair(recipe: str, of: Parts, theirs: Parts | None = None):
+    """(aggregator, trainers); `theirs`: what the silos have, if something else."""
+    from plugins.silo.host import Model, batches
+    from plugins.silo.pair import make_pair
+
+    trainer_class, aggregator_class = make_pair(recipe)
+    aggregator = aggregator_class(Model(network(of)), args(recipe), of.test, of.validation, of.public)
+    trainers, held = [], theirs or of
+    for k, client in enumerate(held.clients):
+        trainer = trainer_class(Model(network(held)), args(recipe), held.public)
+        trainer.set_id(k)
+        own = Samples(held.train.x[client], held.train.y[client])
+        trainer.update_dataset(batches(own), None, len(client))
+        trainers.append(trainer)
+    return aggregator, trainers
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "rfedavg", "rfedavg_plus", "scaffold+fnr", "fedbabu+ccn", "ccvr", "moon"])
+def test_the_pair_ends_with_the_simulations_weights(recipe):
+    data = parts()
+    simulated = Simulation(
+        recipe, {}, network(data), data.train, data.clients, data.test, data.validation, data.public,
+        LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH), Schedule(world.ROUNDS, 3, world.SEED),
+        engine="sequential",
+    ).run()  # fmt: skip
+    aggregator, trainers = pair(recipe, data)
+    deployed = world.run(aggregator, trainers)
+    assert world.digest(deployed) == world.digest(simulated)
+    assert torch.equal(deployed.params[EMBEDDING], data.embedding)
+
+
+def test_the_vectors_are_in_no_message():
+    aggregator, trainers = pair("rfedavg_plus", parts())
+    message = aggregator.get_model_params()
+    assert message.ask.params and EMBEDDING not in message.ask.params
+    for _, up in world.uploads(message, trainers):
+        assert up["leaves"] and not any(EMBEDDING in key for key in up["leaves"])
+
+
+def test_a_silo_with_other_vectors_is_refused():
+    aggregator, trainers = pair("fedavg", parts(), parts(seed=1))
+    with pytest.raises(UserError, match="its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), trainers)
+
+
+def test_every_shard_has_the_vectors_and_builds_the_network(tmp_path):
+    data, template = parts(), str(tmp_path / "{rank}.safetensors")
+    shards.write(template, data)
+    deployment = settings.check({"model_args": {"model": "lstm", "model_options": OPTIONS}}, "test")
+    for rank in range(4):
+        shard = shards.read(tmp_path / f"{rank}.safetensors", rank, 3)
+        assert torch.equal(shard.embedding, data.embedding)
+        made = deployment.network((LENGTH,), shard.n_classes, shard.embedding)
+        assert torch.equal(made.init(torch.Generator())[0][EMBEDDING], data.embedding)
+    own = shards.read(tmp_path / "2.safetensors", 2, 3)
+    assert torch.equal(own.parts["train"].x, data.train.x[data.clients[1]])
+
+
+def test_a_shard_with_changed_vectors_is_damaged(tmp_path):
+    shards.write(str(tmp_path / "{rank}.safetensors"), parts())
+    path = tmp_path / "1.safetensors"
+    with shards.safetensors.safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    tensors["embedding"][3, 1] += 1
+    save_file(tensors, path, metadata)
+    with pytest.raises(UserError, match="its content doesn't match its checksum"):
+        shards.read(path, 1, 3)
+
+
+def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    data, config = parts(), Path("config.yaml")
+    deployment = settings.check({"model_args": {"model": "lstm", "model_options": OPTIONS}}, "test")
+    config.write_text(deployment.yaml())
+    transport.write_addresses(Path("deploy/ip.csv"), dict.fromkeys(range(4), "127.0.0.1"))
+    shards.write(deployment.data_args.shard, data)
+    for role, rank in (("server", 0), ("client", 2)):
+        assert torch.equal(launch.Process.of(role, rank, config).network.embedding, data.embedding)
+    shards.write(deployment.data_args.shard, world.parts())
+    with pytest.raises(UserError, match="model 'lstm' takes text only, and the data set is none"):
+        launch.Process.of("client", 2, config)
