@@ -123,7 +123,7 @@ def read(path: Path, rank: int, silos: int) -> Shard:
 def _head(shard: Shard) -> dict[str, object]:
     return {
         "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes,
-        "parts": sorted(shard.parts)
+        "parts": sorted(shard.parts),
     }  # fmt: skip
 
 

@@ -102,6 +102,14 @@ def test_every_user_is_cut_by_itself(tmp_path: Path, counts: dict[str, int], sha
     assert len({row[1] for row in tokens(raw, "train")}) == len(raw.train_y)
 
 
+@pytest.mark.parametrize("share", [1e-12, 1 - 1e-12])
+def test_both_sides_have_a_tweet_of_every_user(tmp_path: Path, share: float) -> None:
+    raw = sent140(write(tmp_path, named({"a": 2, "b": 7})), users=2, test_share=share)
+    assert raw.train_owner is not None and raw.test_owner is not None
+    few, many = (raw.test_owner, raw.train_owner) if share < 0.5 else (raw.train_owner, raw.test_owner)
+    assert few.bincount().tolist() == [1, 1] and many.bincount().tolist() == [1, 6]
+
+
 def test_the_vocabulary_is_that_of_the_chosen_users(tmp_path: Path) -> None:
     """2 specials, and per chosen user its name and a word of each of its nine training tweets."""
     raw = sent140(write(tmp_path, named(dict.fromkeys("abcde", 10))), users=3)
@@ -248,6 +256,7 @@ def test_a_damaged_csv_is_one_line_that_names_the_line(tmp_path: Path, content: 
         ({"test_share": 1}, "test_share=1 is refused; allowed: a number between 0 and 1"),
         ({"test_share": 0.0}, "test_share=0.0 is refused"),
         ({"users": 2, "split": "repo", "test_share": 0.99}, "test_share=0.99 is refused"),
+        ({"users": 2, "split": "repo", "test_share": 1e-12}, "test_share=1e-12 is refused"),
         ({"vocabulary": 2}, "vocabulary=2 is refused; allowed: a whole number from 3 up"),
         ({"length": 0}, "length=0 is refused"),
         ({"users": 2, "size": [2, 2]}, "size=[2, 2] is refused"),

@@ -95,6 +95,20 @@ def test_from_tweets_to_a_report(folder: Path, source: str, partition: str) -> N
     assert "word vectors: drawn at random" in text and "LEAK" not in text
 
 
+def test_counted_traffic_leaves_the_vectors_out(folder: Path) -> None:
+    """FNR-FL's count of FedAvg: the trained parameters down and up for each of three clients."""
+    write(folder / "raw", tweets())
+    configure()
+    path = Path("params.yaml")
+    path.write_text(path.read_text().replace("{rfedavg_plus: {lam: 0.1}}", "{recipe: fedavg}"))
+    run_all()
+    metrics = json.loads(Path("evaluation/mixed-rfedavg_plus-0/metrics.json").read_text())
+    assert metrics["traffic_mib_as_fnr_counts"] == (metrics["bytes_up"] + metrics["bytes_down"]) / 2**20
+    gates = 4 * 6
+    trained = gates * (300 + 6 + 2) + gates * (6 + 6 + 2) + 6 * 2 + 2
+    assert metrics["bytes_up"] == 3 * 4 * trained
+
+
 def test_a_leak_in_the_data_is_in_every_table(folder: Path) -> None:
     write(folder / "raw", tweets())
     configure("split: repo")

@@ -192,10 +192,10 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
 
 
 def _per_user(tweets: _Tweets, share: float, note: str) -> _Parts:
-    """ceil(share n) of the n tweets of each user, drawn at random, but not all, are for the test."""
+    """ceil(share n) of the n tweets of each user, drawn at random, but neither none nor all, are for the test."""
     sizes = np.bincount(tweets.owner)
     # Rounded: 0.1 * 70 is a bit more than 7.
-    n_test = np.minimum(np.ceil(np.round(share * sizes, 9)), sizes - 1).astype(np.int64)
+    n_test = np.ceil(np.round(share * sizes, 9)).clip(1, sizes - 1).astype(np.int64)
     shuffled = np.lexsort((stream(0, "sent140/split").random(len(tweets.owner)), tweets.owner))
     place = np.arange(len(shuffled)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # within its user
     is_test = np.zeros(len(shuffled), dtype=bool)
@@ -210,8 +210,8 @@ def _as_the_repository(tweets: _Tweets, share: float, note: str) -> _Parts:
     order = stream(0, "sent140/split").permutation(n)
     n_read = int(round((1 - share) * n, 9))
     read, test = (tweets.take(np.sort(part)) for part in (order[:n_read], order[n_read:]))
-    if not n_read:
-        raise refusal("test_share", share, f"a share that leaves some of the {n} tweets for the vocabulary")
+    if not 0 < n_read < n:
+        raise refusal("test_share", share, f"a share that leaves some of the {n} tweets on both sides")
     leak = f"all {len(test.owner)} test tweets are training tweets as well (split: repo, as in rFedAvg's repository)"
     return _Parts(tweets, test, read, [LEAK + leak, note])
 
