@@ -98,7 +98,7 @@ class Small:
     def help(self):
         """What every error says."""
         names = ", ".join(self.files)
-        return f"put {names} into {self.folder}, or {self.archive.name} into {self.root}", PAGE
+        return f"put {names} into {self.folder}, or, without that folder, {self.archive.name} into {self.root}", PAGE
 
 
 @pytest.fixture(params=KINDS)

@@ -78,7 +78,10 @@ def root(tmp_path, monkeypatch):
 
 
 def help_for(split, root):
-    return f"put {', '.join(names(split))} (or each as .gz), or gzip.zip, into {root / 'EMNIST' / 'raw'}", PAGE
+    return (
+        f"put {', '.join(names(split))} (or each as .gz) or, without them, gzip.zip into {root / 'EMNIST' / 'raw'}",
+        PAGE,
+    )
 
 
 def test_upright(root):
@@ -174,7 +177,7 @@ def test_wrong_labels(root):
     for name, content in files("letters").items():
         (labels.parent / name).write_bytes(content)
     labels = labels.parent / names("letters")[3]
-    labels.write_bytes(idx(np.zeros(7)))
+    labels.write_bytes(idx(np.arange(7)))
     with refuse(f"{labels}: damaged (has labels outside 1 to 26)"):
         load("emnist", root, split="letters")
 

@@ -44,8 +44,8 @@ def _read(root: Path, kind: Any) -> Raw:
     def error(path: Path, problem: str) -> UserError:
         names = ", ".join(name for name, _ in _files(kind))
         return UserError(
-            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or {kind.filename} into {root} "
-            f"({PAGE} has it)"
+            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or, without that folder, {kind.filename} "
+            f"into {root} ({PAGE} has it)"
         )
 
     folder = root / kind.base_folder

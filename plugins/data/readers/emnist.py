@@ -38,7 +38,8 @@ def emnist(
 
     def error(path: Path, problem: str) -> UserError:
         return UserError(
-            f"{path}: {problem}; put {', '.join(names)} (or each as .gz), or {ARCHIVE}, into {raw} ({PAGE} has it)"
+            f"{path}: {problem}; put {', '.join(names)} (or each as .gz) or, without them, {ARCHIVE} into {raw} "
+            f"({PAGE} has it)"
         )
 
     classes = list(EMNIST.classes_split_dict[split])
