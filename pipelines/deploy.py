@@ -77,7 +77,7 @@ def _parts(settings: config.Config) -> Parts:
         try:
             clients = partition(
                 scenario.partition, data.train_y.numpy(), np.concatenate(clients), wanted.silos, wanted.seed,
-                **scenario.options,
+                data.train_owner, f"data set {data.name!r}", **scenario.options,
             )  # fmt: skip
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None

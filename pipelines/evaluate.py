@@ -23,6 +23,7 @@ from plugins.data.files import write_whole
 from plugins.data.noise import alone
 from plugins.data.randomness import key
 from plugins.data.statistics import class_counts
+from plugins.data.types import Floats
 from plugins.engines.evaluation import Evaluation, evaluate
 from plugins.engines.hashing import weights_sha256
 
@@ -49,6 +50,11 @@ def run(options: argparse.Namespace) -> None:
     per_client = np.where(measured, per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
     per_client = np.where(held.sum(1) > 0, per_client, np.nan)
 
+    # And on test samples of its own, of which some have none.
+    owned = item.indices.test_clients
+    hits = (found.predictions == item.data.test_y).numpy()
+    own = np.array([hits[positions].mean() if len(positions) else np.nan for positions in owned])
+
     rows = results.rows(folder / "rounds.csv")
     accuracies = np.array([row["test_accuracy"] for row in rows])
     seen = accuracies[~np.isnan(accuracies)]
@@ -56,8 +62,7 @@ def run(options: argparse.Namespace) -> None:
         "accuracy": found.accuracy, "loss": found.loss,
         "accuracy_best": seen.max(),
         "accuracy_last5_mean": seen[-LAST:].mean(), "accuracy_last5_std": seen[-LAST:].std(),
-        "client_worst": np.nanmin(per_client), "client_percentile10": np.nanpercentile(per_client, 10),
-        "client_variance": np.nanvar(per_client),
+        **_spread("client", per_client), **_spread("client_test", own),
         "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
         "seconds_per_round": np.mean([row["seconds"] for row in rows]),
     }  # fmt: skip
@@ -70,14 +75,26 @@ def run(options: argparse.Namespace) -> None:
     text = {key: float(value) for key, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)}
     samples = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     out = config.root() / "evaluation" / item.key
-    write_whole(
-        out / "per_class.csv", _table({"class": item.data.classes, "samples": samples, "accuracy": per_class.tolist()})
-    )
-    clients = {"client": range(len(counts)), "samples": counts.sum(1), "accuracy": per_client.tolist()}
+    per_class_columns = {"class": item.data.classes, "samples": samples, "accuracy": per_class.tolist()}
+    per_client_columns = {
+        "client": range(len(counts)), "samples": counts.sum(1), "accuracy": per_client.tolist(),
+        "test_samples": map(len, owned), "test_accuracy": own.tolist(),
+    }  # fmt: skip
     if noisy:
-        clients["accuracy_noisy"] = [copy.accuracy for copy in noisy]
-    write_whole(out / "per_client.csv", _table(clients))
+        per_client_columns["accuracy_noisy"] = [copy.accuracy for copy in noisy]
+    write_whole(out / "per_class.csv", _table(per_class_columns))
+    write_whole(out / "per_client.csv", _table(per_client_columns))
     write_whole(out / "metrics.json", json.dumps(text, indent=2) + "\n")
+
+
+def _spread(name: str, accuracy: Floats) -> dict[str, float]:
+    """Worst, 10th percentile and variance over the clients that have an accuracy; nothing if none has."""
+    known = accuracy[~np.isnan(accuracy)]
+    if not len(known):
+        return {}
+    return {
+        f"{name}_worst": known.min(), f"{name}_percentile10": np.percentile(known, 10), f"{name}_variance": known.var(),
+    }  # fmt: skip
 
 
 def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int) -> dict[str, float]:

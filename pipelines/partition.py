@@ -12,10 +12,12 @@ from pipelines import cli, config
 from pipelines.heatmap import heatmap
 from plugins.core.errors import UserError
 from plugins.data import statistics
+from plugins.data.alike import alike, of_owners
 from plugins.data.checks import known
 from plugins.data.dataset import Dataset
 from plugins.data.files import replace_folder
-from plugins.data.partitions import partition
+from plugins.data.partitions import BY_OWNER, partition
+from plugins.data.randomness import stream
 from plugins.data.splits import hold_out
 from plugins.data.types import Floats, Ints
 
@@ -33,7 +35,10 @@ def run(options: argparse.Namespace) -> None:
     except UserError as error:
         raise UserError(f"{config.FILE}: data: {error}") from None
     try:
-        clients = partition(scenario.partition, labels, split.train, scenario.clients, options.seed, **scenario.options)
+        clients = partition(
+            scenario.partition, labels, split.train, scenario.clients, options.seed,
+            data.train_owner, f"data set {data.name!r}", **scenario.options,
+        )  # fmt: skip
     except UserError as error:
         raise UserError(f"{config.FILE}: scenarios.{options.scenario}: {error}") from None
 
@@ -48,15 +53,28 @@ def run(options: argparse.Namespace) -> None:
     described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
     if noise:
         described |= {"noise_mean": sum(noise) / len(noise), "noise_max": max(noise)}
-    held = {"validation": split.validation.tolist(), "public": split.public.tolist(), "test": "all"}
+    test_clients = _test_clients(data, clients, counts, scenario.partition in BY_OWNER, options.seed)
+    held = {
+        "clients": [part.tolist() for part in clients],
+        "validation": split.validation.tolist(),
+        "public": split.public.tolist(),
+        "test_clients": [part.tolist() for part in test_clients],
+    }
     files = {
-        "indices.json": json.dumps({"clients": [part.tolist() for part in clients], **held}).encode(),
+        "indices.json": json.dumps(held).encode(),
         "statistics.json": (json.dumps(described, indent=2) + "\n").encode(),
         "clients.csv": _table(counts, statistics.entropy(counts), data.classes, noise).encode(),
         "heatmap.png": heatmap(counts, data.classes, f"{options.scenario}, seed {options.seed}"),
     }
     replace_folder(config.root() / "partitions" / f"{options.scenario}-{options.seed}", files)
     log.info("%d clients with %d to %d samples", len(clients), counts.sum(1).min(), counts.sum(1).max())
+
+
+def _test_clients(data: Dataset, clients: list[Ints], counts: Ints, by_owner: bool, seed: int) -> list[Ints]:
+    """Each client's part of the test set: its own users' samples where the data say whose they are."""
+    if by_owner and data.train_owner is not None and data.test_owner is not None:
+        return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
+    return alike(counts, data.test_y.numpy(), stream(seed, "test clients"))
 
 
 def _table(counts: Ints, entropy: Floats, classes: tuple[str, ...], noise: list[float] | None) -> str:

@@ -14,19 +14,26 @@ from plugins.data.types import Ints
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """The partition stage's index lists into the training set."""
+    """The partition stage's index lists into the training set, and of each client into the test set."""
 
     clients: list[Ints]
     validation: Ints
     public: Ints
+    test_clients: list[Ints]
 
 
 def read_indices(path: Path) -> Indices:
     """The index lists of a partition. UserError if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text())
-        lists = [np.asarray(part, dtype=np.int64) for part in (*found["clients"], found["validation"], found["public"])]
+        clients, test_clients = ([_indices(part) for part in found[key]] for key in ("clients", "test_clients"))
+        if len(clients) != len(test_clients):
+            raise ValueError(f"{len(clients)} clients, but {len(test_clients)} test_clients")
+        return Indices(clients, _indices(found["validation"]), _indices(found["public"]), test_clients)
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"{path}: not a readable partition ({reason}); the partition stage writes it") from None
-    return Indices(lists[:-2], lists[-2], lists[-1])
+
+
+def _indices(part: object) -> Ints:
+    return np.asarray(part, dtype=np.int64)

@@ -184,8 +184,9 @@ def _parts(deployment: settings.Deployment) -> Parts:
     split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
     params = {"alpha": data_args.partition_alpha} if data_args.partition_method == "dirichlet" else {}
     clients = partitions.partition(
-        data_args.partition_method, data.train_y.numpy(), split.train, deployment.silos, seed, **params
-    )
+        data_args.partition_method, data.train_y.numpy(), split.train, deployment.silos, seed, data.train_owner,
+        f"data set {data.name!r}", **params,
+    )  # fmt: skip
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
     return Parts.cut(data, clients, split.validation, public)
 

@@ -8,13 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from plugins.core.errors import UserError
-from plugins.data.partitions import PARTITIONS, dealing, partition
+from plugins.data.partitions import BY_OWNER, PARTITIONS, dealing, partition
 from plugins.data.randomness import stream
 from plugins.data.statistics import class_counts, entropy, gini, label_distance, summary
 
 # As digits after a validation split: 1294 samples of 10 classes.
 DIGITS = np.random.default_rng(0).permutation(np.arange(1294) % 10)
-PARAMS = {name: {} for name in PARTITIONS} | {
+# Those of users have tests of their own, in test_natural.
+PARAMS = {name: {} for name in PARTITIONS if name not in BY_OWNER} | {
     "dirichlet": {"alpha": 0.3},
     "shards": {"classes_per_client": 2},
     "similarity": {"s": 0.1},
@@ -76,14 +77,14 @@ def test_shards(population, data):
     assert (np.where(counts > 0, counts, np.inf) >= equal_share / 10).all()
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", PARAMS)
 def test_the_seed_decides(name):
     first, again, other = (partition(name, DIGITS, everything(DIGITS), 10, seed, **PARAMS[name]) for seed in (1, 1, 2))
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", PARAMS)
 def test_the_order_of_the_given_indices_does_not_matter(name):
     indices = everything(DIGITS)[100:]
     forth = partition(name, DIGITS, indices, 10, 1, **PARAMS[name])
@@ -169,7 +170,7 @@ def test_refused_alpha(alpha):
     refuse("alpha=", alpha=alpha)
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", PARAMS)
 @pytest.mark.parametrize("clients", [0, -3, 1295, 2.0, math.nan, "10", None, True])
 def test_refused_clients(name, clients):
     refuse(
@@ -180,7 +181,7 @@ def test_refused_clients(name, clients):
     )
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+@pytest.mark.parametrize("name", PARAMS)
 def test_refused_without_samples(name):
     refuse("clients=1 is refused; allowed: none (0 training samples)", name, DIGITS[:0], clients=1, **PARAMS[name])
 

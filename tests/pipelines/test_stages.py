@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import shutil
+import statistics
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from safetensors.torch import load_file
 from pipelines import config, evaluate, partition, prepare, progress, stage, train
 from pipelines.items import Item
 from plugins.core.noise import fold, normal
+from plugins.data.dataset import Dataset
 from plugins.data.randomness import key
 from plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS
@@ -24,6 +27,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 ITEM = ["--scenario", "skewed", "--recipe", "scaffold+fnr", "--seed", "0"]
 PART = ["--scenario", "skewed", "--seed", "0"]
+# One client, and nobody's test samples.
+CUT = '{"clients": [[0]], "validation": [], "public": [], "test_clients": []}'
 RUN, EVALUATION, PARTITION = "runs/skewed-scaffold+fnr-0", "evaluation/skewed-scaffold+fnr-0", "partitions/skewed-0"
 
 
@@ -233,6 +238,74 @@ def test_augmentation_of_tiny_images_is_refused(workplace: Path, capsys: pytest.
     assert not (workplace / RUN).exists()
 
 
+def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None:
+    """Each test sample lies with one client, so the clients' hits add up to those of the test set."""
+    parts = json.loads((made / PARTITION / "indices.json").read_text())["test_clients"]
+    assert sorted(i for part in parts for i in part) == list(range(360))
+    metrics = json.loads((made / EVALUATION / "metrics.json").read_text())
+    rows = table(made / EVALUATION / "per_client.csv")
+    assert [int(row["test_samples"]) for row in rows] == [len(part) for part in parts]
+    accuracies = [float(row["test_accuracy"]) for row in rows]
+    hits = sum(len(part) * x for part, x in zip(parts, accuracies, strict=True))
+    assert hits == pytest.approx(360 * metrics["accuracy"])
+    # As `numpy.percentile`: of four, 0.3 of the way from the lowest to the next.
+    lowest, second = sorted(accuracies)[:2]
+    assert metrics["client_test_worst"] == lowest
+    assert metrics["client_test_percentile10"] == pytest.approx(lowest + 0.3 * (second - lowest))
+    assert metrics["client_test_variance"] == pytest.approx(statistics.pvariance(accuracies))
+    assert {"client_worst", "client_percentile10", "client_variance"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("left", [[0, 2], []])
+def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: list[int]) -> None:
+    path = workplace / PARTITION / "indices.json"
+    indices = json.loads(path.read_text())
+    parts = [part if k in left else [] for k, part in enumerate(indices["test_clients"])]
+    path.write_text(json.dumps(indices | {"test_clients": parts}))
+    assert stage.run(["evaluate", *ITEM]) == 0
+    rows = table(workplace / EVALUATION / "per_client.csv")
+    assert [k for k, row in enumerate(rows) if row["test_accuracy"]] == left
+    metrics = json.loads((workplace / EVALUATION / "metrics.json").read_text())
+    accuracies = [float(rows[k]["test_accuracy"]) for k in left]
+    assert metrics.get("client_test_worst") == (min(accuracies) if left else None)
+
+
+@pytest.fixture
+def with_users(workplace: Path) -> Path:
+    """The digits' data as if 9 users had written them, the test set 10: user n % 9 and m % 10."""
+    path = workplace / "data" / "digits.safetensors"
+    data = Dataset.read(path)
+    dataclasses.replace(
+        data, train_owner=torch.arange(len(data.train_y)) % 9, test_owner=torch.arange(len(data.test_y)) % 10
+    ).save(path)
+    return workplace
+
+
+@pytest.mark.parametrize("kind", ["natural", "natural_grouped, users: 7"])
+def test_a_natural_partition_splits_training_and_test_set_by_user(with_users: Path, kind: str) -> None:
+    settings = PARAMS.replace("partition: dirichlet", f"partition: {kind}").replace("alpha: 0.5, ", "")
+    (with_users / "params.yaml").write_text(settings)
+    assert stage.run(["partition", *PART]) == 0
+    indices = json.loads((with_users / PARTITION / "indices.json").read_text())
+    users = [{i % 9 for i in part} for part in indices["clients"]]
+    assert sorted(map(len, users)) == ([1, 1, 1, 1] if kind == "natural" else [1, 2, 2, 2])
+    assert len(set.union(*users)) == sum(map(len, users))
+    for part, own in zip(indices["test_clients"], users, strict=True):
+        assert part == [i for i in range(360) if i % 10 in own]
+    described = json.loads((with_users / PARTITION / "statistics.json").read_text())
+    held_out = {*indices["validation"], *indices["public"]}
+    nobody = [i for i in range(1437) if i % 9 not in set.union(*users) and i not in held_out]
+    assert described["samples_left_out"] == len(nobody)
+
+
+def test_a_natural_partition_of_data_without_users_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (workplace / "params.yaml").write_text(PARAMS.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4"))
+    line = refused(capsys, "partition", *PART)
+    assert "scenarios.skewed: partition natural: data set 'digits' doesn't say whose samples are whose" in line
+
+
 class StopError(Exception):
     """Stands for a kill."""
 
@@ -285,7 +358,7 @@ def test_missing_and_damaged_data_are_refused(
     assert not (workplace / PARTITION).exists()
 
 
-@pytest.mark.parametrize("content", [None, "", "{}", '{"clients": 3}'])
+@pytest.mark.parametrize("content", [None, "", "{}", '{"clients": 3}', CUT])
 def test_a_missing_or_damaged_partition_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], content: str | None
 ) -> None:

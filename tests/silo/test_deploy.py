@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from pipelines import stage
+from plugins.data.dataset import Dataset
 from plugins.silo import rehearse
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
@@ -60,6 +63,29 @@ def test_equal_weights(prepared, monkeypatch, silos):
     record = json.loads(Path("deploy/result.json").read_text())
     assert record["deployed_sha256"] == record["simulated_sha256"]
     assert record["recipe"] == "fnr"
+
+
+@pytest.mark.parametrize(("kind", "silos"), [("natural", 3), ("natural_grouped", 3), ("natural_grouped", 6)])
+def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, kind, silos):
+    """`natural` draws among the users that had been drawn, `natural_grouped` groups them again."""
+    path = Path("data/digits.safetensors")
+    data = Dataset.read(path)
+    dataclasses.replace(data, train_owner=torch.arange(len(data.train_y)) % 20).save(path)
+    options = {"users": 12} if kind == "natural_grouped" else {}
+    prepared["scenarios"]["skewed"] = {"partition": kind, "clients": 5, "participation": 1.0, **options}
+    prepared["deploy"]["silos"] = silos
+    Path("params.yaml").write_text(yaml.safe_dump(prepared))
+    assert stage.run(["partition", "--scenario", "skewed", "--seed", "1"]) == 0
+    seen = []
+    monkeypatch.setattr(rehearse, "rehearse", lambda _, parts, __: seen.append(parts) or "same")
+    monkeypatch.setattr(rehearse, "simulate", lambda *_: "same")
+    assert stage.run(["deploy"]) == 0
+    before = {
+        i % 20 for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"] for i in part
+    }
+    users = [{int(i) % 20 for i in part} for part in seen[0].clients]
+    assert len(users) == silos and set.union(*users) <= before
+    assert len(set.union(*users)) == sum(map(len, users)) == (3 if kind == "natural" else 12)
 
 
 def test_other_weights(prepared, monkeypatch, capsys):

@@ -96,3 +96,9 @@ def deal(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) ->
         for client, part in zip(clients, np.split(members, row.cumsum())[:-1], strict=True):
             client.append(part)
     return [np.sort(np.concatenate(parts)) for parts in clients]
+
+
+def dealt(client: Ints, n_clients: int) -> list[Ints]:
+    """The positions of each client, ascending; `client` [n] says whose a sample is, -1 nobody's."""
+    order = np.argsort(client, kind="stable")
+    return np.split(order, np.searchsorted(client[order], np.arange(n_clients + 1)))[1:-1]

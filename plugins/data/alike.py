@@ -1,0 +1,48 @@
+"""The test set split over the clients as the training set is, so that each is measured on samples of its own kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from plugins.data.partitions.dealing import dealt
+from plugins.data.types import Ints
+
+
+def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
+    """Each class's test samples dealt in proportion to the training samples of that class; positions, ascending.
+
+    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Rounded by largest remainders,
+    equal ones at random. No sample lies with two clients; all of a class are dealt if anybody holds it, none
+    otherwise. A client can end up with none. rFedAvg's Fig. 11; BUAA's repository splits its test set the way it
+    splits the training set, which for sorted blocks is the same up to rounding.
+    """
+    n_clients, n_classes = counts.shape
+    client = np.full(len(test_labels), -1)
+    for c in range(n_classes):
+        members, held = rng.permutation(np.flatnonzero(test_labels == c)), counts[:, c]
+        if held.any():
+            client[members] = np.repeat(np.arange(n_clients), _proportional(held, len(members), rng))
+    return dealt(client, n_clients)
+
+
+def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> list[Ints]:
+    """The test samples of each client's own users; positions, ascending.
+
+    `clients` are positions in the training set, with no user in two of them; owners are [n] and [m].
+    """
+    users = int(max(train_owners.max(), test_owners.max(initial=0))) + 1
+    client = np.full(users, -1)
+    for k, positions in enumerate(clients):
+        client[train_owners[positions]] = k
+    return dealt(client[test_owners], len(clients))
+
+
+def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:
+    """`total` in proportion to `weights`, whole numbers by largest remainders, ties at random. [N] -> [N]"""
+    exact, whole = weights * total, weights.sum()
+    shares = exact // whole
+    by_remainder = np.lexsort((rng.random(len(weights)), -(exact % whole)))
+    shares[by_remainder[: total - shares.sum()]] += 1
+    return np.asarray(shares)

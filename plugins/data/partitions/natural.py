@@ -1,0 +1,55 @@
+"""Natural skew: a client's samples are those of a user, or of a group of users."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from plugins.data.checks import refusal, whole_number
+from plugins.data.partitions.dealing import dealt
+from plugins.data.types import Ints
+
+
+def natural(owners: Ints, n_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> list[Ints]:
+    """Every client is one user, drawn at random among those with `min_samples` samples; the others are left out.
+
+    rFedAvg's 100 or 500 sampled writers of FEMNIST and 500 users of Sent140.
+    """
+    eligible, user = _users(owners, n_clients, min_samples)
+    client = np.full(user.max() + 1, -1)
+    client[rng.permutation(eligible)[:n_clients]] = np.arange(n_clients)
+    return dealt(client[user], n_clients)
+
+
+def natural_grouped(
+    owners: Ints, n_clients: int, rng: np.random.Generator, *, users: int | None = None, min_samples: int = 1
+) -> list[Ints]:
+    """`users` users with `min_samples` samples, by default all of them, shuffled and dealt evenly into groups.
+
+    A client holds what its group has; the numbers of users differ by at most one. CCN's FEMNIST writers in 10 or 20
+    clients, rFedAvg's 500 users, 25 per silo. The others are left out.
+    """
+    eligible, user = _users(owners, n_clients, min_samples)
+    most, because = len(eligible), f" ({n_clients} clients, {_eligible(len(eligible), min_samples)})"
+    wanted = most if users is None else whole_number("users", users, n_clients, most, because)
+    client = np.full(user.max() + 1, -1)
+    for k, group in enumerate(np.array_split(rng.permutation(eligible)[:wanted], n_clients)):
+        client[group] = k
+    return dealt(client[user], n_clients)
+
+
+def _users(owners: Ints, n_clients: object, min_samples: object) -> tuple[Ints, Ints]:
+    """The eligible users, ascending, and each sample's user, both numbered from 0 among those who own a sample.
+
+    UserError unless there are as many eligible users as clients.
+    """
+    if len(owners) == 0:
+        raise refusal("clients", n_clients, "none (0 training samples)")
+    user, held = np.unique(owners, return_inverse=True, return_counts=True)[1:]
+    least = whole_number("min_samples", min_samples, 1, int(held.max()), " (training samples of the largest user)")
+    eligible = np.flatnonzero(held >= least)
+    whole_number("clients", n_clients, 1, len(eligible), f" ({_eligible(len(eligible), least)})")
+    return eligible, user
+
+
+def _eligible(n_users: int, min_samples: int) -> str:
+    return f"{n_users} users with at least {min_samples} training samples"

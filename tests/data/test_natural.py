@@ -1,0 +1,229 @@
+"""Partitions by writer or user, and the test set split as the training set is."""
+
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from plugins.core.errors import UserError
+from plugins.data.alike import alike, of_owners
+from plugins.data.partitions import BY_OWNER, PARTITIONS, partition
+from plugins.data.randomness import stream
+from plugins.data.statistics import class_counts
+from tests.data.test_partitions import DIGITS, everything
+
+# Users 7, 3, 900 and 5 with 4, 1, 3 and 2 samples.
+OWNERS = np.array([7, 3, 900, 7, 5, 7, 900, 900, 5, 7])
+
+
+@st.composite
+def owned(draw):
+    """Whose each sample is (the numbers have gaps), a subset of the samples, a number of clients that fits, a seed."""
+    sizes = draw(st.lists(st.integers(1, 30), min_size=4, max_size=20))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    owners = rng.permutation(np.repeat(rng.permutation(1000)[: len(sizes)], sizes))
+    indices = rng.permutation(len(owners))[: draw(st.integers(len(owners) // 2 + 1, len(owners)))]
+    return owners, indices, draw(st.integers(1, len(np.unique(owners[indices])))), draw(st.integers(0, 1000))
+
+
+def split(name, owners, indices, n_clients, seed, **params):
+    return partition(name, np.zeros(len(owners), int), indices, n_clients, seed, owners, **params)
+
+
+def samples_of(owners, indices, users):
+    return sorted(int(i) for i in indices if owners[i] in users)
+
+
+def same(a, b):
+    return len(a) == len(b) and all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@settings(deadline=None, max_examples=60)
+@given(owned(), st.integers(1, 4))
+def test_natural(population, min_samples):
+    owners, indices, n_clients, seed = population
+    users = {user for user in owners[indices] if (owners[indices] == user).sum() >= min_samples}
+    if len(users) < n_clients:
+        with pytest.raises(UserError, match=r"clients=|min_samples="):
+            split("natural", owners, indices, n_clients, seed, min_samples=min_samples)
+        return
+    clients = split("natural", owners, indices, n_clients, seed, min_samples=min_samples)
+    drawn = [set(owners[client]) for client in clients]
+    assert [len(of) for of in drawn] == [1] * n_clients
+    assert len(set.union(*drawn)) == n_clients and set.union(*drawn) <= users
+    assert [client.tolist() for client in clients] == [samples_of(owners, indices, of) for of in drawn]
+    assert same(clients, split("natural", owners, indices[::-1], n_clients, seed, min_samples=min_samples))
+
+
+@settings(deadline=None, max_examples=60)
+@given(owned(), st.data())
+def test_natural_grouped(population, data):
+    owners, indices, n_clients, seed = population
+    everybody = set(owners[indices])
+    users = data.draw(st.none() | st.integers(n_clients, len(everybody)))
+    clients = split("natural_grouped", owners, indices, n_clients, seed, users=users)
+    groups = [set(owners[client]) for client in clients]
+    sizes = [len(group) for group in groups]
+    assert sum(sizes) == len(set.union(*groups)) == (len(everybody) if users is None else users)
+    assert max(sizes) - min(sizes) <= 1
+    assert [client.tolist() for client in clients] == [samples_of(owners, indices, group) for group in groups]
+    assert same(clients, split("natural_grouped", owners, indices[::-1], n_clients, seed, users=users))
+
+
+@pytest.mark.parametrize("name", BY_OWNER)
+def test_the_seed_decides(name):
+    owners = np.arange(2000) % 50
+    first, again, other = (split(name, owners, everything(owners), 10, seed) for seed in (1, 1, 2))
+    assert same(first, again) and not same(first, other)
+
+
+def test_every_user_is_drawn_alike():
+    """400 draws of 2 of 4 users: each is in 200 of them, give or take four deviations of sqrt(400 / 4) = 10."""
+    drawn = [np.unique(OWNERS[np.concatenate(split("natural", OWNERS, everything(OWNERS), 2, s))]) for s in range(400)]
+    times = {user: sum(user in of for of in drawn) for user in (3, 5, 7, 900)}
+    assert all(160 <= n <= 240 for n in times.values()), times
+
+
+def test_users_of_a_group_are_drawn_alike():
+    """300 seeds, 3 of 4 users into 3 clients: client 0 is each user in 75, give or take four deviations of 7.5."""
+    seeds = range(300)
+    drawn = [OWNERS[split("natural_grouped", OWNERS, everything(OWNERS), 3, s, users=3)[0][0]] for s in seeds]
+    assert all(45 <= drawn.count(user) <= 105 for user in (3, 5, 7, 900))
+
+
+def test_the_smallest_users_are_left_out():
+    clients = split("natural", OWNERS, everything(OWNERS), 2, 0, min_samples=3)
+    assert sorted(client.tolist() for client in clients) == [[0, 3, 5, 9], [2, 6, 7]]
+    (client,) = split("natural_grouped", OWNERS, everything(OWNERS), 1, 0, min_samples=2)
+    assert client.tolist() == [0, 2, 3, 4, 5, 6, 7, 8, 9]
+    # Without samples 4 and 8 user 5 has none, and is nobody.
+    rest = [i for i in range(10) if i not in (4, 8)]
+    assert len(split("natural", OWNERS, rest, 3, 0)) == 3
+    refused("clients=4 is refused; allowed: 1 to 3 (3 users with", "natural", indices=rest, clients=4)
+
+
+def refused(message, name, owners=OWNERS, indices=None, clients=2, **params):
+    """Refused with one line, before anything is drawn."""
+
+    class Untouchable:
+        def __getattr__(self, name):
+            raise AssertionError("drew a random number")
+
+    indices = everything(owners) if indices is None else indices
+    for call in (
+        lambda: split(name, owners, indices, clients, 0, **params),
+        lambda: PARTITIONS[name](owners[indices], clients, Untouchable(), **params),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", BY_OWNER)
+@pytest.mark.parametrize("clients", [0, -3, 5, 2.0, float("nan"), "2", None, True])
+def test_refused_clients(name, clients):
+    allowed = "1 to 4 (4 users with at least 1 training samples)"
+    refused(f"clients={clients!r} is refused; allowed: {allowed}", name, clients=clients)
+
+
+@pytest.mark.parametrize("name", BY_OWNER)
+def test_refused_values(name):
+    for least in (0, 5, 1.5, "1", True, None):
+        message = f"min_samples={least!r} is refused; allowed: 1 to 4 (training samples of the largest user)"
+        refused(message, name, min_samples=least)
+    refused("clients=2 is refused; allowed: 1 to 1 (1 users with at least 4 training", name, min_samples=4)
+    refused("clients=1 is refused; allowed: none (0 training samples)", name, OWNERS[:0], clients=1)
+
+
+@pytest.mark.parametrize("users", [1, 5, 2.0, "all", True])
+def test_refused_users(users):
+    allowed = "2 to 4 (2 clients, 4 users with at least 1 training samples)"
+    refused(f"users={users!r} is refused; allowed: {allowed}", "natural_grouped", users=users)
+
+
+@pytest.mark.parametrize("name", BY_OWNER)
+def test_data_that_do_not_say_whose_a_sample_is_are_refused(name):
+    message = (
+        f"partition {name}: data set 'mnist' doesn't say whose samples are whose; allowed: a data set that does "
+        "(femnist, sent140, arrays with client ids), or the partitions iid, dirichlet, "
+    )
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        partition(name, DIGITS, everything(DIGITS), 5, 0, None, "data set 'mnist'")
+    assert "\n" not in str(caught.value) and "natural" not in str(caught.value).partition("or the partitions")[2]
+
+
+def test_a_grouped_partition_of_a_partition_is_one():
+    """As the deploy stage asks for another number of silos: the same users, in other groups."""
+    owners = np.arange(3000) % 60
+    first = split("natural_grouped", owners, everything(owners), 20, 0, users=40)
+    again = split("natural_grouped", owners, np.concatenate(first), 3, 0, users=40)
+    assert sorted(np.concatenate(again)) == sorted(np.concatenate(first))
+    assert sorted(len(set(owners[client])) for client in again) == [13, 13, 14]
+
+
+# The test set
+
+
+@st.composite
+def counted(draw):
+    """Training samples by client and class, labels of a test set, a seed."""
+    n_clients, n_classes = draw(st.integers(1, 8)), draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 1000)))
+    counts = rng.integers(0, 50, (n_clients, n_classes)) * (rng.random((n_clients, n_classes)) < 0.6)
+    labels = rng.permutation(np.repeat(np.arange(n_classes), rng.integers(0, 40, n_classes)))
+    return counts, labels, draw(st.integers(0, 1000))
+
+
+@settings(deadline=None, max_examples=100)
+@given(counted())
+def test_alike(population):
+    counts, labels, seed = population
+    parts = alike(counts, labels, stream(seed, "test"))
+    assert len(parts) == len(counts)
+    assert all((np.diff(part) > 0).all() for part in parts)
+    held = counts.sum(0) > 0
+    assert sorted(np.concatenate(parts)) == np.flatnonzero(held[labels]).tolist()  # each once, what nobody holds never
+    got = class_counts(labels, parts, counts.shape[1])
+    exact = counts / np.maximum(counts.sum(0), 1) * np.bincount(labels, minlength=counts.shape[1])
+    assert (np.abs(got - exact) < 1).all()
+    assert (got[counts == 0] == 0).all()
+    assert same(parts, alike(counts, labels, stream(seed, "test")))
+
+
+def test_alike_by_hand():
+    """Class 0: 5 test samples by 3 : 1 are 3.75 and 1.25, so 4 and 1. Class 1 by 2 : 2 are 1 and 1. Nobody holds 2."""
+    counts = np.array([[3, 2, 0], [1, 2, 0]])
+    parts = alike(counts, np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), stream(0, "test"))
+    assert class_counts(np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), parts, 3).tolist() == [[4, 1, 0], [1, 1, 0]]
+
+
+def test_what_can_not_be_dealt_evenly_goes_to_anybody():
+    """10 samples of a class for 40 clients alike: over 200 seeds each has 50, give or take four deviations of 6.1."""
+    counts, labels = np.full((40, 1), 7), np.zeros(10, int)
+    got = sum(np.array([len(part) for part in alike(counts, labels, stream(seed, "test"))]) for seed in range(200))
+    assert got.sum() == 2000 and got.min() >= 25 and got.max() <= 75
+
+
+@pytest.mark.parametrize("s", [0, 0.1, 1])
+def test_a_client_is_tested_on_what_it_trains_on(s):
+    """Half as many test samples of each class: a client has half as many as it trains on, but for rounding."""
+    train = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [200, 300, 240, 160, 100]))
+    test = np.random.default_rng(1).permutation(np.repeat(np.arange(5), [100, 150, 120, 80, 50]))
+    clients = partition("similarity", train, everything(train), 20, 0, s=s)
+    assert sum(len(client) for client in clients) == 1000  # nothing is left out
+    counts = class_counts(train, clients, 5)
+    got = class_counts(test, alike(counts, test, stream(0, "test")), 5)
+    assert (np.abs(got - counts / 2) < 1).all()
+    if s == 0:  # As BUAA's repository has it: the test set, sorted, in blocks of its own.
+        blocks = class_counts(test, partition("similarity", test, everything(test), 20, 0, s=0), 5)
+        assert (np.abs(got - blocks) <= 1).all()
+
+
+def test_clients_are_tested_on_their_own_users():
+    test_owners = np.array([900, 5, 3, 900, 11, 7])  # 11 has no training sample, 5 is in no client
+    clients = [np.array([0, 1, 3]), np.array([2, 6]), np.empty(0, np.int64)]
+    parts = of_owners(clients, OWNERS, test_owners)
+    assert [part.tolist() for part in parts] == [[2, 5], [0, 3], []]
+    assert [len(part) for part in of_owners(clients, OWNERS, np.empty(0, np.int64))] == [0, 0, 0]
