@@ -206,6 +206,14 @@ def test_what_can_not_be_dealt_evenly_goes_to_anybody():
     assert got.sum() == 2000 and got.min() >= 25 and got.max() <= 75
 
 
+def test_which_of_a_class_s_samples_a_client_is_tested_on_is_drawn():
+    """Client 0 gets one of three samples; over 300 seeds each is it 100 times, give or take four deviations of 8.2."""
+    counts, labels = np.array([[1], [2]]), np.zeros(3, int)
+    first = [alike(counts, labels, stream(seed, "test"))[0].tolist() for seed in range(300)]
+    assert all(len(part) == 1 for part in first)
+    assert all(67 <= first.count([i]) <= 133 for i in range(3))
+
+
 @pytest.mark.parametrize("s", [0, 0.1, 1])
 def test_a_client_is_tested_on_what_it_trains_on(s):
     """Half as many test samples of each class: a client has half as many as it trains on, but for rounding."""

@@ -19,6 +19,8 @@ from tests.data.test_partitions import DIGITS, check, everything, populations, r
 
 # MNIST's training set.
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
+# Ten classes of 60 to 204 samples.
+UNEVEN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), np.arange(60, 220, 16)))
 LAWS = [{"sizes": "power_law"}, {"sizes": "power_law", "exponent": 0.5}, {"sizes": "lognormal", "sigma": 0.5}]
 
 
@@ -212,6 +214,44 @@ def test_less_similarity_means_more_skew():
     assert ((counts > 0).sum(1) > 8).all()
 
 
+def test_shards_are_random_cuts_in_distribution():
+    """Against the definition, step by step: a deck with each class as often as it has holders, dealt until no hand has
+    a class twice; each class cut at random points until no part is less than a tenth of the equal share."""
+    per_client, n_clients = 2, 20
+    holders = per_client * n_clients // 10
+
+    def cut(rng, size):
+        while True:
+            points = sorted(rng.integers(0, size + 1) for _ in range(holders - 1))
+            parts = [b - a for a, b in pairwise([0, *points, size])]
+            if min(parts) >= size / holders / 10:
+                return parts
+
+    def reference(rng):
+        hands = np.zeros((n_clients, per_client))
+        while any(len(set(hand)) < per_client for hand in hands):
+            hands = rng.permutation(np.repeat(np.arange(10), holders)).reshape(n_clients, per_client)
+        counts = np.zeros((n_clients, 10), int)
+        for c in range(10):
+            parts = cut(rng, (c == UNEVEN).sum())
+            for k in range(n_clients):
+                if c in hands[k]:
+                    counts[k, c] = parts.pop()
+        return counts
+
+    def measures(counts):
+        sizes, one = counts.sum(1), counts[0]
+        return [label_distance(counts).mean(), gini(sizes), sizes.max() / 100, sizes.min() / 10, sizes[0] / 100,
+                counts.max(1).mean(), (one[one > 0] ** 2).sum() / 1000, one @ np.arange(10) / one.sum()]  # fmt: skip
+
+    rng = stream(0, "test")
+    ours = [
+        class_counts(UNEVEN, partition("shards", UNEVEN, everything(UNEVEN), 20, s, classes_per_client=2), 10)
+        for s in range(400)
+    ]
+    assert same(ours, [reference(rng) for _ in range(400)], measures)
+
+
 @settings(deadline=None, max_examples=60)
 @given(populations(), st.integers(1, 4))
 def test_shards_equal(population, per_client):
@@ -230,6 +270,61 @@ def test_shards_equal_of_classes_that_divide():
     assert (counts.sum(1) == 30).all()
     assert set(counts.flat) <= {0, 15, 30}
     assert set((counts > 0).sum(1)) == {1, 2}
+
+
+def test_shards_equal_is_mcmahans_in_distribution():
+    """Against the words of McMahan et al.: "we first sort the data by digit label, divide it into [...] shards [...]
+    and assign each [...] client 2 shards"; shards of 30, some of two classes."""
+
+    def reference(rng):
+        by_label, stack = sorted(UNEVEN[:1200]), list(range(40))
+        counts = np.zeros((20, 10), int)
+        for k in range(20):
+            for _ in range(2):
+                shard = stack.pop(rng.integers(len(stack)))
+                for label in by_label[30 * shard : 30 * (shard + 1)]:
+                    counts[k, label] += 1
+        return counts
+
+    def measures(counts):
+        held = (counts > 0).sum(1)
+        return [label_distance(counts).mean(), held.mean(), held.max(), (held == 1).sum(), (counts == 60).sum(),
+                counts[0, 3], counts[19, 6], counts[0] @ np.arange(10)]  # fmt: skip
+
+    labels, rng = UNEVEN[:1200], stream(0, "test")
+    ours = [class_counts(labels, partition("shards_equal", labels, everything(labels), 20, s), 10) for s in range(400)]
+    theirs = [reference(rng) for _ in range(400)]
+    assert all((counts.sum(1) == 60).all() for counts in (*ours, *theirs))
+    assert same(ours, theirs, measures)
+
+
+def test_similarity_is_rfedavgs_in_distribution():
+    """Against the paper's words, sample by sample: s of the data dealt evenly, the rest sorted and dealt in order.
+    Every client's expected count of every class, since the clients differ."""
+    share, n_clients = 0.3, 8
+
+    def reference(rng):
+        order = list(rng.permutation(len(UNEVEN)))
+        first, rest = order[: int(share * len(UNEVEN))], order[int(share * len(UNEVEN)) :]
+        rest.sort(key=lambda i: UNEVEN[i])
+        counts = np.zeros((n_clients, 10), int)
+        for part in (first, rest):
+            each = len(part) // n_clients
+            for at, i in enumerate(part[: each * n_clients]):
+                counts[at // each, UNEVEN[i]] += 1
+        return counts
+
+    def measures(counts):
+        return [*counts.ravel(), label_distance(counts).mean()]
+
+    rng = stream(0, "test")
+    ours = [
+        class_counts(UNEVEN, partition("similarity", UNEVEN, everything(UNEVEN), n_clients, s, s=share), 10)
+        for s in range(300)
+    ]
+    theirs = [reference(rng) for _ in range(300)]
+    assert (ours[0].sum(1) == theirs[0].sum(1)).all()
+    assert same(ours, theirs, measures)
 
 
 @settings(deadline=None, max_examples=60)

@@ -49,10 +49,12 @@ def dirichlet(
 
 
 def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int) -> list[Ints]:
-    """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; as PFLlib's `pat`).
+    """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's `pat`).
 
     The classes are dealt evenly, so each is held by floor or ceil of n_clients * classes_per_client / C clients; it
-    is then cut among them at uniformly random points, none getting less than 1/10 of the equal share.
+    is then cut among them at uniformly random points, none getting less than 1/10 of the equal share. Departures:
+    PFLlib gives neighbours the same classes, and every holder of a class but the last 1/10 to all of the equal
+    share, at random, so that the last has most. Here nobody's place decides.
     """
     n_clients = client_count(n_clients, len(labels))
     classes, sizes = np.unique(labels, return_counts=True)
