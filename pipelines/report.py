@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import math
 import statistics
 import sys
 import textwrap
@@ -170,7 +171,25 @@ def _about(root: Path, settings: Mapping[str, Any], partition: str) -> str:
     classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", "noise")]
     held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
     text += f" A client holds {sizes[0]} to {sizes[-1]} training samples (median {statistics.median(sizes):g})"
-    return f"{text} of {min(held)} to {max(held)} classes (median {statistics.median(held):g})."
+    text += f" of {min(held)} to {max(held)} classes (median {statistics.median(held):g})."
+    return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))
+
+
+def _skew(path: Path, n_classes: int) -> str:
+    """The measures of a partition in words."""
+    if not path.exists():
+        return ""
+    found = results.numbers(results.record(path))
+    try:
+        return (
+            f" How unlike they are: label distance {found['label_distance_mean']:.2f} on average and "
+            f"{found['label_distance_max']:.2f} at most (0: a client's classes are mixed as those of all, 1: nothing "
+            f"in common), entropy of a client's labels {found['entropy_mean']:.2f} bits on average "
+            f"({math.log2(n_classes):.2f}: all classes alike, 0: one class), Gini coefficient of the sizes "
+            f"{found['size_gini']:.2f} (0: all equal)."
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: the key {error} is missing; {results.RERUN}") from None
 
 
 def _render(name: str, context: Mapping[str, Any]) -> str:

@@ -79,6 +79,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+SKEW = {"label_distance_mean": 0.456, "label_distance_max": 0.5, "entropy_mean": 0.25, "size_gini": 1 / 4}
+
+
 def sum_up(root: Path, recipes: Sequence[str] = tuple(FINALS), seeds: Sequence[int] = SEEDS) -> Scenario:
     scenario = summary.scenario("skew", results.read(root), recipes, seeds)
     assert scenario is not None
@@ -240,6 +243,7 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
 def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (root / "report").mkdir()
     (root / "report" / "from an older report.png").write_bytes(b"")
+    (root / "partitions" / "skew-0" / "statistics.json").write_text(json.dumps(SKEW))
     assert report.main(["--root", str(root)]) == 0
     pictures = {"accuracy-skew.png", "traffic-skew.png", "partition-skew.png"}
     texts = {"report.md", "report.html", "table.txt", "summary.csv", "curves-skew.csv"}
@@ -252,11 +256,20 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path, capsys: 
     assert "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round." in text
     assert "A client holds 10 to 30 training samples (median 20) of 1 to 2 classes (median 1.5)." in text
     assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "fnr (p 0.5)" in text
+    assert "label distance 0.46 on average and 0.50 at most" in text and "Gini coefficient of the sizes 0.25" in text
+    assert "entropy of a client's labels 0.25 bits on average (1.00: all classes alike" in text.replace("&#39;", "'")
     markdown = (root / "report" / "report.md").read_text()
     assert all(f"]({name})" in markdown for name in pictures) and "| 91.00 ± 2.65 |" in markdown
     table = (root / "report" / "table.txt").read_text()
     assert "make ui" in table and max(map(len, table.splitlines())) <= 130
     assert "report.html" in capsys.readouterr().out
+
+
+def test_a_partition_without_its_measures_is_refused(root: Path) -> None:
+    path = root / "partitions" / "skew-0" / "statistics.json"
+    path.write_text(json.dumps(SKEW | {"size_gini": None}))
+    with pytest.raises(UserError, match=r"skew-0/statistics\.json: the key 'size_gini' is missing"):
+        report.write(root)
 
 
 def test_the_same_results_give_the_same_bytes(root: Path) -> None:

@@ -1,0 +1,63 @@
+"""The heat map of a partition, seen through its pixels."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipelines.heatmap import heatmap
+
+
+def drawn(counts: object, classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """The picture [height, width, 3]."""
+    picture = heatmap(np.array(counts), classes, "title")
+    return np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(np.int64)
+
+
+def dark(pixels: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Rows and columns of the pixels of the darkest colour: those of the fullest cells, and the end of the scale."""
+    return np.argwhere((np.abs(pixels - [8, 48, 107]) < 6).all(2))
+
+
+def test_clients_are_rows_and_classes_are_columns() -> None:
+    """All samples of client 0 and class 1 of 2: the dark cell is above, in the right half of the cells."""
+    for at in ((0, 1), (1, 0)):
+        counts = np.zeros((2, 2), int)
+        counts[at] = 50
+        pixels = drawn(counts, ("a", "b"))
+        height, width, _ = pixels.shape
+        # The cells are in the left half and more; the bars and the scale are to their right.
+        where = dark(pixels[:, : width // 2])
+        assert len(where) > 2000
+        middle = where.mean(0)
+        assert (middle[0] < 0.45 * height) == (at[0] == 0)
+        assert (middle[1] > 0.25 * width) == (at[1] == 1)
+
+
+def test_none_is_white_and_one_is_not() -> None:
+    """The share of white in the cells of 10 x 10 with nothing in half of them, and with one sample in that half."""
+    shares = []
+    for few in (0, 1):
+        counts = np.full((10, 10), 2000)
+        counts[:, 5:] = few
+        pixels = drawn(counts, tuple("abcdefghij"))
+        height, width, _ = pixels.shape
+        part = pixels[height // 4 : height // 2, int(0.36 * width) : int(0.6 * width)]
+        shares.append((part == 255).all(2).mean())
+    assert shares[0] > 0.85 and shares[1] < 0.05
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 10), (10, 10), (20, 62), (100, 10), (500, 10), (500, 100)])
+@pytest.mark.parametrize("name", ["c", "a long name "])
+def test_any_size_gives_a_picture_of_moderate_size(shape: tuple[int, int], name: str) -> None:
+    counts = np.random.default_rng(0).integers(0, 30_000, shape)
+    classes = tuple(f"{name}{c}" for c in range(shape[1]))
+    picture = heatmap(counts, classes, "title")
+    width, height = Image.open(io.BytesIO(picture)).size
+    assert 500 < width < 2200 and 400 < height < 1700
+    assert len(picture) < 300_000
+    assert picture == heatmap(counts, classes, "title")
