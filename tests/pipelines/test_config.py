@@ -62,6 +62,9 @@ def test_the_default_experiment_is_good() -> None:
                 ("partition: two_classes, total: .nan", ["scenarios.dirichlet", "total=nan", "above 0"]),
                 ("partition: iid_unbalanced, exponent: x", ["scenarios.dirichlet", "exponent='x'", "above 0"]),
                 ("partition: shards_equal, shards_per_client: 0", ["shards_per_client=0", "above 0"]),
+                ("partition: natural, users: 5", ["scenarios.dirichlet", "'users'", "min_samples"]),
+                ("partition: natural_grouped, users: all", ["scenarios.dirichlet", "users='all'", "above 0"]),
+                ("partition: natural, min_samples: 0", ["scenarios.dirichlet", "min_samples=0", "above 0"]),
             )
         ),
         *(
@@ -158,6 +161,8 @@ def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
         {"partition": "similarity", "s": 0, "remainder": "dealt"},
         {"partition": "two_classes", "sizes": "power_law", "total": None, "exponent": 2},
         {"partition": "iid_unbalanced", "sizes": "lognormal", "sigma": 0.5},
+        {"partition": "natural", "min_samples": 20},
+        {"partition": "natural_grouped", "users": None},
     ],
 )
 def test_options_of_partitions(options: dict[str, object]) -> None:

@@ -1,0 +1,131 @@
+"""The table scenario x statistic: by hand-made statistics, and of a partition that the stages made."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from pipelines import scenarios, stage
+from tests.pipelines.small import PARAMS
+
+TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(
+    "scenarios:\n", "scenarios:\n  even: {partition: iid, clients: 4}\n"
+)
+STATISTICS = {
+    "clients": 4, "samples": 1000, "size_min": 100, "size_mean": 250.0, "size_max": 400, "size_gini": 0.25,
+    "classes_per_client_mean": 5.5, "entropy_mean": 1.5, "entropy_min": 0.5, "label_distance_mean": 0.5,
+    "label_distance_max": 0.75, "samples_left_out": 0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with two scenarios and three seeds in params.yaml."""
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(TWO.replace("seeds: [0]", "seeds: [0, 1, 2]"))
+    return tmp_path
+
+
+def write(name: str, **changes: object) -> None:
+    path = Path("partitions") / name / "statistics.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**STATISTICS, **changes}))
+
+
+def cells(markdown: str) -> list[dict[str, str]]:
+    """The lines of the table, by the titles of its columns."""
+    lines = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("|")]
+    assert lines[1] == ["---", "---"] + ["---:"] * (len(lines[0]) - 2)
+    return [dict(zip(lines[0], [*line, *[""] * 3], strict=False)) for line in lines[2:]]
+
+
+def refused(capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert scenarios.main([]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1
+    return said.err
+
+
+def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes 100, 130, 160: mean 130, deviations -30, 0, 30, so sqrt(1800 / 2) = 30. Two seeds of the other: 2 and 4."""
+    for seed, least in enumerate((100, 130, 160)):
+        write(f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
+    for seed in (0, 2):
+        write(f"even-{seed}", samples=12_345, size_min=2 + seed, noise_std_max=0.1)
+    assert scenarios.main(["--csv", "out/table.csv"]) == 0
+    said = capsys.readouterr().out
+    skewed, even = cells(said)
+    assert (skewed["scenario"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
+    assert skewed["smallest"] == "130 ± 30" and skewed["label distance"] == "0.500 ± 0.100"
+    assert skewed["clients"] == "4" and skewed["mean size"] == "250.0" and skewed["Gini of sizes"] == "0.250"
+    assert skewed["left out"] == "0" and skewed["classes per client"] == "5.50" and skewed["entropy, bits"] == "1.50"
+    assert (even["partition"], even["samples"], even["smallest"]) == ("iid", "12,345", "3 ± 1")
+    assert even["noise_std_max"] == "0.100" and skewed["noise_std_max"] == ""
+    assert "Not made, so not in the table: even-1." in said
+    with (folder / "out" / "table.csv").open(newline="") as file:
+        unrounded = list(csv.DictReader(file))
+    assert [row["seeds"] for row in unrounded] == ["3", "2"]
+    assert float(unrounded[0]["size_min_std"]) == 30
+    assert float(unrounded[1]["size_min_mean"]) == 3 and float(unrounded[1]["size_min_std"]) == math.sqrt(2)
+    assert unrounded[0]["noise_std_max_mean"] == ""
+
+
+def test_what_differs_by_rounding_only_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("skewed-0", size_gini=0.3)
+    write("skewed-1", size_gini=0.1 + 0.2, label_distance_mean=0.5001)
+    assert scenarios.main([]) == 0
+    (line,) = cells(capsys.readouterr().out)
+    assert (line["Gini of sizes"], line["label distance"]) == ("0.300", "0.500 ± 0.000")
+
+
+def test_one_seed_has_no_deviation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write("even-1")
+    assert scenarios.main([]) == 0
+    said = capsys.readouterr().out
+    (line,) = cells(said)
+    assert line["scenario"] == "even" and "±" not in "".join(line.values())
+    assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
+
+
+def test_nothing_to_read_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys)
+    assert "partitions: holds no partition of params.yaml; run `dvc repro partition` first" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("{", "can't be read as JSON"),
+        ("[]", "holds list"),
+        ("{}", "clients is missing"),
+        (json.dumps(STATISTICS | {"size_gini": "much"}), "size_gini is 'much', expected a number"),
+        (json.dumps(STATISTICS | {"size_gini": math.nan}), "size_gini is nan, expected a number"),
+    ],
+)
+def test_a_damaged_file_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], content: str, part: str) -> None:
+    write("skewed-0")
+    (folder / "partitions" / "skewed-0" / "statistics.json").write_text(content)
+    said = refused(capsys)
+    assert "skewed-0/statistics.json" in said and part in said
+
+
+def test_the_partitions_that_the_stages_make(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The small experiment: 1437 digits less 144 for validation and 50 public, over 4 clients."""
+    monkeypatch.chdir(tmp_path)
+    Path("params.yaml").write_text(TWO)
+    assert stage.run(["prepare"]) == 0
+    for name in ("skewed", "even"):
+        assert stage.run(["partition", "--scenario", name, "--seed", "0"]) == 0
+    capsys.readouterr()
+    assert scenarios.main([]) == 0
+    skewed, even = cells(capsys.readouterr().out)
+    assert skewed["samples"] == even["samples"] == "1,243" and skewed["clients"] == "4"
+    assert (even["smallest"], even["mean size"], even["largest"]) == ("310", "310.8", "311")
+    assert float(skewed["label distance"]) > 0.2 > 0.1 > float(even["label distance"])
