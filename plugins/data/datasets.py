@@ -15,8 +15,8 @@ from plugins.data.readers.cifar import cifar10, cifar100
 from plugins.data.readers.cinic import cinic10
 from plugins.data.readers.digits import digits
 from plugins.data.readers.emnist import emnist
+from plugins.data.readers.femnist import femnist
 from plugins.data.readers.images import image_folder, image_size, resized
-from plugins.data.readers.leaf import femnist
 from plugins.data.readers.mnist import mnist
 from plugins.data.readers.sent140 import sent140
 

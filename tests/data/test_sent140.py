@@ -4,30 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plugins.core.errors import UserError
 from plugins.data.dataset import Dataset, Raw
 from plugins.data.datasets import load
-from plugins.data.readers.leaf import read_users
 from plugins.data.readers.sent140 import ARCHIVE, FILE, sent140
 from plugins.data.text import PAD, UNKNOWN
+from tests.data.reading import refuse
 from tests.data.tweets import Tweet, both, leaf, rows, user_data, write
-
-
-def refuse(*parts: object) -> Any:
-    """A UserError of one line that contains `parts`."""
-    ahead = "".join(f"(?=.*{re.escape(str(part))})" for part in parts)
-    return pytest.raises(UserError, match=rf"\A{ahead}[^\n]*\Z")
 
 
 def named(counts: Mapping[str, int]) -> list[Tweet]:
@@ -319,57 +310,29 @@ def test_the_two_formats_of_the_same_tweets_agree(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("sample", "label", "message"),
     [
-        ({"num_samples": [1, 2]}, "num_samples of the same length"),
-        ({"num_samples": [1, 3, 1]}, "user 'ann' has 2 samples and 2 labels, and num_samples says 3"),
-        ({"users": ["zoe", "ann"], "num_samples": [1, 2]}, "don't hold the same names"),
-        ({"users": ["zoe", "ann", "ann"]}, "don't hold the same names, each once"),
-        ({"users": ["zoe", "ann", "bob"]}, "isn't LEAF's (KeyError: 'bob')"),
-        ({"user_data": []}, "isn't LEAF's"),
-        ({"user_data": {"zoe": 1, "ann": 2, "mia": 3}}, "isn't LEAF's"),
-        ({"user_data": user_data(TRAIN) | {"mia": {"x": [["1", "d", "q", "mia", "a"]], "y": []}}},
-         "user 'mia' has 1 samples and 0 labels"),
-        ({"user_data": user_data(TRAIN) | {"zoe": {"x": [["1", "d", "q"]], "y": [1]}}},
-         "user 'zoe', sample 0 is not [id, date, query, user, text]"),
-        ({"user_data": user_data(TRAIN) | {"zoe": {"x": [["1", "d", "q", "z", 3]], "y": [1]}}}, "sample 0 is not"),
-        ({"user_data": user_data(TRAIN) | {"zoe": {"x": [["1", "d", "q", "z", "a"]], "y": [2]}}},
-         "user 'zoe', label 0 is 2; allowed: 0 (negative), 1 (positive)"),
-        ({"user_data": user_data(TRAIN) | {"zoe": {"x": [["1", "d", "q", "z", "a"]], "y": ["1"]}}}, "label 0 is '1'"),
+        (["1", "d", "q"], 1, "user 'zoe': x[0] is not [id, date, query, user, text]"),
+        (["1", "d", "q", "z", 3], 1, "user 'zoe': x[0] is not [id, date, query, user, text]"),
+        (["1", "d", "q", "z", "a"], 2, "user 'zoe': y[0] is 2; allowed: 0 (negative), 1 (positive)"),
+        (["1", "d", "q", "z", "a"], "1", "user 'zoe': y[0] is '1'; allowed: 0 (negative), 1 (positive)"),
     ],
-)  # fmt: skip
-def test_a_damaged_leaf_file_is_one_line_that_names_it(
-    tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+)
+def test_no_tweet_of_leafs_is_refused(tmp_path: Path, sample: list[object], label: object, message: str) -> None:
     both(tmp_path, TRAIN, TEST)
-    path = leaf(tmp_path / "sent140" / "train" / "all_data_train_9.json", TRAIN, **changes)
+    data = user_data(TRAIN) | {"zoe": {"x": [sample], "y": [label]}}
+    path = leaf(tmp_path / "sent140" / "train" / "all_data_train_9.json", TRAIN, user_data=data)
     with refuse(path, message):
         sent140(tmp_path, source="leaf", users=2)
 
 
-def test_leaf_files_that_are_missing_or_no_json(tmp_path: Path) -> None:
+def test_leaf_files_that_are_missing_or_of_other_users(tmp_path: Path) -> None:
     with refuse(tmp_path / "sent140" / "train", "holds no *.json", "preprocess.sh"):
         sent140(tmp_path, source="leaf")
     both(tmp_path, TRAIN, TEST)
-    path = tmp_path / "sent140" / "test" / "all_data_test_9.json"
-    whole = path.read_bytes()
-    for content, message in (
-        (whole[:40], "line 1 is not JSON"),
-        (b'{"users":\n\xff', "is not JSON"),
-        (b"[]", "isn't LEAF's"),
-        (b"{}", "isn't LEAF's (KeyError: 'users')"),
-        (b"[" * 100_000, "is not JSON"),
-    ):
-        path.write_bytes(content)
-        with refuse(path, message):
-            sent140(tmp_path, source="leaf", users=2)
-    leaf(path, [("0", "bob", "other users")])
+    leaf(tmp_path / "sent140" / "test" / "all_data_test_9.json", [("0", "bob", "other users")])
     with refuse(tmp_path / "sent140" / "test", "no tweet of the 1 chosen users", "-t sample"):
         sent140(tmp_path, source="leaf", users=1)
-    path.write_bytes(whole)
-    leaf(path.with_name("more.json"), TEST[:1])
-    with refuse("more.json: user 'zoe' is in all_data_test_9.json as well"):
-        sent140(tmp_path, source="leaf", users=2)
 
 
 def test_leafs_split_is_not_split_again(tmp_path: Path) -> None:
@@ -382,11 +345,3 @@ def test_leafs_split_is_not_split_again(tmp_path: Path) -> None:
             load("sent140", tmp_path, source="leaf", users=2, **options)
     with refuse("2 users have at least min_samples=2 tweets, too few for users=3"):
         sent140(tmp_path, source="leaf", users=3)
-
-
-def test_users_come_sorted(tmp_path: Path) -> None:
-    leaf(tmp_path / "b.json", TRAIN[1:])
-    leaf(tmp_path / "a.json", TRAIN[:1])
-    found = read_users(tmp_path)
-    assert list(found) == ["ann", "mia", "zoe"]
-    assert found["ann"].y == [0, 0] and found["zoe"].file == tmp_path / "a.json"

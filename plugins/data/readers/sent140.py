@@ -10,14 +10,14 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from plugins.core.errors import UserError
 from plugins.data import text
-from plugins.data.checks import known, real_number, refusal, whole_number
+from plugins.data.checks import real_number, refusal, whole_number
 from plugins.data.dataset import LEAK, Raw
 from plugins.data.randomness import stream
 from plugins.data.readers import leaf
@@ -51,11 +51,11 @@ class _Parts(NamedTuple):
 def sent140(
     root: Path,
     *,
-    source: str = "csv",
+    source: Literal["csv", "leaf"] = "csv",
     users: int = 500,
-    pick: str = "random",
+    pick: Literal["random", "most_active"] = "random",
     min_samples: int = 2,
-    split: str = "per_user",
+    split: Literal["per_user", "repo"] = "per_user",
     test_share: float | None = None,
     vocabulary: int = 3000,
     length: int = 50,
@@ -81,9 +81,6 @@ def sent140(
     where <root>/glove.6B.300d.txt lies (see `plugins.data.text.embedding`).
     Raises UserError for an option that isn't allowed, and for missing and damaged files.
     """
-    known("source", source, ("csv", "leaf"))
-    known("pick", pick, ("random", "most_active"))
-    known("split", split, ("per_user", "repo"))
     whole_number("users", users, 1)
     whole_number("min_samples", min_samples, 2)
     whole_number("vocabulary", vocabulary, len(text.SPECIALS) + 1)
