@@ -67,6 +67,19 @@ def test_engines_agree(recipe: str, form: str) -> None:
     close_together(states[1], states[0], 1e-8)
 
 
+def test_engines_agree_on_a_delta_of_one_batch() -> None:
+    """rFedAvg draws a batch of its own from a client's samples: that is a look at them as well."""
+    settings = {"rfedavg": {"lam": 0.01, "delta": "batch", "L": 3}}
+    a, b, clean = (
+        federation.run("rfedavg", settings, model=network(), of=of, engine=engine)
+        for of, engine in ((skewed(), "sequential"), (skewed(), "vectorized"), (federation.images(), "sequential"))
+    )
+    close(b.params, a.params, 1e-8)
+    first = "rfedavg/mmd"
+    assert not torch.equal(a.tensors[first], clean.tensors[first])
+    torch.testing.assert_close(b.tensors[first], a.tensors[first], rtol=1e-8, atol=1e-12, equal_nan=True)
+
+
 def test_engines_agree_on_convolutions_in_single_precision() -> None:
     net = build("cnn", SHAPE, federation.N_CLASSES, {"channels": 2, "hidden": 4})
     of = skewed(dtype=torch.float32)
@@ -226,6 +239,7 @@ def test_augmentation_is_for_training_only() -> None:
     assert all(set(x.flatten().tolist()) <= set(y.flatten().tolist())
                for x, y in zip(torch.cat(seen["steps"]), torch.cat(lies["steps"]), strict=True))  # fmt: skip
     assert same(seen["own"], lies["own"]) and same(seen["public"], lies["public"])
+    assert torch.equal(eps(augment=True), eps(augment=False)), "nor in noise"
     seen, lies = looked(skewed(), 3, job="spy.look", augment=True)
     assert len(seen["steps"]) == 4
     assert same(seen["steps"], lies["steps"]) and same(seen["public"], lies["public"])
