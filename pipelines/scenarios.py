@@ -20,7 +20,7 @@ from pipelines.summary import Spread, spread
 from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
-# Key of statistics.json: title of the column, decimals. What else is there has its key for a title.
+# Key of statistics.json: title of the column, decimals.
 COLUMNS = {
     "clients": ("clients", 0),
     "samples": ("samples", 0),
@@ -35,7 +35,9 @@ COLUMNS = {
     "label_distance_mean": ("label distance", 3),
     "label_distance_max": ("largest label distance", 3),
 }
-OTHER_DECIMALS = 3
+# Of scenarios with noise only.
+NOISE = {"noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3)}
+TITLES = COLUMNS | NOISE
 NOTE = (
     "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of sizes: 0 if all clients "
     "have equally many samples. Entropy: of a client's labels. Label distance: half the sum over classes of the "
@@ -65,8 +67,7 @@ def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
             else:
                 missing.append(f"{name}-{seed}")
         if made:
-            keys = dict.fromkeys([*COLUMNS, *(key for found in made for key in found)])
-            spreads = {key: spread([found[key] for found in made if key in found]) for key in keys}
+            spreads = {key: spread([found[key] for found in made if key in found]) for key in TITLES}
             known = {key: value for key, value in spreads.items() if value is not None}
             rows.append(Row(name, described(settings.scenarios[name]), known))
     if not rows:
@@ -75,15 +76,16 @@ def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
 
 
 def described(scenario: config.Scenario) -> str:
-    """`dirichlet (alpha 0.5)`."""
+    """`dirichlet (alpha 0.5), noise level 0.1`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
-    return f"{scenario.partition} ({options})" if options else scenario.partition
+    text = f"{scenario.partition} ({options})" if options else scenario.partition
+    return text if scenario.noise is None else f"{text}, noise {scenario.noise.form} {scenario.noise.sigma:g}"
 
 
 def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
     """The table, and what it leaves unsaid."""
     keys = _keys(rows)
-    header = ["scenario", "partition", *(COLUMNS.get(key, (key, 0))[0] for key in keys)]
+    header = ["scenario", "partition", *(TITLES[key][0] for key in keys)]
     lines = [header, ["---", "---"] + ["---:"] * len(keys)]
     lines += [[row.scenario, row.partition, *(_cell(row.statistics.get(key), key) for key in keys)] for row in rows]
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
@@ -115,14 +117,14 @@ def _statistics(path: Path) -> dict[str, float]:
 
 
 def _keys(rows: Sequence[Row]) -> list[str]:
-    """The columns, what only some scenarios have at the end."""
-    return list(dict.fromkeys([*COLUMNS, *(key for row in rows for key in row.statistics)]))
+    """The columns that any scenario has something for."""
+    return [key for key in TITLES if any(key in row.statistics for row in rows)]
 
 
 def _cell(found: Spread | None, key: str) -> str:
     if found is None:
         return ""
-    decimals = COLUMNS.get(key, ("", OTHER_DECIMALS))[1]
+    decimals = TITLES[key][1]
     # Sums in another order differ in their last bits.
     if (found.std or 0) <= 1e-12 * abs(found.mean):
         return f"{found.mean:,.{decimals}f}"

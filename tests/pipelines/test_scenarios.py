@@ -13,7 +13,7 @@ from pipelines import scenarios, stage
 from tests.pipelines.small import PARAMS
 
 TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(
-    "scenarios:\n", "scenarios:\n  even: {partition: iid, clients: 4}\n"
+    "scenarios:\n", "scenarios:\n  even: {partition: iid, clients: 4, noise: {sigma: 0.3}}\n"
 )
 STATISTICS = {
     "clients": 4, "samples": 1000, "size_min": 100, "size_mean": 250.0, "size_max": 400, "size_gini": 0.25,
@@ -56,7 +56,7 @@ def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.Capt
     for seed, least in enumerate((100, 130, 160)):
         write(f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
     for seed in (0, 2):
-        write(f"even-{seed}", samples=12_345, size_min=2 + seed, noise_std_max=0.1)
+        write(f"even-{seed}", samples=12_345, size_min=2 + seed, noise_mean=0.05, noise_max=0.1)
     assert scenarios.main(["--csv", "out/table.csv"]) == 0
     said = capsys.readouterr().out
     skewed, even = cells(said)
@@ -64,15 +64,15 @@ def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.Capt
     assert skewed["smallest"] == "130 ± 30" and skewed["label distance"] == "0.500 ± 0.100"
     assert skewed["clients"] == "4" and skewed["mean size"] == "250.0" and skewed["Gini of sizes"] == "0.250"
     assert skewed["left out"] == "0" and skewed["classes per client"] == "5.50" and skewed["entropy, bits"] == "1.50"
-    assert (even["partition"], even["samples"], even["smallest"]) == ("iid", "12,345", "3 ± 1")
-    assert even["noise_std_max"] == "0.100" and skewed["noise_std_max"] == ""
+    assert (even["partition"], even["samples"], even["smallest"]) == ("iid, noise level 0.3", "12,345", "3 ± 1")
+    assert (even["mean noise"], even["most noise"], skewed["most noise"]) == ("0.050", "0.100", "")
     assert "Not made, so not in the table: even-1." in said
     with (folder / "out" / "table.csv").open(newline="") as file:
         unrounded = list(csv.DictReader(file))
     assert [row["seeds"] for row in unrounded] == ["3", "2"]
     assert float(unrounded[0]["size_min_std"]) == 30
     assert float(unrounded[1]["size_min_mean"]) == 3 and float(unrounded[1]["size_min_std"]) == math.sqrt(2)
-    assert unrounded[0]["noise_std_max_mean"] == ""
+    assert unrounded[0]["noise_max_mean"] == ""
 
 
 def test_what_differs_by_rounding_only_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,6 +88,7 @@ def test_one_seed_has_no_deviation(folder: Path, capsys: pytest.CaptureFixture[s
     assert scenarios.main([]) == 0
     said = capsys.readouterr().out
     (line,) = cells(said)
+    assert "noise" not in said.replace("noise level", "")  # a column that would be empty is left out
     assert line["scenario"] == "even" and "±" not in "".join(line.values())
     assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
 
@@ -128,4 +129,6 @@ def test_the_partitions_that_the_stages_make(
     skewed, even = cells(capsys.readouterr().out)
     assert skewed["samples"] == even["samples"] == "1,243" and skewed["clients"] == "4"
     assert (even["smallest"], even["mean size"], even["largest"]) == ("310", "310.8", "311")
+    # Clients 0 to 3 have 0, 0.1, 0.2 and 0.3.
+    assert (even["mean noise"], even["most noise"]) == ("0.150", "0.300")
     assert float(skewed["label distance"]) > 0.2 > 0.1 > float(even["label distance"])
