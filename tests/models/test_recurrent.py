@@ -70,7 +70,7 @@ class Theirs(torch.nn.Module):
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_forward_and_gradients_are_those_of_torchs_modules(depth: int, train: bool) -> None:
     """In float64, on padded texts; the loss reads features and logits."""
-    net, (x, y) = tiny(depth), texts(9, 2, torch.float64)
+    net, (x, y, _) = tiny(depth), texts(9, 2, torch.float64)
     params, buffers = initial_model(net, 4, x)
     theirs = Theirs(depth).double()
     theirs.load_state_dict(params)  # the same names and shapes, or this is refused
@@ -91,7 +91,7 @@ def test_forward_and_gradients_are_those_of_torchs_modules(depth: int, train: bo
 
 
 def test_a_text_means_the_same_however_far_it_is_padded() -> None:
-    net, (x, _) = tiny(), texts(6, 3)
+    net, x = tiny(), texts(6, 3).x
     params, _ = initial_model(net, 0, x)
     longer = torch.cat([x, x.new_zeros(len(x), 4)], dim=1)
     short, long = (net.encode(Pass(params, {}, train=False), of) for of in (x, longer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from pathlib import Path
 
@@ -194,7 +195,8 @@ def test_shards_of_a_noisy_scenario(folder, capsys):
     """Digits, the silos in noise of levels 0 and 0.5; 1 is 16 in raw values, so 16 / std after normalisation."""
     data = datasets.load("digits", Path("."))
     data.save(Path("digits.safetensors"))
-    Path("indices.json").write_text('{"clients": [[0, 1], [2, 3, 4]], "validation": [5], "public": []}')
+    held = {"clients": [[0, 1], [2, 3, 4]], "validation": [5], "public": [], "test_clients": [[], []]}
+    Path("indices.json").write_text(json.dumps(held))
     command = ["--data", "digits.safetensors", "--indices", "indices.json", "--out", "noisy"]
     assert shards.main([*command, "--sigma", "0.5"]) == 0
     assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise.item() == pytest.approx(0.5 * 16 / data.std[0])
