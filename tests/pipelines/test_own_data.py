@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +37,16 @@ def own_arrays(folder: Path) -> None:
         np.savez(folder / f"{part}.npz", x=rng.normal(size=(n, 4)), y=np.arange(n) % 3, client=client)
 
 
-def own_femnist(folder: Path) -> None:
+def own_femnist(folder: Path, names: Sequence[str], n: int, pixel: Callable[[int], int]) -> None:
+    """LEAF's files: `n` images, each of one grey, of each writer in each part; the labels are 0, 10 and 61 in turn."""
     for part in ("train", "test"):
         (folder / "femnist" / part).mkdir(parents=True)
-        data = {name: {"x": [[i / 255] * 784 for i in range(3)], "y": [0, 10, 61]} for name in ("f1", "f0")}
-        content = {"users": ["f1", "f0"], "num_samples": [3, 3], "user_data": data}
+        greys = {name: [int(pixel(i % 3)) for i in range(n)] for name in names}
+        data = {
+            name: {"x": [[grey / 255] * 784 for grey in of], "y": [(0, 10, 61)[i % 3] for i in range(n)]}
+            for name, of in greys.items()
+        }
+        content = {"users": names, "num_samples": [n] * len(names), "user_data": data}
         (folder / "femnist" / part / "all_data_0.json").write_text(json.dumps(content))
 
 
@@ -56,12 +63,42 @@ def test_arrays(workplace: Path) -> None:
 
 def test_femnist(workplace: Path) -> None:
     set_data(workplace, "{name: femnist, root: leaf, size: null, validation: 0.1, public: 0}")
-    own_femnist(workplace / "leaf")
+    own_femnist(workplace / "leaf", ["f1", "f0"], 3, lambda label: label)
     assert stage.run(["prepare"]) == 0
     found = Dataset.read(workplace / "data" / "femnist.safetensors")
     assert found.checksum == datasets.load("femnist", workplace / "leaf").checksum
     assert found.test_owner is not None and found.test_owner.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.test_x[:, 0, 0, 0].tolist() == [0, 1, 2] * 2 and len(found.classes) == 62
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of mlflow's own use of SQLAlchemy
+@pytest.mark.parametrize(("partition", "writers"), [("natural", [1, 1]), ("natural_grouped", [2, 2])])
+def test_femnist_from_files_to_an_evaluated_round(workplace: Path, partition: str, writers: list[int]) -> None:
+    """Four writers of three classes in LEAF's files: two clients, one writer or two each, and their own test images."""
+    rng = np.random.default_rng(1)
+    own_femnist(workplace / "leaf", ["w0", "w1", "w2", "w3"], 12, lambda label: rng.integers(0, 60) + 60 * label)
+    set_data(workplace, "{name: femnist, root: leaf, validation: 0, public: 0}")
+    text = (workplace / "params.yaml").read_text()
+    text = text.replace("partition: dirichlet, clients: 4, alpha: 0.5", f"partition: {partition}, clients: 2")
+    text = text.replace("model: mlp, rounds: 3", "model: cnn, model_options: {channels: 2, hidden: 8}, rounds: 1")
+    (workplace / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
+    part = ["--scenario", "skewed", "--seed", "0"]
+    assert stage.run(["prepare"]) == stage.run(["partition", *part]) == 0
+    item = [*part, "--recipe", "fedavg"]
+    assert stage.run(["train", *item]) == stage.run(["evaluate", *item]) == stage.run(["report"]) == 0
+
+    data = Dataset.read(workplace / "data" / "femnist.safetensors")
+    indices = json.loads((workplace / "partitions" / "skewed-0" / "indices.json").read_text())
+    assert data.train_owner is not None and data.test_owner is not None
+    owners = [set(data.train_owner[part].tolist()) for part in indices["clients"]]
+    assert list(map(len, owners)) == writers and not owners[0] & owners[1]
+    assert [set(data.test_owner[part].tolist()) for part in indices["test_clients"]] == owners
+    with (workplace / "evaluation" / "skewed-fedavg-0" / "per_client.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["test_samples"]) for row in rows] == [12 * n for n in writers]
+    assert all(0 <= float(row["test_accuracy"]) <= 1 for row in rows)
+    metrics = json.loads((workplace / "evaluation" / "skewed-fedavg-0" / "metrics.json").read_text())
+    assert 0 <= metrics["accuracy"] <= 1 and (workplace / "report" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
