@@ -172,7 +172,16 @@ def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
     assert "noise" not in table(made / PARTITION / "clients.csv")[0]
 
 
-def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
+def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 is 16 in raw values, and 16 / std after normalisation."""
+    monkeypatch.chdir(noisy)
+    item = Item.load("skewed", "scaffold+fnr", 0)
+    clients = item.simulation(noisy / "none", "").engine.clients
+    assert clients.local.augment
+    noise, scale = clients.train.noise, 16 / item.data.std[0]
+    assert noise is not None
+    for positions, level in zip(item.indices.clients, (0, 0.2, 0.4, 0.6), strict=True):
+        assert noise.std[noise.row[positions]].flatten().tolist() == pytest.approx([level * scale] * len(positions))
     record = json.loads((noisy / RUN / "run.json").read_text())
     assert record["params"]["scenario.noise"] == {"sigma": 0.6, "form": "level"}
     assert record["params"]["train.augment"] is True
