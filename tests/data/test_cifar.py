@@ -15,7 +15,7 @@ import torchvision
 
 from plugins.data.datasets import load
 from plugins.data.readers import download
-from tests.data.reading import Breaking, contents, refuse, serving
+from tests.data.reading import Breaking, contents, draw, refuse, serving
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -259,3 +259,24 @@ def test_size_and_normalise(small):
     small.unpacked()
     found = load(small.name, small.root, size=[28, 28], normalise="half")
     assert found.train_x.shape[1:] == (3, 28, 28) and found.mean == (127.5,) * 3
+
+
+def test_images_serve_where_there_are_no_originals(tmp_path, monkeypatch):
+    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    pixels = {
+        (part, name): draw(tmp_path / "cifar10" / part / name / "0.png", size=(32, 32))
+        for part in ("train", "test")
+        for name in names
+    }
+    found = load("cifar10", tmp_path)
+    assert found.classes == tuple(names) and found.train_y.tolist() == list(range(10))
+    assert np.array_equal(found.test_x[3].permute(1, 2, 0).numpy(), pixels["test", "cat"])
+    assert found.notes == ("CIFAR-10 from the images in cifar10, not from its original files",)
+    for part in ("train", "test"):
+        (tmp_path / "cifar10" / part / "cat").rename(tmp_path / "cifar10" / part / "lion")
+    with refuse(tmp_path / "cifar10", "3x32x32 images of airplane", "lion", "CIFAR-10 has 3x32x32"):
+        load("cifar10", tmp_path)
+    # Whatever lies there, originals go first.
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    with refuse(tmp_path / "cifar-10-batches-py" / "data_batch_1", "there is no such file"):
+        load("cifar10", tmp_path)

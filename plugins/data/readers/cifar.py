@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: pickled files, from a folder, from their archive or from the network."""
+"""CIFAR-10 and CIFAR-100: pickled files from a folder, an archive or the network; or CIFAR-10 as images."""
 
 from __future__ import annotations
 
@@ -14,21 +14,27 @@ from torch import Tensor
 from plugins.core.errors import UserError
 from plugins.data.dataset import Raw
 from plugins.data.readers.download import archive
+from plugins.data.readers.images import image_folder
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
+CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
 
 
 def cifar10(root: Path) -> Raw:
     """CIFAR-10: 50,000 training and 10,000 test images, RGB, 32x32, values 0 to 255, 10 classes.
 
     The files are used where they lie in <root>/cifar-10-batches-py; without that folder they are those of the archive
-    <root>/cifar-10-python.tar.gz, which is downloaded if it isn't there. Raises UserError for a failed download, and
-    for a file that is missing or isn't the original.
+    <root>/cifar-10-python.tar.gz. If that isn't there either, a folder of images <root>/cifar10 (train/<class>/*,
+    test/<class>/*) serves, and the notes say so: they may be compressed copies. With neither, the archive is
+    downloaded. Raises UserError for a failed download, and for a file that is missing or isn't the original.
     """
     # Imported here, since it takes seconds and other data sets don't need it.
     import torchvision
 
-    return _read(root, torchvision.datasets.CIFAR10)
+    kind, copies = torchvision.datasets.CIFAR10, root / "cifar10"
+    if copies.is_dir() and not (root / kind.base_folder).is_dir() and not (root / kind.filename).is_file():
+        return _images(copies)
+    return _read(root, kind)
 
 
 def cifar100(root: Path) -> Raw:
@@ -36,6 +42,17 @@ def cifar100(root: Path) -> Raw:
     import torchvision
 
     return _read(root, torchvision.datasets.CIFAR100)
+
+
+def _images(folder: Path) -> Raw:
+    """CIFAR-10 from a folder of images."""
+    raw = image_folder(folder)
+    if list(raw.classes) != CLASSES or raw.train_x.shape[1:] != (3, 32, 32):
+        size = "x".join(map(str, raw.train_x.shape[1:]))
+        raise UserError(
+            f"{folder}: holds {size} images of {', '.join(raw.classes)}; CIFAR-10 has 3x32x32 of {', '.join(CLASSES)}"
+        )
+    return raw._replace(notes=[f"CIFAR-10 from the images in {folder.name}, not from its original files"])
 
 
 def _read(root: Path, kind: Any) -> Raw:

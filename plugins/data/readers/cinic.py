@@ -10,11 +10,11 @@ import torch
 
 from plugins.core.errors import UserError
 from plugins.data.dataset import Raw
+from plugins.data.readers.cifar import CLASSES
 from plugins.data.readers.images import class_folders, image_parts
 
 PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
 ARCHIVE = "CINIC-10.tar.gz"
-CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]  # CIFAR-10's
 
 
 def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
