@@ -10,6 +10,8 @@ UV := uv==0.13.8
 
 RECIPE ?= fednnnn
 SILOS ?= 3
+PAPERS := fnr fednnnn ccn fednlr rfedavg
+SIZE ?= smoke
 
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -17,7 +19,8 @@ export DO_NOT_TRACK := true
 # Without compiled modules every import of torch or mlflow takes three times as long.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: repro test test-slow check format ui bench silo clean env lock
+PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
+.PHONY: papers $(PAPER_TARGETS) table figure repro test test-slow check format ui bench silo clean env lock
 
 # Only where something was edited: reading the settings imports torch, which a run with nothing to do can spare.
 CHECKED := .dvc/tmp/params-checked
@@ -51,12 +54,23 @@ ui: env  ## Opens MLflow's pages and prints the link of the comparison.
 bench: env
 	@for file in benchmarks/*.py; do python -m "benchmarks.$$(basename "$$file" .py)"; done
 
+papers: env  ## All tables and figures of the five papers, at SIZE (smoke, small, paper).
+	@python -m pipelines.warm dvc repro $(foreach paper,$(PAPERS),pipelines/$(paper)/dvc.yaml:paper@$(SIZE))
+
+$(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE.
+	@python -m pipelines.warm dvc repro pipelines/$*/dvc.yaml:paper@$(SIZE)
+
+table figure: env  ## The one table or figure ID, at SIZE, with the studies that it needs.
+	@stages=$$(python -m pipelines.papers stages "$(ID)" --size $(SIZE)) && \
+	  { [ -z "$$stages" ] || python -m pipelines.warm dvc repro $$stages; }
+	@python -m pipelines.papers build "$(ID)" --size $(SIZE)
+
 silo: env  ## Rehearses RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m plugins.silo.rehearse --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes what the pipeline made and DVC's copies of it. MLflow's runs and the environment stay.
-	@rm -rf partitions runs evaluation report deploy .resume .dvc/cache .dvc/tmp dvc.lock
-	@rm -f data/*.safetensors
+	@rm -rf partitions runs evaluation report deploy papers .items .resume .dvc/cache .dvc/tmp dvc.lock pipelines/*/dvc.lock
+	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so that an interrupted installation is made again.
 env:

@@ -56,8 +56,8 @@ def write(root: Path) -> Path:
     intro = INTRO + (LEAKS if leaks else "")
     context = {"title": params["experiment"], "intro": intro, "facts": _facts(params, scenarios, found)}
     context |= {"sections": sections, "next": LOOK_NEXT}
-    files["report.html"] = _render("report.html.j2", context).encode()
-    files["report.md"] = _render("report.md.j2", context).encode()
+    files["report.html"] = render("report.html.j2", context).encode()
+    files["report.md"] = render("report.md.j2", context).encode()
     files["table.txt"] = ("\n".join(_terminal(section) for section in sections) + _places()).encode()
     files["summary.csv"] = tables.summary_csv(scenarios).encode()
     files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes).encode() for s in scenarios}
@@ -192,7 +192,8 @@ def _skew(path: Path, n_classes: int) -> str:
         raise UserError(f"{path}: the key {error} is missing; {results.RERUN}") from None
 
 
-def _render(name: str, context: Mapping[str, Any]) -> str:
+def render(name: str, context: Mapping[str, Any]) -> str:
+    """A template of TEMPLATES, filled in; `inline` makes a picture's bytes an address."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html.j2"]),

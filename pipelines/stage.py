@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 
-STAGES = ("prepare", "partition", "train", "evaluate", "report", "deploy")
+STAGES = ("prepare", "partition", "train", "evaluate", "report", "deploy", "study", "paper")
 ADDRESS = "FEDML_NONIID_WARM"  # environment variable: the socket of the process to be forked
 
 

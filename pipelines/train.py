@@ -29,7 +29,7 @@ def train(options: argparse.Namespace) -> None:
     """Runs the item, or what is left of it, and writes its folder."""
     item = Item.load(options.scenario, options.recipe, options.seed)
     fingerprint = fingerprint_of(item)
-    resume = config.root() / ".resume" / fingerprint[:16]
+    resume = config.store() / ".resume" / fingerprint[:16]
     simulation = item.simulation(checkpoint=resume / "checkpoint.safetensors", fingerprint=fingerprint)
     log.info("%s: %s engine (%s)", item.key, simulation.engine_name, simulation.engine_reason)
 

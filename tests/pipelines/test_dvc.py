@@ -9,11 +9,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
 from pipelines.stage import STAGES
+from pipelines.studies import PAPERS
 from tests.pipelines.small import PARAMS, ROOT, Repository, repository
 
 KILLS = 10
@@ -36,19 +38,29 @@ def repro(small: Repository, params: str = PARAMS) -> list[str]:
     return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
 
 
+def stages() -> dict[str, Any]:
+    """Every stage of every dvc.yaml, by file and name."""
+    files = [ROOT / "dvc.yaml", *sorted((ROOT / "pipelines").glob("*/dvc.yaml"))]
+    parsed = {str(file.relative_to(ROOT)): YAML(typ="safe", pure=True).load(file.read_text()) for file in files}
+    return {f"{file}:{name}": about for file, content in parsed.items() for name, about in content["stages"].items()}
+
+
+def test_every_stage_is_a_module_and_every_paper_has_its_own() -> None:
+    names = [name.split(":")[1] for name in stages()]
+    assert list(dict.fromkeys(names)) == list(STAGES)
+    assert names.count("study") == names.count("paper") == len(PAPERS)
+
+
 def test_every_output_metric_and_plot_is_cached() -> None:
     """One output that is not would switch DVC's run cache off for its stage."""
-    stages = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert list(stages) == list(STAGES)
-    for about in stages.values():
+    for about in stages().values():
         outputs = [out for kind in ("outs", "metrics", "plots") for out in about.get(kind, [])]
         assert outputs
         assert all(isinstance(out, str) for out in outputs), "options stand in a mapping"
 
 
 def test_every_dependency_of_the_stages_exists() -> None:
-    stages = YAML(typ="safe", pure=True).load((ROOT / "dvc.yaml").read_text())["stages"]
-    files = [dep for about in stages.values() for dep in about["deps"] if dep.startswith(("plugins", "pipelines"))]
+    files = [dep for about in stages().values() for dep in about["deps"] if dep.startswith(("plugins", "pipelines"))]
     assert [dep for dep in files if not (ROOT / dep).exists()] == []
 
 

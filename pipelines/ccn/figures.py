@@ -1,0 +1,1 @@
+"""Pictures of the paper that are no curves."""

@@ -1,0 +1,120 @@
+"""Stage paper: every table and figure of a paper from its studies at one size -> papers/<paper>/<size>/report/.
+
+report.html needs nothing else; each target also has its own Markdown, CSV and PNG. What is not run yet is said so, so
+that a part of the studies already gives a part of the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from pipelines import cli, config, studies
+from pipelines.report import render
+from pipelines.targets.build import build
+from pipelines.targets.measured import Measured
+from pipelines.targets.spec import Built, Target, of_targets
+from plugins.data.files import replace_folder
+
+log = logging.getLogger(__name__)
+TITLES = {
+    "fnr": "FNR-FL", "fednnnn": "FedNNNN", "ccn": "CCN", "fednlr": "FedNLR", "rfedavg": "rFedAvg and rFedAvg+",
+}  # fmt: skip
+ABOUT = {
+    "smoke": "Size smoke: the code path on small data, for seconds. The numbers are not the paper's experiment.",
+    "small": "Size small: the paper's heterogeneity and local work with fewer clients, rounds or seeds, on a CPU. The "
+    "numbers are not the paper's experiment; the studies below say what differs.",
+    "paper": "Size paper: the paper's own setting.",
+}
+
+
+def run(options: argparse.Namespace) -> None:
+    """Builds all targets of the paper."""
+    root = config.root()
+    write(options.paper, options.size, root, of_targets(options.paper, root), "report")
+
+
+def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: str) -> Path:
+    """Builds `targets` into papers/<paper>/<size>/<folder> and returns that."""
+    measured = Measured(paper, size, root)
+    built = {name: build(target, measured) for name, target in targets.items()}
+    files = {f"{name}.{ending}": content for name, one in built.items() for ending, content in one.files.items()}
+    files |= {f"{name}.md": text(targets[name], built[name], size).encode() for name in built}
+    sections = [
+        {
+            "id": name, "title": targets[name].title, "about": about(targets[name]), "protocol": targets[name].protocol,
+            "table": one.table, "words": one.words, "missing": _some(one.missing), "picture": one.files.get("png"),
+        }
+        for name, one in built.items()
+    ]  # fmt: skip
+    used = {study for target in targets.values() for study in target.studies}
+    facts = [(study.name, _facts(study)) for study in measured.studies.values() if study.name in used]
+    context = {"title": TITLES[paper], "size": size, "about": ABOUT[size], "sections": sections, "studies": facts}
+    files["report.html"] = render("paper.html.j2", context).encode()
+    place = root / studies.RESULTS / paper / size / folder
+    replace_folder(place, files)
+    done = sum(not one.missing for one in built.values())
+    log.info("%s, size %s: %d of %d tables and figures are whole: %s", paper, size, done, len(built), place)
+    return place
+
+
+def text(target: Target, built: Built, size: str) -> str:
+    """A target as Markdown."""
+    parts = [f"# {target.id}: {target.title}", about(target), ABOUT[size]]
+    if built.table:
+        parts.append(markdown(built.table))
+    if "png" in built.files:
+        parts.append(f"![{target.title}]({target.id}.png)")
+    parts += [_bullets(lines) for lines in (built.words, target.protocol) if lines]
+    if built.missing:
+        parts.append(f"Not there yet: {_some(built.missing)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def about(target: Target) -> str:
+    """How to read it."""
+    if target.reported is None:
+        return f"Figure of the paper, drawn from our runs ({target.id})."
+    spread = target.reported.get("spread")
+    in_paper = f" ± in the paper: {spread}." if spread else ""
+    table, unit = target.reported.get("table", target.id), target.reported.get("unit", "see the rows")
+    return (
+        f"{table} of the paper. Measured, mean ± sample standard deviation over seeds; in brackets what the paper "
+        f"reports, in its unit ({unit}).{in_paper}"
+    )
+
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    header, *rows = table
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _facts(study: studies.Study) -> str:
+    """What was run, in one line."""
+    content, train = study.content, study.content["train"]
+    clients = sorted({int(content["scenarios"][name]["clients"]) for name in content["scenario_names"]})
+    local = f"{train['local_steps']} steps" if train.get("local_steps") else f"{train['epochs']} epochs"
+    return (
+        f"{study.what}: {content['data']['name']}, {train['model']}, {'/'.join(map(str, clients))} clients, "
+        f"{train['rounds']} rounds of {local}, batches of {train['batch_size']}, {train.get('optimizer', 'sgd')} "
+        f"{train['lr']:g}; scenarios {', '.join(content['scenario_names'])}; {len(content['recipe_names'])} methods; "
+        f"seeds {', '.join(map(str, content['seeds']))}"
+    )
+
+
+def _bullets(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _some(missing: Sequence[str], most: int = 8) -> str:
+    more = f" and {len(missing) - most} more" if len(missing) > most else ""
+    return ", ".join(missing[:most]) + more
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(run, __doc__, arguments, "paper", "size")

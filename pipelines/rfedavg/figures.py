@@ -1,0 +1,1 @@
+"""Pictures of rFedAvg's paper that are no curves."""

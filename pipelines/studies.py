@@ -1,0 +1,134 @@
+"""The studies behind a paper's tables and figures: `pipelines/<paper>/params.yaml`, at one of three sizes.
+
+A study is an experiment like that of the repository's own params.yaml, so its folder
+`papers/<paper>/<size>/studies/<study>` has a params.yaml of its own and can be looked into, or run, by the same
+commands. `like: other` starts from another study of the paper; what stands under the size (`smoke`, `small`) is laid
+over the exact setting, which is `paper`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from plugins.core.errors import UserError
+from plugins.data.checks import known
+
+PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
+SIZES = ("smoke", "small", "paper")
+RESULTS = Path("papers")
+REPLACED = ("scenarios", "recipes")  # of `like`: what a study lists itself is its whole list
+ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
+NAMES = {"scenario_names": "scenarios", "recipe_names": "recipes"}
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study at one size."""
+
+    paper: str
+    name: str
+    size: str
+    what: str  # a few words for people
+    content: Mapping[str, Any]  # a params.yaml
+
+    @property
+    def folder(self) -> Path:
+        """Its results, relative to the repository."""
+        return RESULTS / self.paper / self.size / "studies" / self.name
+
+    @property
+    def data_folder(self) -> Path:
+        """Its prepared data, relative to the repository: the same for all studies with the same data settings."""
+        data = {key: value for key, value in self.content["data"].items() if key not in ("validation", "public")}
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        return Path("data") / "papers" / f"{data['name']}-{digest[:8]}"
+
+    def yaml(self, root: Path) -> str:
+        """Its params.yaml, in which the folder of raw data is the repository's (`root`)."""
+        raw = root / self.content["data"].get("root", "data/raw")
+        data = dict(self.content["data"]) | {"root": os.path.relpath(raw, root / self.folder)}
+        text = io.StringIO()
+        YAML(typ="safe", pure=True).dump({**self.content, "data": data}, text)
+        return text.getvalue()
+
+
+def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
+    """The studies of a paper at a size, in the order in which they are worth running. UserError for a bad file."""
+    known("paper", paper, PAPERS)
+    known("size", size, SIZES)
+    path = root / "pipelines" / paper / "params.yaml"
+    found = read_yaml(path)
+    for key in ("studies", "study_names"):
+        if not found.get(key):
+            raise UserError(f"{path}: the key {key!r} is missing")
+    studies = found["studies"]
+    where = f"{path}: study"
+    if sorted(found["study_names"]) != sorted(studies):
+        odd = sorted(set(found["study_names"]) ^ set(studies))
+        raise UserError(f"{path}: study_names has to name every study once; not in both are {', '.join(odd) or 'none'}")
+    return {name: _study(paper, name, size, studies, where) for name in found["study_names"]}
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """A YAML 1.2 file that holds keys. UserError if it doesn't."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text())
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds no keys")
+    return content
+
+
+def _study(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:
+    whole = _resolved(name, studies, where, ())
+    content = {key: value for key, value in whole.items() if key not in ABOUT}
+    if size != "paper":
+        content = _laid_over(content, whole.get(size) or {})
+    for names, entries in NAMES.items():
+        content.setdefault(names, list(content.get(entries) or {}))
+    content["experiment"] = f"{paper}-{name}-{size}"
+    first = {key: (content.get(f"{key}_names") or [None])[0] for key in ("recipe", "scenario")}
+    content["deploy"] = first | {"seed": (content.get("seeds") or [0])[0]}
+    return Study(paper, name, size, str(whole.get("what", name)), content)
+
+
+def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """A study with what it takes from others."""
+    own = studies[known(where, name, studies)] or {}
+    base = own.get("like")
+    if base is None:
+        return copy.deepcopy(dict(own))
+    if base in seen or base == name:
+        raise UserError(f"{where} {name!r} is like itself, by way of {base!r}")
+    inherited = _resolved(base, studies, where, (*seen, name))
+    for key in REPLACED:
+        if key in own:
+            inherited.pop(key, None)
+    return _laid_over(inherited, own)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """`below` with the keys of `above`, sections key by key; null takes a key away."""
+    found = dict(copy.deepcopy(below))
+    for key, value in above.items():
+        if value is None:
+            found.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            found[key] = _laid_over(found[key], value)
+        else:
+            found[key] = copy.deepcopy(value)
+    return found

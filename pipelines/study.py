@@ -1,0 +1,120 @@
+"""Stage study: all items of one study of a paper, in one process -> papers/<paper>/<size>/studies/<study>/.
+
+Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation). Items run seed by seed, so that
+a part of a study is a table already. Trained items are kept under their fingerprints in .items/ until `make clean`:
+what was trained once is copied, whatever else of the study has changed. A kill loses at most the round in progress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import time
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pipelines import check, cli, config, evaluate, partition, studies, train
+from pipelines.items import Item
+from pipelines.provenance import fingerprint_of
+from plugins.data import datasets
+from plugins.data.checks import known
+from plugins.data.files import replace_folder, write_whole
+
+log = logging.getLogger(__name__)
+KEPT = ".items"
+
+
+def run(options: argparse.Namespace) -> None:
+    """Prepares, partitions, trains and evaluates what is not there yet."""
+    root = config.root()
+    found = studies.of_paper(options.paper, options.size, root)
+    study = found[known(f"study of {options.paper}", options.study, found)]
+    # Made anew from the items that are kept, so that nothing is left of other settings.
+    for kind in ("partitions", "runs", "evaluation"):
+        shutil.rmtree(root / study.folder / kind, ignore_errors=True)
+    write_whole(root / study.folder / config.FILE, study.yaml(root))
+    with _inside(root, study):
+        settings = config.load()
+        check.check(Namespace())
+        prepared(root, study, settings.data)
+        items = [
+            Namespace(seed=seed, scenario=scenario, recipe=recipe)
+            for seed in settings.seeds
+            for scenario in settings.scenario_names
+            for recipe in settings.recipe_names
+        ]
+        _all(root, study, items)
+
+
+def prepared(root: Path, study: studies.Study, data: config.DataSettings) -> Path:
+    """The study's data as tensors; read from the data set's own files if they have not been yet."""
+    path = root / study.data_folder / f"{data.name}.safetensors"
+    if not path.is_file():
+        datasets.load(data.name, config.root() / data.root, **data.options).save(path)
+    return path
+
+
+def _all(root: Path, study: studies.Study, items: list[Namespace]) -> None:
+    """Every item in turn, with the time that is left."""
+    began, fresh = time.monotonic(), 0
+    for done, item in enumerate(items):
+        if not (config.root() / "partitions" / f"{item.scenario}-{item.seed}").exists():
+            partition.run(item)  # the first of its scenario and seed
+        was_trained = _item(root, item)
+        fresh += was_trained
+        left = (time.monotonic() - began) / max(fresh, 1) * (len(items) - done - 1)
+        accuracy = json.loads((config.root() / _folder("evaluation", item) / "metrics.json").read_text())["accuracy"]
+        log.info(
+            "%s %s, %d of %d: %s-%s-%d %.2f %%%s", study.paper, study.name, done + 1, len(items), item.scenario,
+            item.recipe, item.seed, 100 * accuracy, f", {_clock(left)} left" if was_trained else ", known",
+        )  # fmt: skip
+
+
+def _item(root: Path, options: Namespace) -> bool:
+    """Trains an item or takes it from those that are kept, and evaluates it; whether it was trained."""
+    item = Item.load(options.scenario, options.recipe, options.seed)
+    kept = root / KEPT / fingerprint_of(item)[:16]
+    folder = config.root() / _folder("runs", options)
+    fresh = not (kept / "run.json").is_file()
+    if fresh:
+        train.train(options)
+        replace_folder(kept, {path.name: path.read_bytes() for path in sorted(folder.iterdir())})
+    else:
+        replace_folder(folder, {path.name: path.read_bytes() for path in sorted(kept.iterdir())})
+    evaluate.run(options)
+    return fresh
+
+
+def _folder(kind: str, item: Namespace) -> Path:
+    return Path(kind) / f"{item.scenario}-{item.recipe}-{item.seed}"
+
+
+@contextmanager
+def _inside(root: Path, study: studies.Study) -> Iterator[None]:
+    """The study's folder as the current one, with the prepared data where the stages look for them."""
+    folder, data = root / study.folder, root / study.data_folder
+    data.mkdir(parents=True, exist_ok=True)
+    link = folder / "data"
+    link.unlink(missing_ok=True)
+    link.symlink_to(os.path.relpath(data, folder), target_is_directory=True)
+    os.environ.setdefault("DVC_ROOT", str(root))  # MLflow's store and what is resumed are the repository's
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(root)
+        link.unlink(missing_ok=True)
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min"
+
+
+def main(arguments: list[str]) -> int:
+    """The command line; returns the exit code."""
+    return cli.run(run, __doc__, arguments, "paper", "study", "size")

@@ -1,0 +1,83 @@
+"""Kind `curves`: columns of rounds.csv by round, a line per method, a panel per setting, bands over seeds.
+
+Keys: `panels`: a list of {title, study, scenario, column}; `lines`: the paper's name of a method: its recipe, or parts
+of an address that differ from the panel's. `scale`: from shares to the unit of the axis. `y`: its label. `baseline`:
+the line that is drawn black.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.figures import Values
+from pipelines.targets.measured import Measured, series
+from pipelines.targets.pictures import legend, line, look, panels, png
+from pipelines.targets.spec import Built, Target
+
+Drawn = dict[tuple[str, str], tuple[list[int], Values]]  # (panel, line) -> rounds, values [seeds, rounds]
+
+
+def build(target: Target, measured: Measured) -> Built:
+    """The picture and its numbers; lines that are not run at this size, or not yet, are left out and named."""
+    spec = target.spec
+    lines = {name: of if isinstance(of, Mapping) else {"recipe": of} for name, of in spec["lines"].items()}
+    drawn: Drawn = {}
+    missing = []
+    scale = float(spec.get("scale", 1))
+    for panel in spec["panels"]:
+        for name, own in lines.items():
+            address: dict[str, Any] = {**panel, **own}
+            runs = measured.runs(address) if measured.is_wanted(address) else []
+            rounds, values = series(runs, str(address.get("column", "test_accuracy"))) if runs else ([], None)
+            if values is not None and rounds:
+                drawn[str(panel["title"]), name] = rounds, scale * values
+            elif measured.is_wanted(address):
+                missing.append(f"{panel['title']}, {name}")
+    titles = [str(panel["title"]) for panel in spec["panels"] if any(key[0] == str(panel["title"]) for key in drawn)]
+    if not titles:
+        return Built((), {}, (), tuple(missing) or ("not run at this size",))
+    files = {"png": _picture(spec, titles, list(lines), drawn), "csv": _csv(drawn).encode()}
+    return Built((), files, tuple(_words(spec, titles, drawn)), tuple(missing))
+
+
+def _picture(spec: Mapping[str, Any], titles: list[str], names: list[str], drawn: Drawn) -> bytes:
+    figure, grid = panels(len(titles), int(spec.get("across", 4)))
+    for axes, title in zip(grid, titles, strict=True):
+        for place, name in enumerate(names):
+            if (title, name) in drawn:
+                rounds, values = drawn[title, name]
+                line(axes, rounds, values, name, look(place, name == spec.get("baseline", "FedAvg")))
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel("round")
+    grid[0].set_ylabel(str(spec.get("y", "test accuracy, %")))
+    fullest = max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+    legend(figure, fullest)
+    return png(figure)
+
+
+def _csv(drawn: Drawn) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["panel", "line", "round", "seed_index", "value"])
+    for (panel, name), (rounds, values) in drawn.items():
+        for index, row in enumerate(values):
+            table.writerows([panel, name, t, index, value] for t, value in zip(rounds, row.tolist(), strict=True))
+    return text.getvalue()
+
+
+def _words(spec: Mapping[str, Any], titles: list[str], drawn: Drawn) -> list[str]:
+    """Who ends where: the highest and the lowest line of each panel."""
+    found = []
+    for title in titles:
+        ends = {name: float(values[:, -1].mean()) for (panel, name), (_, values) in drawn.items() if panel == title}
+        if len(ends) > 1:
+            high, low = max(ends, key=lambda n: ends[n]), min(ends, key=lambda n: ends[n])
+            decimals = int(spec.get("decimals", 2))
+            found.append(
+                f"{title}: at the end {high} is highest ({ends[high]:.{decimals}f}), {low} lowest "
+                f"({ends[low]:.{decimals}f})."
+            )
+    return found

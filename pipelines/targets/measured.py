@@ -1,0 +1,87 @@
+"""The results of a paper's studies at one size, by address: study, scenario, recipe."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import load_file
+from torch import Tensor
+
+from pipelines import results
+from pipelines.results import Result
+from pipelines.studies import Study, of_paper
+from pipelines.summary import Spread, spread
+from plugins.core.errors import UserError
+from plugins.data.checks import known
+
+LAST = re.compile(r"last(\d+)")
+
+
+class Measured:
+    """What has been run so far."""
+
+    def __init__(self, paper: str, size: str, root: Path) -> None:
+        self.paper, self.size, self.root = paper, size, root
+        self.studies: dict[str, Study] = of_paper(paper, size, root)
+        self._read = cache(self._results)
+
+    def runs(self, address: Mapping[str, Any]) -> list[Result]:
+        """The finished runs of {study, scenario, recipe}, by seed."""
+        study = self.studies[known("study", address.get("study"), self.studies)]
+        found = self._read(study.name)
+        wanted = (address.get("scenario"), address.get("recipe"))
+        return sorted((r for r in found if (r.scenario, r.recipe) == wanted), key=lambda r: r.seed)
+
+    def is_wanted(self, address: Mapping[str, Any]) -> bool:
+        """Whether this size runs {study, scenario, recipe} at all."""
+        content = self.studies[address["study"]].content
+        return address["scenario"] in content["scenario_names"] and address["recipe"] in content["recipe_names"]
+
+    def value(self, address: Mapping[str, Any], statistic: str) -> Spread | None:
+        """Mean and spread over seeds of a statistic of the runs at `address`; None if there are none."""
+        values = [number(run, statistic) for run in self.runs(address)]
+        return spread(value for value in values if value is not None)
+
+    def recorded(self, run: Result, study: str) -> dict[str, Tensor]:
+        """The other quantities that a run recorded, "<component>/<quantity>" [T, ...]."""
+        found: dict[str, Tensor] = load_file(self.folder(study) / "runs" / run.key / "recorded.safetensors")
+        return found
+
+    def folder(self, study: str) -> Path:
+        """The results of a study."""
+        return self.root / self.studies[study].folder
+
+    def _results(self, study: str) -> list[Result]:
+        return results.read(self.folder(study))
+
+
+def number(run: Result, statistic: str) -> float | None:
+    """A statistic of one run: final, best, lastN (mean of the last N evaluated rounds), or a key of metrics.json."""
+    accuracies = run.column("test_accuracy")
+    last = LAST.fullmatch(statistic)
+    if last:
+        return statistics.fmean(accuracies[-int(last[1]) :])
+    if statistic == "final":
+        return accuracies[-1]
+    if statistic == "best":
+        return max(accuracies)
+    value = run.evaluation.get(statistic)
+    if value is None:
+        return None
+    if not isinstance(value, int | float):
+        raise UserError(f"statistic {statistic!r} is no number; allowed: final, best, lastN, a number of metrics.json")
+    return float(value) if math.isfinite(value) else None
+
+
+def series(runs: Sequence[Result], column: str) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
+    """(rounds, values [seeds, rounds]) of a column of rounds.csv, over the rounds that all runs measured."""
+    tables = [{int(r["round"]): r[column] for r in run.rows if math.isfinite(r.get(column, math.nan))} for run in runs]
+    rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
+    return rounds, np.array([[table[t] for t in rounds] for table in tables]).reshape(len(tables), len(rounds))

@@ -1,0 +1,88 @@
+"""What a target is: an entry of `pipelines/<paper>/targets.yaml`, and the paper's own numbers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.studies import PAPERS, SIZES, of_paper, read_yaml
+from plugins.core.errors import UserError
+from plugins.data.checks import known
+
+# How a target of each kind is built is in the module of that name; other kinds are functions of the paper's figures.py.
+KINDS = ("table", "curves", "settings")
+KEYS = ("kind", "title", "protocol")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table or figure."""
+
+    id: str  # as "rf-tab1"
+    paper: str
+    kind: str
+    title: str
+    protocol: tuple[str, ...]  # what is run, what the paper leaves open, and what was chosen
+    spec: Mapping[str, Any]  # all keys, those of its kind among them
+    reported: Mapping[str, Any] | None  # the paper's entry in reported.yaml: rows, columns, unit, ...
+
+    @property
+    def studies(self) -> tuple[str, ...]:
+        """Every study that it reads: the values of all keys `study` (or `studies`, a list) at any depth."""
+        return tuple(dict.fromkeys(_studies(self.spec)))
+
+
+class Built(NamedTuple):
+    """What a target has become."""
+
+    table: Sequence[Sequence[str]]  # its first line is the header; empty where there is a picture only
+    files: Mapping[str, bytes]  # by ending: csv, png, ...
+    words: tuple[str, ...]  # what the outcome says about the paper's claim, from the numbers
+    missing: tuple[str, ...] = ()  # what it would need and is not there yet
+
+
+def of_targets(paper: str, root: Path) -> dict[str, Target]:
+    """The targets of a paper by id. UserError for a bad file, and for studies that do not exist."""
+    folder = root / "pipelines" / known("paper", paper, PAPERS)
+    path = folder / "targets.yaml"
+    reported = read_yaml(folder / "reported.yaml")
+    studies = {size: of_paper(paper, size, root) for size in SIZES}
+    found = {}
+    for name, spec in read_yaml(path).items():
+        where = f"{path}: {name}"
+        missing = [key for key in KEYS if not isinstance(spec, dict) or key not in spec]
+        if missing:
+            raise UserError(f"{where}: the key {missing[0]!r} is missing")
+        target = Target(
+            name, paper, str(spec["kind"]), str(spec["title"]), tuple(spec["protocol"]), spec, reported.get(name)
+        )
+        for study in target.studies:
+            known(f"{where}: study", study, studies["paper"])
+        found[name] = target
+    return found
+
+
+def paper_of(target: str, root: Path) -> str:
+    """The paper that a target belongs to. UserError for an unknown one."""
+    owners = {name: paper for paper in PAPERS if _exists(root, paper) for name in of_targets(paper, root)}
+    return owners[known("table or figure", target, owners)]
+
+
+def _exists(root: Path, paper: str) -> bool:
+    return (root / "pipelines" / paper / "targets.yaml").is_file()
+
+
+def _studies(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            if key == "study":
+                yield str(value)
+            elif key == "studies":
+                yield from map(str, value)
+            else:
+                yield from _studies(value)
+    elif isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _studies(value)
