@@ -12,6 +12,7 @@ RECIPE ?= fednnnn
 SILOS ?= 3
 PAPERS := fnr fednnnn ccn fednlr rfedavg
 SIZE ?= smoke
+ON ?= validation
 
 export PATH := $(VENV)/bin:$(PATH)
 export MLFLOW_DISABLE_TELEMETRY := true
@@ -20,7 +21,7 @@ export DO_NOT_TRACK := true
 unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
-.PHONY: papers $(PAPER_TARGETS) table figure repro test test-slow check format ui bench silo clean env lock
+.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui bench silo clean env lock
 
 # Only where something was edited: reading the settings imports torch, which a run with nothing to do can spare.
 CHECKED := .dvc/tmp/params-checked
@@ -64,6 +65,9 @@ table figure: env  ## The one table or figure ID, at SIZE, with the studies that
 	@stages=$$(python -m pipelines.papers stages "$(ID)" --size $(SIZE)) && \
 	  { [ -z "$$stages" ] || python -m pipelines.warm dvc repro $$stages; }
 	@python -m pipelines.papers build "$(ID)" --size $(SIZE)
+
+tune: env  ## Chooses hyper-parameters of study ID of PAPER on the validation split (ON=test: on the test set, a leak).
+	@python -m pipelines.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Rehearses RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m plugins.silo.rehearse --recipe "$(RECIPE)" --silos $(SILOS)

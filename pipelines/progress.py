@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 Report = Callable[[Mapping[str, float]], None]
 LINES = 4  # plain lines per item
+QUIET_S = 5  # an item that takes less needs none
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def _lines(title: str, done: int, total: int) -> Report:
 
     def report(row: Mapping[str, float]) -> None:
         t = int(row["round"])
-        if t % every and t != total:
+        if (t % every and t != total) or time.monotonic() - began < QUIET_S:
             return
         left = (time.monotonic() - began) / (t - done) * (total - t)
         sys.stdout.write(f"{title}: round {t}/{total}, accuracy {row['test_accuracy']:.4f}, {left:.0f} s left\n")

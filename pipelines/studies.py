@@ -41,11 +41,12 @@ class Study:
     size: str
     what: str  # a few words for people
     content: Mapping[str, Any]  # a params.yaml
+    kind: str = "studies"  # or tune: the folder that it belongs to
 
     @property
     def folder(self) -> Path:
         """Its results, relative to the repository."""
-        return RESULTS / self.paper / self.size / "studies" / self.name
+        return RESULTS / self.paper / self.size / self.kind / self.name
 
     @property
     def data_folder(self) -> Path:

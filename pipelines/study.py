@@ -30,10 +30,14 @@ KEPT = ".items"
 
 
 def run(options: argparse.Namespace) -> None:
-    """Prepares, partitions, trains and evaluates what is not there yet."""
+    """Runs a study of a paper."""
     root = config.root()
     found = studies.of_paper(options.paper, options.size, root)
-    study = found[known(f"study of {options.paper}", options.study, found)]
+    execute(root, found[known(f"study of {options.paper}", options.study, found)])
+
+
+def execute(root: Path, study: studies.Study) -> None:
+    """Runs what is left of a study, under its folder in the repository `root`."""
     # Made anew from the items that are kept, so that nothing is left of other settings.
     for kind in ("partitions", "runs", "evaluation"):
         shutil.rmtree(root / study.folder / kind, ignore_errors=True)
@@ -103,11 +107,17 @@ def _inside(root: Path, study: studies.Study) -> Iterator[None]:
     link.unlink(missing_ok=True)
     link.symlink_to(os.path.relpath(data, folder), target_is_directory=True)
     os.environ.setdefault("DVC_ROOT", str(root))  # MLflow's store and what is resumed are the repository's
+    chatty = [logging.getLogger(name) for name in ("pipelines.train", "pipelines.partition")]
+    levels = [logger.level for logger in chatty]
+    for logger in chatty:
+        logger.setLevel(logging.WARNING)  # a line per item is enough
     os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(root)
+        for logger, level in zip(chatty, levels, strict=True):
+            logger.setLevel(level)
         link.unlink(missing_ok=True)
 
 

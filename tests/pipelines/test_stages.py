@@ -440,13 +440,18 @@ def test_every_stage_of_the_command_line_has_its_module() -> None:
         assert callable(module.main)
 
 
-def test_plain_progress_says_how_long_it_takes(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("quiet", [0, 1000])
+def test_plain_progress_says_how_long_it_takes(
+    quiet: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says nothing of an item that is over in no time."""
+    monkeypatch.setattr(progress, "QUIET_S", quiet)
     with progress.rounds("item", 0, 8) as report:
         for t in range(1, 9):
             report({"round": t, "test_accuracy": t / 10})
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in lines] == [f"item: round {t}/8" for t in (2, 4, 6, 8)]
-    assert lines[-1].endswith("accuracy 0.8000, 0 s left")
+    assert [line.split(",")[0] for line in lines] == ([] if quiet else [f"item: round {t}/8" for t in (2, 4, 6, 8)])
+    assert quiet or lines[-1].endswith("accuracy 0.8000, 0 s left")
 
 
 def test_the_mlflow_store_lies_in_the_repository_that_dvc_names(
