@@ -1,8 +1,9 @@
 """Stage study: all items of one study of a paper, in one process -> papers/<paper>/<size>/studies/<study>/.
 
 Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation). Items run seed by seed, so that
-a part of a study is a table already. Trained items are kept under their fingerprints in .items/ until `make clean`:
-what was trained once is copied, whatever else of the study has changed. A kill loses at most the round in progress.
+a part of a study is a table already, and on a CPU as many at a time as there are cores, with the same results. Trained
+items are kept under their fingerprints in .items/ until `make clean`: what was trained once is copied, whatever else of
+the study has changed. A kill loses at most the rounds in progress.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import shutil
 import time
 from argparse import Namespace
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from pipelines import check, cli, config, evaluate, partition, studies, train
 from pipelines.items import Item
 from pipelines.provenance import fingerprint_of
+from pipelines.workers import how_many, side_by_side
+from plugins.core.errors import NonFiniteError
 from plugins.data import datasets
 from plugins.data.checks import known
 from plugins.data.files import replace_folder, write_whole
+from plugins.engines.simulation import resolve_device
 
 log = logging.getLogger(__name__)
 KEPT = ".items"
+DIVERGED = "diverged.json"  # item -> why it has no model
 
 
 def run(options: argparse.Namespace) -> None:
@@ -52,7 +60,8 @@ def execute(root: Path, study: studies.Study) -> None:
             for scenario in settings.scenario_names
             for recipe in settings.recipe_names
         ]
-        _all(root, study, items)
+        on_gpu = resolve_device(settings.train.device).type == "cuda"
+        _all(root, study, items, how_many(settings.train.threads, on_gpu))
 
 
 def prepared(root: Path, study: studies.Study, data: config.DataSettings) -> Path:
@@ -63,35 +72,55 @@ def prepared(root: Path, study: studies.Study, data: config.DataSettings) -> Pat
     return path
 
 
-def _all(root: Path, study: studies.Study, items: list[Namespace]) -> None:
-    """Every item in turn, with the time that is left."""
-    began, fresh = time.monotonic(), 0
-    for done, item in enumerate(items):
+def _all(root: Path, study: studies.Study, items: list[Namespace], processes: int) -> None:
+    """Every item, as many side by side as there are processes, with the time that is left."""
+    for item in items:
         if not (config.root() / "partitions" / f"{item.scenario}-{item.seed}").exists():
             partition.run(item)  # the first of its scenario and seed
-        was_trained = _item(root, item)
-        fresh += was_trained
-        left = (time.monotonic() - began) / max(fresh, 1) * (len(items) - done - 1)
-        accuracy = json.loads((config.root() / _folder("evaluation", item) / "metrics.json").read_text())["accuracy"]
+    began, fresh, diverged = time.monotonic(), 0, {}
+    done = enumerate(side_by_side(partial(_item, root), items, processes), start=1)
+    for n, (item, outcome) in done:
+        fresh += outcome.trained
+        left = (time.monotonic() - began) / max(fresh, 1) * (len(items) - n)
+        if outcome.reason:
+            diverged[_folder("", item).name] = outcome.reason
         log.info(
-            "%s %s, %d of %d: %s-%s-%d %.2f %%%s", study.paper, study.name, done + 1, len(items), item.scenario,
-            item.recipe, item.seed, 100 * accuracy, f", {_clock(left)} left" if was_trained else ", known",
+            "%s %s, %d of %d: %s %s%s", study.paper, study.name, n, len(items), _folder("", item).name,
+            outcome.reason or f"{100 * outcome.accuracy:.2f} %",
+            f", {_clock(left)} left" if outcome.trained else ", known",
         )  # fmt: skip
+    write_whole(config.root() / DIVERGED, json.dumps(diverged, indent=2) + "\n")
 
 
-def _item(root: Path, options: Namespace) -> bool:
-    """Trains an item or takes it from those that are kept, and evaluates it; whether it was trained."""
+class _Outcome(NamedTuple):
+    trained: bool  # not taken from those that are kept
+    accuracy: float
+    reason: str = ""  # why there is no model
+
+
+def _item(root: Path, options: Namespace) -> _Outcome:
+    """Trains an item or takes it from those that are kept, and evaluates it.
+
+    Training that diverges is an outcome too, which a table has to show: it is kept and does not end the study.
+    """
     item = Item.load(options.scenario, options.recipe, options.seed)
     kept = root / KEPT / fingerprint_of(item)[:16]
     folder = config.root() / _folder("runs", options)
-    fresh = not (kept / "run.json").is_file()
+    fresh = not kept.is_dir()
     if fresh:
-        train.train(options)
-        replace_folder(kept, {path.name: path.read_bytes() for path in sorted(folder.iterdir())})
-    else:
+        try:
+            train.train(options)
+            files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+        except NonFiniteError as error:
+            files = {DIVERGED: str(error).encode()}
+        replace_folder(kept, files)
+    if (kept / DIVERGED).is_file():
+        return _Outcome(fresh, math.nan, (kept / DIVERGED).read_text())
+    if not fresh:
         replace_folder(folder, {path.name: path.read_bytes() for path in sorted(kept.iterdir())})
     evaluate.run(options)
-    return fresh
+    metrics = json.loads((config.root() / _folder("evaluation", options) / "metrics.json").read_text())
+    return _Outcome(fresh, float(metrics["accuracy"]))
 
 
 def _folder(kind: str, item: Namespace) -> Path:

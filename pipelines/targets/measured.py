@@ -49,6 +49,12 @@ class Measured:
         values = [number(run, statistic) for run in self.runs(address)]
         return spread(value for value in values if value is not None)
 
+    def diverged(self, address: Mapping[str, Any]) -> bool:
+        """Whether a run of {study, scenario, recipe} has ended without a model, its loss being infinite."""
+        path = self.folder(address["study"]) / "diverged.json"
+        items = results.record(path) if path.is_file() else {}
+        return any(item.rsplit("-", 1)[0] == f"{address['scenario']}-{address['recipe']}" for item in items)
+
     def recorded(self, run: Result, study: str) -> dict[str, Tensor]:
         """The other quantities that a run recorded, "<component>/<quantity>" [T, ...]."""
         found: dict[str, Tensor] = load_file(self.folder(study) / "runs" / run.key / "recorded.safetensors")

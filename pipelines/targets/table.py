@@ -32,6 +32,7 @@ class Cell:
     reported: float | None
     reported_spread: float | None
     wanted: bool  # whether this size runs it
+    diverged: bool = False  # whether a seed has ended without a model
 
 
 def build(target: Target, measured: Measured) -> Built:
@@ -39,7 +40,8 @@ def build(target: Target, measured: Measured) -> Built:
     spec = target.spec
     rows, columns = dict(spec["rows"]), dict(spec["columns"])
     cells = {(r, c): _cell(target, measured, r, c, {**rows[r], **columns[c]}) for r in rows for c in columns}
-    missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.wanted and cell.measured is None)
+    absent = {place: cell for place, cell in cells.items() if cell.wanted and cell.measured is None}
+    missing = tuple(f"{r}, {c}" for (r, c), cell in absent.items() if not cell.diverged)
     words = _words(target, cells) if spec.get("better", "higher") != "none" else ()
     return Built(_lines(target, cells), {"csv": _csv(target, cells).encode()}, tuple(words), missing)
 
@@ -55,7 +57,7 @@ def _cell(target: Target, measured: Measured, row: str, column: str, address: Ma
     found = measured.value(address, statistic) if wanted else None
     if found is not None:
         found = Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
-    return Cell(found, reported, reported_spread, wanted)
+    return Cell(found, reported, reported_spread, wanted, wanted and measured.diverged(address))
 
 
 def _reported(target: Target, row: str, column: str) -> tuple[float | None, float | None]:
@@ -76,7 +78,9 @@ def _lines(target: Target, cells: Mapping[tuple[str, str], Cell]) -> list[list[s
 
 def _text(cell: Cell, decimals: int) -> str:
     """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports."""
-    if cell.measured is None:
+    if cell.diverged:
+        found = "diverges"
+    elif cell.measured is None:
         found = "not run yet" if cell.wanted else "not run at this size"
     elif cell.measured.std is None:
         found = f"{cell.measured.mean:.{decimals}f}"
