@@ -50,7 +50,9 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
         for name, one in built.items()
     ]  # fmt: skip
     used = {study for target in targets.values() for study in target.studies}
-    facts = [(study.name, _facts(study)) for study in measured.studies.values() if study.name in used]
+    facts = [
+        (one.name, _facts(one, measured.skipped(one.name))) for one in measured.studies.values() if one.name in used
+    ]
     context = {"title": TITLES[paper], "size": size, "about": ABOUT[size], "sections": sections, "studies": facts}
     files["report.html"] = render("paper.html.j2", context).encode()
     place = root / studies.RESULTS / paper / size / folder
@@ -93,8 +95,11 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _facts(study: studies.Study) -> str:
+def _facts(study: studies.Study, skipped: str) -> str:
     """What was run, in one line."""
+    if skipped:
+        again = f"dvc repro --force pipelines/{study.paper}/dvc.yaml:study@{study.size}-{study.name}"
+        return f"{study.what}: not run, as its data are not there ({skipped}). Once they are: {again}"
     content, train = study.content, study.content["train"]
     clients = sorted({int(content["scenarios"][name]["clients"]) for name in content["scenario_names"]})
     local = f"{train['local_steps']} steps" if train.get("local_steps") else f"{train['epochs']} epochs"

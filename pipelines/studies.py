@@ -27,6 +27,8 @@ from plugins.data.checks import known
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
 SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers")
+# Beside a study's runs: which items have no model, as their loss is not finite; why there are no runs at all.
+DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
 REPLACED = ("scenarios", "recipes")  # of `like`: what a study lists itself is its whole list
 ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
 NAMES = {"scenario_names": "scenarios", "recipe_names": "recipes"}

@@ -26,7 +26,7 @@ from pipelines import check, cli, config, evaluate, partition, studies, train
 from pipelines.items import Item
 from pipelines.provenance import fingerprint_of
 from pipelines.workers import how_many, side_by_side
-from plugins.core.errors import NonFiniteError
+from plugins.core.errors import NonFiniteError, UserError
 from plugins.data import datasets
 from plugins.data.checks import known
 from plugins.data.files import replace_folder, write_whole
@@ -34,7 +34,6 @@ from plugins.engines.simulation import resolve_device
 
 log = logging.getLogger(__name__)
 KEPT = ".items"
-DIVERGED = "diverged.json"  # item -> why it has no model
 
 
 def run(options: argparse.Namespace) -> None:
@@ -47,13 +46,20 @@ def run(options: argparse.Namespace) -> None:
 def execute(root: Path, study: studies.Study) -> None:
     """Runs what is left of a study, under its folder in the repository `root`."""
     # Made anew from the items that are kept, so that nothing is left of other settings.
-    for kind in ("partitions", "runs", "evaluation"):
-        shutil.rmtree(root / study.folder / kind, ignore_errors=True)
+    shutil.rmtree(root / study.folder, ignore_errors=True)
     write_whole(root / study.folder / config.FILE, study.yaml(root))
     with _inside(root, study):
         settings = config.load()
         check.check(Namespace())
-        prepared(root, study, settings.data)
+        try:
+            prepared(root, study, settings.data)
+        except UserError as error:
+            if study.size != "small":
+                raise
+            # This size takes what data there are.
+            write_whole(config.root() / studies.SKIPPED, f"{error}\n")
+            log.info("%s %s is skipped: %s", study.paper, study.name, error)
+            return
         items = [
             Namespace(seed=seed, scenario=scenario, recipe=recipe)
             for seed in settings.seeds
@@ -89,7 +95,7 @@ def _all(root: Path, study: studies.Study, items: list[Namespace], processes: in
             outcome.reason or f"{100 * outcome.accuracy:.2f} %",
             f", {_clock(left)} left" if outcome.trained else ", known",
         )  # fmt: skip
-    write_whole(config.root() / DIVERGED, json.dumps(diverged, indent=2) + "\n")
+    write_whole(config.root() / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
 
 
 class _Outcome(NamedTuple):
@@ -112,10 +118,10 @@ def _item(root: Path, options: Namespace) -> _Outcome:
             train.train(options)
             files = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
         except NonFiniteError as error:
-            files = {DIVERGED: str(error).encode()}
+            files = {studies.DIVERGED: str(error).encode()}
         replace_folder(kept, files)
-    if (kept / DIVERGED).is_file():
-        return _Outcome(fresh, math.nan, (kept / DIVERGED).read_text())
+    if (kept / studies.DIVERGED).is_file():
+        return _Outcome(fresh, math.nan, (kept / studies.DIVERGED).read_text())
     if not fresh:
         replace_folder(folder, {path.name: path.read_bytes() for path in sorted(kept.iterdir())})
     evaluate.run(options)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipelines import results
 from pipelines.results import Result
-from pipelines.studies import Study, of_paper
+from pipelines.studies import DIVERGED, SKIPPED, Study, of_paper
 from pipelines.summary import Spread, spread
 from plugins.core.errors import UserError
 from plugins.data.checks import known
@@ -49,9 +49,14 @@ class Measured:
         values = [number(run, statistic) for run in self.runs(address)]
         return spread(value for value in values if value is not None)
 
+    def skipped(self, study: str) -> str:
+        """Why a study was not run, or nothing: its data are not there."""
+        path = self.folder(study) / SKIPPED
+        return path.read_text().strip() if path.is_file() else ""
+
     def diverged(self, address: Mapping[str, Any]) -> bool:
         """Whether a run of {study, scenario, recipe} has ended without a model, its loss being infinite."""
-        path = self.folder(address["study"]) / "diverged.json"
+        path = self.folder(address["study"]) / DIVERGED
         items = results.record(path) if path.is_file() else {}
         return any(item.rsplit("-", 1)[0] == f"{address['scenario']}-{address['recipe']}" for item in items)
 

@@ -21,6 +21,7 @@ from pipelines.summary import Spread
 from pipelines.targets.measured import Measured
 from pipelines.targets.spec import Built, Target
 
+NOT_YET, NO_DATA = "not run yet", "no data"
 ENOUGH = 3  # methods, below which a rank correlation says nothing
 
 
@@ -31,8 +32,7 @@ class Cell:
     measured: Spread | None
     reported: float | None
     reported_spread: float | None
-    wanted: bool  # whether this size runs it
-    diverged: bool = False  # whether a seed has ended without a model
+    instead: str = ""  # why there is no measured number
 
 
 def build(target: Target, measured: Measured) -> Built:
@@ -40,8 +40,7 @@ def build(target: Target, measured: Measured) -> Built:
     spec = target.spec
     rows, columns = dict(spec["rows"]), dict(spec["columns"])
     cells = {(r, c): _cell(target, measured, r, c, {**rows[r], **columns[c]}) for r in rows for c in columns}
-    absent = {place: cell for place, cell in cells.items() if cell.wanted and cell.measured is None}
-    missing = tuple(f"{r}, {c}" for (r, c), cell in absent.items() if not cell.diverged)
+    missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.instead in (NOT_YET, NO_DATA))
     words = _words(target, cells) if spec.get("better", "higher") != "none" else ()
     return Built(_lines(target, cells), {"csv": _csv(target, cells).encode()}, tuple(words), missing)
 
@@ -52,12 +51,16 @@ def _cell(target: Target, measured: Measured, row: str, column: str, address: Ma
     statistic = str(address.get("statistic", spec.get("statistic", "final")))
     reported, reported_spread = _reported(target, row, column)
     if "study" not in address:  # a row or column that the paper has and that can't be run
-        return Cell(None, reported, reported_spread, False)
-    wanted = measured.is_wanted(address)
-    found = measured.value(address, statistic) if wanted else None
-    if found is not None:
-        found = Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
-    return Cell(found, reported, reported_spread, wanted, wanted and measured.diverged(address))
+        return Cell(None, reported, reported_spread, "-")
+    if not measured.is_wanted(address):
+        return Cell(None, reported, reported_spread, "not run at this size")
+    found = measured.value(address, statistic)
+    if measured.diverged(address):
+        return Cell(None, reported, reported_spread, "diverges")
+    if found is None:
+        return Cell(None, reported, reported_spread, NO_DATA if measured.skipped(address["study"]) else NOT_YET)
+    found = Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
+    return Cell(found, reported, reported_spread)
 
 
 def _reported(target: Target, row: str, column: str) -> tuple[float | None, float | None]:
@@ -78,10 +81,8 @@ def _lines(target: Target, cells: Mapping[tuple[str, str], Cell]) -> list[list[s
 
 def _text(cell: Cell, decimals: int) -> str:
     """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports."""
-    if cell.diverged:
-        found = "diverges"
-    elif cell.measured is None:
-        found = "not run yet" if cell.wanted else "not run at this size"
+    if cell.measured is None:
+        found = cell.instead
     elif cell.measured.std is None:
         found = f"{cell.measured.mean:.{decimals}f}"
     else:
