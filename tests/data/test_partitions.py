@@ -19,6 +19,7 @@ PARAMS = {name: {} for name in PARTITIONS if name not in BY_OWNER} | {
     "dirichlet": {"alpha": 0.3},
     "shards": {"classes_per_client": 2},
     "similarity": {"s": 0.1},
+    "by_classes": {"classes": [[k, (k + 3) % 10] for k in range(10)]},
     "two_classes": {"sizes": "power_law", "total": 400},
 }
 
@@ -75,6 +76,76 @@ def test_shards(population, data):
     assert holders.max() - holders.min() <= 1
     equal_share = counts.sum(0) / holders
     assert (np.where(counts > 0, counts, np.inf) >= equal_share / 10).all()
+
+
+# Two clients share eight classes, the third has the other two: figure 1 of CCN.
+FIGURE_1 = [[*range(8)], [*range(8)], [8, 9]]
+
+
+def test_by_classes_as_in_ccns_figure():
+    """DIGITS has 130 samples of classes 0 to 3 and 129 of the others: 65 each, or 64 and 65."""
+    clients = partition("by_classes", DIGITS, everything(DIGITS), 3, 0, classes=FIGURE_1)
+    check(everything(DIGITS), clients, 3)
+    counts = class_counts(DIGITS, clients, 10)
+    assert counts[:2, :4].tolist() == [[65] * 4] * 2
+    assert np.sort(counts[:2, 4:8], axis=0).tolist() == [[64] * 4, [65] * 4]
+    assert counts[2].tolist() == [0] * 8 + [129, 129]
+    assert (counts[:2, 8:] == 0).all()
+
+
+def test_by_classes_of_equal_size():
+    whole = partition("by_classes", DIGITS, everything(DIGITS), 3, 0, classes=FIGURE_1)
+    cut = partition("by_classes", DIGITS, everything(DIGITS), 3, 0, classes=FIGURE_1, sizes="equal")
+    assert [len(mine) for mine in cut] == [258] * 3, "the third has 129 + 129"
+    assert all(set(few) < set(many) for few, many in zip(cut[:2], whole[:2], strict=True))
+    assert np.array_equal(cut[2], whole[2])
+    assert (class_counts(DIGITS, cut, 10)[:2, :8] > 15).all(), "32 expected of each class, standard deviation below 5"
+
+
+def test_by_classes_leaves_out_what_nobody_holds():
+    clients = partition("by_classes", DIGITS, everything(DIGITS), 2, 0, classes=[[3], [5, 7]])
+    assert class_counts(DIGITS, clients, 10).sum(0).tolist() == [0, 0, 0, 130, 0, 129, 0, 129, 0, 0]
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.data())
+def test_by_classes(population, data):
+    labels, indices, n_clients, seed = population
+    present, supply = np.unique(labels[indices], return_counts=True)
+    one = st.lists(st.sampled_from(present.tolist()), min_size=1, unique=True)
+    classes = data.draw(st.lists(one, min_size=n_clients, max_size=n_clients))
+    clients = partition("by_classes", labels, indices, n_clients, seed, classes=classes)
+    held = np.array([[c in mine for c in present] for mine in classes])
+    dealt = np.sort(np.concatenate(clients))
+    check(dealt, clients, n_clients)
+    assert np.array_equal(dealt, np.sort(indices[np.isin(labels[indices], present[held.any(0)])]))
+    counts = class_counts(labels, clients, present.max() + 1)[:, present]
+    assert (counts[~held] == 0).all()
+    share = (supply / np.maximum(held.sum(0), 1))[None].repeat(n_clients, 0)
+    assert (np.abs(counts - share)[held] < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("classes", "message"),
+    [
+        (3, "classes=3 is refused; allowed: a list of 2 lists of classes, one per client"),
+        ([[0]], "classes=[[0]] is refused; allowed: a list of 2 lists"),
+        ([[0], 1], "classes[1]=1 is refused; allowed: a list of at least one class"),
+        ([[0], []], "classes[1]=[] is refused; allowed: a list of at least one class"),
+        ([[0], ["one"]], "classes[1]='one' is refused; allowed: a whole number from 0 up"),
+        ([[0], [10]], "classes[1]=10 is refused; allowed: each class of the training set once: 0, 1, 2,"),
+        ([[4, 4], [0]], "classes[0]=4 is refused; allowed: each class of the training set once"),
+    ],
+)
+def test_refused_classes(classes, message):
+    refuse(message, "by_classes", clients=2, classes=classes)
+
+
+def test_refused_more_holders_of_a_class_than_samples():
+    few = np.array([0, 0, 0, 1, 1])
+    message = "allowed: at most 2 clients with class 1, which has so many training samples"
+    refuse(message, "by_classes", few, clients=3, classes=[[0, 1], [1], [1]])
+    refuse("sizes 'same' is unknown; allowed: all, equal", "by_classes", clients=1, classes=[[0]], sizes="same")
 
 
 @pytest.mark.parametrize("name", PARAMS)

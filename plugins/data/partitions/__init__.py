@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from plugins.core.errors import UserError
 from plugins.data.checks import known, options_of
-from plugins.data.partitions.label import dirichlet, shards, shards_equal, similarity
+from plugins.data.partitions.label import by_classes, dirichlet, shards, shards_equal, similarity
 from plugins.data.partitions.label_and_quantity import mixed, two_classes
 from plugins.data.partitions.natural import natural, natural_grouped
 from plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
@@ -28,6 +28,7 @@ PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
     "shards": shards,
     "shards_equal": shards_equal,
     "similarity": similarity,
+    "by_classes": by_classes,
     "iid_unbalanced": iid_unbalanced,
     "quantity": quantity,
     "two_classes": two_classes,

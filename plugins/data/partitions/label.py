@@ -1,4 +1,4 @@
-"""Label skew: Dirichlet, shards of random and of equal size, similarity."""
+"""Label skew: Dirichlet, shards of random and of equal size, similarity, classes by name."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from functools import partial
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from plugins.core.errors import UserError
 from plugins.data.checks import known, real_number, refusal, whole_number
@@ -126,6 +127,57 @@ def similarity(
         blocks[n_clients - len(rest) % n_clients :] += 1
     parts = zip(_in_order(first, sizes), _in_order(rest, blocks), strict=True)
     return [np.sort(np.concatenate(both)) for both in parts]
+
+
+def by_classes(
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    classes: list[list[int]],
+    sizes: Literal["all", "equal"] = "all",
+) -> list[Ints]:
+    """Client k holds the classes `classes[k]`, each of which is dealt evenly among its holders (CCN's figure 1).
+
+    There two clients share eight classes, the third has the other two. What doesn't divide goes to holders at random.
+    Left out are the samples of classes that nobody holds, and with `sizes: equal` what a client has beyond the
+    smallest, at random, so that a weight by numbers of samples is the same for all.
+    """
+    n_clients = client_count(n_clients, len(labels))
+    present, supply = np.unique(labels, return_counts=True)
+    held = _held(classes, n_clients, present)  # [C, n_clients]
+    equal = known("sizes", sizes, ("all", "equal")) == "equal"
+    holders = held.sum(1)
+    if (supply < holders).any():
+        few = int((holders - supply).argmax())
+        allowed = f"at most {supply[few]} clients with class {present[few]}, which has so many training samples"
+        raise refusal("classes", classes, allowed)
+
+    counts = held * (supply // np.maximum(holders, 1))[:, None]
+    for c, spare in enumerate(np.where(holders > 0, supply % np.maximum(holders, 1), 0)):
+        counts[c, rng.permutation(np.flatnonzero(held[c]))[:spare]] += 1
+    clients = deal(labels, present, counts, rng)
+    if not equal:
+        return clients
+    smallest = min(map(len, clients))
+    return [np.sort(rng.permutation(mine)[:smallest]) for mine in clients]
+
+
+def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
+    """Which client holds which class, [C, n_clients]. UserError unless every client has distinct classes that exist."""
+    if not isinstance(classes, list) or len(classes) != n_clients:
+        raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
+    held = np.zeros((len(present), n_clients), bool)
+    for k, mine in enumerate(classes):
+        if not isinstance(mine, list) or not mine:
+            raise refusal(f"classes[{k}]", mine, "a list of at least one class")
+        for label in mine:
+            place = np.flatnonzero(present == whole_number(f"classes[{k}]", label, 0))
+            if len(place) == 0 or held[place[0], k]:
+                because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
+                raise refusal(f"classes[{k}]", label, f"each class of the training set once{because}")
+            held[place[0], k] = True
+    return held
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:
