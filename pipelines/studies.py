@@ -121,17 +121,23 @@ def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str
     for key in REPLACED:
         if key in own:
             inherited.pop(key, None)
-    return _laid_over(inherited, own)
+    found = _laid_over(inherited, own)
+    # What a size takes away is there only when the size is laid over the setting.
+    return found | {
+        size: _laid_over(inherited.get(size) or {}, own.get(size) or {}, keep_null=True)
+        for size in SIZES
+        if size in inherited or size in own
+    }
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """`below` with the keys of `above`, sections key by key; null takes a key away."""
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any], keep_null: bool = False) -> dict[str, Any]:
+    """`below` with the keys of `above`, sections key by key; null takes a key away, later if it is kept."""
     found = dict(copy.deepcopy(below))
     for key, value in above.items():
-        if value is None:
+        if value is None and not keep_null:
             found.pop(key, None)
         elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
-            found[key] = _laid_over(found[key], value)
+            found[key] = _laid_over(found[key], value, keep_null)
         else:
             found[key] = copy.deepcopy(value)
     return found
