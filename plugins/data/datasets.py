@@ -17,6 +17,7 @@ from plugins.data.readers.digits import digits
 from plugins.data.readers.emnist import emnist
 from plugins.data.readers.femnist import femnist
 from plugins.data.readers.images import image_folder, image_size, resized
+from plugins.data.readers.made_tweets import made_tweets
 from plugins.data.readers.mnist import mnist
 from plugins.data.readers.sent140 import sent140
 
@@ -30,6 +31,7 @@ DATASETS: dict[str, Callable[..., Raw]] = {
     "cifar100": cifar100,
     "cinic10": cinic10,
     "sent140": sent140,
+    "made_tweets": made_tweets,
     "image_folder": image_folder,
     "arrays": arrays,
 }
