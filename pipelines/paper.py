@@ -97,6 +97,8 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
 
 def _facts(study: studies.Study, skipped: str) -> str:
     """What was run, in one line."""
+    if not study.is_run:
+        return f"{study.what}: not run at size {study.size}"
     if skipped:
         again = f"dvc repro --force pipelines/{study.paper}/dvc.yaml:study@{study.size}-{study.name}"
         return f"{study.what}: not run, as its data are not there ({skipped}). Once they are: {again}"

@@ -29,9 +29,9 @@ SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers")
 # Beside a study's runs: which items have no model, as their loss is not finite; why there are no runs at all.
 DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
-REPLACED = ("scenarios", "recipes")  # of `like`: what a study lists itself is its whole list
+# Of `like`: what a study lists itself is its whole list; names and sizes of the other's list go with it.
+REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
 ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
-NAMES = {"scenario_names": "scenarios", "recipe_names": "recipes"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,11 @@ class Study:
     what: str  # a few words for people
     content: Mapping[str, Any]  # a params.yaml
     kind: str = "studies"  # or tune: the folder that it belongs to
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this size runs it: `scenario_names: []` if not, as for data that can't be assumed."""
+        return bool(self.content["scenario_names"])
 
     @property
     def folder(self) -> Path:
@@ -101,7 +106,7 @@ def _study(paper: str, name: str, size: str, studies: Mapping[str, Any], where: 
     content = {key: value for key, value in whole.items() if key not in ABOUT}
     if size != "paper":
         content = _laid_over(content, whole.get(size) or {})
-    for names, entries in NAMES.items():
+    for entries, names in REPLACED.items():
         content.setdefault(names, list(content.get(entries) or {}))
     content["experiment"] = f"{paper}-{name}-{size}"
     first = {key: (content.get(f"{key}_names") or [None])[0] for key in ("recipe", "scenario")}
@@ -118,9 +123,11 @@ def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str
     if base in seen or base == name:
         raise UserError(f"{where} {name!r} is like itself, by way of {base!r}")
     inherited = _resolved(base, studies, where, (*seen, name))
-    for key in REPLACED:
-        if key in own:
-            inherited.pop(key, None)
+    for entries, names in REPLACED.items():
+        if entries in own:
+            for settings in (inherited, *(inherited.get(size) or {} for size in SIZES)):
+                settings.pop(entries, None)
+                settings.pop(names, None)
     found = _laid_over(inherited, own)
     # What a size takes away is there only when the size is laid over the setting.
     return found | {

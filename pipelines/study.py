@@ -48,6 +48,9 @@ def execute(root: Path, study: studies.Study) -> None:
     # Made anew from the items that are kept, so that nothing is left of other settings.
     shutil.rmtree(root / study.folder, ignore_errors=True)
     write_whole(root / study.folder / config.FILE, study.yaml(root))
+    if not study.is_run:
+        log.info("%s %s: not run at size %s", study.paper, study.name, study.size)
+        return
     with _inside(root, study):
         settings = config.load()
         check.check(Namespace())

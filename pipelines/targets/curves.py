@@ -1,8 +1,8 @@
 """Kind `curves`: columns of rounds.csv by round, a line per method, a panel per setting, bands over seeds.
 
 Keys: `panels`: a list of {title, study, scenario, column}; `lines`: the paper's name of a method: its recipe, or parts
-of an address that differ from the panel's. `scale`: from shares to the unit of the axis. `y`: its label. `baseline`:
-the line that is drawn black.
+of an address that differ from the panel's, and `at` ({panel: parts}) those that differ in single panels. `scale`: from
+shares to the unit of the axis. `y`: its label. `baseline`: the line that is drawn black.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pipelines.figures import Values
 from pipelines.targets.measured import Measured, series
 from pipelines.targets.pictures import legend, line, look, panels, png
-from pipelines.targets.spec import Built, Target
+from pipelines.targets.spec import Built, Target, address
 
 Drawn = dict[tuple[str, str], tuple[list[int], Values]]  # (panel, line) -> rounds, values [seeds, rounds]
 
@@ -29,12 +29,12 @@ def build(target: Target, measured: Measured) -> Built:
     scale = float(spec.get("scale", 1))
     for panel in spec["panels"]:
         for name, own in lines.items():
-            address: dict[str, Any] = {**panel, **own}
-            runs = measured.runs(address) if measured.is_wanted(address) else []
-            rounds, values = series(runs, str(address.get("column", "test_accuracy"))) if runs else ([], None)
+            where = address(str(panel["title"]), panel, own)
+            runs = measured.runs(where) if measured.is_wanted(where) else []
+            rounds, values = series(runs, str(where.get("column", "test_accuracy"))) if runs else ([], None)
             if values is not None and rounds:
                 drawn[str(panel["title"]), name] = rounds, scale * values
-            elif measured.is_wanted(address):
+            elif measured.is_wanted(where):
                 missing.append(f"{panel['title']}, {name}")
     titles = [str(panel["title"]) for panel in spec["panels"] if any(key[0] == str(panel["title"]) for key in drawn)]
     if not titles:

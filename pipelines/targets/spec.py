@@ -64,6 +64,16 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     return found
 
 
+def address(place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel, whose title is `place`.
+
+    Later parts come before earlier ones, and what a part's `at` has under that title before all: where a method has
+    settings of its own (`at: {title: {study: other}}`).
+    """
+    special = [dict(part.get("at", {})).get(place, {}) for part in parts]
+    return {key: value for part in (*parts, *special) for key, value in part.items()}
+
+
 def paper_of(target: str, root: Path) -> str:
     """The paper that a target belongs to. UserError for an unknown one."""
     owners = {name: paper for paper in PAPERS if _exists(root, paper) for name in of_targets(paper, root)}

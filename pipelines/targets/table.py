@@ -1,9 +1,10 @@
 """Kind `table`: the paper's table as it lays it out, measured beside reported, and what that says.
 
 Keys: `rows` and `columns` map the paper's titles to parts of an address {study, scenario, recipe, statistic}; the parts
-of a row and of a column make a cell's. `methods` (rows or columns): along which axis methods are compared. `statistic`:
-that of cells without one of their own. `scale` and `decimals`: from shares to the paper's unit. `better`: higher,
-lower, none. `claim`: the method that the paper says is best.
+of a row and of a column make a cell's, and `at` in a row ({column: parts}) has its own there. `methods` (rows or
+columns): along which axis methods are compared. `statistic`: that of cells without one of their own. `scale` and
+`decimals`: from shares to the paper's unit. `better`: higher, lower, none. `claim`: the method that the paper says is
+best.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from scipy.stats import kendalltau
 
 from pipelines.summary import Spread
 from pipelines.targets.measured import Measured
-from pipelines.targets.spec import Built, Target
+from pipelines.targets.spec import Built, Target, address
 
 NOT_YET, NO_DATA = "not run yet", "no data"
 ENOUGH = 3  # methods, below which a rank correlation says nothing
@@ -39,26 +40,26 @@ def build(target: Target, measured: Measured) -> Built:
     """The table; cells that are not run yet, or not at this size, are said so."""
     spec = target.spec
     rows, columns = dict(spec["rows"]), dict(spec["columns"])
-    cells = {(r, c): _cell(target, measured, r, c, {**rows[r], **columns[c]}) for r in rows for c in columns}
+    cells = {(r, c): _cell(target, measured, r, c, address(c, rows[r], columns[c])) for r in rows for c in columns}
     missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.instead in (NOT_YET, NO_DATA))
     words = _words(target, cells) if spec.get("better", "higher") != "none" else ()
     return Built(_lines(target, cells), {"csv": _csv(target, cells).encode()}, tuple(words), missing)
 
 
-def _cell(target: Target, measured: Measured, row: str, column: str, address: Mapping[str, Any]) -> Cell:
+def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping[str, Any]) -> Cell:
     spec = target.spec
-    scale = float(address.get("scale", spec.get("scale", 1)))
-    statistic = str(address.get("statistic", spec.get("statistic", "final")))
+    scale = float(at.get("scale", spec.get("scale", 1)))
+    statistic = str(at.get("statistic", spec.get("statistic", "final")))
     reported, reported_spread = _reported(target, row, column)
-    if "study" not in address:  # a row or column that the paper has and that can't be run
+    if "study" not in at:  # a row or column that the paper has and that can't be run
         return Cell(None, reported, reported_spread, "-")
-    if not measured.is_wanted(address):
+    if not measured.is_wanted(at):
         return Cell(None, reported, reported_spread, "not run at this size")
-    found = measured.value(address, statistic)
-    if measured.diverged(address):
+    found = measured.value(at, statistic)
+    if measured.diverged(at):
         return Cell(None, reported, reported_spread, "diverges")
     if found is None:
-        return Cell(None, reported, reported_spread, NO_DATA if measured.skipped(address["study"]) else NOT_YET)
+        return Cell(None, reported, reported_spread, NO_DATA if measured.skipped(at["study"]) else NOT_YET)
     found = Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
     return Cell(found, reported, reported_spread)
 
