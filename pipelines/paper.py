@@ -81,7 +81,9 @@ def about(target: Target) -> str:
         return f"Figure of the paper, drawn from our runs ({target.id})."
     spread = target.reported.get("spread")
     in_paper = f" ± in the paper: {spread}." if spread else ""
-    table, unit = target.reported.get("table", target.id), target.reported.get("unit", "see the rows")
+    table, unit = target.reported.get("table", target.id), target.reported.get("unit")
+    if unit is None:
+        return f"{table} of the paper. In brackets what the paper reports."
     return (
         f"{table} of the paper. Measured, mean ± sample standard deviation over seeds; in brackets what the paper "
         f"reports, in its unit ({unit}).{in_paper}"

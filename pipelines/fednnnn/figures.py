@@ -1,1 +1,203 @@
-"""Pictures of the paper that are no curves."""
+"""The paper's curves with what they say about its claims, and the tables of its networks.
+
+`accuracy`, `norms` and `path` are `curves` (pipelines/targets/curves.py) with more words. `norms` takes `claim`, a line,
+and `against`, the lines that it is compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from pipelines.figures import Values
+from pipelines.targets import curves
+from pipelines.targets.measured import Measured, series
+from pipelines.targets.settings import NONE
+from pipelines.targets.spec import Built, Target
+from plugins import models
+from plugins.core.errors import UserError
+from plugins.core.task import Pass
+from plugins.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
+
+BASELINE = "FedAvg"
+
+
+def accuracy(target: Target, measured: Measured) -> Built:
+    """Accuracy by round, and when each method first is as good as the baseline ever gets."""
+    words = []
+    for panel in target.spec["panels"]:
+        lines = _lines(target, measured, panel)
+        if BASELINE in lines and len(lines) > 1:
+            scale = float(target.spec.get("scale", 1))
+            best = lines[BASELINE].y.max()
+            first = ", ".join(f"{name} {_first(line, best)}" for name, line in lines.items())
+            high = max(lines, key=lambda name: lines[name].y.max())
+            words += [
+                f"{BASELINE}'s best over the rounds, {scale * best:.2f}, is first reached in round: {first}.",
+                f"Best over the rounds: {high} ({scale * lines[high].y.max():.2f}).",
+            ]
+    return _with(curves.build(target, measured), words)
+
+
+def norms(target: Target, measured: Measured) -> Built:
+    """N and E by round, a panel each; how the claimed line compares with others, and N / E of each line."""
+    panels = target.spec["panels"]
+    found = {str(panel["title"]): _lines(target, measured, panel) for panel in panels}
+    words = []
+    claim = str(target.spec.get("claim", ""))
+    for title, lines in found.items():
+        for other in target.spec.get("against", ()):
+            if claim in lines and other in lines:
+                words.append(f"{title}: {_compared(claim, lines[claim].y, other, lines[other].y)}.")
+    n, e = found.values()
+    both = [name for name in n if name in e]
+    if both:
+        shares = ", ".join(f"{name} {(n[name].y / e[name].y).mean():.3g}" for name in both)
+        words.append(f"N / E, mean over the rounds: {shares}.")
+    return _with(curves.build(target, measured), words)
+
+
+def path(target: Target, measured: Measured) -> Built:
+    """The integral of N by round, and how much of it belongs to the second half of the rounds: little once it stops."""
+    words = []
+    for panel in target.spec["panels"]:
+        late = []
+        for name, (_, y) in _lines(target, measured, panel).items():
+            if len(y) > 1:
+                late.append(f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %")
+        if late:
+            words.append(f"Of the way to the last round, this lies in the second half of the rounds: {', '.join(late)}.")
+    return _with(curves.build(target, measured), words)
+
+
+def network(target: Target, measured: Measured) -> Built:
+    """The layers of a network with their numbers of parameters, in brackets what the paper says where it differs."""
+    found = _layers(target)
+    reported = dict((target.reported or {}).get("rows", {}))
+    columns = list((target.reported or {}).get("columns", ()))
+    titles = _titles(found, list(reported))
+    lines, other, entries = [["", *columns, "Parameters"]], [], 0
+    for title, layer in zip(titles, found, strict=True):
+        cells = []
+        for column, ours, theirs in zip(columns, layer.cells, reported.get(title, [""] * len(columns)), strict=True):
+            said = NONE if theirs is None else str(theirs)
+            entries += said not in ("", NONE)
+            other += [f"{title}, {column}"] if said not in ("", NONE, ours) else []
+            cells.append(ours if said in ("", ours) else f"{ours} ({said})")
+        lines.append([title, *cells, f"{layer.parameters:,}" if layer.parameters else NONE])
+    total = sum(layer.parameters for layer in found)
+    title, largest = max(zip(titles, found, strict=True), key=lambda pair: pair[1].parameters)
+    words = [
+        f"{entries - len(other)} of the {entries} entries that the paper prints are this network's"
+        f"{'; not: ' + '; '.join(other) if other else ''}.",
+        f"{total:,} parameters, which the paper does not count; {title} has {100 * largest.parameters / total:.0f} % "
+        "of them.",
+    ]
+    unmatched = [name for name in reported if name not in titles]
+    if unmatched:
+        words.append(f"Of the paper's rows, this network has no {', '.join(unmatched)}.")
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["layer", *columns, "parameters"])
+    table.writerows([title, *layer.cells, layer.parameters] for title, layer in zip(titles, found, strict=True))
+    return Built(lines, {"csv": text.getvalue().encode()}, tuple(words))
+
+
+def _with(built: Built, words: list[str]) -> Built:
+    """Words about the claim before those of the curves."""
+    return built._replace(words=(*words, *built.words))
+
+
+class _Line(NamedTuple):
+    rounds: list[int]
+    y: Values  # [rounds], mean over seeds
+
+
+def _lines(target: Target, measured: Measured, panel: Mapping[str, Any]) -> dict[str, _Line]:
+    """The lines of a panel that have been run, by the paper's name."""
+    found = {}
+    for name, of in target.spec["lines"].items():
+        address = {**panel, **(of if isinstance(of, Mapping) else {"recipe": of})}
+        runs = measured.runs(address) if measured.is_wanted(address) else []
+        rounds, values = series(runs, str(address.get("column", "test_accuracy")))
+        if rounds:
+            found[str(name)] = _Line(rounds, values.mean(0))
+    return found
+
+
+def _first(line: _Line, level: float) -> str:
+    """The round in which a line first reaches a level."""
+    enough = line.y >= level
+    return str(line.rounds[int(enough.argmax())]) if enough.any() else "never"
+
+
+def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
+    """In how many rounds one line is above another, and the mean ratio in the two halves of the rounds."""
+    n = len(ours)
+    ratio = ours / theirs
+    early, late = ratio[: n - n // 2].mean(), ratio[n - n // 2 :].mean() if n > 1 else ratio.mean()
+    return (
+        f"{claim} is above {other} in {int((ratio > 1).sum())} of {n} rounds, {early:.2f} times it in the first half of "
+        f"them, {late:.2f} times in the second"
+    )
+
+
+class _Layer(NamedTuple):
+    kind: str  # as the paper names it, without a number
+    cells: tuple[str, str, str, str]  # input, output, kernel, stride
+    parameters: int = 0
+
+
+def _layers(target: Target) -> list[_Layer]:
+    """What the paper lists of a network, measured on one sample. UserError for a network that is no row of layers."""
+    shape = tuple(int(n) for n in target.spec["shape"])
+    net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
+    if not isinstance(net, Stacked):
+        raise UserError(f"{target.id}: model {net.name!r} is refused; allowed: a network that is a row of layers")
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    run, x = Pass(params, buffers, train=False), torch.zeros(1, *shape)
+    found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
+    flattened = ""
+    normalised = 0  # parameters of a batch norm, which the paper lists with the ReLU behind it
+    for block in (*net.blocks, net.head):
+        before, x = x, block(run, x)
+        if isinstance(block, Conv):
+            cells = (_size(before), _size(x), str(block.kernel), str(block.stride))
+            found.append(_Layer("Conv", cells, _count(params, block.name)))
+        elif isinstance(block, BatchNorm):
+            normalised = _count(params, block.name)
+        elif isinstance(block, ReLU):
+            found.append(_Layer("BN+ReLU" if normalised else "ReLU", (NONE,) * 4, normalised))
+            normalised = 0
+        elif isinstance(block, MaxPool):
+            found.append(_Layer("Maxpool", (_size(before), _size(x), str(block.size), str(block.size))))
+        elif isinstance(block, Flatten):
+            flattened = " * ".join(str(n) for n in before.shape[1:])
+        elif isinstance(block, Linear):
+            cells = (flattened or str(block.n_in), str(block.n_out), NONE, NONE)
+            found.append(_Layer("Fc", cells, _count(params, block.name)))
+            flattened = ""
+    return found
+
+
+def _size(x: torch.Tensor) -> str:
+    """(channels, width, height) of a batch [1, channels, height, width]."""
+    _, channels, height, width = x.shape
+    return f"({channels}, {width}, {height})"
+
+
+def _count(params: Mapping[str, torch.Tensor], block: str) -> int:
+    return sum(leaf.numel() for name, leaf in params.items() if name.rpartition(".")[0] == block)
+
+
+def _titles(found: list[_Layer], reported: list[str]) -> list[str]:
+    """The paper's name of each layer where the kinds agree in order, and otherwise ours."""
+    kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in reported]
+    if kinds == [layer.kind for layer in found]:
+        return reported
+    return [f"layer {number}, {layer.kind}" for number, layer in enumerate(found)]

@@ -1,7 +1,7 @@
 """Kind `settings`: a table of the paper that lists configuration, beside what the studies at this size are run with.
 
 Keys: `rows` and `columns` map the paper's titles to parts of {study, path}, where `path` names a key of the study, as
-in `train.rounds`, or a {value: ...} that is no setting of a study.
+in `train.rounds`, or a {value: ...} that is no setting of a study. `words` beside a path: what the paper calls a value.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str
         if not isinstance(found, Mapping):
             raise UserError(f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}")
         found = found.get(key, NONE)
-    return _plain(found)
+    return _plain(dict(address.get("words", {})).get(found, found))
 
 
 def _reported(target: Target, row: str, column: str) -> str:
