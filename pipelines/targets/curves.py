@@ -12,6 +12,8 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from matplotlib.ticker import MaxNLocator
+
 from pipelines.figures import Values
 from pipelines.targets.measured import Measured, series
 from pipelines.targets.pictures import legend, line, look, panels, png
@@ -52,6 +54,7 @@ def _picture(spec: Mapping[str, Any], titles: list[str], names: list[str], drawn
                 line(axes, rounds, values, name, look(place, name == spec.get("baseline", "FedAvg")))
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("round")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid[0].set_ylabel(str(spec.get("y", "test accuracy, %")))
     fullest = max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
     legend(figure, fullest)

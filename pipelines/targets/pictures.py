@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from PIL import Image
 
 from pipelines.figures import BASELINE_COLOUR, COLOURS, DASHES, Values
 
@@ -54,7 +55,9 @@ def legend(figure: Figure, axes: Axes) -> None:
 
 
 def png(figure: Figure) -> bytes:
-    """The picture, the same bytes for the same numbers."""
-    picture = io.BytesIO()
-    figure.savefig(picture, format="png", metadata={"Software": None})
+    """The picture in 256 colours, a third of the bytes; the same bytes for the same numbers."""
+    drawn, picture = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    # The four channels are opaque; PIL quantises three.
+    Image.open(drawn).convert("RGB").quantize(256).save(picture, "PNG", optimize=True)
     return picture.getvalue()
