@@ -1,22 +1,26 @@
 """Stage paper: every table and figure of a paper from its studies at one size -> papers/<paper>/<size>/report/.
 
 report.html needs nothing else; each target also has its own Markdown, CSV and PNG. What is not run yet is said so, so
-that a part of the studies already gives a part of the tables.
+that a part of the studies already gives a part of the tables. metrics.json beside it counts what is there, for `dvc
+metrics show`; MLflow has all of it as one run of the experiment "papers".
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from pipelines import cli, config, studies
+from pipelines import cli, config, studies, tracking
 from pipelines.report import render
 from pipelines.targets.build import build
 from pipelines.targets.measured import Measured
 from pipelines.targets.spec import Built, Target, of_targets
-from plugins.data.files import replace_folder
+from plugins.data.files import replace_folder, write_whole
 
 log = logging.getLogger(__name__)
 TITLES = {
@@ -30,14 +34,23 @@ ABOUT = {
 }
 
 
+class Report(NamedTuple):
+    """What has been written."""
+
+    folder: Path
+    metrics: Mapping[str, float]
+
+
 def run(options: argparse.Namespace) -> None:
     """Builds all targets of the paper."""
     root = config.root()
-    write(options.paper, options.size, root, of_targets(options.paper, root), "report")
+    report = write(options.paper, options.size, root, of_targets(options.paper, root), "report")
+    write_whole(report.folder.parent / "metrics.json", json.dumps(report.metrics, indent=2) + "\n")
+    tracking.log_report(config.store(), report.folder)
 
 
-def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: str) -> Path:
-    """Builds `targets` into papers/<paper>/<size>/<folder> and returns that."""
+def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: str) -> Report:
+    """Builds `targets` into papers/<paper>/<size>/<folder>."""
     measured = Measured(paper, size, root)
     built = {name: build(target, measured) for name, target in targets.items()}
     files = {f"{name}.{ending}": content for name, one in built.items() for ending, content in one.files.items()}
@@ -57,9 +70,17 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
     files["report.html"] = render("paper.html.j2", context).encode()
     place = root / studies.RESULTS / paper / size / folder
     replace_folder(place, files)
-    done = sum(not one.missing for one in built.values())
-    log.info("%s, size %s: %d of %d tables and figures are whole: %s", paper, size, done, len(built), place)
-    return place
+    metrics = numbers(built)
+    log.info("%s, size %s: %d of %d tables and figures are whole: %s", paper, size, metrics["whole"], len(built), place)
+    return Report(place, metrics)
+
+
+def numbers(built: Mapping[str, Built]) -> dict[str, float]:
+    """How many targets there are and how many lack nothing; how well rankings agree with the paper's, where known."""
+    taus = [tau for one in built.values() for tau in one.taus]
+    agreement = {"kendall_tau_mean": statistics.fmean(taus)} if taus else {}
+    whole = sum(not one.missing for one in built.values())
+    return {"targets": len(built), "whole": whole, "rankings": len(taus), **agreement}
 
 
 def text(target: Target, built: Built, size: str) -> str:

@@ -30,7 +30,7 @@ def _run(options: argparse.Namespace) -> None:
         names = (f"pipelines/{owner}/dvc.yaml:study@{options.size}-{study}" for study in target.studies)
         sys.stdout.write(" ".join(names) + "\n")
         return
-    place = paper.write(owner, options.size, root, {target.id: target}, f"single/{target.id}")
+    place = paper.write(owner, options.size, root, {target.id: target}, f"single/{target.id}").folder
     sys.stdout.write("\n" + (place / f"{target.id}.md").read_text())
 
 

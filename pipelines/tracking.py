@@ -1,4 +1,4 @@
-"""MLflow: one flat run per train item in an embedded SQLite store under `mlruns/`.
+"""MLflow: one flat run per train item, and one per paper's report, in an embedded SQLite store under `mlruns/`.
 
 The only importer of mlflow, always lazily: the import takes seconds, and nobody who doesn't track should pay for it.
 
@@ -6,7 +6,7 @@ The only importer of mlflow, always lazily: the import takes seconds, and nobody
     python -m pipelines.tracking ui [--port 5000]  # the same, then opens MLflow's pages and prints the link
 
 `mlruns/` may be moved with the repository, or lost: MLflow stores absolute paths, which are rewritten when the
-repository has moved, and `sync` rebuilds a lost database from the files of the train and evaluate stages.
+repository has moved, and `sync` rebuilds a lost database from the files of the train, evaluate and paper stages.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from plugins.core.errors import UserError
 METRICS_PER_CALL = 1000  # MLflow refuses larger batches
 PARAMS_PER_CALL = 100
 FOLDERS = {"partitions": "partition", "evaluation": "evaluation"}  # stage folder -> folder among a run's artifacts
+REPORTS = "papers"  # experiment with the tables and figures of the papers, a run for each paper and size
 SYNCED = "synced_files"  # tag: digest of the files that a run has been completed from
 QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING"}
 
@@ -152,6 +153,42 @@ def sync(root: Path) -> list[str]:
         for item in todo:
             _complete(client, root, item, known)
     return [item.key for item in todo]
+
+
+def log_report(root: Path, folder: Path) -> bool:
+    """Makes the run of a report papers/<paper>/<size>/report hold its files and metrics; whether it needed that.
+
+    The run has no others: what an earlier report had and this one has not goes.
+    """
+    paper, size = folder.resolve().parts[-3:-1]
+    name, metrics = f"{paper}-{size}", folder.parent / "metrics.json"
+    files = [*sorted(path for path in folder.rglob("*") if path.is_file()), metrics]
+    digest = _digest_of(f"{name} report", files)
+    uri(root)
+    if digest in store.tag_values(root.resolve(), SYNCED):  # the usual case, as in `sync`
+        return False
+    client = _client(root)
+    from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+    with store.lock(root):
+        experiment_id = _experiment(client, root, REPORTS)
+        found = (run for run in _search(client, [experiment_id], view=3) if run.info.run_name == name)
+        run = next(found, None) or client.create_run(experiment_id, run_name=name)
+        if run.info.lifecycle_stage == "deleted":
+            client.restore_run(run.info.run_id)
+        client.set_tag(run.info.run_id, SYNCED, "no")  # until it is whole
+        get_artifact_repository(run.info.artifact_uri).delete_artifacts()
+        _describe(client, run, {"paper": paper, "size": size}, {})
+        log = Run(client, run)
+        log.finish(final=results.numbers(results.record(metrics)), artifacts=[folder, metrics])
+        client.set_tag(run.info.run_id, SYNCED, digest)
+    return True
+
+
+def sync_reports(root: Path) -> int:
+    """Makes every report under `root` present; returns how many needed it."""
+    found = sorted(path.parent for path in root.glob("papers/*/*/report/report.html"))
+    return sum(log_report(root, folder) for folder in found if (folder.parent / "metrics.json").is_file())
 
 
 def comparison_link(root: Path, port: int) -> str:
@@ -306,9 +343,13 @@ def _curve(item: Result, folder: Path) -> Path:
 
 def _digest(root: Path, item: Result) -> str:
     """SHA-256 over everything that a run is completed from."""
+    return _digest_of(item.key, (root / "runs" / item.key / "run.json", *item.files))
+
+
+def _digest_of(name: str, files: Iterable[Path]) -> str:
     content = hashlib.sha256()
-    for path in (root / "runs" / item.key / "run.json", *item.files):
-        content.update(f"{item.key} {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    for path in files:
+        content.update(f"{name} {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
     return content.hexdigest()
 
 
@@ -320,10 +361,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=default_root(), help="repository (this one)")
     options = parser.parse_args(arguments)
     try:
-        changed = sync(options.root)
+        changed, reports = sync(options.root), sync_reports(options.root)
         sys.stdout.write(
             f"MLflow: {len(changed)} of {len(results.read(options.root))} finished runs brought up to date\n"
         )
+        sys.stdout.write(f"MLflow: {reports} of the papers' reports brought up to date\n" if reports else "")
         sys.stdout.flush()
         if options.command == "ui":
             from pipelines import ui

@@ -1,7 +1,7 @@
 """The paper's curves with what they say about its claims, and the tables of its networks.
 
-`accuracy`, `norms` and `path` are `curves` (pipelines/targets/curves.py) with more words. `norms` takes `claim`, a line,
-and `against`, the lines that it is compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
+`accuracy`, `norms` and `path` are `curves` (pipelines/targets/curves.py) with more words. `norms` takes `claim`, a
+line, and `against`, the lines that it is compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def path(target: Target, measured: Measured) -> Built:
             if len(y) > 1:
                 late.append(f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %")
         if late:
-            words.append(f"Of the way to the last round, this lies in the second half of the rounds: {', '.join(late)}.")
+            words.append(f"Of the way to the last round, the second half of the rounds makes: {', '.join(late)}.")
     return _with(curves.build(target, measured), words)
 
 
@@ -142,8 +142,8 @@ def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
     ratio = ours / theirs
     early, late = ratio[: n - n // 2].mean(), ratio[n - n // 2 :].mean() if n > 1 else ratio.mean()
     return (
-        f"{claim} is above {other} in {int((ratio > 1).sum())} of {n} rounds, {early:.2f} times it in the first half of "
-        f"them, {late:.2f} times in the second"
+        f"{claim} is above {other} in {int((ratio > 1).sum())} of {n} rounds, {early:.2f} times it in the first half "
+        f"of them, {late:.2f} times in the second"
     )
 
 

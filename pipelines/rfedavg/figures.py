@@ -226,7 +226,7 @@ def delta_sizes(target: Target, measured: Measured) -> Built:
     sent: dict[tuple[str, str], float] = {}
     for row in rows:
         for column in columns:
-            place = address(column, rows[row], columns[column])
+            place = address(target.id, column, rows[row], columns[column])
             runs = measured.runs(place) if measured.is_wanted(place) else []
             found = [run.column(f"{run.composition}_delta_bytes") for run in runs]
             if found:

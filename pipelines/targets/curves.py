@@ -2,7 +2,8 @@
 
 Keys: `panels`: a list of {title, study, scenario, column}; `lines`: the paper's name of a method: its recipe, or parts
 of an address that differ from the panel's, and `at` ({panel: parts}) those that differ in single panels. `scale`: from
-shares to the unit of the axis. `y`: its label. `baseline`: the line that is drawn black.
+shares to the unit of the axis. `y`: its label. `baseline`: the line that is drawn black. `dashed`: lines that take the
+colour of another one and are dashed, while all others are not: {line: the other}.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def build(target: Target, measured: Measured) -> Built:
     scale = float(spec.get("scale", 1))
     for panel in spec["panels"]:
         for name, own in lines.items():
-            where = address(str(panel["title"]), panel, own)
+            where = address(target.id, str(panel["title"]), panel, own)
             runs = measured.runs(where) if measured.is_wanted(where) else []
             rounds, values = series(runs, str(where.get("column", "test_accuracy"))) if runs else ([], None)
             if values is not None and rounds:
@@ -46,19 +47,30 @@ def build(target: Target, measured: Measured) -> Built:
 
 
 def _picture(spec: Mapping[str, Any], titles: list[str], names: list[str], drawn: Drawn) -> bytes:
+    looks = _looks(spec, names)
     figure, grid = panels(len(titles), int(spec.get("across", 4)))
     for axes, title in zip(grid, titles, strict=True):
-        for place, name in enumerate(names):
+        for name in names:
             if (title, name) in drawn:
                 rounds, values = drawn[title, name]
-                line(axes, rounds, values, name, look(place, name == spec.get("baseline", "FedAvg")))
+                line(axes, rounds, values, name, looks[name])
         axes.set_title(title, loc="left", fontsize=10)
         axes.set_xlabel("round")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     grid[0].set_ylabel(str(spec.get("y", "test accuracy, %")))
     fullest = max(grid, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
-    legend(figure, fullest)
+    legend(figure, fullest, together=2 if spec.get("dashed") else 1)
     return png(figure)
+
+
+def _looks(spec: Mapping[str, Any], names: list[str]) -> dict[str, dict[str, object]]:
+    """The colour and dashes of each line."""
+    baseline, dashed = spec.get("baseline", "FedAvg"), dict(spec.get("dashed", {}))
+    if not dashed:
+        return {name: look(place, name == baseline) for place, name in enumerate(names)}
+    full = [name for name in names if name not in dashed]
+    looks = {name: look(place, name == baseline) | {"linestyle": "solid"} for place, name in enumerate(full)}
+    return {name: looks[dashed[name]] | {"linestyle": (0, (4, 2))} if name in dashed else looks[name] for name in names}
 
 
 def _csv(drawn: Drawn) -> str:

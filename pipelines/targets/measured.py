@@ -49,6 +49,16 @@ class Measured:
         values = [number(run, statistic) for run in self.runs(address)]
         return spread(value for value in values if value is not None)
 
+    def gain(self, address: Mapping[str, Any], base: Mapping[str, Any], statistic: str) -> Spread | None:
+        """Mean and spread over seeds of the difference to the run at `base` with the same seed; None if there is none.
+
+        It is what a method adds to another one: the partition and the first weights are the same, so that their spread
+        over seeds drops out.
+        """
+        ours, theirs = ({run.seed: number(run, statistic) for run in self.runs(at)} for at in (address, base))
+        pairs = ((value, theirs.get(seed)) for seed, value in ours.items())
+        return spread(value - other for value, other in pairs if value is not None and other is not None)
+
     def skipped(self, study: str) -> str:
         """Why a study was not run, or nothing: its data are not there."""
         path = self.folder(study) / SKIPPED

@@ -48,10 +48,13 @@ def line(axes: Axes, x: Sequence[float], values: Values, label: str, style: dict
         axes.fill_between(x, mean - std, mean + std, color=str(style["color"]), alpha=0.13, linewidth=0)
 
 
-def legend(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, below them."""
+def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
+    """One legend for all panels, below them, as wide as fits; `together` lines in a row share a column."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 6), frameon=False, fontsize=9)
+    wide = 0.75 + 0.08 * max(map(len, labels), default=0)  # inches of a column: handle, spaces, letters
+    most = max(1, min(len(labels), 6, int(figure.get_figwidth() / wide)))
+    across = next(n for n in range(most, 0, -1) if n == 1 or -(-len(labels) // n) % together == 0)
+    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9)
 
 
 def png(figure: Figure) -> bytes:

@@ -41,6 +41,7 @@ class Built(NamedTuple):
     files: Mapping[str, bytes]  # by ending: csv, png, ...
     words: tuple[str, ...]  # what the outcome says about the paper's claim, from the numbers
     missing: tuple[str, ...] = ()  # what it would need and is not there yet
+    taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
 
 
 def of_targets(paper: str, root: Path) -> dict[str, Target]:
@@ -64,14 +65,19 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
     return found
 
 
-def address(place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel, whose title is `place`.
 
     Later parts come before earlier ones, and what a part's `at` has under that title before all: where a method has
-    settings of its own (`at: {title: {study: other}}`).
+    settings of its own (`at: {title: {study: other}}`). `{key}` in a text stands for the value of that key: `method:
+    fedprox` and `recipe: "{method}+ccn"`. UserError for one that is not there.
     """
     special = [dict(part.get("at", {})).get(place, {}) for part in parts]
-    return {key: value for part in (*parts, *special) for key, value in part.items()}
+    whole = {key: value for part in (*parts, *special) for key, value in part.items() if key != "at"}
+    try:
+        return {key: value.format_map(whole) if isinstance(value, str) else value for key, value in whole.items()}
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(f"{target}: {whole} names a key in braces that it lacks ({error})") from None
 
 
 def paper_of(target: str, root: Path) -> str:

@@ -4,7 +4,8 @@ Keys: `rows` and `columns` map the paper's titles to parts of an address {study,
 of a row and of a column make a cell's, and `at` in a row ({column: parts}) has its own there. `methods` (rows or
 columns): along which axis methods are compared. `statistic`: that of cells without one of their own. `scale` and
 `decimals`: from shares to the paper's unit. `better`: higher, lower, none. `claim`: the method that the paper says is
-best.
+best. `gains`: rows or columns beside which the difference to another one is shown, seed by seed: {title: title of the
+other}.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from __future__ import annotations
 import csv
 import io
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.stats import kendalltau
 
 from pipelines.summary import Spread
 from pipelines.targets.measured import Measured
 from pipelines.targets.spec import Built, Target, address
+from plugins.data.checks import known
 
 NOT_YET, NO_DATA = "not run yet", "no data"
 ENOUGH = 3  # methods, below which a rank correlation says nothing
@@ -36,32 +39,77 @@ class Cell:
     instead: str = ""  # why there is no measured number
 
 
+class Gain(NamedTuple):
+    """How much more than another cell a cell has, in the paper's unit."""
+
+    measured: Spread | None
+    reported: float | None
+
+
+Place = tuple[str, str]  # row, column
+
+
 def build(target: Target, measured: Measured) -> Built:
     """The table; cells that are not run yet, or not at this size, are said so."""
     spec = target.spec
     rows, columns = dict(spec["rows"]), dict(spec["columns"])
-    cells = {(r, c): _cell(target, measured, r, c, address(c, rows[r], columns[c])) for r in rows for c in columns}
+    at = {(r, c): address(target.id, c, rows[r], columns[c]) for r in rows for c in columns}
+    cells = {place: _cell(target, measured, *place, of) for place, of in at.items()}
+    gains = _gains(target, measured, at, cells)
     missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.instead in (NOT_YET, NO_DATA))
-    words = _words(target, cells) if spec.get("better", "higher") != "none" else ()
-    return Built(_lines(target, cells), {"csv": _csv(target, cells).encode()}, tuple(words), missing)
+    ranks = _taus(target, cells) if spec.get("better", "higher") != "none" else {}
+    words = _words(target, cells, ranks) if spec.get("better", "higher") != "none" else []
+    files = {"csv": _csv(target, cells, gains).encode()}
+    said = (*_words_on_gains(target, gains), *words)
+    return Built(_lines(target, cells, gains), files, said, missing, tuple(tau for tau, _ in ranks.values()))
 
 
 def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping[str, Any]) -> Cell:
-    spec = target.spec
-    scale = float(at.get("scale", spec.get("scale", 1)))
-    statistic = str(at.get("statistic", spec.get("statistic", "final")))
     reported, reported_spread = _reported(target, row, column)
     if "study" not in at:  # a row or column that the paper has and that can't be run
         return Cell(None, reported, reported_spread, "-")
     if not measured.is_wanted(at):
         return Cell(None, reported, reported_spread, "not run at this size")
-    found = measured.value(at, statistic)
+    found = measured.value(at, _statistic(target, at))
     if measured.diverged(at):
         return Cell(None, reported, reported_spread, "diverges")
     if found is None:
         return Cell(None, reported, reported_spread, NO_DATA if measured.skipped(at["study"]) else NOT_YET)
-    found = Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
-    return Cell(found, reported, reported_spread)
+    return Cell(_scaled(target, at, found), reported, reported_spread)
+
+
+def _statistic(target: Target, at: Mapping[str, Any]) -> str:
+    return str(at.get("statistic", target.spec.get("statistic", "final")))
+
+
+def _scaled(target: Target, at: Mapping[str, Any], found: Spread) -> Spread:
+    """In the paper's unit."""
+    scale = float(at.get("scale", target.spec.get("scale", 1)))
+    return Spread(scale * found.mean, None if found.std is None else scale * found.std, found.n)
+
+
+def _gains(
+    target: Target, measured: Measured, at: Mapping[Place, Mapping[str, Any]], cells: Mapping[Place, Cell]
+) -> dict[Place, Gain]:
+    """The gain of each cell in a row or column of `gains`. The paper's is what it prints, or else the difference."""
+    bases: Mapping[str, str] = target.spec.get("gains", {})
+    for title in (*bases, *bases.values()):
+        known(f"{target.id}: gains: row or column", title, (*target.spec["rows"], *target.spec["columns"]))
+    found = {}
+    for (row, column), cell in cells.items():
+        base = (bases.get(row, row), bases.get(column, column))
+        if base == (row, column):
+            continue
+        gain = None
+        if cell.measured is not None and cells[base].measured is not None:
+            gain = measured.gain(at[row, column], at[base], _statistic(target, at[row, column]))
+        printed = (target.reported or {}).get("gains", {}).get(row)
+        reported = None if printed is None else printed[list((target.reported or {})["columns"]).index(column)]
+        if reported is None and cell.reported is not None:
+            other = cells[base].reported
+            reported = None if other is None else cell.reported - other
+        found[row, column] = Gain(None if gain is None else _scaled(target, at[row, column], gain), reported)
+    return found
 
 
 def _reported(target: Target, row: str, column: str) -> tuple[float | None, float | None]:
@@ -74,58 +122,105 @@ def _reported(target: Target, row: str, column: str) -> tuple[float | None, floa
     return (float(value), None) if isinstance(value, int | float) else (None, None)
 
 
-def _lines(target: Target, cells: Mapping[tuple[str, str], Cell]) -> list[list[str]]:
+def _lines(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> list[list[str]]:
     decimals = int(target.spec.get("decimals", 2))
     rows, columns = list(target.spec["rows"]), list(target.spec["columns"])
-    return [["", *columns], *([row, *(_text(cells[row, column], decimals) for column in columns)] for row in rows)]
+    return [["", *columns], *([row, *(_text((row, c), cells, gains, decimals) for c in columns)] for row in rows)]
 
 
-def _text(cell: Cell, decimals: int) -> str:
-    """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports."""
-    if cell.measured is None:
-        found = cell.instead
-    elif cell.measured.std is None:
-        found = f"{cell.measured.mean:.{decimals}f}"
-    else:
-        found = f"{cell.measured.mean:.{decimals}f} ± {cell.measured.std:.{decimals}f}"
-    return found if cell.reported is None else f"{found} ({cell.reported:g})"
+def _text(place: Place, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain], decimals: int) -> str:
+    """`98.02 ± 0.03 (97.88), gain +0.95 ± 0.02 (+0.81)`: measured over seeds, in brackets what the paper reports."""
+    cell, gain = cells[place], gains.get(place)
+    found = cell.instead if cell.measured is None else _number(cell.measured, decimals)
+    if cell.reported is not None:
+        found += f" ({cell.reported:g})"
+    if gain is None or gain.measured is None:
+        return found
+    reported = "" if gain.reported is None else f" ({gain.reported:+.{decimals}f})"
+    return f"{found}, gain {_number(gain.measured, decimals, '+')}{reported}"
 
 
-def _csv(target: Target, cells: Mapping[tuple[str, str], Cell]) -> str:
+def _number(value: Spread, decimals: int, sign: str = "") -> str:
+    spread = "" if value.std is None else f" ± {value.std:.{decimals}f}"
+    return f"{value.mean:{sign}.{decimals}f}{spread}"
+
+
+def _csv(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["row", "column", "measured", "measured_std", "seeds", "reported", "reported_spread", "difference"])
+    header = ["row", "column", "measured", "measured_std", "seeds", "reported", "reported_spread", "difference"]
+    table.writerow([*header, *(["gain", "gain_std", "gain_reported"] if gains else [])])
     for (row, column), cell in cells.items():
         mean, std, n = cell.measured or (None, None, 0)
         difference = None if mean is None or cell.reported is None else mean - cell.reported
-        cells_of_line = (row, column, mean, std, n, cell.reported, cell.reported_spread, difference)
-        table.writerow(["" if x is None else x for x in cells_of_line])
+        line: list[object] = [row, column, mean, std, n, cell.reported, cell.reported_spread, difference]
+        if gains:
+            gain = gains.get((row, column), Gain(None, None))
+            line += [*(gain.measured or (None, None))[:2], gain.reported]
+        table.writerow(["" if x is None else x for x in line])
     return text.getvalue()
 
 
-def _words(target: Target, cells: Mapping[tuple[str, str], Cell]) -> list[str]:
-    """For each column (or row): agreement of the ranking, and how the claimed method fares beyond the spread."""
-    spec = target.spec
-    by_rows = spec.get("methods", "rows") == "rows"
-    methods, settings = (list(spec[key]) for key in (("rows", "columns") if by_rows else ("columns", "rows")))
-    sign = -1 if spec.get("better") == "lower" else 1
-    found = []
-    for setting in settings:
-        line = {m: cells[(m, setting) if by_rows else (setting, m)] for m in methods}
-        known = {m: cell.measured for m, cell in line.items() if cell.measured is not None}
-        if len(known) < 2:
-            continue
-        parts = []
-        both = [m for m in known if line[m].reported is not None]
-        if len(both) >= ENOUGH:
-            tau = kendalltau([known[m].mean for m in both], [line[m].reported for m in both]).statistic
+def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, dict[str, Cell]]:
+    """The cells of each column (or row, where the methods are columns) by method."""
+    rows, columns = list(target.spec["rows"]), list(target.spec["columns"])
+    if target.spec.get("methods", "rows") == "rows":
+        return {column: {row: cells[row, column] for row in rows} for column in columns}
+    return {row: {column: cells[row, column] for column in columns} for row in rows}
+
+
+def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float, int]]:
+    """Kendall's τ between our ranking and the paper's, and over how many methods, for each setting that has one."""
+    found = {}
+    for setting, line in _by_setting(target, cells).items():
+        pairs = [(c.measured.mean, c.reported) for c in line.values() if c.measured and c.reported is not None]
+        if len(pairs) >= ENOUGH:
+            tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
             if math.isfinite(tau):
-                parts.append(f"the order of {len(both)} methods agrees with the paper's to Kendall τ = {tau:.2f}")
-        claim = str(spec.get("claim"))
-        if claim in known:
-            parts.append(_claim(claim, known, sign, int(spec.get("decimals", 2))))
+                found[setting] = tau, len(pairs)
+    return found
+
+
+def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tuple[float, int]]) -> list[str]:
+    """For each column (or row): agreement of the ranking, and how the claimed method fares beyond the spread."""
+    sign = -1 if target.spec.get("better") == "lower" else 1
+    claim = str(target.spec.get("claim"))
+    found = []
+    for setting, line in _by_setting(target, cells).items():
+        values = {m: cell.measured for m, cell in line.items() if cell.measured is not None}
+        parts = []
+        if setting in ranks:
+            tau, n = ranks[setting]
+            parts.append(f"the order of {n} methods agrees with the paper's to Kendall τ = {tau:.2f}")
+        if claim in values and len(values) > 1:
+            parts.append(_claim(claim, values, sign, int(target.spec.get("decimals", 2))))
         if parts:
             found.append(f"{setting}: {'; '.join(parts)}.")
+    return found
+
+
+def _words_on_gains(target: Target, gains: Mapping[Place, Gain]) -> list[str]:
+    """For each row or column of `gains`: the mean over methods, ours and the paper's, and which ones are certain."""
+    decimals = int(target.spec.get("decimals", 2))
+    found = []
+    for title, base in target.spec.get("gains", {}).items():
+        own = [gain for place, gain in gains.items() if title in place and gain.measured is not None]
+        ours = [gain.measured for gain in own if gain.measured is not None]
+        if not ours:
+            continue
+        reported = [gain.reported for gain in own if gain.reported is not None]
+        beside = f" (in the paper {statistics.fmean(reported):+.{decimals}f})" if reported else ""
+        mean = statistics.fmean(gain.mean for gain in ours)
+        text = f"{title} against {base}: the mean gain of {len(ours)} methods is {mean:+.{decimals}f}{beside}"
+        certain = [gain for gain in ours if gain.std is not None]
+        if len(certain) < len(ours):
+            found.append(f"{text}, on one seed: no evidence either way.")
+            continue
+        beyond = [gain.mean for gain in certain if gain.std is not None and abs(gain.mean) > gain.std]
+        up = sum(mean > 0 for mean in beyond)
+        found.append(
+            f"{text}; beyond its spread over seeds it is above 0 for {up} and below 0 for {len(beyond) - up} of them."
+        )
     return found
 
 
