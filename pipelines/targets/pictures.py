@@ -53,7 +53,8 @@ def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
     handles, labels = axes.get_legend_handles_labels()
     wide = 0.75 + 0.08 * max(map(len, labels), default=0)  # inches of a column: handle, spaces, letters
     most = max(1, min(len(labels), 6, int(figure.get_figwidth() / wide)))
-    across = next(n for n in range(most, 0, -1) if n == 1 or -(-len(labels) // n) % together == 0)
+    even = (n for n in range(most, 1, -1) if len(labels) % (n * together) == 0)
+    across = next(even, most) if together > 1 else most
     figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9)
 
 

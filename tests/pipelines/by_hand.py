@@ -1,0 +1,73 @@
+"""Results made by hand: a paper of one's own in an empty folder, and runs with the numbers that a test needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from pipelines.studies import RESULTS
+
+PAPER, SIZE = "ccn", "smoke"
+PARAMS = """\
+study_names: [one]
+studies:
+  one:
+    what: a study
+    data: {name: digits, validation: 0, public: 0}
+    scenarios:
+      near: {partition: iid, clients: 2}
+      far: {partition: iid, clients: 3}
+      later: {partition: iid, clients: 4}
+    recipes: {a: {recipe: fedavg}, b: {recipe: fedavg}, c: {recipe: fedavg}, d: {recipe: fedavg}}
+    seeds: [0, 1, 2]
+    train: {model: mlp, rounds: 2, epochs: 1, batch_size: 50, lr: 0.1}
+    smoke: {scenario_names: [near, far]}
+"""
+
+
+def paper(root: Path, targets: str = "{}", reported: str = "{}", params: str = PARAMS) -> Path:
+    """Writes the three files of a paper."""
+    folder = root / "pipelines" / PAPER
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in (("params", params), ("targets", targets), ("reported", reported)):
+        (folder / f"{name}.yaml").write_text(text)
+    return root
+
+
+def run(
+    root: Path,
+    scenario: str,
+    recipe: str,
+    seed: int,
+    accuracies: Sequence[float | None],
+    study: str = "one",
+    metrics: Mapping[str, object] | None = None,
+    recorded: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Writes a finished run: its accuracy after each round (None: not measured), and what else it has."""
+    place = root / RESULTS / PAPER / SIZE / "studies" / study
+    key = f"{scenario}-{recipe}-{seed}"
+    folder = place / "runs" / key
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{t},{'' if value is None else value},10,20,0.5" for t, value in enumerate(accuracies, start=1)]
+    (folder / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down,seconds", *lines]) + "\n")
+    about: dict[str, object] = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
+    about |= {"params": {}, "tags": {}, "final": {}, "notes": [], "weights_sha256": "0"}
+    (folder / "run.json").write_text(json.dumps(about))
+    if recorded is not None:
+        save_file(dict(recorded), folder / "recorded.safetensors")
+    if metrics is not None:
+        path = place / "evaluation" / key / "metrics.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(metrics))
+
+
+def finals(root: Path, scenario: str, values: Mapping[str, Sequence[float]], study: str = "one") -> None:
+    """Runs of one scenario that end at these accuracies, by recipe: one per seed."""
+    for recipe, ends in values.items():
+        for seed, end in enumerate(ends):
+            run(root, scenario, recipe, seed, [end / 2, end], study)

@@ -1,0 +1,383 @@
+"""Tables, curves and settings of a paper from results made by hand: every number is worked out here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import config, studies, tracking
+from pipelines import paper as stage
+from pipelines.targets import curves, pictures
+from pipelines.targets.build import build
+from pipelines.targets.measured import Measured, number, series
+from pipelines.targets.spec import Built, address, of_targets, paper_of
+from plugins.core.errors import UserError
+from tests.pipelines import by_hand
+from tests.pipelines.by_hand import finals, paper, run
+
+PNG = b"\x89PNG\r\n"
+TABLE = """\
+t:
+  kind: table
+  title: A table
+  protocol: [how it is done]
+  scale: 100
+  claim: A
+  columns: {Near: {scenario: near}, Far: {scenario: far}}
+  rows:
+    A: {study: one, recipe: a}
+    B: {study: one, recipe: b}
+    C: {study: one, recipe: c}
+    D: {study: one, recipe: d}
+"""
+REPORTED = """\
+t:
+  title: A table
+  table: Table I
+  unit: "%"
+  columns: [Near, Far]
+  rows:
+    A: [90.5, [80, 0.5]]
+    B: [80, null]
+    C: [70, 60]
+    D: [60, 50]
+"""
+
+
+def made(root: Path, name: str = "t") -> Built:
+    """The target, from what lies under `root`."""
+    return build(of_targets(by_hand.PAPER, root)[name], Measured(by_hand.PAPER, by_hand.SIZE, root))
+
+
+def lines(built: Built) -> list[dict[str, str]]:
+    """Its CSV."""
+    return list(csv.DictReader(io.StringIO(built.files["csv"].decode())))
+
+
+def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_path: Path) -> None:
+    """70, 72, 74: mean 72, deviation sqrt((4 + 0 + 4) / 2) = 2."""
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.70, 0.72, 0.74], "b": [0.5]})
+    finals(tmp_path, "far", {"a": [0.25, 0.75], "b": [0.123456]})
+    built = made(tmp_path)
+    assert built.table[0] == ["", "Near", "Far"]
+    assert built.table[1] == ["A", "72.00 ± 2.00 (90.5)", "50.00 ± 35.36 (80)"]
+    assert built.table[2] == ["B", "50.00 (80)", "12.35"]
+    first, second = lines(built)[:2]
+    assert float(first["measured"]) == pytest.approx(72) and float(first["measured_std"]) == pytest.approx(2)
+    assert (first["seeds"], first["reported"], first["reported_spread"]) == ("3", "90.5", "")
+    assert float(first["difference"]) == pytest.approx(72 - 90.5)
+    assert (second["seeds"], second["reported"], second["reported_spread"]) == ("2", "80.0", "0.5")
+    assert lines(built)[3]["difference"] == "", "the paper reports nothing there"
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    targets = TABLE.replace("Far: {scenario: far}", "Far: {scenario: far}, Later: {scenario: later}")
+    targets = targets.replace("D: {study: one, recipe: d}", "D: {}").replace("scale", "decimals: 1\n  scale")
+    finals(paper(tmp_path, targets, REPORTED), "near", {"a": [0.5]})
+    built = made(tmp_path)
+    assert built.table[1] == ["A", "50.0 (90.5)", "not run yet (80)", "not run at this size"]
+    assert built.table[4] == ["D", "- (60)", "- (50)", "-"]
+    assert built.missing == ("A, Far", "B, Near", "B, Far", "C, Near", "C, Far")
+    assert built.words == ()
+
+
+def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.5], "b": [0.5]})
+    place = tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one"
+    (place / studies.DIVERGED).write_text(json.dumps({"near-b-1": "round 3: not finite", "far-c-0": "round 1"}))
+    built = made(tmp_path)
+    assert built.table[2][1] == "diverges (80)", "one of two seeds did"
+    assert built.table[3] == ["C", "not run yet (70)", "diverges (60)"]
+    assert "C, Far" not in built.missing and "C, Near" in built.missing
+    (place / studies.SKIPPED).write_text("no such files\n")
+    assert made(tmp_path).table[3][1] == "no data (70)"
+    assert "C, Near" in made(tmp_path).missing
+
+
+@pytest.mark.parametrize(
+    ("ours", "tau"),
+    [
+        ([0.9, 0.8, 0.7, 0.6], 1.0),
+        ([0.6, 0.7, 0.8, 0.9], -1.0),
+        ([0.9, 0.7, 0.8, 0.6], 4 / 6),  # one of six pairs is the other way round: (5 - 1) / 6
+        ([0.7, 0.9, 0.8, 0.6], 2 / 6),  # two of them
+    ],
+)
+def test_kendalls_tau(tmp_path: Path, ours: list[float], tau: float) -> None:
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {name: [x] for name, x in zip("abcd", ours, strict=True)})
+    built = made(tmp_path)
+    assert built.taus == (pytest.approx(tau),)
+    assert f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; A is" in built.words[0]
+
+
+def test_kendalls_tau_needs_three_methods_that_both_have_and_an_order(tmp_path: Path) -> None:
+    """Far: the paper has nothing for B, so of A, B, C only two count. Near: all are equal, which has no order."""
+    finals(paper(tmp_path, TABLE, REPORTED), "far", {"a": [0.9], "b": [0.8], "c": [0.7]})
+    finals(tmp_path, "near", {name: [0.5] for name in "abcd"})
+    built = made(tmp_path)
+    assert built.taus == ()
+    assert [sentence for sentence in built.words if "Kendall" in sentence] == []
+
+
+def test_methods_in_columns(tmp_path: Path) -> None:
+    targets = """\
+t:
+  kind: table
+  title: A table
+  protocol: []
+  methods: columns
+  columns: {A: {study: one, recipe: a}, B: {study: one, recipe: b}, C: {study: one, recipe: c}}
+  rows: {Near: {scenario: near}, Far: {scenario: far}}
+"""
+    reported = "t: {columns: [A, B, C], rows: {Near: [1, 2, 3], Far: [3, 2, 1]}}"
+    for scenario in ("near", "far"):
+        finals(paper(tmp_path, targets, reported), scenario, {"a": [0.1], "b": [0.2], "c": [0.3]})
+    built = made(tmp_path)
+    assert built.taus == (1.0, -1.0)
+    assert built.table[1] == ["Near", "0.10 (1)", "0.20 (2)", "0.30 (3)"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "better", "words"),
+    [
+        # means 74 and 73, deviations 2 and sqrt(2): the larger one counts
+        ([0.72, 0.74, 0.76], [0.72, 0.74], "higher", "1.00 above the best other (B), which is within the spread"),
+        ([0.80, 0.81, 0.82], [0.72, 0.74], "higher", "8.00 above the best other (B), more than the spread over s"),
+        ([0.60, 0.61, 0.62], [0.72, 0.74], "higher", "12.00 below the best other (B), more than the spread"),
+        ([0.60, 0.61, 0.62], [0.72, 0.74], "lower", "41.00 above the best other (C), more than the spread"),
+        ([0.80], [0.73], "higher", "7.00 above the best other (B), on one seed: no evidence either way"),
+        ([0.73], [0.73], "higher", "as good as the best other (B), on one seed: no evidence either way"),
+    ],
+)  # fmt: skip
+def test_a_claim_within_and_beyond_the_spread(
+    tmp_path: Path, a: list[float], b: list[float], better: str, words: str
+) -> None:
+    finals(paper(tmp_path, f"{TABLE}  better: {better}\n", REPORTED), "near", {"a": a, "b": b, "c": [0.20]})
+    assert f"A is {words}" in made(tmp_path).words[0]
+
+
+def test_better_none_says_nothing(tmp_path: Path) -> None:
+    finals(paper(tmp_path, f"{TABLE}  better: none\n", REPORTED), "near", {name: [0.5] for name in "abc"})
+    built = made(tmp_path)
+    assert (built.words, built.taus) == ((), ())
+
+
+GAINS = TABLE.replace("claim: A", "claim: none\n  gains: {B: A, Far: Near}").replace(
+    "    D: {study: one, recipe: d}\n", ""
+)
+
+
+def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
+    """B - A on seeds 0 and 1, which both have: 1 and 3, mean 2, deviation sqrt(2). B alone has 0.9 on seed 2."""
+    finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5, 0.7], "b": [0.51, 0.73, 0.9]})
+    built = made(tmp_path)
+    assert built.table[2][1] == "71.33 ± 19.55 (80), gain +2.00 ± 1.41 (-10.50)"
+    b = lines(built)[2]
+    assert float(b["gain"]) == pytest.approx(2) and float(b["gain_std"]) == pytest.approx(math.sqrt(2))
+    assert float(b["gain_reported"]) == pytest.approx(80 - 90.5)
+    assert [lines(built)[0][key] for key in ("gain", "gain_std", "gain_reported")] == ["", "", ""]
+    assert built.words[0] == (
+        "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); beyond its spread over seeds it is "
+        "above 0 for 1 and below 0 for 0 of them."
+    )
+
+
+def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_first(tmp_path: Path) -> None:
+    """A and C in Far against Near; B in Far against A in Near, as both its row and its column have a base."""
+    printed = REPORTED + "  gains: {A: [null, -9.5], C: [null, -7]}\n"
+    finals(paper(tmp_path, GAINS, printed), "near", {"a": [0.5], "c": [0.5]})
+    finals(tmp_path, "far", {"a": [0.6], "b": [0.75], "c": [0.45]})
+    built = made(tmp_path)
+    assert built.table[1][2] == "60.00 (80), gain +10.00 (-9.50)"
+    assert built.table[2] == ["B", "not run yet (80)", "75.00, gain +25.00"], "no number of the paper there"
+    assert built.table[3][2] == "45.00 (60), gain -5.00 (-7.00)", "the paper's numbers differ by 10"
+    assert "Far against Near: the mean gain of 3 methods is +10.00 (in the paper -8.25), on one seed" in built.words[1]
+
+
+def test_gains_of_unknown_titles_are_refused(tmp_path: Path) -> None:
+    paper(tmp_path, TABLE + "  gains: {Fra: Near}\n", REPORTED)
+    with pytest.raises(UserError, match=re.escape("t: gains: row or column 'Fra' is unknown (did you mean 'Far'?)")):
+        made(tmp_path)
+
+
+def test_an_address_from_its_parts() -> None:
+    found = address("t", {"method": "a", "study": "one"}, {"recipe": "{method}+c", "study": "two", "scale": 2})
+    assert found == {"method": "a", "study": "two", "recipe": "a+c", "scale": 2}
+    with pytest.raises(UserError, match=r"^t: .* names a key in braces that it lacks"):
+        address("t", {"recipe": "{methd}+c"}, {"method": "a"})
+
+
+def test_statistics_of_a_run(tmp_path: Path) -> None:
+    metrics = {"loss": 0.25, "traffic": math.inf, "name": "x"}
+    run(paper(tmp_path), "near", "a", 0, [0.1, 0.8, None, 0.6, 0.4], metrics=metrics)
+    (one,) = Measured("ccn", "smoke", tmp_path).runs({"study": "one", "scenario": "near", "recipe": "a"})
+    for statistic, value in (("final", 0.4), ("best", 0.8), ("last2", 0.5), ("last3", 0.6), ("loss", 0.25)):
+        assert number(one, statistic) == pytest.approx(value), statistic
+    assert number(one, "traffic") is None and number(one, "unknown") is None
+    with pytest.raises(UserError, match="statistic 'name' is no number"):
+        number(one, "name")
+
+
+def test_a_series_has_the_rounds_that_all_seeds_measured(tmp_path: Path) -> None:
+    run(paper(tmp_path), "near", "a", 0, [0.1, None, 0.3, 0.4])
+    run(tmp_path, "near", "a", 1, [0.5, 0.6, 0.7])
+    runs = Measured("ccn", "smoke", tmp_path).runs({"study": "one", "scenario": "near", "recipe": "a"})
+    rounds, values = series(runs, "test_accuracy")
+    assert rounds == [1, 3] and values.tolist() == [[0.1, 0.3], [0.5, 0.7]]
+    assert series([], "test_accuracy")[0] == []
+
+
+CURVES = """\
+f:
+  kind: curves
+  title: A figure
+  protocol: []
+  scale: 100
+  panels: [{title: Left, study: one, scenario: near}, {title: Right, study: one, scenario: far}]
+  lines: {A: a, B: {recipe: b}, C: c}
+"""
+
+
+def test_curves(tmp_path: Path) -> None:
+    for seed, end in enumerate((0.5, 0.7)):
+        run(paper(tmp_path, CURVES), "near", "a", seed, [0.2, end])
+    run(tmp_path, "near", "b", 0, [0.1, 0.9])
+    built = made(tmp_path, "f")
+    assert built.files["png"].startswith(PNG) and not built.table
+    assert built.missing == ("Left, C", "Right, A", "Right, B", "Right, C")
+    assert built.words == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
+    found = [(row["panel"], row["line"], row["round"], row["seed_index"], float(row["value"])) for row in lines(built)]
+    assert ("Left", "A", "2", "1", 70.0) in found and len(found) == 6
+
+
+def test_curves_without_any_run(tmp_path: Path) -> None:
+    built = made(paper(tmp_path, CURVES), "f")
+    assert built.files == {} and len(built.missing) == 6
+    later = CURVES.replace("near", "later").replace("far", "later")
+    assert made(paper(tmp_path, later), "f").missing == ("not run at this size",)
+
+
+def test_dashed_lines_have_the_colour_of_the_others() -> None:
+    names = ["A", "A'", "B", "B'"]
+    looks = curves._looks({"baseline": "none", "dashed": {"A": "A'", "B": "B'"}}, names)
+    assert looks["A"]["color"] == looks["A'"]["color"] != looks["B"]["color"] == looks["B'"]["color"]
+    assert looks["A'"]["linestyle"] == looks["B'"]["linestyle"] == "solid" != looks["A"]["linestyle"]
+    plain = curves._looks({"baseline": "B"}, names)
+    assert plain["B"]["color"] == "#000000" and len({str(look["color"]) for look in plain.values()}) == 4
+
+
+@pytest.mark.parametrize(
+    ("n", "letters", "together", "across"),
+    # One panel is 4.2 inches, two are 8.4; a column of 20 letters is 0.75 + 1.6 = 2.35 inches, one of 5 is 1.15.
+    [
+        (12, 20, 1, 3),
+        (12, 20, 2, 3),
+        (9, 20, 3, 3),
+        (8, 5, 1, 6),
+        (4, 5, 1, 4),
+        (8, 5, 2, 4),
+        (7, 5, 2, 6),
+        (3, 90, 1, 1),
+    ],
+)
+def test_a_legend_is_no_wider_than_the_figure(n: int, letters: int, together: int, across: int) -> None:
+    figure, (axes, _) = pictures.panels(2)
+    for _ in range(n):
+        axes.plot([0], [0], label="x" * letters)
+    pictures.legend(figure, axes, together)
+    assert figure.legends[0]._ncols == across
+
+
+SETTINGS = """\
+s:
+  kind: settings
+  title: Settings
+  protocol: []
+  columns: {Rate: {path: train.lr}, Rounds: {path: train.rounds}, Near: {path: scenarios.near.clients}}
+  rows: {Ours: {study: one}, Given: {value: null}}
+"""
+
+
+def test_settings(tmp_path: Path) -> None:
+    """Of the reported 0.1, 200 and -, the first is ours; a dash of the paper contradicts nothing."""
+    reported = 's: {columns: [Rate, Rounds, Near], rows: {Ours: [0.1, 200, "-"]}}'
+    built = made(paper(tmp_path, SETTINGS, reported), "s")
+    assert built.table[1] == ["Ours", "0.1", "2 (200)", "2 (-)"]
+    assert built.table[2] == ["Given", "-", "-", "-"]
+    assert built.words == ("5 of 6 settings are the paper's; not: Ours, Rounds.",)
+    assert lines(built)[1] == {"row": "Ours", "column": "Rounds", "ours": "2", "reported": "200"}
+
+
+def test_a_setting_that_does_not_exist(tmp_path: Path) -> None:
+    assert made(paper(tmp_path, SETTINGS.replace("train.lr", "train.rate")), "s").table[1][1] == "-"
+    paper(tmp_path, SETTINGS.replace("train.lr", "train.lr.schedule"))
+    with pytest.raises(UserError, match=re.escape("s: path 'train.lr.schedule' leads nowhere in study 'one'")):
+        made(tmp_path, "s")
+
+
+def test_the_studies_of_a_target_are_found_at_any_depth(tmp_path: Path) -> None:
+    spec = "x: {kind: k, title: T, protocol: [], rows: {A: {study: one}, B: [{studies: [one]}]}, study: one}"
+    assert of_targets("ccn", paper(tmp_path, spec))["x"].studies == ("one",)
+    assert paper_of("x", tmp_path) == "ccn"
+    with pytest.raises(UserError, match=re.escape("table or figure 'y' is unknown")):
+        paper_of("y", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("x: {kind: table, protocol: []}", "x: the key 'title' is missing"),
+        ("x: null", "x: the key 'kind' is missing"),
+        ("x: {kind: k, title: T, protocol: [], study: on}", "x: study 'on' is unknown (did you mean 'one'?)"),
+    ],
+)
+def test_a_target_that_makes_no_sense_is_refused(tmp_path: Path, spec: str, said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        of_targets("ccn", paper(tmp_path, spec))
+
+
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    paper(tmp_path, "x: {kind: tabel, title: T, protocol: []}")
+    with pytest.raises(UserError, match="x: kind 'tabel' is unknown; allowed: table, curves, settings, functions of"):
+        made(tmp_path, "x")
+
+
+def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither is whole, as B has no run in Far. Rankings agree to 1 in Near and to (2 - 1) / 3 in Far without B."""
+    finals(paper(tmp_path, TABLE + CURVES, REPORTED), "near", {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]})
+    finals(tmp_path, "far", {"a": [0.6], "c": [0.9], "d": [0.5], "b": [0.8]})
+    (tmp_path / "papers/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
+    logged: list[tuple[Path, Path]] = []
+    monkeypatch.setattr(tracking, "log_report", lambda *arguments: logged.append(arguments))
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "elsewhere"))
+    monkeypatch.chdir(tmp_path)
+    assert stage.main(["--paper", "ccn", "--size", "smoke"]) == 0
+    place = config.root() / "papers" / "ccn" / "smoke"
+    found = json.loads((place / "metrics.json").read_text())
+    assert found == {"targets": 2, "whole": 0, "rankings": 2, "kendall_tau_mean": pytest.approx(2 / 3)}
+    assert logged == [(tmp_path / "elsewhere", place / "report")]
+    names = {path.name for path in (place / "report").iterdir()}
+    assert names == {"report.html", "t.md", "t.csv", "f.md", "f.csv", "f.png"}
+    html = (place / "report" / "report.html").read_text()
+    assert "90.00 (90.5)" in html and "how it is done" in html and "data:image/png;base64," in html
+    assert "Not there yet: B, Far." in (place / "report" / "t.md").read_text()
+
+
+def test_numbers_of_a_report_without_rankings() -> None:
+    whole, part = Built((), {}, ()), Built((), {}, (), ("something",))
+    assert stage.numbers({"a": whole, "b": part, "c": whole}) == {"targets": 3, "whole": 2, "rankings": 0}
+
+
+@pytest.mark.parametrize("n", [1, 8, 11])
+def test_a_long_list_of_what_is_missing_is_cut(n: int) -> None:
+    names: Sequence[Any] = [f"cell {i}" for i in range(n)]
+    text = stage._some(names)
+    assert text.count("cell") == min(n, 8) and ("and 3 more" in text) == (n == 11)
