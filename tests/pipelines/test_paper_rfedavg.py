@@ -340,9 +340,9 @@ def test_the_first_round_at_a_level(level: float, round_: float) -> None:
 
 def test_a_methods_own_settings_at_single_places() -> None:
     row = {"recipe": "x", "at": {"B": {"study": "own"}}}
-    assert address("A", row, {"study": "s"})["study"] == "s"
-    assert address("B", row, {"study": "s"}) == {"recipe": "x", "at": row["at"], "study": "own"}
-    assert address("A", {"recipe": "x"}, {"recipe": "y"})["recipe"] == "y"
+    assert address("t", "A", row, {"study": "s"})["study"] == "s"
+    assert address("t", "B", row, {"study": "s"}) == {"recipe": "x", "study": "own"}
+    assert address("t", "A", {"recipe": "x"}, {"recipe": "y"})["recipe"] == "y"
 
 
 LIKE = """
@@ -408,7 +408,9 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path, monkeypatch: 
     monkeypatch.delenv("DVC_ROOT", raising=False)
     assert stage.run(["study", "--paper", "rfedavg", "--study", "cifar-silo", "--size", "smoke"]) == 0
     targets = of_targets("rfedavg", tmp_path)
-    place = write("rfedavg", "smoke", tmp_path, {name: targets[name] for name in ("rf-tab1", "rf-fig1")}, "report")
+    place = write(
+        "rfedavg", "smoke", tmp_path, {name: targets[name] for name in ("rf-tab1", "rf-fig1")}, "report"
+    ).folder
     report = (place / "report.html").read_text()
     assert "rf-tab1" in report and "rf-fig1" in report
     measured = Measured("rfedavg", "smoke", tmp_path)

@@ -209,10 +209,10 @@ def test_gains_of_unknown_titles_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_address_from_its_parts() -> None:
-    found = address("t", {"method": "a", "study": "one"}, {"recipe": "{method}+c", "study": "two", "scale": 2})
+    found = address("t", "here", {"method": "a", "study": "one"}, {"recipe": "{method}+c", "study": "two", "scale": 2})
     assert found == {"method": "a", "study": "two", "recipe": "a+c", "scale": 2}
     with pytest.raises(UserError, match=r"^t: .* names a key in braces that it lacks"):
-        address("t", {"recipe": "{methd}+c"}, {"method": "a"})
+        address("t", "here", {"recipe": "{methd}+c"}, {"method": "a"})
 
 
 def test_statistics_of_a_run(tmp_path: Path) -> None:
