@@ -232,6 +232,77 @@ def test_equal_fingerprints_of_two_recipe_names_stay_two_runs(root: Path) -> Non
     assert tracking.sync(root) == [KEYS[0]] and len(runs(root)) == 2
 
 
+def written(root: Path, files: dict[str, str], whole: int) -> Path:
+    """Writes the files of a paper's report and its numbers."""
+    folder = root / "papers" / "ccn" / "smoke" / "report"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    (folder.parent / "metrics.json").write_text(json.dumps({"targets": 3, "whole": whole}))
+    return folder
+
+
+def artifacts_of(root: Path, run: Any) -> set[str]:
+    place = root / "mlruns" / "artifacts" / "papers" / run.info.run_id / "artifacts"
+    return {str(path.relative_to(place)) for path in place.rglob("*.*")}
+
+
+def test_a_report_is_one_run_with_its_files_and_numbers(root: Path) -> None:
+    folder = written(root, {"report.html": "all", "t.csv": "1"}, whole=2)
+    assert tracking.log_report(root, folder)
+    assert not tracking.log_report(root, folder), "the same report"
+    (run,) = runs(root)
+    assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
+    assert run.data.params == {"paper": "ccn", "size": "smoke"}
+    assert run.data.metrics == {"final/targets": 3, "final/whole": 2}
+    assert artifacts_of(root, run) == {"report/report.html", "report/t.csv", "metrics.json"}
+
+
+def test_a_changed_report_takes_the_place_of_the_one_before(root: Path) -> None:
+    tracking.log_report(root, written(root, {"report.html": "all", "t.csv": "1"}, whole=2))
+    assert tracking.log_report(root, written(root, {"report.html": "more", "f.png": "2"}, whole=3))
+    (run,) = runs(root)
+    assert run.data.metrics["final/whole"] == 3
+    assert artifacts_of(root, run) == {"report/report.html", "report/f.png", "metrics.json"}
+    place = root / "mlruns" / "artifacts" / "papers" / run.info.run_id / "artifacts"
+    assert (place / "report" / "report.html").read_text() == "more"
+    # Numbers count too, and so does a way back.
+    assert tracking.log_report(root, written(root, {"report.html": "more", "f.png": "2"}, whole=2))
+    assert tracking.log_report(root, written(root, {"report.html": "all", "t.csv": "1"}, whole=2))
+    assert len(runs(root)) == 1
+
+
+def test_a_report_that_was_cut_short_is_made_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the old files went; then the old report comes back, which must not count as there."""
+    first = written(root, {"report.html": "all"}, whole=1)
+    tracking.log_report(root, first)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tracking.Run, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tracking.log_report(root, written(root, {"report.html": "more"}, whole=1))
+    assert tracking.log_report(root, written(root, {"report.html": "all"}, whole=1))
+    (run,) = runs(root)
+    assert artifacts_of(root, run) == {"report/report.html", "metrics.json"}
+
+
+def test_sync_brings_lost_and_deleted_reports_back(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written(root, {"report.html": "all"}, whole=1)
+    for _ in range(2):
+        assert tracking.main(["sync", "--root", str(root)]) == 0
+    assert capsys.readouterr().out.count("MLflow: 1 of the papers' reports brought up to date") == 1
+    (run,) = runs(root)
+    tracking._client(root).delete_run(run.info.run_id)
+    assert tracking.sync_reports(root) == 1
+    assert [found.info.run_id for found in runs(root)] == [run.info.run_id]
+    (root / "papers" / "ccn" / "smoke" / "metrics.json").unlink()
+    assert tracking.sync_reports(root) == 0, "the stage has not finished"
+
+
 def test_a_moved_repository_keeps_its_runs_and_their_files(
     root: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
