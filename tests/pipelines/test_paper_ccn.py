@@ -71,7 +71,7 @@ def test_every_cell_is_a_run_of_its_scheme_in_its_setting(name: str) -> None:
     target, studies = of_targets("ccn", ROOT)[name], of_paper("ccn", "paper", ROOT)
     for row, own in target.spec["rows"].items():
         for column, other in target.spec["columns"].items():
-            at, title = address(name, own, other), f"{row} {column}"
+            at, title = address(name, column, own, other), f"{row} {column}"
             content = studies[at["study"]].content
             assert at["scenario"] in content["scenario_names"] and at["recipe"] in content["recipe_names"]
             (scheme,) = (method for word, method in SCHEMES.items() if word in title)
