@@ -98,13 +98,17 @@ def _spread(name: str, accuracy: Floats) -> dict[str, float]:
 
 
 def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int) -> dict[str, float]:
-    """FNR-FL's kappa and rho by what was really sent, and by its own count; the size of delta as rFedAvg counts it."""
+    """FNR-FL's kappa, and rho by what was really sent and by its own count; the size of delta as rFedAvg counts it."""
     recipe, cohort = item.settings.composition(item.recipe), item.settings.scenarios[item.scenario].cohort
     mib = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
+    seconds, as_fnr = sum(row["seconds"] for row in rows), counts.fnr_mib(recipe, model_bytes, cohort * len(rows))
     found = {
-        "kappa": counts.kappa(accuracy, sum(row["seconds"] for row in rows)),
+        "seconds": seconds,
+        "traffic_mib": mib,
+        "kappa": counts.kappa(accuracy, seconds),
         "rho": counts.rho(accuracy, mib) if mib else None,
-        "traffic_mib_as_fnr_counts": counts.fnr_mib(recipe, model_bytes, cohort * len(rows)),
+        "traffic_mib_as_fnr_counts": as_fnr,
+        "rho_as_fnr_counts": None if as_fnr is None else counts.rho(accuracy, as_fnr),
         "delta_bytes_as_rfedavg_counts": counts.delta_bytes(recipe, item.network.feature_size, cohort),
     }
     return {key: value for key, value in found.items() if value is not None}

@@ -5,7 +5,8 @@ of a row and of a column make a cell's, and `at` in a row ({column: parts}) has 
 columns): along which axis methods are compared. `statistic`: that of cells without one of their own. `scale` and
 `decimals`: from shares to the paper's unit. `better`: higher, lower, none. `claim`: the method that the paper says is
 best. `gains`: rows or columns beside which the difference to another one is shown, seed by seed: {title: title of the
-other}.
+other}. A row or column may have `statistic`, `scale`, `decimals` and `better` of its own, `reported`: the title under
+which the paper's number stands if it is another, and `compared: false`: a method that the words leave out.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Cell:
     measured: Spread | None
     reported: float | None
     reported_spread: float | None
+    decimals: int = 2
     instead: str = ""  # why there is no measured number
 
 
@@ -57,25 +59,25 @@ def build(target: Target, measured: Measured) -> Built:
     cells = {place: _cell(target, measured, *place, of) for place, of in at.items()}
     gains = _gains(target, measured, at, cells)
     missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.instead in (NOT_YET, NO_DATA))
-    ranks = _taus(target, cells) if spec.get("better", "higher") != "none" else {}
-    words = _words(target, cells, ranks) if spec.get("better", "higher") != "none" else []
+    ranks = _taus(target, cells)
+    words = _words(target, cells, ranks)
     files = {"csv": _csv(target, cells, gains).encode()}
     said = (*_words_on_gains(target, gains), *words)
     return Built(_lines(target, cells, gains), files, said, missing, tuple(tau for tau, _ in ranks.values()))
 
 
 def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping[str, Any]) -> Cell:
-    reported, reported_spread = _reported(target, row, column)
+    in_paper = *_reported(target, row, column), int(at.get("decimals", target.spec.get("decimals", 2)))
     if "study" not in at:  # a row or column that the paper has and that can't be run
-        return Cell(None, reported, reported_spread, "-")
+        return Cell(None, *in_paper, "-")
     if not measured.is_wanted(at):
-        return Cell(None, reported, reported_spread, "not run at this size")
+        return Cell(None, *in_paper, "not run at this size")
     found = measured.value(at, _statistic(target, at))
     if measured.diverged(at):
-        return Cell(None, reported, reported_spread, "diverges")
+        return Cell(None, *in_paper, "diverges")
     if found is None:
-        return Cell(None, reported, reported_spread, NO_DATA if measured.skipped(at["study"]) else NOT_YET)
-    return Cell(_scaled(target, at, found), reported, reported_spread)
+        return Cell(None, *in_paper, NO_DATA if measured.skipped(at["study"]) else NOT_YET)
+    return Cell(_scaled(target, at, found), *in_paper)
 
 
 def _statistic(target: Target, at: Mapping[str, Any]) -> str:
@@ -114,6 +116,9 @@ def _gains(
 
 def _reported(target: Target, row: str, column: str) -> tuple[float | None, float | None]:
     """The paper's number and the spread beside it."""
+    row, column = (
+        str(target.spec[axis][title].get("reported", title)) for axis, title in (("rows", row), ("columns", column))
+    )
     if target.reported is None or row not in target.reported["rows"] or column not in target.reported["columns"]:
         return None, None
     value = target.reported["rows"][row][list(target.reported["columns"]).index(column)]
@@ -123,21 +128,19 @@ def _reported(target: Target, row: str, column: str) -> tuple[float | None, floa
 
 
 def _lines(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> list[list[str]]:
-    decimals = int(target.spec.get("decimals", 2))
     rows, columns = list(target.spec["rows"]), list(target.spec["columns"])
-    return [["", *columns], *([row, *(_text((row, c), cells, gains, decimals) for c in columns)] for row in rows)]
+    return [["", *columns], *([row, *(_text(cells[row, c], gains.get((row, c))) for c in columns)] for row in rows)]
 
 
-def _text(place: Place, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain], decimals: int) -> str:
+def _text(cell: Cell, gain: Gain | None) -> str:
     """`98.02 ± 0.03 (97.88), gain +0.95 ± 0.02 (+0.81)`: measured over seeds, in brackets what the paper reports."""
-    cell, gain = cells[place], gains.get(place)
-    found = cell.instead if cell.measured is None else _number(cell.measured, decimals)
+    found = cell.instead if cell.measured is None else _number(cell.measured, cell.decimals)
     if cell.reported is not None:
         found += f" ({cell.reported:g})"
     if gain is None or gain.measured is None:
         return found
-    reported = "" if gain.reported is None else f" ({gain.reported:+.{decimals}f})"
-    return f"{found}, gain {_number(gain.measured, decimals, '+')}{reported}"
+    reported = "" if gain.reported is None else f" ({gain.reported:+.{cell.decimals}f})"
+    return f"{found}, gain {_number(gain.measured, cell.decimals, '+')}{reported}"
 
 
 def _number(value: Spread, decimals: int, sign: str = "") -> str:
@@ -161,19 +164,31 @@ def _csv(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain
     return text.getvalue()
 
 
-def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, dict[str, Cell]]:
-    """The cells of each column (or row, where the methods are columns) by method."""
-    rows, columns = list(target.spec["rows"]), list(target.spec["columns"])
-    if target.spec.get("methods", "rows") == "rows":
-        return {column: {row: cells[row, column] for row in rows} for column in columns}
-    return {row: {column: cells[row, column] for column in columns} for row in rows}
+class Line(NamedTuple):
+    """The methods of one setting, which are compared with each other."""
+
+    better: str  # higher, lower
+    cells: Mapping[str, Cell]  # by method
+
+
+def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, Line]:
+    """Each column (or row, where the methods are columns) that ranks its methods, and those that are compared."""
+    by_rows = target.spec.get("methods", "rows") == "rows"
+    methods, settings = (target.spec[key] for key in (("rows", "columns") if by_rows else ("columns", "rows")))
+    compared = [method for method, about in methods.items() if about.get("compared", True)]
+    better = {name: str(own.get("better", target.spec.get("better", "higher"))) for name, own in settings.items()}
+    return {
+        name: Line(better[name], {m: cells[(m, name) if by_rows else (name, m)] for m in compared})
+        for name in settings
+        if better[name] != "none"
+    }
 
 
 def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float, int]]:
     """Kendall's τ between our ranking and the paper's, and over how many methods, for each setting that has one."""
     found = {}
     for setting, line in _by_setting(target, cells).items():
-        pairs = [(c.measured.mean, c.reported) for c in line.values() if c.measured and c.reported is not None]
+        pairs = [(c.measured.mean, c.reported) for c in line.cells.values() if c.measured and c.reported is not None]
         if len(pairs) >= ENOUGH:
             tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
             if math.isfinite(tau):
@@ -183,17 +198,16 @@ def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float,
 
 def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tuple[float, int]]) -> list[str]:
     """For each column (or row): agreement of the ranking, and how the claimed method fares beyond the spread."""
-    sign = -1 if target.spec.get("better") == "lower" else 1
     claim = str(target.spec.get("claim"))
     found = []
     for setting, line in _by_setting(target, cells).items():
-        values = {m: cell.measured for m, cell in line.items() if cell.measured is not None}
+        values = {m: cell.measured for m, cell in line.cells.items() if cell.measured is not None}
         parts = []
         if setting in ranks:
             tau, n = ranks[setting]
             parts.append(f"the order of {n} methods agrees with the paper's to Kendall τ = {tau:.2f}")
         if claim in values and len(values) > 1:
-            parts.append(_claim(claim, values, sign, int(target.spec.get("decimals", 2))))
+            parts.append(_claim(claim, values, -1 if line.better == "lower" else 1, line.cells[claim].decimals))
         if parts:
             found.append(f"{setting}: {'; '.join(parts)}.")
     return found

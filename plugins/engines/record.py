@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,8 +21,9 @@ from plugins.engines.traffic import Meter
 class Recorder:
     """Sees each exchange, and makes a row at the end of each round."""
 
-    def __init__(self, task: Task, test: Samples, validation: Samples | None) -> None:
-        self.task, self.test, self.validation = task, test, validation
+    def __init__(self, task: Task, test: Samples, validation: Samples | None, observing: bool = False) -> None:
+        """`observing`: whether models that a client trains again in a round are tested before and after."""
+        self.task, self.test, self.validation, self.observing = task, test, validation, observing
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
         self.tensors: dict[str, Tensor] = {}  # "<component>/<quantity>" of all rounds, [T, ...], on the CPU
@@ -47,6 +49,11 @@ class Recorder:
         for key, leaf in flatten(reply.metrics).items():
             component, _, quantity = key.partition("/")
             self._observed[f"{component}/{what}{quantity}"] = leaf
+        if self.observing and ask.job != "train" and reply.params:
+            assert self._trained is not None, "what is trained again was trained in this round"
+            name = ask.job.replace(".", "/", 1)
+            self._observed[f"{name}.test_before"] = self._by_class(self._trained, reply.clients)
+            self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients)
 
     def end(self, round_: int, done: Round, look: bool = True) -> dict[str, float]:
         """The row of the round that ends; NaN where `look` is False or there is nothing to look at.
@@ -90,6 +97,14 @@ class Recorder:
             }
         )
         return row
+
+    def _by_class(self, reply: Reply, clients: Sequence[int]) -> Tensor:
+        """Test accuracy of the models of some clients by class, [len(clients), C]; NaN for a class without samples."""
+        found = []
+        for row in map(reply.clients.index, clients):
+            params, buffers = ({key: leaf[row] for key, leaf in tree.items()} for tree in (reply.params, reply.buffers))
+            found.append(evaluate(self.task.network, self.task.whole(params), buffers, self.test).per_class_accuracy)
+        return torch.stack(found)
 
     def _looked(self, name: str, params: Params, buffers: Params, samples: Samples | None) -> dict[str, float]:
         if samples is None:

@@ -207,7 +207,7 @@ class Simulation:
         self.engine: Engine = Sequential(store) if self.engine_name == "sequential" else Vectorized(store, memory_mb)
         self.server = self.algorithm.init(params, buffers, self._desk(0))
         self.evaluated = params
-        self.recorder = Recorder(task, test, validation)
+        self.recorder = Recorder(task, test, validation, observing)
         self.start_round = 0
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():

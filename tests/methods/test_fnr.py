@@ -577,9 +577,27 @@ def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
     before, after = (ran.outcome.tensors[f"fnr/refine.{when}"] for when in ("before", "after"))
     assert before[0].tolist() == [by_class(local[j]) for j in s_re]
     assert after[0].tolist() == [by_class(refine(local[j], [PUBLIC] * 3)) for j in s_re]
+    tested = [ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after")]
+    assert torch.equal(torch.stack(tested), torch.stack([before, after])), "the test set is D_public here"
     blind = simulate(REFINE | {"p": 0.7}, engine)
     assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items())
     assert all(ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down"))
+
+
+def test_refined_models_are_observed_on_the_test_set_too(engine: str) -> None:
+    """Each refined client's model by class of the test set, which is not what it was refined on."""
+    ran = simulate(REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True)
+    w = hand.W0
+    for t in range(2):
+        local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
+        refined = {j: refine(local[j], [PUBLIC] * 3) for j in worst(local, 2)}
+        for when, models in (("before", [local[j] for j in refined]), ("after", list(refined.values()))):
+            of_class = [np.flatnonzero(label == TEST_Y) for label in (0, 1)]
+            wanted = [[hand.accuracy(m, TEST_X[own], TEST_Y[own]) for own in of_class] for m in models]
+            assert ran.outcome.tensors[f"fnr/refine.test_{when}"][t].tolist() == wanted
+        w = hand.average(np.array(hand.SIZES) / 6, [refined.get(j, local[j]) for j in range(3)])
+    before, after = (ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after"))
+    assert not torch.equal(before, after), "or the test could not tell them apart"
 
 
 def test_a_class_that_d_public_lacks_has_no_accuracy() -> None:

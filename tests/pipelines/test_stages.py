@@ -128,6 +128,10 @@ def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
     assert metrics["kappa"] == pytest.approx(metrics["accuracy"] * 1e4 / sum(float(row["seconds"]) for row in rows))
     # Three models per client and round by FNR-FL's count of SCAFFOLD: 64 * 64 + 64 + 64 * 10 + 10 floats each.
     assert metrics["traffic_mib_as_fnr_counts"] == pytest.approx(3 * 4 * 3 * 4810 * 4 / 2**20)
+    counted = metrics["traffic_mib_as_fnr_counts"]
+    assert metrics["rho_as_fnr_counts"] == pytest.approx(metrics["accuracy"] * 1e4 / counted)
+    assert metrics["traffic_mib"] == pytest.approx(mib)
+    assert metrics["seconds"] == pytest.approx(sum(float(row["seconds"]) for row in rows))
     assert "delta_bytes_as_rfedavg_counts" not in metrics
     assert metrics["weights_sha256"] == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
     classes = table(made / EVALUATION / "per_class.csv")
