@@ -19,13 +19,14 @@ from pipelines import cli, config, studies, tracking
 from pipelines.report import render
 from pipelines.targets.build import build
 from pipelines.targets.measured import Measured
-from pipelines.targets.spec import Built, Target, of_targets
+from pipelines.targets.spec import KINDS, Built, Target, of_targets
 from plugins.data.files import replace_folder, write_whole
 
 log = logging.getLogger(__name__)
 TITLES = {
     "fnr": "FNR-FL", "fednnnn": "FedNNNN", "ccn": "CCN", "fednlr": "FedNLR", "rfedavg": "rFedAvg and rFedAvg+",
 }  # fmt: skip
+PRINTED = "The paper's own, as it prints it:"
 ABOUT = {
     "smoke": "Size smoke: the code path on small data, for seconds. The numbers are not the paper's experiment.",
     "small": "Size small: the paper's heterogeneity and local work with fewer clients, rounds or seeds, on a CPU. The "
@@ -58,15 +59,21 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
     sections = [
         {
             "id": name, "title": targets[name].title, "about": about(targets[name]), "protocol": targets[name].protocol,
-            "table": one.table, "words": one.words, "missing": _some(one.missing), "picture": one.files.get("png"),
+            "table": one.table, "printed": one.printed, "picture": one.files.get("png"), "words": one.words,
+            "missing": _some(one.missing),
         }
         for name, one in built.items()
     ]  # fmt: skip
     used = {study for target in targets.values() for study in target.studies}
-    facts = [
-        (one.name, _facts(one, measured.skipped(one.name))) for one in measured.studies.values() if one.name in used
-    ]
-    context = {"title": TITLES[paper], "size": size, "about": ABOUT[size], "sections": sections, "studies": facts}
+    facts = [(name, _facts(one, measured.skipped(name))) for name, one in measured.studies.items() if name in used]
+    context = {
+        "printed": PRINTED,
+        "title": TITLES[paper],
+        "size": size,
+        "about": ABOUT[size],
+        "sections": sections,
+        "studies": facts,
+    }
     files["report.html"] = render("paper.html.j2", context).encode()
     place = root / studies.RESULTS / paper / size / folder
     replace_folder(place, files)
@@ -88,6 +95,8 @@ def text(target: Target, built: Built, size: str) -> str:
     parts = [f"# {target.id}: {target.title}", about(target), ABOUT[size]]
     if built.table:
         parts.append(markdown(built.table))
+    if built.printed:
+        parts += [PRINTED, markdown(built.printed)]
     if "png" in built.files:
         parts.append(f"![{target.title}]({target.id}.png)")
     parts += [_bullets(lines) for lines in (built.words, target.protocol) if lines]
@@ -100,6 +109,8 @@ def about(target: Target) -> str:
     """How to read it."""
     if target.reported is None:
         return f"Figure of the paper, drawn from our runs ({target.id})."
+    if target.kind not in KINDS:
+        return f"{target.reported.get('table', target.id)} of the paper, its numbers beside ours ({target.id})."
     spread = target.reported.get("spread")
     in_paper = f" ± in the paper: {spread}." if spread else ""
     table, unit = target.reported.get("table", target.id), target.reported.get("unit")

@@ -81,6 +81,7 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("ccn", z_act="pre"),
     _with("fednlr", mu="fc1=3", scale="sum1", log="e", M="units", last="prob", bias="unscaled"),
     _with("fednlr", last="skip"),
+    _with("fednlr", since=2),
     _with("rfedavg", mmd="sum", delta="batch", L=3, warmup="none", opt_state="persist"),
     _with("rfedavg", delta_scope="sampled", delta_time="start", weights="uniform"),
     _with("rfedavg_plus", delta="batch", L=3, warmup="none", opt_state="persist"),

@@ -30,7 +30,7 @@ class Target:
 
     @property
     def studies(self) -> tuple[str, ...]:
-        """Every study that it reads: the values of all keys `study` (or `studies`, a list) at any depth."""
+        """Every study that it reads: the values of all keys `study`, `studies` (a list) and `instead` at any depth."""
         return tuple(dict.fromkeys(_studies(self.spec)))
 
 
@@ -42,6 +42,7 @@ class Built(NamedTuple):
     words: tuple[str, ...]  # what the outcome says about the paper's claim, from the numbers
     missing: tuple[str, ...] = ()  # what it would need and is not there yet
     taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
+    printed: Sequence[Sequence[str]] = ()  # the paper's own table, where ours is laid out otherwise
 
 
 def of_targets(paper: str, root: Path) -> dict[str, Target]:
@@ -97,6 +98,8 @@ def _studies(tree: Any) -> Iterator[str]:
                 yield str(value)
             elif key == "studies":
                 yield from map(str, value)
+            elif key == "instead":
+                yield from map(str, value.values())
             else:
                 yield from _studies(value)
     elif isinstance(tree, list | tuple):

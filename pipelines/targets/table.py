@@ -15,7 +15,7 @@ import csv
 import io
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,7 +61,7 @@ def build(target: Target, measured: Measured) -> Built:
     missing = tuple(f"{r}, {c}" for (r, c), cell in cells.items() if cell.instead in (NOT_YET, NO_DATA))
     ranks = _taus(target, cells)
     words = _words(target, cells, ranks)
-    files = {"csv": _csv(target, cells, gains).encode()}
+    files = {"csv": _csv(cells, gains)}
     said = (*_words_on_gains(target, gains), *words)
     return Built(_lines(target, cells, gains), files, said, missing, tuple(tau for tau, _ in ranks.values()))
 
@@ -148,11 +148,9 @@ def _number(value: Spread, decimals: int, sign: str = "") -> str:
     return f"{value.mean:{sign}.{decimals}f}{spread}"
 
 
-def _csv(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> str:
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
+def _csv(cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> bytes:
     header = ["row", "column", "measured", "measured_std", "seeds", "reported", "reported_spread", "difference"]
-    table.writerow([*header, *(["gain", "gain_std", "gain_reported"] if gains else [])])
+    lines = []
     for (row, column), cell in cells.items():
         mean, std, n = cell.measured or (None, None, 0)
         difference = None if mean is None or cell.reported is None else mean - cell.reported
@@ -160,8 +158,17 @@ def _csv(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain
         if gains:
             gain = gains.get((row, column), Gain(None, None))
             line += [*(gain.measured or (None, None))[:2], gain.reported]
-        table.writerow(["" if x is None else x for x in line])
-    return text.getvalue()
+        lines.append(["" if x is None else x for x in line])
+    return as_csv([*header, *(["gain", "gain_std", "gain_reported"] if gains else [])], lines)
+
+
+def as_csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> bytes:
+    """A CSV file."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(header)
+    table.writerows(lines)
+    return text.getvalue().encode()
 
 
 class Line(NamedTuple):

@@ -14,6 +14,8 @@ Algorithm 1 with eqs. 14-18. Choices where the paper is silent or unclear, and t
 - Biases and batch-norm pairs move as their rows; `bias="unscaled"`: at eta.
 - "A larger T_l indicates a larger discrepancy" is the wrong way round; a larger mu_l does.
 - hbar all equal, or mu_l <= 1: every neuron keeps eta, also with "sum1".
+- `since`: the first round in which rates differ; those before are FedAvg's. Table 4 trains one model of FedAvg both
+  ways. The server then says with one number whether the round has come.
 
 The factors scale the optimiser's update, which for plain SGD is eq. 18; so they hold under momentum and Adam.
 Meeting others: they multiply the whole local update, with what FedProx, FedDyn, FedDC or SCAFFOLD add to the gradient.
@@ -33,11 +35,24 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, Options, Plan, RecipeError, Setting, Stage, Trace, View
+from plugins.core.component import (
+    Batch,
+    Component,
+    Data,
+    Desk,
+    Options,
+    Plan,
+    RecipeError,
+    Setting,
+    Stage,
+    Trace,
+    Update,
+    View,
+)
 from plugins.core.errors import UserError, nearest
-from plugins.core.task import Layer, Task, one_hot
+from plugins.core.task import Layer, Task
 from plugins.core.trees import Params, Tree
-from plugins.fednlr.drift import bound, drift
+from plugins.fednlr.drift import bound, class_means, drift
 
 
 @dataclass(frozen=True)
@@ -65,11 +80,14 @@ class FedNLR(Component):
     M: str = "channels"
     last: str = "logits"  # figure 4
     bias: str = "scaled"
+    since: int = 1  # rounds
 
     def check(self, setting: Setting) -> None:
         for key, value in (("mu0", self.mu0), ("a1", self.a1), ("a2", self.a2)):
             if not (math.isfinite(value) and value >= 0):
                 raise RecipeError(f"fednlr: {key} = {value} must be a finite number of at least 0")
+        if self.since < 1:
+            raise RecipeError(f"fednlr: since = {self.since} must be a round, 1 or later")
         names = [name for name, _ in self._given()]
         if len(set(names)) < len(names):
             raise RecipeError(f"fednlr: mu = {self.mu!r} names a layer twice")
@@ -133,8 +151,21 @@ class FedNLR(Component):
             keys = [key for key in layer.parameters if key in view.start]
             if self.bias == "unscaled":
                 keys = [key for key in keys if view.start[key].ndim > 1]
-            factors.update(dict.fromkeys(keys, self.factors(h, mu, self.scale)))
+            factors.update(dict.fromkeys(keys, self._now(self.factors(h, mu, self.scale), view)))
         return factors
+
+    def _now(self, factor: Tensor, view: View) -> Tensor:
+        """The factors [M_l] of this round: all 1 before `since`."""
+        return factor if self.since == 1 else torch.where(view.shared["scaled"] > 0, factor, torch.ones_like(factor))
+
+    def init_server(self, params: Params, desk: Desk) -> Tree:
+        return {} if self.since == 1 else {"round": next(iter(params.values())).new_ones(())}
+
+    def broadcast(self, state: Tree) -> Tree:
+        return {} if self.since == 1 else {"scaled": (state["round"] >= self.since).to(state["round"].dtype)}
+
+    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
+        return direction, {} if self.since == 1 else {"round": state["round"] + 1}
 
     @staticmethod
     def factors(h: Tensor, mu: float, scale: str = "mean1") -> Tensor:
@@ -160,44 +191,24 @@ class FedNLR(Component):
         }
 
     def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
-        """By scaled layer T_l (figure 3; NaN if mu_l <= 1), mu_l, the factors and their range; and table 4: the mean
-        activations [C, M_l] of the last hidden layer on each class before and after training, NaN for absent classes.
-        Where there is a public split, which has all classes: the neurons bound to each class [C, M_l] before training,
-        and the drift [C] of their activation.
+        """By scaled layer T_l (figure 3; NaN if mu_l <= 1), mu_l, the factors and their range. Where there is a public
+        split, which has all classes, also table 4: the mean activations [C, M_l] of the last hidden layer on its
+        samples of each class before and after training, the neurons bound to each class [C, M_l] before training, and
+        the drift [C] of their activation.
         """
         seen: Tree = {"T": {}, "mu": {}, "factor": {}, "smallest": {}, "largest": {}}
         for layer, h, mu in self.layers(task, view, data):
-            factor, spread = self.factors(h, mu, self.scale), h.max() - h.min()
+            factor, spread = self._now(self.factors(h, mu, self.scale), view), h.max() - h.min()
             values = (spread / math.log(mu) if mu > 1 else spread * math.nan, torch.full_like(spread, mu))
             for key, value in zip(seen, (*values, factor, factor.min(), factor.max()), strict=True):
                 seen[key][layer.name] = value
-        if len(task.network.layers) > 1:
-            seen["before"] = self._by_class(task, view.start, view.buffers, data.own)
-            seen["after"] = self._by_class(task, trace.end, trace.buffers, data.own)
         if len(task.network.layers) > 1 and data.public is not None:
             labels, n_classes = torch.cat([batch.y for batch in data.public]), task.network.n_classes
             before = _last_hidden(task, view.start, view.buffers, data.public)
             after = _last_hidden(task, trace.end, trace.buffers, data.public)
+            seen["before"], seen["after"] = (class_means(h, labels, n_classes) for h in (before, after))
             seen["bound"], seen["drift"] = bound(before, labels, n_classes), drift(before, after, labels, n_classes)
         return seen
-
-    @staticmethod
-    def _by_class(task: Task, params: Params, buffers: Params, own: Plan | None) -> Tensor:
-        """The mean activation of each neuron of the last hidden layer over the samples of each class, [C, M_l]."""
-        assert own is not None
-        layer = task.network.layers[-2].name
-
-        def sums(batch: Batch) -> Tree:
-            h = task.activations(params, buffers, batch.x)[layer]
-            h = h.flatten(2).mean(2) if h.ndim > 2 else h  # [B, M_l]
-            member = one_hot(batch.y, task.network.n_classes, h.dtype)  # [B, C]
-            if batch.mask is not None:
-                member = member * batch.mask.to(h.dtype).unsqueeze(1)
-            return {"h": member.T @ h, "n": member.sum(0).unsqueeze(1)}
-
-        mean = own.mean(sums)
-        by_class: Tensor = mean["h"] / mean["n"]
-        return by_class
 
 
 def _last_hidden(task: Task, params: Params, buffers: Params, public: Plan) -> Tensor:

@@ -11,6 +11,12 @@ from torch import Tensor
 from plugins.core.task import one_hot
 
 
+def class_means(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
+    """The mean activation of each neuron over the samples of each class: [n, M] and [n] to [C, M], NaN without any."""
+    member = one_hot(labels, n_classes, activations.dtype)  # [n, C]
+    return member.T @ activations / member.sum(0).unsqueeze(-1)
+
+
 def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
     """Definition 1: neuron i is bound to class c if min over D^c of h_i > max over D^c' of h_i for all c' != c.
 
@@ -31,8 +37,7 @@ def drift(before: Tensor, after: Tensor, labels: Tensor, n_classes: int) -> Tens
     Activations [n, M] of the same samples before and after training to [C]; which neurons are bound is decided before.
     NaN for a class that has none.
     """
-    member = one_hot(labels, n_classes, before.dtype)  # [n, C]
-    change = member.T @ (after - before) / member.sum(0).unsqueeze(-1)  # [C, M], mean over the class's samples
+    change = class_means(after - before, labels, n_classes)  # [C, M]
     bonds = bound(before, labels, n_classes)
     zero = torch.zeros((), dtype=change.dtype, device=change.device)
     return torch.where(bonds, change, zero).sum(1) / bonds.sum(1)

@@ -14,8 +14,8 @@ from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
 from plugins.core.task import Layer, Task
 from plugins.engines.simulation import LocalTraining, Schedule, Simulation, initial_model
-from plugins.fednlr.algorithm import FedNLR
-from plugins.fednlr.drift import bound, drift
+from plugins.fednlr.algorithm import FedNLR, _last_hidden
+from plugins.fednlr.drift import bound, class_means, drift
 from plugins.models.layers import Stacked
 from plugins.models.networks import cnn, mlp
 from tests.methods import by_hand as hand
@@ -351,21 +351,22 @@ def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
 
 
 def test_activations_by_class_before_and_after_training(engine: str) -> None:
-    """Table 4's quantities: means of the hidden layer over a client's samples of each class; NaN for absent classes."""
-    tensors, _ = observed(engine, {})
-    missing = 0
-    for k, client in enumerate(hand.CLIENTS):
-        models = {"before": hand.W0, "after": local(k, hand.W0, factors(hand.W0, hand.X[client]))}
-        for when, w in models.items():
-            for c in (0, 1):
-                found = tensors[f"fednlr/{when}"][0, k, c].numpy()
-                x = hand.X[client][hand.Y[client] == c]
-                if len(x):
-                    np.testing.assert_allclose(found, hand.hidden(w, x).mean(0), rtol=1e-10)
-                else:
-                    missing += 1
-                    assert np.isnan(found).all()
-    assert missing == 2, "client 0 lacks class 1"
+    """Table 4's quantities: means of the hidden layer over the public split's samples of each class; NaN for classes
+    that it lacks.
+    """
+    x = hand.PUBLIC_X[:3]
+    for public_y in (np.array([0, 0, 1]), np.array([0, 0, 0])):
+        tensors, _ = observed(engine, {}, public=hand.samples(x, public_y))
+        for k, client in enumerate(hand.CLIENTS):
+            models = {"before": hand.W0, "after": local(k, hand.W0, factors(hand.W0, hand.X[client]))}
+            for when, w in models.items():
+                for c in (0, 1):
+                    found, rows = tensors[f"fednlr/{when}"][0, k, c].numpy(), x[public_y == c]
+                    if len(rows):
+                        np.testing.assert_allclose(found, hand.hidden(w, rows).mean(0), rtol=1e-10)
+                    else:
+                        assert np.isnan(found).all()
+    assert "fednlr/before" not in observed(engine, {})[0], "no client has samples of all classes"
 
 
 def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
@@ -391,24 +392,55 @@ def test_observing_changes_nothing(engine: str) -> None:
     assert all(torch.equal(simulation.server.params[key], plain.server.params[key]) for key in hand.W0)
 
 
-def test_activations_by_class_average_channels_over_space_and_batches() -> None:
+def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:
     net = cnn((1, 4, 4), 3, channels=2, hidden=3)
     layers = (*net.layers[:2], net.layers[-1])
     rng = np.random.default_rng(4)
     data = Samples(torch.tensor(rng.normal(size=(5, 1, 4, 4))), torch.tensor([0, 2, 0, 0, 2]))
     params, buffers = initial_model(net, 1, data.x)
     plan = Plan(data, torch.arange(5), sizes=(3, 2))
-    task = Task(_Shallow(net, layers), SGD(0.1))
-    found = FedNLR._by_class(task, params, buffers, plan)
+    found = _last_hidden(Task(_Shallow(net, layers), SGD(0.1)), params, buffers, plan)
     w = {key: leaf.numpy() for key, leaf in params.items()}
-    for c in (0, 2):
-        rows = []
-        for image in data.x.numpy()[data.y.numpy() == c]:
-            h = np.maximum(convolve(image, w["conv1.weight"], w["conv1.bias"]), 0)
-            h = h.reshape(2, 2, 2, 2, 2).max((2, 4))
-            rows.append(np.maximum(convolve(h, w["conv2.weight"], w["conv2.bias"]), 0).mean((1, 2)))
-        np.testing.assert_allclose(found[c], np.mean(rows, axis=0), rtol=1e-9)
+    rows = []
+    for image in data.x.numpy():
+        h = np.maximum(convolve(image, w["conv1.weight"], w["conv1.bias"]), 0)
+        h = h.reshape(2, 2, 2, 2, 2).max((2, 4))
+        rows.append(np.maximum(convolve(h, w["conv2.weight"], w["conv2.bias"]), 0).mean((1, 2)))
+    np.testing.assert_allclose(found, np.stack(rows), rtol=1e-9)
+
+
+def test_means_by_class() -> None:
+    """Class 0 has (1, 2) and (3, 6), class 2 has (5, 0), class 1 nothing."""
+    found = class_means(torch.tensor([[1.0, 2.0], [5.0, 0.0], [3.0, 6.0]]), torch.tensor([0, 2, 0]), 3)
+    assert found[0].tolist() == [2.0, 4.0]
     assert found[1].isnan().all()
+    assert found[2].tolist() == [5.0, 0.0]
+
+
+@pytest.mark.parametrize("since", [1, 2, 3])
+def test_rates_from_a_round_on(engine: str, since: int) -> None:
+    """Three rounds, of which those before `since` are FedAvg's."""
+    options = {"mu0": MU0, "a1": A1, "a2": A2, "since": since}
+    ran = hand.run("fednlr", {"fednlr": options}, engine=engine, rounds=3)
+    w = hand.W0
+    for t in (1, 2, 3):
+        scales = [factors(w, hand.X[client]) if t >= since else hand.each(np.ones_like, w) for client in hand.CLIENTS]
+        w = hand.average(np.array(hand.SIZES) / 6, [local(k, w, scale) for k, scale in enumerate(scales)])
+    hand.same(ran.outcome.params, w)
+
+
+def test_rounds_before_the_first_with_rates_are_fedavg_to_the_bit(engine: str) -> None:
+    ran = hand.run("fednlr", {"fednlr": {"since": 3}}, engine=engine, rounds=2)
+    plain = hand.run("fedavg", engine=engine, rounds=2)
+    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    tensors, _ = observed(engine, {"since": 2})
+    assert tensors["fednlr/factor/fc1"].eq(1).all(), "what is recorded is what was in force"
+
+
+@pytest.mark.parametrize("since", [0, -1])
+def test_a_first_round_that_is_none_is_refused(since: int) -> None:
+    with pytest.raises(RecipeError, match=f"fednlr: since = {since} must be a round, 1 or later"):
+        FedNLR(since=since).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
 
 
 @pytest.mark.parametrize("key", ["mu0", "a1", "a2"])
