@@ -1,7 +1,8 @@
 """The paper's curves with what they say about its claims, and the tables of its networks.
 
-`accuracy`, `norms` and `path` are `curves` (pipelines/targets/curves.py) with more words. `norms` takes `claim`, a
-line, and `against`, the lines that it is compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
+`accuracy`, `norms` and `path` are `curves` (pipelines/targets/curves.py) with more words. `norms` has two panels, N and
+E, and takes `claim`, a line, and `against`, the lines that it is compared with. `network` takes `model`, `shape` (one
+sample's) and `classes`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from pipelines.figures import Values
@@ -66,46 +68,46 @@ def path(target: Target, measured: Measured) -> Built:
     """The integral of N by round, and how much of it belongs to the second half of the rounds: little once it stops."""
     words = []
     for panel in target.spec["panels"]:
-        late = []
-        for name, (_, y) in _lines(target, measured, panel).items():
-            if len(y) > 1:
-                late.append(f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %")
+        late = [
+            f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %"
+            for name, (_, y) in _lines(target, measured, panel).items()
+            if len(y) > 1
+        ]
         if late:
-            words.append(f"Of the way to the last round, the second half of the rounds makes: {', '.join(late)}.")
+            words.append(f"Share of the whole way that lies in the second half of the rounds: {', '.join(late)}.")
     return _with(curves.build(target, measured), words)
 
 
 def network(target: Target, measured: Measured) -> Built:
     """The layers of a network with their numbers of parameters, in brackets what the paper says where it differs."""
-    found = _layers(target)
-    reported = dict((target.reported or {}).get("rows", {}))
-    columns = list((target.reported or {}).get("columns", ()))
-    titles = _titles(found, list(reported))
+    found, reported = _layers(target), target.reported or {"rows": {}, "columns": []}
+    columns, titles = list(reported["columns"]), list(reported["rows"])
+    kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in titles]  # without a number
+    if kinds != [layer.kind for layer in found]:
+        layers = ", ".join(layer.kind for layer in found)
+        raise UserError(f"{target.id}: the rows of reported.yaml are {', '.join(titles)}; the network has {layers}")
     lines, other, entries = [["", *columns, "Parameters"]], [], 0
     for title, layer in zip(titles, found, strict=True):
         cells = []
-        for column, ours, theirs in zip(columns, layer.cells, reported.get(title, [""] * len(columns)), strict=True):
-            said = NONE if theirs is None else str(theirs)
-            entries += said not in ("", NONE)
-            other += [f"{title}, {column}"] if said not in ("", NONE, ours) else []
-            cells.append(ours if said in ("", ours) else f"{ours} ({said})")
+        for column, ours, theirs in zip(columns, layer.cells, reported["rows"][title], strict=True):
+            differs = theirs is not None and str(theirs) != ours
+            entries += theirs is not None
+            other += [f"{title}, {column}"] * differs
+            cells.append(f"{ours} ({theirs})" if differs else ours)
         lines.append([title, *cells, f"{layer.parameters:,}" if layer.parameters else NONE])
     total = sum(layer.parameters for layer in found)
     title, largest = max(zip(titles, found, strict=True), key=lambda pair: pair[1].parameters)
-    words = [
+    words = (
         f"{entries - len(other)} of the {entries} entries that the paper prints are this network's"
         f"{'; not: ' + '; '.join(other) if other else ''}.",
         f"{total:,} parameters, which the paper does not count; {title} has {100 * largest.parameters / total:.0f} % "
         "of them.",
-    ]
-    unmatched = [name for name in reported if name not in titles]
-    if unmatched:
-        words.append(f"Of the paper's rows, this network has no {', '.join(unmatched)}.")
+    )
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["layer", *columns, "parameters"])
     table.writerows([title, *layer.cells, layer.parameters] for title, layer in zip(titles, found, strict=True))
-    return Built(lines, {"csv": text.getvalue().encode()}, tuple(words))
+    return Built(lines, {"csv": text.getvalue().encode()}, words)
 
 
 def _with(built: Built, words: list[str]) -> Built:
@@ -138,13 +140,12 @@ def _first(line: _Line, level: float) -> str:
 
 def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
     """In how many rounds one line is above another, and the mean ratio in the two halves of the rounds."""
-    n = len(ours)
     ratio = ours / theirs
-    early, late = ratio[: n - n // 2].mean(), ratio[n - n // 2 :].mean() if n > 1 else ratio.mean()
-    return (
-        f"{claim} is above {other} in {int((ratio > 1).sum())} of {n} rounds, {early:.2f} times it in the first half "
-        f"of them, {late:.2f} times in the second"
-    )
+    said = f"{claim} is above {other} in {int((ratio > 1).sum())} of {len(ratio)} rounds"
+    if len(ratio) > 1:
+        early, late = (part.mean() for part in np.array_split(ratio, 2))
+        said += f", {early:.2f} times as large in the first half of them on average, {late:.2f} times in the second"
+    return said
 
 
 class _Layer(NamedTuple):
@@ -154,11 +155,10 @@ class _Layer(NamedTuple):
 
 
 def _layers(target: Target) -> list[_Layer]:
-    """What the paper lists of a network, measured on one sample. UserError for a network that is no row of layers."""
+    """What the paper lists of a network, measured on one sample. UserError for a network with other blocks."""
     shape = tuple(int(n) for n in target.spec["shape"])
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
-    if not isinstance(net, Stacked):
-        raise UserError(f"{target.id}: model {net.name!r} is refused; allowed: a network that is a row of layers")
+    assert isinstance(net, Stacked), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
     run, x = Pass(params, buffers, train=False), torch.zeros(1, *shape)
     found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
@@ -182,6 +182,8 @@ def _layers(target: Target) -> list[_Layer]:
             cells = (flattened or str(block.n_in), str(block.n_out), NONE, NONE)
             found.append(_Layer("Fc", cells, _count(params, block.name)))
             flattened = ""
+        else:
+            raise UserError(f"{target.id}: model {net.name!r} is refused; allowed: one of layers that the paper uses")
     return found
 
 
@@ -193,11 +195,3 @@ def _size(x: torch.Tensor) -> str:
 
 def _count(params: Mapping[str, torch.Tensor], block: str) -> int:
     return sum(leaf.numel() for name, leaf in params.items() if name.rpartition(".")[0] == block)
-
-
-def _titles(found: list[_Layer], reported: list[str]) -> list[str]:
-    """The paper's name of each layer where the kinds agree in order, and otherwise ours."""
-    kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in reported]
-    if kinds == [layer.kind for layer in found]:
-        return reported
-    return [f"layer {number}, {layer.kind}" for number, layer in enumerate(found)]
