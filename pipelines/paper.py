@@ -123,10 +123,10 @@ def about(target: Target) -> str:
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """A table in Markdown; a cell may have several lines."""
     header, *rows = table
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
 
 
 def _facts(study: studies.Study, skipped: str) -> str:

@@ -162,7 +162,7 @@ def _compared(gaps: Mapping[str, Values]) -> str:
     above = sum(int((gap > 0).sum()) for gap in gaps.values())
     quarter = -(-min(map(len, gaps.values())) // 4)
     early, late = (
-        float(np.mean([gap[part].mean() for gap in gaps.values()]))
+        round(float(np.mean([gap[part].mean() for gap in gaps.values()])), 2) + 0.0  # no -0.00
         for part in (slice(0, quarter), slice(-quarter, None))
     )
     ahead = [name for name, gap in gaps.items() if gap[-1] > 0]

@@ -179,7 +179,7 @@ def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
     """B - A on seeds 0 and 1, which both have: 1 and 3, mean 2, deviation sqrt(2). B alone has 0.9 on seed 2."""
     finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5, 0.7], "b": [0.51, 0.73, 0.9]})
     built = made(tmp_path)
-    assert built.table[2][1] == "71.33 ± 19.55 (80), gain +2.00 ± 1.41 (-10.50)"
+    assert built.table[2][1] == "71.33 ± 19.55 (80)\ngain +2.00 ± 1.41 (-10.50)"
     b = lines(built)[2]
     assert float(b["gain"]) == pytest.approx(2) and float(b["gain_std"]) == pytest.approx(math.sqrt(2))
     assert float(b["gain_reported"]) == pytest.approx(80 - 90.5)
@@ -196,9 +196,9 @@ def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_fir
     finals(paper(tmp_path, GAINS, printed), "near", {"a": [0.5], "c": [0.5]})
     finals(tmp_path, "far", {"a": [0.6], "b": [0.75], "c": [0.45]})
     built = made(tmp_path)
-    assert built.table[1][2] == "60.00 (80), gain +10.00 (-9.50)"
-    assert built.table[2] == ["B", "not run yet (80)", "75.00, gain +25.00"], "no number of the paper there"
-    assert built.table[3][2] == "45.00 (60), gain -5.00 (-7.00)", "the paper's numbers differ by 10"
+    assert built.table[1][2] == "60.00 (80)\ngain +10.00 (-9.50)"
+    assert built.table[2] == ["B", "not run yet (80)", "75.00\ngain +25.00"], "no number of the paper there"
+    assert built.table[3][2] == "45.00 (60)\ngain -5.00 (-7.00)", "the paper's numbers differ by 10"
     assert "Far against Near: the mean gain of 3 methods is +10.00 (in the paper -8.25), on one seed" in built.words[1]
 
 
@@ -381,3 +381,7 @@ def test_a_long_list_of_what_is_missing_is_cut(n: int) -> None:
     names: Sequence[Any] = [f"cell {i}" for i in range(n)]
     text = stage._some(names)
     assert text.count("cell") == min(n, 8) and ("and 3 more" in text) == (n == 11)
+
+
+def test_a_cell_of_two_lines_is_one_row_of_markdown() -> None:
+    assert stage.markdown([["", "A"], ["x", "1\ngain +2"]]) == "|  | A |\n| --- | ---: |\n| x | 1<br>gain +2 |"
