@@ -48,7 +48,7 @@ def accuracy(target: Target, measured: Measured) -> Built:
 
     def at(method: str, setting: str) -> dict[str, Any]:
         row, column = (method, setting) if by_rows else (setting, method)
-        return address(column, spec["rows"][row], spec["columns"][column])
+        return address(target.id, column, spec["rows"][row], spec["columns"][column])
 
     def values(method: str, setting: str) -> float | None:
         where = at(method, setting)
