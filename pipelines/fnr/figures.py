@@ -38,42 +38,39 @@ ABOUT_CLIENTS = ("client", "samples", "entropy", "noise")  # columns of clients.
 def accuracy(target: Target, measured: Measured) -> Built:
     """Kind `table`, and the paper's method against its controls.
 
-    Keys beside those of a table: `controls`: {method, leak, off, sharing}, titles of rows or columns, of which all but
-    the first may be left out. `alone` in a row: the row of the method without FNR-FL.
+    Key beside those of a table: `controls`: {method, leak, off, sharing}, titles of rows or columns, of which all but
+    the first may be left out.
     """
     built, spec = table.build(target, measured), target.spec
     by_rows = spec.get("methods", "rows") == "rows"
-    methods, settings = (dict(spec[axis]) for axis in (("rows", "columns") if by_rows else ("columns", "rows")))
-    settings = {title: about for title, about in settings.items() if {**spec, **about}.get("better") != "none"}
+    settings = list(spec["columns" if by_rows else "rows"])
+    controls = {role: str(title) for role, title in spec["controls"].items()}
 
-    def at(method: str, setting: str) -> dict[str, Any]:
-        row, column = (method, setting) if by_rows else (setting, method)
+    def at(role: str, setting: str) -> dict[str, Any]:
+        row, column = (controls[role], setting) if by_rows else (setting, controls[role])
         return address(target.id, column, spec["rows"][row], spec["columns"][column])
 
-    def values(method: str, setting: str) -> float | None:
-        where = at(method, setting)
-        found = measured.value(where, str({**spec, **where}.get("statistic", "final")))
-        return found.mean if found and measured.is_wanted(where) else None
-
     def differences(one: str, other: str) -> str:
-        pairs = {setting: (values(one, setting), values(other, setting)) for setting in settings}
-        return "; ".join(f"{s} {a - b:+.4f}" for s, (a, b) in pairs.items() if a is not None and b is not None)
+        """Of two roles, by setting, mean and spread of what they differ with the same seed."""
+        found = []
+        for setting in settings:
+            pair = at(one, setting), at(other, setting)
+            if all(measured.is_wanted(where) for where in pair):
+                gain = measured.gain(*pair, str(pair[0].get("statistic", spec.get("statistic", "final"))))
+                if gain is not None:
+                    spread = "" if gain.std is None else f" ± {gain.std:.4f}"
+                    found.append(f"{setting} {gain.mean:+.4f}{spread}")
+        return "; ".join(found)
 
-    controls = {role: str(title) for role, title in spec["controls"].items()}
-    method, words = controls["method"], list(built.words)
-    for role, says in (
-        ("leak", "What the leak is worth ({other} less {method})"),
-        ("sharing", "What refining is worth beyond having the public samples ({method} less {other})"),
+    words = list(built.words)
+    for says, one, other in (
+        ("What the leak is worth", "leak", "method"),
+        ("What refining is worth beyond having the public samples", "method", "sharing"),
     ):
-        if role in controls:
-            one, other = (controls[role], method) if role == "leak" else (method, controls[role])
-            found = differences(one, other)
-            words += [f"{says.format(method=method, other=controls[role])}: {found}."] if found else []
-    for title, about in methods.items():
-        found = differences(title, about["alone"]) if "alone" in about else ""
-        words += [f"{title} less {about['alone']}: {found}."] if found else []
+        found = differences(one, other) if one in controls and other in controls else ""
+        words += [f"{says} ({controls[one]} less {controls[other]}): {found}."] if found else []
     if "off" in controls:
-        words += _same_weights(measured, [(at(method, s), at(controls["off"], s)) for s in settings], controls["off"])
+        words += _same_weights(measured, [(at("method", s), at("off", s)) for s in settings], controls["off"])
     return built._replace(words=tuple(words))
 
 

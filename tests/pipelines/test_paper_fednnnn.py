@@ -292,7 +292,7 @@ def test_a_smoke_study_becomes_cells_and_curves(tmp_path: Path, monkeypatch: pyt
     study.execute(tmp_path, one)
     found = of_targets("fednnnn", tmp_path)
     wanted = {name: found[name] for name in ("nnnn-tab2", "nnnn-fig19", "nnnn-fig20")}
-    place = paper.write("fednnnn", "smoke", tmp_path, wanted, "report")
+    place = paper.write("fednnnn", "smoke", tmp_path, wanted, "report").folder
     rows = table(place / "nnnn-tab2.csv")
     run = [row for row in rows if row["measured"]]
     assert {row["column"] for row in run} == {"non-IID - UB, MNIST", "non-IID - UB, MNIST, last round"}
