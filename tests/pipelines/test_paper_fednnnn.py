@@ -105,6 +105,23 @@ def test_the_paper_s_titles_and_ours_are_the_same() -> None:
     assert {of["statistic"] for of in last.values()} == {"final"}
 
 
+def test_each_column_of_table_2_reads_its_own_study() -> None:
+    scenarios = {"IID - B": "iid-b", "non-IID - B": "noniid-b", "IID - UB": "iid-ub", "non-IID - UB": "noniid-ub"}
+    one = targets()["nnnn-tab2"]
+    for title, of in one.spec["columns"].items():
+        scenario, data = title.removesuffix(", last round").split(", ")
+        study_name = f"{'mnist' if data == 'MNIST' else 'cifar'}-{scenarios[scenario]}"
+        assert (of["study"], of["scenario"]) == (study_name, scenarios[scenario])
+    recipes = {"FedAvg": "fedavg", "FedProx": "fedprox", "Norm-Norm": "norm-norm", "Momentum": "momentum"}
+    assert one.spec["rows"] == {name: {"recipe": recipe} for name, recipe in (recipes | {"FedNNNN": "fednnnn"}).items()}
+    assert one.spec["claim"] == "FedNNNN" and one.spec["statistic"] == "best"
+
+
+def test_a_table_without_a_unit_is_introduced_without_one() -> None:
+    assert paper.about(targets()["nnnn-tab1"]) == "Table 1 of the paper. In brackets what the paper reports."
+    assert "(%)" in paper.about(targets()["nnnn-tab2"])
+
+
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", STUDIES)
 def test_every_study_is_a_valid_experiment(
