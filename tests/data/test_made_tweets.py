@@ -48,6 +48,8 @@ def test_tokens_are_words_of_the_vocabulary_padded_behind() -> None:
     assert (filled.sum(1) >= 4).all()  # subject, verb, mood, ending
     assert torch.equal(filled.sum(1), filled.int().cumprod(1).sum(1))  # no word behind padding
     assert not (data.train_x == UNKNOWN).any()  # the vocabulary is theirs
+    often = data.train_x.flatten().bincount()[UNKNOWN + 1 :]
+    assert torch.equal(often, often.sort(descending=True).values)  # and by how often they have a word
     assert data.embedding.shape[1] == 16 and data.embedding.dtype == torch.float32
     assert (data.embedding[PAD] == 0).all() and (data.embedding[1:].norm(dim=1) > 0).all()
 
