@@ -217,6 +217,7 @@ def test_convergence(tmp_path: Path) -> None:
     run(tmp_path, "near", "b", 0, [x + g for x, g in zip(base, gains, strict=True)])
     run(tmp_path, "near", "b", 1, [0.99] * 8)  # has no partner
     run(tmp_path, "near", "c", 0, base)
+    run(tmp_path, "near", "c", 1, [0.1] * 8)  # nor has this
     run(tmp_path, "near", "d", 0, [0.51] * 8)
     built = made(tmp_path)
     assert built.files["png"].startswith(PNG)

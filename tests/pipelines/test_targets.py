@@ -148,8 +148,8 @@ t:
 @pytest.mark.parametrize(
     ("a", "b", "better", "words"),
     [
-        # means 74 and 73, deviations 2 and sqrt(2): the larger one counts
-        ([0.72, 0.74, 0.76], [0.72, 0.74], "higher", "1.00 above the best other (B), which is within the spread"),
+        # means 74 and 73, deviations 2 and sqrt(1/2): the larger one counts
+        ([0.72, 0.74, 0.76], [0.725, 0.735], "higher", "1.00 above the best other (B), which is within the spread"),
         ([0.80, 0.81, 0.82], [0.72, 0.74], "higher", "8.00 above the best other (B), more than the spread over s"),
         ([0.60, 0.61, 0.62], [0.72, 0.74], "higher", "12.00 below the best other (B), more than the spread"),
         ([0.60, 0.61, 0.62], [0.72, 0.74], "lower", "41.00 above the best other (C), more than the spread"),
