@@ -113,9 +113,9 @@ def noise_samples(target: Target, measured: Measured) -> Built:
         axes.set_axis_off()
         if sigma:
             outside = 100 * ((seen < 0) | (seen > 1)).double().mean().item()
-            words.append(f"{sigma:g}: {outside:.0f} % of the values lie outside 0 to 1")
+            words.append(f"{outside:.0f} % at {sigma:g}")
     name = data.classes[int(data.test_y[place])]
-    about = f"Test sample {place} of {data.name}, class {name}. " + "; ".join(words) + "; the picture cuts them off."
+    about = f"Test sample {place} of {data.name}, class {name}. Outside 0 to 1, and cut off here: {', '.join(words)}."
     return Built((), {"png": png(figure), "csv": _csv(lines)}, (about,))
 
 

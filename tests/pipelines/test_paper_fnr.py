@@ -359,7 +359,7 @@ def test_a_sample_in_noise(root: Path) -> None:
         assert noisy.mean() == pytest.approx(0.5, abs=5 * 0.5 / 64)
         assert noisy.std() == pytest.approx(0.5, abs=5 * 0.5 / 90)
         (words,) = of.words
-        said = re.fullmatch(r"Test sample 1 of digits, class dog\. 0\.5: (\d+) % of the values lie outside .*", words)
+        said = re.fullmatch(r"Test sample 1 of digits, class dog\. Outside 0 to 1, .*: (\d+) % at 0\.5\.", words)
         # P(|N(0, 1)| > 1) = 31.7 %, with a standard error of 0.7.
         assert said and abs(int(said[1]) - 31.7) < 4
         size(of.files["png"])
