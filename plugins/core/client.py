@@ -20,7 +20,8 @@ def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> t
         watched = {key: value.detach().requires_grad_() for key, value in params.items()}
         value, aux = loss(watched)
         grads = torch.autograd.grad(value, list(watched.values()))
-    return dict(zip(watched, grads, strict=True)), detach(aux)
+    # A convolution's gradient can come in its input's layout; parameters stay as they are.
+    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, detach(aux)
 
 
 def functional(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:

@@ -38,7 +38,7 @@ def evaluate(
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
         seen = x if read is None else read(samples.x, samples.noise, index, step)
-        run = Pass(params, buffers, train=False)
+        run = Pass(params, buffers, train=False, plain=True)
         logits = network.classify(run, network.encode(run, seen))
         predictions.append(logits.argmax(1))
         losses.append(F.cross_entropy(logits, y, reduction="sum"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,6 +20,7 @@ class Sequential:
 
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
+        self.task = replace(clients.task, plain=True)
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -48,7 +51,7 @@ class Sequential:
         # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
         memory = tree_map(lambda leaf: leaf[clients.row[client]].clone(), clients.memory)
         answered, trace = answer(
-            clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
+            clients.algorithm, self.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
             data, autograd, clients.observing,
         )  # fmt: skip
         replace_row(clients.memory, clients.row[client], answered.memory)

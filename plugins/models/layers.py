@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -66,16 +67,18 @@ class Conv:
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         bias = run.params[f"{self.name}.bias"] if self.bias else None
-        return F.conv2d(x, run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding)
+        return F.conv2d(
+            run.images(x), run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding
+        )
 
 
 @dataclass(frozen=True)
 class BatchNorm:
     """Batch normalisation over all axes but the second; momentum 0.1, eps 1e-5, unbiased running variance.
 
-    Written out rather than called: padded samples of a masked batch must not count, and the running statistics are
-    returned, not changed in place. Equals `torch.nn.BatchNorm1d/2d` where nothing is padded; a batch of one value per
-    channel, which torch refuses, leaves the running variance's unbiased factor at 1.
+    Written out where torch's kernel can't be called: padded samples of a masked batch must not count, and vmap takes
+    no running statistics that are changed in place. Equals `torch.nn.BatchNorm1d/2d` where nothing is padded; a batch
+    of one value per channel, which torch refuses, leaves the running variance's unbiased factor at 1.
     """
 
     name: str
@@ -88,6 +91,8 @@ class BatchNorm:
         return params, {f"{self.name}.mean": torch.zeros(self.n), f"{self.name}.var": torch.ones(self.n)}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        if run.plain and run.mask is None and x.numel() > self.n:
+            return self._kernel(run, x)
         shape = (1, self.n) + (1,) * (x.ndim - 2)
         if run.train:
             mean, var, bessel = self._moments(x, run.mask)
@@ -101,6 +106,14 @@ class BatchNorm:
         factor = run.params[f"{self.name}.weight"] * torch.rsqrt(var + self.eps)
         shift = run.params[f"{self.name}.bias"] - mean * factor
         return x * factor.reshape(shape) + shift.reshape(shape)
+
+    def _kernel(self, run: Pass, x: Tensor) -> Tensor:
+        params = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
+        mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
+        if run.train:
+            mean, var = mean.clone(), var.clone()  # the kernel overwrites them
+            run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"] = mean, var
+        return F.batch_norm(x, mean, var, *params, run.train, self.momentum, self.eps)
 
     def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, float | Tensor]:
         """Mean and biased variance per channel [n], and the factor n / (n - 1) that makes the latter unbiased."""
@@ -155,7 +168,7 @@ class MaxPool:
         return {}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        return F.max_pool2d(x, self.size)
+        return F.max_pool2d(run.images(x), self.size)
 
 
 @dataclass(frozen=True)
@@ -235,12 +248,26 @@ def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[P
     return params, buffers
 
 
-def _through(blocks: Iterable[Block], run: Pass, x: Tensor) -> Tensor:
+def _through(blocks: Sequence[Block], run: Pass, x: Tensor) -> Tensor:
     """`x` through one block after the other."""
-    for block in blocks:
+    # What a ReLU records has to be of the whole image.
+    for block in blocks if run.record else _pooled_first(blocks):
         x = block(run, x)
         run.outputs += x.numel()
     return x
+
+
+def _pooled_first(blocks: Sequence[Block]) -> Sequence[Block]:
+    """The blocks, each ReLU before a max pool behind it, where it has less to do.
+
+    The same values, and the same gradients: where the greatest of a window is positive, it is the same one, and
+    elsewhere nothing passes.
+    """
+    order = list(blocks)
+    for i, (first, second) in enumerate(pairwise(blocks)):
+        if isinstance(first, ReLU) and isinstance(second, MaxPool):
+            order[i : i + 2] = second, first
+    return order
 
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Block]:

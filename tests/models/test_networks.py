@@ -180,14 +180,15 @@ def reference(network: Stacked, params: dict[str, torch.Tensor], batch_norm: boo
     return modules
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_the_cnn_equals_torchs_modules_with_its_gradient(batch_norm: bool) -> None:
+def test_the_cnn_equals_torchs_modules_with_its_gradient(batch_norm: bool, plain: bool) -> None:
     network = cnn((1, 8, 8), 10, channels=3, hidden=7, batch_norm=batch_norm)
     params, buffers = network.init(torch.Generator().manual_seed(0))
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     theirs = reference(network, params, batch_norm)
     watched = {key: leaf.requires_grad_() for key, leaf in params.items()}
-    out = Task(network, SGD(0.1)).forward(watched, buffers, x, train=True)
+    out = Task(network, SGD(0.1), plain=plain).forward(watched, buffers, x, train=True)
     wanted = theirs(x)
     torch.testing.assert_close(out.logits, wanted, rtol=1e-4, atol=1e-5)
     mine = torch.autograd.grad(out.logits.square().sum(), list(watched.values()))
@@ -200,15 +201,21 @@ SHAPES = {"1d": (7, 4), "2d": (5, 4, 3, 2)}
 
 
 def normalise(
-    block: BatchNorm, x: torch.Tensor, buffers: dict[str, torch.Tensor], train: bool, mask: torch.Tensor | None = None
+    block: BatchNorm,
+    x: torch.Tensor,
+    buffers: dict[str, torch.Tensor],
+    train: bool,
+    mask: torch.Tensor | None = None,
+    plain: bool = False,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     params = {"bn.weight": torch.linspace(0.5, 2, 4, dtype=x.dtype), "bn.bias": torch.linspace(-1, 1, 4, dtype=x.dtype)}
-    run = Pass(params, dict(buffers), train, mask)
+    run = Pass(params, dict(buffers), train, mask, plain=plain)
     return block(run, x), run.buffers
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_batch_norm_equals_torchs(kind: str) -> None:
+def test_batch_norm_equals_torchs(kind: str, plain: bool) -> None:
     """Three batches in train mode, then one in eval mode: outputs and running statistics."""
     block, theirs = BatchNorm("bn", 4), {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double()
     with torch.no_grad():
@@ -224,22 +231,23 @@ def test_batch_norm_equals_torchs(kind: str) -> None:
         x = 3 * torch.randn(SHAPES[kind], generator=generator, dtype=torch.float64) + 1
         theirs.train(train)
         before = buffers
-        out, buffers = normalise(block, x, buffers, train)
+        out, buffers = normalise(block, x, buffers, train, plain=plain)
         torch.testing.assert_close(out, theirs(x), rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(buffers["bn.mean"], theirs.running_mean, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(buffers["bn.var"], theirs.running_var, rtol=1e-10, atol=1e-12)
         assert train or all(torch.equal(before[key], buffers[key]) for key in buffers)
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
 @pytest.mark.parametrize("kind", SHAPES)
-def test_batch_norms_gradient_equals_torchs(kind: str) -> None:
+def test_batch_norms_gradient_equals_torchs(kind: str, plain: bool) -> None:
     theirs = {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double()
     with torch.no_grad():
         theirs.weight.copy_(torch.linspace(0.5, 2, 4, dtype=torch.float64))
         theirs.bias.copy_(torch.linspace(-1, 1, 4, dtype=torch.float64))
     x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     buffers = {"bn.mean": torch.zeros(4, dtype=torch.float64), "bn.var": torch.ones(4, dtype=torch.float64)}
-    out, after = normalise(BatchNorm("bn", 4), x, buffers, True)
+    out, after = normalise(BatchNorm("bn", 4), x, buffers, True, plain=plain)
     (mine,) = torch.autograd.grad(out.pow(3).sum(), x)
     (other,) = torch.autograd.grad(theirs(x).pow(3).sum(), x)
     torch.testing.assert_close(mine, other, rtol=1e-8, atol=1e-8)
@@ -262,10 +270,11 @@ def test_padded_samples_do_not_count(kind: str) -> None:
         torch.testing.assert_close(masked[key], leaf, rtol=1e-12, atol=1e-12)
 
 
-def test_one_value_per_channel_leaves_numbers() -> None:
+@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
+def test_one_value_per_channel_leaves_numbers(plain: bool) -> None:
     """torch refuses it; here the unbiased factor stays 1: mean 0.1 x, variance 0.9."""
     buffers = {"bn.mean": torch.zeros(4), "bn.var": torch.ones(4)}
-    out, after = normalise(BatchNorm("bn", 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), buffers, True)
+    out, after = normalise(BatchNorm("bn", 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), buffers, True, plain=plain)
     assert torch.isfinite(out).all()
     torch.testing.assert_close(after["bn.mean"], torch.tensor([0.1, 0.2, 0.3, 0.4]))
     torch.testing.assert_close(after["bn.var"], torch.full((4,), 0.9))
@@ -283,6 +292,23 @@ def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(kind: st
     torch.testing.assert_close(out.logits[:4], wanted.logits, rtol=1e-4, atol=1e-5)
     for key, leaf in wanted.buffers.items():
         torch.testing.assert_close(out.buffers[key], leaf, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("shift", [-2.0, 0.0])
+def test_a_relu_behind_the_pool_gives_the_same_bits(shift: float) -> None:
+    """Values, and gradients where windows are blank, have several greatest values, or none above 0."""
+    network = cnn((1, 8, 8), 10, channels=3, hidden=7)
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    x = torch.randint(0, 2, (6, 1, 8, 8), generator=torch.Generator().manual_seed(1)).float() + shift
+    x[:, :, :, 4:] = 0
+    found = []
+    for record in (False, True):  # what is recorded is of the ReLU in front of the pool
+        watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
+        run = Pass(watched, dict(buffers), train=True, record=record)
+        logits = network.classify(run, network.encode(run, x))
+        found.append([logits, *torch.autograd.grad(logits.square().sum(), list(watched.values()))])
+    for first, second in zip(*found, strict=True):
+        assert torch.equal(first, second)
 
 
 def test_activations_are_after_the_relu_and_before_pooling() -> None:
