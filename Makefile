@@ -56,7 +56,7 @@ bench: env
 	@for file in benchmarks/*.py; do python -m "benchmarks.$$(basename "$$file" .py)"; done
 
 papers: env  ## All tables and figures of the five papers, at SIZE (smoke, small, paper).
-	@python -m pipelines.warm dvc repro $(foreach paper,$(PAPERS),pipelines/$(paper)/dvc.yaml:paper@$(SIZE))
+	@python -m pipelines.warm dvc repro --keep-going $(foreach paper,$(PAPERS),pipelines/$(paper)/dvc.yaml:paper@$(SIZE))
 
 $(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE.
 	@python -m pipelines.warm dvc repro pipelines/$*/dvc.yaml:paper@$(SIZE)

@@ -12,6 +12,7 @@ import copy
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -49,6 +50,12 @@ class Study:
     def is_run(self) -> bool:
         """Whether this size runs it: `scenario_names: []` if not, as for data that can't be assumed."""
         return bool(self.content["scenario_names"])
+
+    @property
+    def n_items(self) -> int:
+        """How many runs it has."""
+        content = self.content
+        return math.prod(len(content[key]) for key in ("seeds", "scenario_names", "recipe_names")) if self.is_run else 0
 
     @property
     def folder(self) -> Path:

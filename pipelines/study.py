@@ -16,7 +16,7 @@ import os
 import shutil
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,15 @@ def run(options: argparse.Namespace) -> None:
     root = config.root()
     found = studies.of_paper(options.paper, options.size, root)
     execute(root, found[known(f"study of {options.paper}", options.study, found)])
+    done, of = settled(root, found.values())
+    log.info("%s %s: %d of the paper's %d items are settled", options.paper, options.size, done, of)
+
+
+def settled(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
+    """(items of the studies that are run, or skipped, to their end; items of all of them)."""
+    ends = (studies.DIVERGED, studies.SKIPPED)
+    done = (one for one in found if any((root / one.folder / end).is_file() for end in ends))
+    return sum(one.n_items for one in done), sum(one.n_items for one in found)
 
 
 def execute(root: Path, study: studies.Study) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from pipelines import stage
 
-PRELOADED = ("torch", "mlflow", "sklearn.datasets", "matplotlib.figure", "pipelines.train", "pipelines.evaluate")
+PRELOADED = ("torch", "mlflow", "sklearn.datasets", "matplotlib.figure", "pipelines.study", "pipelines.paper")
 
 
 def main(command: list[str]) -> int:

@@ -86,7 +86,8 @@ def test_a_recipe_s_change_reruns_that_recipe_and_its_way_back_nothing(small: Re
 @pytest.mark.slow
 def test_a_seed_more_leaves_the_others_alone(small: Repository) -> None:
     added = repro(small, PARAMS.replace("seeds: [0]", "seeds: [0, 1]"))
-    assert [name for name in added if name.startswith(("partition", "train"))] == [
+    # Sorted: DVC keeps no order between stages that do not depend on each other.
+    assert sorted(name for name in added if name.startswith(("partition", "train"))) == [
         "partition@skewed-1", "train@skewed-fedavg-1", "train@skewed-scaffold+fnr-1",
     ]  # fmt: skip
     # The folder of all runs, which the report reads, now holds more.

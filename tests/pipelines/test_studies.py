@@ -203,6 +203,19 @@ def found(root: Path, size: str = "paper") -> dict[str, Any]:
     return {run.key: run.tags["weights_sha256"] for run in runs if run.evaluation}
 
 
+def test_what_is_settled_of_a_paper(repository: Path, trained: Trained) -> None:
+    """Four items of one study, two of another on one seed, none of one that this size does not run."""
+    at(repository, "paper", TINY.replace("[tiny]", "[tiny, single, never]") + """\
+  single: {like: tiny, seeds: [0]}
+  never: {like: tiny, scenario_names: []}
+""")  # fmt: skip
+    of = studies.of_paper("ccn", "paper", repository).values()
+    assert [one.n_items for one in of] == [4, 2, 0]
+    assert study.settled(repository, of) == (0, 6)
+    assert study.main(["--paper", "ccn", "--study", "single", "--size", "paper"]) == 0
+    assert study.settled(repository, of) == (2, 6)
+
+
 def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(repository: Path, trained: Trained) -> None:
     assert execute(repository) == 0
     assert trained == KEYS
