@@ -21,6 +21,7 @@ export DO_NOT_TRACK := true
 unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
+.NOTPARALLEL:  # one DVC at a time
 .PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui bench silo clean env lock
 
 # Only where something was edited: reading the settings imports torch, which a run with nothing to do can spare.
@@ -55,11 +56,11 @@ ui: env  ## Opens MLflow's pages and prints the link of the comparison.
 bench: env
 	@for file in benchmarks/*.py; do python -m "benchmarks.$$(basename "$$file" .py)"; done
 
-papers: env  ## All tables and figures of the five papers, at SIZE (smoke, small, paper).
-	@python -m pipelines.warm dvc repro --keep-going $(foreach paper,$(PAPERS),pipelines/$(paper)/dvc.yaml:paper@$(SIZE))
+papers: env  ## All tables and figures of the five papers, one paper after the other, at SIZE (smoke, small, paper).
+	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
 
 $(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE.
-	@python -m pipelines.warm dvc repro pipelines/$*/dvc.yaml:paper@$(SIZE)
+	@python -m pipelines.warm dvc repro --keep-going pipelines/$*/dvc.yaml:paper@$(SIZE)
 
 table figure: env  ## The one table or figure ID, at SIZE, with the studies that it needs.
 	@stages=$$(python -m pipelines.papers stages "$(ID)" --size $(SIZE)) && \
