@@ -14,6 +14,11 @@ import pytest
 
 from pipelines import config, results, studies, study, tracking, train, workers
 from plugins.core.errors import UserError
+from plugins.data import datasets
+from plugins.data.dataset import Dataset
+from plugins.data.partitions import partition
+from plugins.data.splits import hold_out
+from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
@@ -109,6 +114,28 @@ def test_every_study_is_a_whole_experiment(tmp_path: Path) -> None:
             (folder / "params.yaml").write_text(one.yaml(tmp_path))
             settings = config.load(folder / "params.yaml")
             assert (folder / settings.data.root).resolve() == tmp_path / "data" / "raw"
+
+
+@pytest.mark.parametrize("paper", studies.PAPERS)
+def test_every_smoke_study_s_data_can_be_dealt(paper: str, tmp_path: Path) -> None:
+    """On every seed: what a scenario asks of the samples is known to be possible only when they are dealt."""
+    data: dict[Path, Dataset] = {}
+    for one in studies.of_paper(paper, "smoke", ROOT).values():
+        (tmp_path / config.FILE).write_text(one.yaml(tmp_path))
+        settings = config.load(tmp_path / config.FILE)
+        if one.data_folder not in data:
+            data[one.data_folder] = datasets.load(settings.data.name, tmp_path, **settings.data.options)
+        of = data[one.data_folder]
+        labels = of.train_y.numpy()
+        for seed in settings.seeds:
+            split = hold_out(labels, settings.data.validation, settings.data.public, seed)
+            for name in settings.scenario_names:
+                scenario = settings.scenarios[name]
+                clients = partition(
+                    scenario.partition, labels, split.train, scenario.clients, seed, of.train_owner, "the data",
+                    **scenario.options,
+                )  # fmt: skip
+                assert len(clients) == scenario.clients, f"{one.name}, {name}"
 
 
 def test_data_are_shared_by_studies_with_the_same_reader_s_settings(tmp_path: Path) -> None:
