@@ -17,24 +17,31 @@ from pipelines.targets.table import as_csv
 from plugins.core.errors import UserError
 from plugins.data.types import Ints
 
+NONE = -1  # the class of a neuron that is bound to none
+
 
 def activations(target: Target, measured: Measured) -> Built:
     """Table 4: the hidden neurons' mean activations before and after C-1's training in the last round, `methods` from
-    the same model; `clients` are C-1 and C-2. A neuron is bound to the class on which its mean is the highest.
+    the same model; `clients` are C-1 and C-2. A neuron is bound to the class on which its mean is the highest, one that
+    two classes excite alike (a dead one) to none.
     """
     spec = target.spec
     where = {"study": spec["study"], "scenario": spec["scenario"]}
-    runs = {name: measured.runs(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()}
+    addresses = {name: where | {"recipe": recipe} for name, recipe in spec["methods"].items()}
+    runs = {name: measured.runs(address) for name, address in addresses.items()}
+    diverged = [name for name, address in addresses.items() if measured.diverged(address)]
+    said = [f"{name} diverges." for name in diverged]
     seeds = sorted(set.intersection(*({run.seed for run in found} for found in runs.values())))
     if not seeds:
-        return Built((), {}, (), tuple(name for name, found in runs.items() if not found) or ("a seed of both",))
+        missing = tuple(name for name, found in runs.items() if not found and name not in diverged)
+        return Built((), {}, tuple(said), missing or (() if said else ("a seed of both",)))
     seen = [
         _Drift({name: next(run for run in found if run.seed == seed) for name, found in runs.items()}, target, measured)
         for seed in seeds
     ]
     first = seen[0]
     files = {"csv": as_csv(first.HEADER, [line for drift in seen for line in drift.lines()]), "png": first.picture()}
-    words = [f"Shown is seed {first.seed}.", *(sentence for drift in seen for sentence in drift.words())]
+    words = [*said, f"Shown is seed {first.seed}.", *(sentence for drift in seen for sentence in drift.words())]
     return Built(first.table(), files, tuple(words), printed=_printed(target))
 
 
@@ -54,7 +61,8 @@ class _Drift:
         start = before[self.names[0]]  # [C, M]
         self.same = all((start == other).all() for other in before.values())
         self.before = start[self.classes].numpy()  # [2, M]
-        self.bound = start.argmax(0).numpy()  # [M], a class
+        highest, second = start.topk(2, dim=0).values
+        self.bound = start.argmax(0).masked_fill(highest == second, NONE).numpy()  # [M], a class
         self.strictly = int(_of_client(recorded[self.names[0]], "bound", target.spec["clients"][0]).any(0).sum())
         self.after = {
             name: _of_client(found, "after", target.spec["clients"][0])[self.classes[1]].numpy()
@@ -89,7 +97,8 @@ class _Drift:
     def lines(self) -> Iterable[list[object]]:
         for m, bound in enumerate(self.bound):
             for name in self.names:
-                yield [self.seed, m + 1, int(bound), *map(float, self.before[:, m]), name, float(self.after[name][m])]
+                of = "" if bound == NONE else int(bound)
+                yield [self.seed, m + 1, of, *map(float, self.before[:, m]), name, float(self.after[name][m])]
 
     def words(self) -> list[str]:
         """What table 4 is to show, seed by seed."""

@@ -76,7 +76,7 @@ def ratios(target: Target, measured: Measured) -> Built:
     base = _by_seed(measured, where | {"recipe": spec["baseline"]}, statistic)
     found, missing = {}, []
     table = [["setting of mu", "accuracy, %", "gain over FedAvg"]]
-    if not base:
+    if not base and not measured.diverged(where | {"recipe": spec["baseline"]}):
         missing.append("FedAvg")
     table.append(["FedAvg", _cell(measured, where | {"recipe": spec["baseline"]}, base), NOT_RUN])
     gains: dict[str, Spread] = {}
@@ -129,7 +129,7 @@ def layers(target: Target, measured: Measured) -> Built:
     values = {place: _by_seed(measured, address, statistic) for place, address in wanted.items()}
     missing = [f"{layer}, mu {mu:g}" for (layer, mu), seeds in values.items()
                if not seeds and not measured.diverged(wanted[layer, mu])]  # fmt: skip
-    missing += [] if base else ["FedAvg"]
+    missing += [] if base or measured.diverged(where | {"recipe": spec["baseline"]}) else ["FedAvg"]
     table = [["layer", *(f"mu {mu:g}" for mu in mus)]]
     for layer in names:
         places = [(layer, mu) for mu in mus]
@@ -186,10 +186,13 @@ def temperature(target: Target, measured: Measured) -> Built:
     """Figure 3: T_l by layer of each of `methods`, over clients and rounds, from what the run of a seed recorded."""
     spec = target.spec
     drawn: dict[str, dict[str, tuple[float, Values]]] = {}  # method -> layer -> mu, T [rounds, clients]
-    missing = []
+    words, missing = [], []
     for name, recipe in spec["methods"].items():
         address = {"study": spec["study"], "scenario": spec["scenario"], "recipe": recipe}
         runs = measured.runs(address)
+        if measured.diverged(address):
+            words.append(f"{name} diverges.")
+            continue
         if not runs:
             missing += [name] if measured.is_wanted(address) else []
             continue
@@ -200,9 +203,8 @@ def temperature(target: Target, measured: Measured) -> Built:
             for layer in sorted(order, key=_depth)
         }
     if not drawn:
-        return Built((), {}, (), tuple(missing) or ("not run at this size",))
+        return Built((), {}, tuple(words), tuple(missing) or (() if words else ("not run at this size",)))
     table = [["method", "layer", "mu_l", "T_l, mean", "smallest", "largest", "deviation over clients, last round"]]
-    words = []
     lines = []
     for name, of_layer in drawn.items():
         for layer, (mu, t) in of_layer.items():
@@ -233,8 +235,8 @@ def temperature(target: Target, measured: Measured) -> Built:
 
 
 def _by_seed(measured: Measured, address: Mapping[str, Any], statistic: str) -> dict[int, float]:
-    """Percent by seed; empty if it is not run."""
-    if not measured.is_wanted(address):
+    """Percent by seed; empty if it is not run, and if a seed diverges: the others would flatter it."""
+    if not measured.is_wanted(address) or measured.diverged(address):
         return {}
     values = {run.seed: number(run, statistic) for run in measured.runs(address)}
     return {seed: PERCENT * value for seed, value in values.items() if value is not None}
@@ -269,6 +271,8 @@ def _text(value: Spread | None, sign: bool = False) -> str:
 def _against(name: str, gain: Spread, base: str) -> str:
     """How a method fares against the baseline."""
     how = f"{name} is {abs(gain.mean):.2f} points {'above' if gain.mean > 0 else 'below'} {base}"
+    if gain.mean == 0:
+        how = f"{name} is as good as {base}"
     if gain.std is None:
         return f"{how}, on one seed: no evidence either way"
     if abs(gain.mean) <= gain.std:
