@@ -4,9 +4,10 @@ Keys: `rows` and `columns` map the paper's titles to parts of an address {study,
 of a row and of a column make a cell's, and `at` in a row ({column: parts}) has its own there. `methods` (rows or
 columns): along which axis methods are compared. `statistic`: that of cells without one of their own. `scale` and
 `decimals`: from shares to the paper's unit. `better`: higher, lower, none. `claim`: the method that the paper says is
-best. `gains`: rows or columns beside which the difference to another one is shown, seed by seed: {title: title of the
-other}. A row or column may have `statistic`, `scale`, `decimals` and `better` of its own, `reported`: the title under
-which the paper's number stands if it is another, and `compared: false`: a method that the words leave out.
+best; what is composed with it ("B + A") is no rival. `gains`: rows or columns beside which the difference to another
+one is shown, seed by seed: {title: title of the other}. A row or column may have `statistic`, `scale`, `decimals` and
+`better` of its own, `reported`: the title under which the paper's number stands if it is another, and `compared:
+false`: a method that the words leave out.
 """
 
 from __future__ import annotations
@@ -213,8 +214,10 @@ def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tupl
         if setting in ranks:
             tau, n = ranks[setting]
             parts.append(f"the order of {n} methods agrees with the paper's to Kendall τ = {tau:.2f}")
-        if claim in values and len(values) > 1:
-            parts.append(_claim(claim, values, -1 if line.better == "lower" else 1, line.cells[claim].decimals))
+        rivals = {m: value for m, value in values.items() if claim not in (m, *map(str.strip, m.split("+")))}
+        if claim in values and rivals:
+            better = -1 if line.better == "lower" else 1
+            parts.append(_claim(claim, values[claim], rivals, better, line.cells[claim].decimals))
         if parts:
             found.append(f"{setting}: {'; '.join(parts)}.")
     return found
@@ -245,12 +248,11 @@ def _words_on_gains(target: Target, gains: Mapping[Place, Gain]) -> list[str]:
     return found
 
 
-def _claim(claim: str, known: Mapping[str, Spread], sign: int, decimals: int) -> str:
+def _claim(claim: str, own: Spread, others: Mapping[str, Spread], sign: int, decimals: int) -> str:
     """How the method that the paper puts first fares against the best of the others."""
-    others = {m: value for m, value in known.items() if m != claim}
     rival = max(others, key=lambda m: sign * others[m].mean)
-    difference = known[claim].mean - others[rival].mean
-    spreads = [value.std for value in (known[claim], others[rival]) if value.std is not None]
+    difference = own.mean - others[rival].mean
+    spreads = [value.std for value in (own, others[rival]) if value.std is not None]
     how = f"{claim} is {abs(difference):.{decimals}f} {'above' if difference > 0 else 'below'} the best other ({rival})"
     if difference == 0:
         how = f"{claim} is as good as the best other ({rival})"

@@ -164,6 +164,12 @@ def test_a_claim_within_and_beyond_the_spread(
     assert f"A is {words}" in made(tmp_path).words[0]
 
 
+def test_what_is_composed_with_the_claimed_method_is_no_rival_of_it(tmp_path: Path) -> None:
+    text = TABLE.replace("    C: {study: one, recipe: c}", "    B + A: {study: one, recipe: c}")
+    finals(paper(tmp_path, text, "{}"), "near", {"a": [0.80], "b": [0.73], "c": [0.90]})
+    assert made(tmp_path).words[0] == "Near: A is 7.00 above the best other (B), on one seed: no evidence either way."
+
+
 def test_better_none_says_nothing(tmp_path: Path) -> None:
     finals(paper(tmp_path, f"{TABLE}  better: none\n", REPORTED), "near", {name: [0.5] for name in "abc"})
     built = made(tmp_path)
