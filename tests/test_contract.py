@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -107,16 +108,22 @@ def test_state_and_memory_keep_structure_shapes_and_dtypes(method: str, batch_no
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_no_hook_changes_what_it_is_given(method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the client: model, buffers, messages and memory. On the server: model, buffers, state and replies."""
-    given = ("params", "buffers", "shared", "each", "memory")
 
-    def watched(algorithm: Any, task: Any, job: str, *args: Any) -> Any:
-        before = [frozen_copy(tree) for tree in args[:5]]
-        answered = client.answer(algorithm, task, job, *args)
-        for name, tree, copy in zip(given, args, before, strict=False):
-            assert_equal(copy, tree, f"{job}, client's {name}")
-        return answered
+    def watched(name: str) -> Callable[..., Any]:
+        real = getattr(client, name)
 
-    monkeypatch.setattr(sequential, "answer", watched)
+        def watching(*args: Any) -> Any:
+            trees = [tree for tree in args if isinstance(tree, dict)]
+            before = [frozen_copy(tree) for tree in trees]
+            answered = real(*args)
+            for given, tree, copy in zip(("params", "buffers", "shared", "own"), trees, before, strict=True):
+                assert_equal(copy, tree, f"{name}, client's {given}")
+            return answered
+
+        return watching
+
+    for name in ("train", "further"):
+        monkeypatch.setattr(sequential, name, watched(name))
     simulation = federation.simulation(method, batch_norm=batch_norm)
     replies: list[tuple[Tree, Tree]] = []
 

@@ -24,7 +24,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.client import autograd
 from plugins.core.component import (
     Answer,
     Ask,
@@ -42,6 +41,7 @@ from plugins.core.component import (
 from plugins.core.noise import fold, normal, permutation
 from plugins.core.optimizers import SGD
 from plugins.core.task import Task, cross_entropy, one_hot
+from plugins.core.training import autograd
 from plugins.core.trees import Params, Tree, add
 
 

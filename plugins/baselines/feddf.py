@@ -25,11 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.client import autograd
 from plugins.core.component import Asks, Component, Desk, RecipeError, Reply, Server, Setting, Update
 from plugins.core.noise import fold, permutation
 from plugins.core.optimizers import Adam
 from plugins.core.task import Task
+from plugins.core.training import autograd
 from plugins.core.trees import Params, Tree, add, norm, row, scale
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass

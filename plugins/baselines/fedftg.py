@@ -31,7 +31,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.client import autograd
 from plugins.core.component import (
     Asks,
     Component,
@@ -48,6 +47,7 @@ from plugins.core.component import (
 from plugins.core.noise import fold, normal
 from plugins.core.optimizers import SGD, Adam
 from plugins.core.task import Task
+from plugins.core.training import autograd
 from plugins.core.trees import Params, Tree, add, row
 
 Model = tuple[Params, Params]  # parameters and buffers

@@ -33,11 +33,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.client import autograd
 from plugins.core.component import Asks, Batch, Component, Data, Desk, RecipeError, Server, Setting, Trace, Update, View
 from plugins.core.noise import fold, integers, uniform
 from plugins.core.optimizers import Adam
 from plugins.core.task import Output, Task, masked_mean
+from plugins.core.training import autograd
 from plugins.core.trees import Params, Tree, add, row, scale
 
 
@@ -102,7 +102,7 @@ class FedGen(Component):
         y = integers(fold(key, 0), self.n_classes, self.gen_batch_size)
         teacher = F.cross_entropy(logits(y, 1), y)
         target = torch.softmax(logits(batch.y, 2), dim=1).detach()  # [B, C]
-        apart = F.kl_div(F.log_softmax(out.logits, dim=1), target, reduction="none").sum(1)  # [B]
+        apart = (torch.xlogy(target, target) - target * torch.log_softmax(out.logits, dim=1)).sum(1)  # [B]
         latent = masked_mean(apart, batch.mask)
         value: Tensor = view.shared["weight"] * (self.generative_alpha * teacher + self.generative_beta * latent)
         return value

@@ -3,81 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from plugins.core.algorithm import Algorithm
-from plugins.core.component import Answer, Batch, Data, Plan, Stage, Trace, ValueAndGrad, View, Work
-from plugins.core.noise import fold
-from plugins.core.task import Output, Task, cross_entropy
-from plugins.core.trees import Params, Tree, add, detach, leaves, select
+from plugins.core.component import Answer, Batch, Component, Data, Plan, Stage, Trace, ValueAndGrad, View, Work
+from plugins.core.task import Output, Task
+from plugins.core.training import Forward, Hooks, autograd, local_steps
+from plugins.core.trees import Params, Tree
 
 
-def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """(gradient, detached aux) by the autograd tape: the fast way for one client."""
-    with torch.enable_grad():
-        watched = {key: value.detach().requires_grad_() for key, value in params.items()}
-        value, aux = loss(watched)
-        grads = torch.autograd.grad(value, list(watched.values()))
-    # A convolution's gradient can come in its input's layout; parameters stay as they are.
-    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, detach(aux)
+class Side(Protocol):
+    """How what is written for one client is run: for one, or for many side by side, leaves [M, ...]."""
+
+    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of one client's trees as one of all clients' trees."""
+        ...
+
+    def forward(self, task: Task) -> Forward:
+        """The forward pass in training."""
+        ...
+
+    def data(self, own: Tree) -> Data:
+        """In a lifted function: what the client reads."""
+        ...
 
 
-def functional(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """(gradient, aux) by torch.func: the way that vmap can batch."""
-    grads, aux = torch.func.grad(loss, has_aux=True)(params)
-    return grads, aux
+@dataclass(frozen=True)
+class Alone:
+    """One client."""
+
+    given: Data
+
+    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return fn
+
+    def forward(self, task: Task) -> Forward:
+        return forward_of(task)
+
+    def data(self, own: Tree) -> Data:
+        return self.given
 
 
-def local_steps(
-    task: Task,
-    params: Params,
-    buffers: Params,
-    data: Data,
-    grad: ValueAndGrad,
-    penalty: Callable[[Params, Output, Batch], Tensor | None] = lambda params, out, batch: None,
-    adjust_logits: Callable[[Tensor, Params], Tensor] = lambda logits, params: logits,
-    correct: Callable[[Params, Params, bool], Params] = lambda tree, params, update: tree,
-    warm_start: Callable[[Tree], Tree] = lambda state: state,
-) -> Trace:
-    """Runs the steps of `data.steps` from `params` and returns their trace.
+def forward_of(task: Task) -> Forward:
+    """One client's forward pass in training."""
 
-    `correct(tree, params, update)` sees the gradient (update False), then the optimiser's update (True).
-    """
-    start, state = params, warm_start(task.optimizer.init(params))
-    some = next(leaves(params))
-    count = total = torch.zeros((), dtype=some.dtype, device=some.device)
-    last, seen, features = data.steps.last, count, torch.zeros_like(count)
-    keys = fold(data.key, torch.arange(len(data.steps), device=some.device)).unbind()  # at once: a step is short
-    for step, plain in enumerate(data.steps):
-        batch = plain._replace(key=keys[step])
+    def forward(params: Params, buffers: Params, batch: Batch) -> Output:
+        return task.forward(params, buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
 
-        def loss(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
-            out = task.forward(w, buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
-            value = cross_entropy(adjust_logits(out.logits, w), batch.y, batch.mask)
-            extra = penalty(w, out, batch)
-            value = value if extra is None else value + extra
-            aux = {"loss": value, "buffers": out.buffers}
-            return value, aux if last is None else aux | {"features": out.features}
-
-        grads, aux = grad(loss, params)
-        if last is not None:
-            mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
-            share = last[step] * mask.to(some.dtype)  # [B]
-            features, seen = features + share @ aux["features"], seen + share.sum()
-        update, next_state = task.optimizer.step(correct(grads, params, False), state, params)
-        stepped = add(params, correct(update, params, True))
-        if batch.live is None:
-            params, state, buffers = stepped, next_state, aux["buffers"]
-            count, total = count + 1, total + aux["loss"]
-        else:
-            live = batch.live
-            params, state = select(live, stepped, params), select(live, next_state, state)
-            buffers = select(live, aux["buffers"], buffers)
-            count, total = count + live, total + torch.where(live, aux["loss"], torch.zeros_like(total))
-    mean = None if last is None else features / seen.clamp(min=1)
-    return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
+    return forward
 
 
 def mean_features(task: Task, params: Params, buffers: Params, plan: Plan | None) -> Tensor:
@@ -92,62 +69,135 @@ def mean_features(task: Task, params: Params, buffers: Params, plan: Plan | None
     return mean
 
 
-def answer(
+def train(
+    algorithm: Algorithm,
+    task: Task,
+    params: Params,
+    buffers: Params,
+    shared: Tree,
+    own: Tree,
+    steps: Plan,
+    side: Side,
+    observing: bool = False,
+) -> tuple[Answer, Trace]:
+    """Local training from the model that was received; uploads and memories are keyed by component.
+
+    `own`: "key", and by component "each" and "memory", of the client or of all. `steps`: the batches of training.
+    `observing`: whether the answer has metrics.
+    """
+    components = algorithm.components
+
+    def views(own: Tree) -> dict[str, View]:
+        """What each component sees."""
+        return {
+            c.name: View(
+                params, buffers, shared.get(c.name, {}), own["each"].get(c.name, {}), own["memory"][c.name],
+                own.get("prepared", {}).get(c.name, {}),
+            )
+            for c in components
+        }  # fmt: skip
+
+    def first(own: Tree) -> Tree:
+        """What is computed before the first step, and where the model, its buffers and the optimiser start."""
+        seen = views(own)
+        prepared = {c.name: c.prepare(task, seen[c.name], side.data(own)) for c in components}
+        state, seen = task.optimizer.init(params), views(own | {"prepared": prepared})
+        for c in components:
+            state = c.warm_start(state, seen[c.name])
+        return {"prepared": prepared, "params": params, "buffers": buffers, "state": state}
+
+    def last(own: Tree, trace: Tree) -> Tree:
+        """What is sent, kept and recorded."""
+        found = Trace(start=params, **_with_none(trace, "features"))
+        seen, data = views(own), side.data(own)
+        sent = {c.name: c.report(task, found, seen[c.name], data) for c in components}
+        metrics = {c.name: c.observe(task, found, seen[c.name], data) if observing else {} for c in components}
+        upload, memory = ({name: pair[i] for name, pair in sent.items()} for i in (0, 1))
+        return {"upload": upload, "memory": memory, "metrics": metrics}
+
+    began = side.lift(first)(own)
+    own = own | {"prepared": began["prepared"]}
+    hooks = _hooks(algorithm, task, own, views, side)
+    trace = local_steps(
+        side.forward(task), task.optimizer, began["params"], began["buffers"], began["state"], steps, own["key"],
+        autograd, hooks,
+    )  # fmt: skip
+    left = _fields(trace)
+    del left["start"]  # the same for all
+    ended = side.lift(last)(own, left)
+    return Answer(trace.end, trace.buffers, **ended), trace
+
+
+def _hooks(algorithm: Algorithm, task: Task, own: Tree, views: Callable[[Tree], dict[str, View]], side: Side) -> Hooks:
+    """What the components add to local training, their hooks lifted; one that nobody overrides costs nothing."""
+    own = {key: own[key] for key in ("each", "memory", "prepared")}
+
+    def overriding(hook: str) -> list[Component]:
+        return [c for c in algorithm.components if getattr(type(c), hook) is not getattr(Component, hook)]
+
+    penalising, adjusting, correcting = (overriding(hook) for hook in ("penalty", "adjust_logits", "correct"))
+
+    def penalty(own: Tree, w: Params, out: Output, batch: Tree) -> Tree:
+        seen, of = views(own), Batch(**_with_none(batch, "mask", "live"))
+        terms = [c.penalty(task, w, out, of, seen[c.name]) for c in penalising]
+        present = [term for term in terms if term is not None]
+        return {"sum": torch.stack(present).sum()} if present else {}
+
+    def adjust_logits(own: Tree, logits: Tensor, w: Params) -> Tensor:
+        seen = views(own)
+        for c in adjusting:
+            logits = c.adjust_logits(logits, task, w, seen[c.name])
+        return logits
+
+    def correct(of: list[Component], own: Tree, tree: Params, w: Params) -> Params:
+        seen = views(own)
+        for c in of:
+            tree = c.correct(tree, w, seen[c.name])
+        return tree
+
+    def corrected(stages: Callable[[Stage], bool]) -> Callable[[Params, Params], Params] | None:
+        of = [c for c in correcting if stages(c.stage)]
+        lifted = side.lift(lambda own, tree, w: correct(of, own, tree, w))
+        return (lambda tree, w: lifted(own, tree, w)) if of else None
+
+    lifted_penalty, lifted_logits = side.lift(penalty), side.lift(adjust_logits)
+    return Hooks(
+        (lambda w, out, batch: lifted_penalty(own, w, out, _fields(batch)).get("sum")) if penalising else None,
+        (lambda logits, w: lifted_logits(own, logits, w)) if adjusting else None,
+        corrected(lambda stage: stage is Stage.DEBIAS),
+        corrected(lambda stage: stage is not Stage.DEBIAS),
+    )
+
+
+def _fields(of: Batch | Trace) -> Tree:
+    """What is there of a batch or a trace, as a tree."""
+    return {key: leaf for key, leaf in of._asdict().items() if leaf is not None}
+
+
+def _with_none(tree: Tree, *keys: str) -> Tree:
+    """The tree with None where it lacks one of `keys`: the inverse of `_fields`."""
+    return dict.fromkeys(keys) | tree
+
+
+def further(
     algorithm: Algorithm,
     task: Task,
     job: str,
     params: Params,
     buffers: Params,
     shared: Tree,
-    each: Tree,
-    memory: Tree,
+    own: Tree,
     data: Data,
     grad: ValueAndGrad,
     observing: bool = False,
-) -> tuple[Answer, Trace | None]:
-    """One client's answer to one Ask; uploads and memories are keyed by component. The trace is that of training.
+) -> Answer:
+    """One client's answer to an Ask that a component made.
 
-    `params`, `buffers`: the model that came with the Ask, or the client's own result where the Ask sent none.
-    `observing`: whether the answer has metrics.
+    `params`, `buffers`: the model that came with the Ask, or the client's own result where the Ask sent none. `own`: by
+    component, "each" and "memory".
     """
-    views = {
-        c.name: View(params, buffers, shared.get(c.name, {}), each.get(c.name, {}), memory[c.name], {})
-        for c in algorithm.components
-    }
-    if job != "train":
-        c = algorithm.owner(job)
-        answered = c.answer(job, Work(task, params, buffers, views[c.name], data, grad, observing))
-        own = {c.name: answered.upload}, memory | {c.name: answered.memory}, {c.name: answered.metrics}
-        return Answer(answered.params, answered.buffers, *own), None
-
-    for c in algorithm.components:
-        prepared = c.prepare(task, views[c.name], data)
-        views[c.name] = views[c.name]._replace(prepared=prepared)
-
-    def penalty(w: Params, out: Output, batch: Batch) -> Tensor | None:
-        terms = [c.penalty(task, w, out, batch, views[c.name]) for c in algorithm.components]
-        present = [term for term in terms if term is not None]
-        return torch.stack(present).sum() if present else None
-
-    def adjust_logits(logits: Tensor, w: Params) -> Tensor:
-        for c in algorithm.components:
-            logits = c.adjust_logits(logits, task, w, views[c.name])
-        return logits
-
-    def correct(tree: Params, w: Params, update: bool) -> Params:
-        for c in algorithm.components:
-            if (c.stage is not Stage.DEBIAS) is update:
-                tree = c.correct(tree, w, views[c.name])
-        return tree
-
-    def warm_start(state: Tree) -> Tree:
-        for c in algorithm.components:
-            state = c.warm_start(state, views[c.name])
-        return state
-
-    trace = local_steps(task, params, buffers, data, grad, penalty, adjust_logits, correct, warm_start)
-    upload, kept, metrics = {}, {}, {}
-    for c in algorithm.components:
-        upload[c.name], kept[c.name] = c.report(task, trace, views[c.name], data)
-        metrics[c.name] = c.observe(task, trace, views[c.name], data) if observing else {}
-    return Answer(trace.end, trace.buffers, upload, kept, metrics), trace
+    c, memory = algorithm.owner(job), own["memory"]
+    view = View(params, buffers, shared.get(c.name, {}), own["each"].get(c.name, {}), memory[c.name], {})
+    answered = c.answer(job, Work(task, params, buffers, view, data, grad, observing))
+    sent = {c.name: answered.upload}, memory | {c.name: answered.memory}, {c.name: answered.metrics}
+    return Answer(answered.params, answered.buffers, *sent)

@@ -36,9 +36,9 @@ from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.core.optimizers import Optimizer
-from plugins.core.reading import Noise, Read
+from plugins.core.reading import Noise, Reader
 from plugins.core.task import Network, Output, Task, one_hot
-from plugins.core.trees import Params, Tree, add, tree_map
+from plugins.core.trees import Params, Tree, add, rows_at, tree_map
 
 
 class RecipeError(UserError):
@@ -104,7 +104,10 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """Batches as indices into samples: ragged (`sizes`, one flat index) or padded (`mask`, `live`)."""
+    """Batches as indices into samples: ragged (`sizes`, one flat index) or padded (`mask`, `live`).
+
+    Those of training may be several clients' at once: batches then have an axis [M] in front, [S, M, B] here.
+    """
 
     samples: Samples
     index: Tensor  # [sum of sizes], or [S, B] when padded
@@ -112,7 +115,7 @@ class Plan:
     mask: Tensor | None = None  # [S, B]
     live: Tensor | None = None  # [S] bool
     last: Tensor | None = None  # [S], 1 for the steps of the last epoch; None unless `passes` has "last epoch"
-    read: Read | None = None  # None: the samples are read as they are
+    read: Reader | None = None  # None: the samples are read as they are
 
     def class_counts(self, n_classes: int) -> Tensor:
         """n_c, how many samples of each class the batches hold, [C] float64; reads labels only."""
@@ -128,17 +131,17 @@ class Plan:
         y = self.samples.y
         if self.sizes is not None:
             for s, index in enumerate(torch.split(self.index, list(self.sizes))):
-                yield Batch(self._seen(index, s), y[index], None, None)
+                yield Batch(self._seen(index, s), rows_at(y, index), None, None)
             return
         for s in range(self.index.shape[0]):
             index = self.index[s]
             mask = None if self.mask is None else self.mask[s]
-            yield Batch(self._seen(index, s), y[index], mask, None if self.live is None else self.live[s])
+            yield Batch(self._seen(index, s), rows_at(y, index), mask, None if self.live is None else self.live[s])
 
     def _seen(self, index: Tensor, step: int) -> Tensor:
         """The samples of a batch, [B, ...]."""
         x, _, noise = self.samples
-        return x[index] if self.read is None else self.read(x, noise, index, step)
+        return rows_at(x, index) if self.read is None else self.read(x, noise, index, step)
 
     def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
         """Mean over all samples of a tree of per-batch *sums*: (sum over batches of fn) / (number of samples)."""
@@ -379,7 +382,10 @@ class Component:
         return None
 
     def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """The gradient at `params` (stage DEBIAS), or the optimiser's update (stage SCALE)."""
+        """The gradient at `params` (stage DEBIAS), or the optimiser's update (stage SCALE).
+
+        Leaves are new, or those of `tree`: they are overwritten.
+        """
         return tree
 
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:

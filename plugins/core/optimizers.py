@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from plugins.core.errors import UserError, nearest
-from plugins.core.trees import Params, Tree, tree_map, zeros_like
+from plugins.core.trees import Params, Tree, leading, tree_map, zeros_like
 
 
 class Optimizer(Protocol):
@@ -32,7 +33,7 @@ class Optimizer(Protocol):
         ...
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        """(update to add to the parameters, next state)."""
+        """(update to add to the parameters, next state). The gradient is given away: it may be overwritten."""
         ...
 
 
@@ -51,8 +52,8 @@ class SGD:
         grads = _decayed(grads, params, self.weight_decay)
         if self.momentum:
             grads = tree_map(lambda v, g: self.momentum * v + g, state["v"], grads)
-            state = {"v": grads}
-        return tree_map(lambda g: -self.lr * g, grads), state
+            return tree_map(lambda g: -self.lr * g, grads), {"v": grads}
+        return tree_map(lambda g: g.mul_(-self.lr), grads), state
 
 
 @dataclass(frozen=True)
@@ -80,10 +81,12 @@ class Adam:
         m = tree_map(lambda m, g: self.momentum * m + (1 - self.momentum) * g, state["m"], grads)
         v = tree_map(lambda v, g: self.beta2 * v + (1 - self.beta2) * g * g, state["v"], grads)
         c1, c2 = 1 - self.momentum**t, 1 - self.beta2**t
-        update = tree_map(
-            lambda m, v: -(self.lr / c1).to(m.dtype) * m / (torch.sqrt(v) / torch.sqrt(c2).to(v.dtype) + self.eps), m, v
-        )
-        return update, {"m": m, "v": v, "t": t}
+
+        def moved(m: Tensor, v: Tensor) -> Tensor:
+            rate, root = (leading(value, m).to(m.dtype) for value in (self.lr / c1, torch.sqrt(c2)))
+            return -rate * m / (torch.sqrt(v) / root + self.eps)
+
+        return tree_map(moved, m, v), {"m": m, "v": v, "t": t}
 
 
 @dataclass(frozen=True)

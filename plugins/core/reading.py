@@ -6,7 +6,7 @@ FNR-FL (eq. 2): x' = x + (eps * M(x)) sigma + mu with eps ~ N(0, 1) and mu = 0; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ class Noise(NamedTuple):
 
     std: Tensor  # [K, ...], each of a shape that broadcasts to a sample's; the last is 0, that of a clean sample
     row: Tensor  # [n] int64
+
+
+class Reader(Protocol):
+    """How a batch is read."""
+
+    def __call__(self, x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
+        """The samples `index` of `x` [n, ...] as they are seen in a step."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.optimizers import Optimizer
-from plugins.core.trees import Params
+from plugins.core.trees import Params, leading
 
 
 class Layer(NamedTuple):
@@ -32,6 +31,7 @@ class Pass:
     key: Tensor | None = None  # 0-d, for `plugins.core.noise`: what dropout draws from in train mode
     record: bool = False
     plain: bool = False  # nothing transforms this pass (vmap), so that kernels are open that can't be transformed
+    axes: int = 0  # in front of the batch: 1 where parameters, buffers and samples of several clients lie side by side
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
     outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
@@ -84,7 +84,9 @@ class Network(Protocol):
 
     @property
     def dense(self) -> bool:
-        """Matrix products only, so that batching over clients pays on a CPU."""
+        """Made of matrix products and of what acts on each number or each neuron: it takes several clients' trees at
+        once (`Pass.axes`), which pays on a CPU.
+        """
         ...
 
     @property
@@ -145,9 +147,13 @@ class Task:
         train: bool,
         mask: Tensor | None = None,
         key: Tensor | None = None,
+        axes: int = 0,
     ) -> Output:
-        """Features, logits and next buffers for a batch `x` of shape [B, ...]; `key` is what dropout draws from."""
-        run = Pass(self.whole(params), dict(buffers), train, mask, key, plain=self.plain)
+        """Features, logits and next buffers for a batch `x` of shape [B, ...]; `key` is what dropout draws from.
+
+        `axes`: 1 for those of several clients, [M, B, ...], which a dense network takes.
+        """
+        run = Pass(self.whole(params), dict(buffers), train, mask, key, plain=self.plain, axes=axes)
         h = self.network.encode(run, x)
         return Output(h, self.network.classify(run, h), run.buffers)
 
@@ -169,14 +175,17 @@ class Task:
         return z if rectified is h else None
 
 
-def masked_mean(values: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean over the first axis of the rows whose mask is 1; all rows when there is no mask. [B, ...] -> [...]."""
+def masked_mean(values: Tensor, mask: Tensor | None, axes: int = 0) -> Tensor:
+    """Mean over the rows whose mask is 1; all rows when there is no mask. [B, ...] -> [...].
+
+    `axes`: in front of the batch, of `values` and `mask` [M, B] alike.
+    """
     if mask is None:
-        return values.mean(0)
+        return values.mean(axes)
     mask = mask.to(values.dtype)
     # A batch that is padding throughout has no mean; its step is discarded, it only must not make a NaN.
-    total: Tensor = torch.tensordot(mask, values, dims=1)
-    return total / mask.sum().clamp(min=1)
+    total: Tensor = (leading(mask, values) * values).sum(axes)
+    return total / leading(mask.sum(axes), total).clamp(min=1)
 
 
 def one_hot(y: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
@@ -184,6 +193,13 @@ def one_hot(y: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
     return (y.unsqueeze(-1) == torch.arange(n_classes, device=y.device)).to(dtype)
 
 
+def cross_entropies(logits: Tensor, y: Tensor) -> Tensor:
+    """-log p_y of each sample, [..., C] and [...] -> [...]."""
+    # Over the last axis, torch's softmax of ten numbers takes six times as long as over the first.
+    log_p = torch.log_softmax(logits.reshape(-1, logits.shape[-1]).t().contiguous(), 0)
+    return -log_p.gather(0, y.reshape(1, -1)).reshape(y.shape)
+
+
 def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
-    """Mean cross-entropy over the samples of a batch."""
-    return masked_mean(F.cross_entropy(logits, y, reduction="none"), mask)
+    """Mean cross-entropy over the samples of a batch, [..., B, C] and [..., B] -> [...]."""
+    return masked_mean(cross_entropies(logits, y), mask, y.ndim - 1)

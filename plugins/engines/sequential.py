@@ -7,9 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from plugins.core.client import answer, autograd
+from plugins.core.client import Alone, further, train
 from plugins.core.component import Ask, Data, Plan, Reply, Samples
-from plugins.core.reading import Read
+from plugins.core.reading import Reader
+from plugins.core.training import autograd
 from plugins.core.trees import Tree, replace_row, row, tree_map
 from plugins.data.batches import Order
 from plugins.engines.clients import Clients, to_device
@@ -50,10 +51,12 @@ class Sequential:
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
         # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
         memory = tree_map(lambda leaf: leaf[clients.row[client]].clone(), clients.memory)
-        answered, trace = answer(
-            clients.algorithm, self.task, ask.job, params, buffers, ask.shared, row(ask.each, position), memory,
-            data, autograd, clients.observing,
-        )  # fmt: skip
+        mine: Tree = {"key": key, "each": row(ask.each, position), "memory": memory}
+        given, sent, trace = (clients.algorithm, self.task), (params, buffers, ask.shared, mine), None
+        if ask.job == "train":
+            answered, trace = train(*given, *sent, data.steps, Alone(data), clients.observing)
+        else:
+            answered = further(*given, ask.job, *sent, data, autograd, clients.observing)
         replace_row(clients.memory, clients.row[client], answered.memory)
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
@@ -66,7 +69,7 @@ class Sequential:
             "metrics": answered.metrics,
         }
 
-    def _plan(self, order: Order, samples: Samples, read: Read | None = None, last: bool = False) -> Plan:
+    def _plan(self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False) -> Plan:
         n, device = len(order.sizes), self.clients.device
         late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
         return Plan(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)

@@ -2,15 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from plugins.core.client import answer, functional
-from plugins.core.component import Ask, Data, Plan, Reply, Samples
-from plugins.core.task import Pass
-from plugins.core.trees import Tree, n_bytes, row, tree_map
+from plugins.core.client import further, train
+from plugins.core.component import Ask, Batch, Data, Plan, Reply, Samples
+from plugins.core.reading import Noise, Reader
+from plugins.core.task import Output, Pass, Task
+from plugins.core.training import Forward, functional
+from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.clients import Clients, to_device
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Clients side by side; `read` is what one of them reads."""
+
+    dense: bool  # whether the network takes several clients' trees itself
+    read: Callable[[Tree], Data]
+
+    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return torch.func.vmap(fn)
+
+    def forward(self, task: Task) -> Forward:
+        if self.dense:
+            return lambda params, buffers, batch: task.forward(
+                params, buffers, batch.x, train=True, mask=batch.mask, key=batch.key, axes=1
+            )
+
+        def one(params: Params, buffers: Params, batch: Tree) -> Output:
+            return task.forward(params, buffers, **batch, train=True)
+
+        lifted = torch.func.vmap(one)
+
+        def forward(params: Params, buffers: Params, batch: Batch) -> Output:
+            given = {"x": batch.x, "mask": batch.mask, "key": batch.key}
+            out: Output = lifted(params, buffers, {key: leaf for key, leaf in given.items() if leaf is not None})
+            return out
+
+        return forward
+
+    def data(self, own: Tree) -> Data:
+        return self.read(own)
 
 
 class Vectorized:
@@ -52,54 +90,79 @@ class Vectorized:
         return max(1, (self.memory_mb << 20) // (model + batch))
 
     def _chunk(self, ask: Ask, keys: Tensor, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
-        clients = self.clients
+        clients, training = self.clients, ask.job == "train"
         ids = [ask.to[position] for position in chunk]
+        at = torch.tensor(chunk, device=clients.device)
         rows = torch.tensor([clients.row[client] for client in ids], device=clients.device)
-        batched: Tree = {
-            "each": row(ask.each, torch.tensor(chunk, device=clients.device)),
-            "memory": row(clients.memory, rows),
-            "steps": self._batched(orders, live=True),
-            "key": keys[torch.tensor(chunk, device=clients.device)],
-        }
-        if "last epoch" in clients.algorithm.passes and ask.job == "train":
-            batched["steps"]["last"] = self._last(orders, samples.x.dtype)
+        own: Tree = {"each": row(ask.each, at), "memory": row(clients.memory, rows), "key": keys[at]}
+        own["steps"] = self._batched(orders, live=True)
+        if "last epoch" in clients.algorithm.passes and training:
+            own["steps"]["last"] = self._last(orders, samples.x.dtype)
         if "own" in clients.algorithm.passes:
-            batched["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
-        if not ask.params:
-            held = [clients.held[client] for client in ids]
-            batched["params"] = tree_map(lambda *leaves: torch.stack(leaves), *(params for params, _ in held))
-            batched["buffers"] = tree_map(lambda *leaves: torch.stack(leaves), *(buffers for _, buffers in held))
+            own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
         public = None
         if "public" in clients.algorithm.passes and clients.public is not None:
             order = clients.public_pass()
             public = Plan(clients.public, to_device(order.index, clients.device), sizes=order.sizes)
 
-        def one(args: Tree) -> Tree:
-            read_steps, read_own = clients.reads(ask.job, args["key"])
-            data = Data(
-                Plan(samples, **args["steps"], read=read_steps),
-                Plan(clients.train, **args["own"], read=read_own) if "own" in args else None,
+        def data(own: Tree) -> Data:
+            """What one of the clients reads."""
+            read_steps, read_own = clients.reads(ask.job, own["key"])
+            return Data(
+                Plan(samples, **own["steps"], read=read_steps),
+                Plan(clients.train, **own["own"], read=read_own) if "own" in own else None,
                 public,
-                args["key"],
+                own["key"],
             )
-            params, buffers = (ask.params, ask.buffers) if ask.params else (args["params"], args["buffers"])
-            answered, trace = answer(
-                clients.algorithm, clients.task, ask.job, params, buffers, ask.shared, args["each"], args["memory"],
-                data, functional, clients.observing,
-            )  # fmt: skip
-            zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
-            return {
-                "answer": answered._asdict(),
-                "steps": zero if trace is None else trace.steps,
-                "loss": zero if trace is None else trace.loss,
-            }
 
-        out = torch.func.vmap(one)(batched)
-        answered = out.pop("answer")
+        if training:
+            side = Beside(clients.task.network.dense, data)
+            # [S, M, ...]: a step of all clients is one entry.
+            steps = {name: leaf.transpose(0, 1).contiguous() for name, leaf in own["steps"].items()}
+            read = self._reader(own["key"])
+            given = ask.params, ask.buffers, ask.shared, own, Plan(samples, **steps, read=read)
+            answered, trace = train(clients.algorithm, clients.task, *given, side, clients.observing)
+            found: Tree = answered._asdict() | {"steps": trace.steps, "loss": trace.loss}
+        else:
+            found = self._further(ask, ids, own, data)
         # Rows of different clients: no two writes meet.
-        tree_map(lambda leaf, new: leaf.index_copy_(0, rows, new), clients.memory, answered.pop("memory"))
-        joined: Tree = {**answered, **out}
-        return joined
+        tree_map(lambda leaf, new: leaf.index_copy_(0, rows, new), clients.memory, found.pop("memory"))
+        return found
+
+    def _further(self, ask: Ask, ids: list[int], own: Tree, data: Callable[[Tree], Data]) -> Tree:
+        """The answers to an Ask of a component."""
+        clients = self.clients
+        if not ask.params:
+            held = [clients.held[client] for client in ids]
+            models = tree_map(lambda *leaves: torch.stack(leaves), *({"params": p, "buffers": b} for p, b in held))
+            own = own | {"model": models}
+
+        def one(own: Tree) -> Tree:
+            model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
+            return further(
+                clients.algorithm, clients.task, ask.job, **model, shared=ask.shared, own=own, data=data(own),
+                grad=functional, observing=clients.observing,
+            )._asdict()  # fmt: skip
+
+        none = own["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
+        found: Tree = torch.func.vmap(one)(own)
+        return found | {"steps": none, "loss": none}
+
+    def _reader(self, keys: Tensor) -> Reader | None:
+        """How a step's samples of all clients are read."""
+        if self.clients.reads("train", keys)[0] is None:
+            return None
+
+        def read(x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
+            def one(key: Tensor, index: Tensor) -> Tensor:
+                reading, _ = self.clients.reads("train", key)
+                assert reading is not None
+                return reading(x, noise, index, step)
+
+            seen: Tensor = torch.func.vmap(one)(keys, index)
+            return seen
+
+        return read
 
     def _batched(self, orders: list[Order], live: bool) -> dict[str, Tensor]:
         """Index [M, S, B], and mask and live where some client has less than the others."""

@@ -39,7 +39,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.client import local_steps
+from plugins.core.client import forward_of
 from plugins.core.component import (
     Answer,
     Ask,
@@ -63,6 +63,7 @@ from plugins.core.component import (
 from plugins.core.noise import fold
 from plugins.core.optimizers import Adam
 from plugins.core.task import Output, Task, masked_mean, one_hot
+from plugins.core.training import Hooks, local_steps
 from plugins.core.trees import Params, Tree, tree_map
 
 LOOK = -3  # which of the keys that belong to a client's is for its look at D_public; -1 and -2 are rFedAvg's
@@ -198,7 +199,10 @@ class FNR(Component):
         def penalty(params: Params, out: Output, batch: Batch) -> Tensor | None:
             return self.lam * self.regulariser(work.view.each, out, batch) if work.view.each else None
 
-        trace = local_steps(task, work.params, buffers, work.data, work.grad, penalty)
+        trace = local_steps(
+            forward_of(task), task.optimizer, work.params, buffers, task.optimizer.init(work.params), work.data.steps,
+            work.data.key, work.grad, Hooks(penalty),
+        )  # fmt: skip
         metrics: Tree = {}
         if work.observing:  # figure 5: accuracy on D_public by class, NaN for a class that has no samples there
             before, _ = self.look(task, work.params, buffers, public)

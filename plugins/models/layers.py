@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ class Block(Protocol):
 
 @dataclass(frozen=True)
 class Linear:
-    """x W^T + b, [B, n_in] -> [B, n_out]."""
+    """x W^T + b, [B, n_in] -> [B, n_out], or for several clients [M, B, n_in] -> [M, B, n_out]."""
 
     name: str
     n_in: int
@@ -44,7 +44,27 @@ class Linear:
         return {f"{self.name}.weight": weight, f"{self.name}.bias": bias}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        return F.linear(x, run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"])
+        weight, bias = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
+        if weight.ndim == 2:
+            return F.linear(x, weight, bias)
+        out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
+        return out
+
+
+class _Beside(torch.autograd.Function):
+    """x_m W_m^T + b_m of clients m side by side; the gradient of W lies as W does, which torch's own does not."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        of_x = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
+        return of_x, torch.bmm(grad.transpose(1, 2), x), grad.sum(1)
 
 
 @dataclass(frozen=True)
@@ -93,9 +113,8 @@ class BatchNorm:
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         if run.plain and run.mask is None and x.numel() > self.n:
             return self._kernel(run, x)
-        shape = (1, self.n) + (1,) * (x.ndim - 2)
         if run.train:
-            mean, var, bessel = self._moments(x, run.mask)
+            mean, var, bessel = self._moments(run, x)
             # The running statistics are data, not a path for gradients.
             unbiased = (var * bessel).detach()
             keep = 1 - self.momentum
@@ -105,7 +124,11 @@ class BatchNorm:
             mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
         factor = run.params[f"{self.name}.weight"] * torch.rsqrt(var + self.eps)
         shift = run.params[f"{self.name}.bias"] - mean * factor
-        return x * factor.reshape(shape) + shift.reshape(shape)
+        return x * self._beside(run, factor, x) + self._beside(run, shift, x)
+
+    def _beside(self, run: Pass, values: Tensor, x: Tensor) -> Tensor:
+        """Values per neuron, [..., n], as they lie in `x` [..., B, n, ...]."""
+        return values.unsqueeze(-2).reshape(*values.shape[:-1], 1, self.n, *[1] * (x.ndim - run.axes - 2))
 
     def _kernel(self, run: Pass, x: Tensor) -> Tensor:
         params = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
@@ -115,19 +138,22 @@ class BatchNorm:
             run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"] = mean, var
         return F.batch_norm(x, mean, var, *params, run.train, self.momentum, self.eps)
 
-    def _moments(self, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Mean and biased variance per channel [n], and the factor n / (n - 1) that makes the latter unbiased."""
-        space = tuple(range(2, x.ndim))
-        positions = math.prod(x.shape[2:])
-        per_sample = x.mean(space) if space else x  # [B, n]
-        mean = masked_mean(per_sample, mask)
-        square = (x - mean.reshape((1, self.n) + (1,) * len(space))).square()
-        var = masked_mean(square.mean(space) if space else square, mask)
-        if mask is None:
+    def _moments(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
+        """Mean and biased variance per channel [..., n], and the factor n / (n - 1) that makes the latter unbiased."""
+        space = tuple(range(run.axes + 2, x.ndim))
+        positions = math.prod(x.shape[run.axes + 2 :])
+
+        def over_batch(values: Tensor) -> Tensor:
+            """[..., B, n, ...] -> [..., n]."""
+            return masked_mean(values.mean(space) if space else values, run.mask, run.axes)
+
+        mean = over_batch(x)
+        var = over_batch((x - self._beside(run, mean, x)).square())
+        if run.mask is None:
             # A number of the host: a tensor made of it would be copied to the device in every step.
-            count = x.shape[0] * positions
+            count = x.shape[run.axes] * positions
             return mean, var, count / max(count - 1, 1)
-        counted = mask.to(x.dtype).sum() * positions
+        counted = run.mask.to(x.dtype).sum(-1, keepdim=True) * positions
         return mean, var, counted / (counted - 1).clamp(min=1)
 
 
@@ -173,13 +199,13 @@ class MaxPool:
 
 @dataclass(frozen=True)
 class Flatten:
-    """[B, ...] -> [B, product of the rest]."""
+    """[..., B, ...] -> [..., B, product of the rest]."""
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        return x.flatten(1)
+        return x.flatten(run.axes + 1)
 
 
 @dataclass(frozen=True)
@@ -236,6 +262,9 @@ class Residual:
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         return run.activate(self.of, _through(self.body, run, x) + _through(self.shortcut, run, x))
+
+
+DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Pass.axes`
 
 
 def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
@@ -297,7 +326,7 @@ class Stacked:
 
     @property
     def dense(self) -> bool:
-        return not any(isinstance(block, Conv) for block in _parts(self.blocks))
+        return all(isinstance(block, DENSE) for block in self.blocks)
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -297,7 +297,7 @@ def test_without_either_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*_: object) -> Callable[..., Tensor]:
         raise AssertionError
 
-    monkeypatch.setattr("plugins.core.component.Read.__call__", fail)
+    monkeypatch.setattr("plugins.core.reading.Read.__call__", fail)
     simulation("rfedavg_plus", of=federation.images()).run()
     plan = Plan(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
     assert next(iter(plan)).x.tolist() == [2, 0]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.client import autograd, functional
 from plugins.core.component import Ask, Data, Plan, RecipeError, Reply, Samples, Server, Setting, Trace, View, Work
 from plugins.core.optimizers import SGD
 from plugins.core.task import Task
+from plugins.core.training import autograd, functional
 from plugins.core.trees import Params, Tree
 from plugins.engines.simulation import LocalTraining, Schedule, Simulation
 from plugins.fnr.algorithm import FNR

@@ -1,0 +1,105 @@
+"""Local training, for one client or for many at once, whose trees then have an axis [M] in front of every leaf.
+
+Nothing here looks at that axis: what a network or a component's hook does with the trees of one client is handed in as
+a function that takes those of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plugins.core.component import Batch, Plan, Trace, ValueAndGrad
+from plugins.core.noise import fold
+from plugins.core.optimizers import Optimizer
+from plugins.core.task import Output, cross_entropy
+from plugins.core.trees import Params, Tree, detach, select, tree_map
+
+Forward = Callable[[Params, Params, Batch], Output]
+
+
+def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
+    """(gradient, detached aux) by the autograd tape; of several losses [M] each depends on its own rows only."""
+    with torch.enable_grad():
+        watched = {key: value.detach().requires_grad_() for key, value in params.items()}
+        value, aux = loss(watched)
+        grads = torch.autograd.grad(value.sum(), list(watched.values()))
+    # A convolution's gradient can come in its input's layout; parameters stay as they are.
+    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, detach(aux)
+
+
+def functional(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
+    """(gradient, aux) by torch.func: the way that vmap can batch."""
+    grads, aux = torch.func.grad(loss, has_aux=True)(params)
+    return grads, aux
+
+
+class Hooks(NamedTuple):
+    """What methods add to local training; None where nobody does."""
+
+    penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None  # terms of the loss
+    adjust_logits: Callable[[Tensor, Params], Tensor] | None = None
+    correct_gradient: Callable[[Params, Params], Params] | None = None  # (gradient, parameters)
+    correct_update: Callable[[Params, Params], Params] | None = None  # (the optimiser's update, parameters)
+
+
+def local_steps(
+    forward: Forward,
+    optimizer: Optimizer,
+    params: Params,
+    buffers: Params,
+    state: Tree,
+    steps: Plan,
+    key: Tensor,
+    grad: ValueAndGrad,
+    hooks: Hooks = Hooks(),  # noqa: B008, immutable
+) -> Trace:
+    """Runs the batches of `steps` from `params` and returns their trace.
+
+    `state`: the optimiser's. `key`: of the client, or of each [M].
+    """
+    start = params
+    some = next(iter(params.values()))
+    count = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
+    total, seen, last = count, count, steps.last
+    features: Tensor | None = None
+    # At once: a step is short.
+    keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
+    for step, plain in enumerate(steps):
+        batch = plain._replace(key=keys[step])
+
+        def loss(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
+            out = forward(w, buffers, batch)
+            logits = out.logits if hooks.adjust_logits is None else hooks.adjust_logits(out.logits, w)
+            value = cross_entropy(logits, batch.y, batch.mask)
+            extra = None if hooks.penalty is None else hooks.penalty(w, out, batch)
+            value = value if extra is None else value + extra
+            aux = {"loss": value, "buffers": out.buffers}
+            return value, aux if last is None else aux | {"features": out.features}
+
+        grads, aux = grad(loss, params)
+        if last is not None:
+            mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
+            share = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
+            part = torch.einsum("...b,...bd->...d", share, aux["features"])
+            features, seen = part if features is None else features + part, seen + share.sum(-1)
+        if hooks.correct_gradient is not None:
+            grads = hooks.correct_gradient(grads, params)
+        update, next_state = optimizer.step(grads, state, params)
+        if hooks.correct_update is not None:
+            update = hooks.correct_update(update, params)
+        # In the update's place, which nobody else has: the step's time is that of going through memory.
+        stepped = tree_map(torch.Tensor.add_, update, params)
+        if batch.live is None:
+            params, state, buffers = stepped, next_state, aux["buffers"]
+            count, total = count + 1, total + aux["loss"]
+        else:
+            live = batch.live
+            params, state = select(live, stepped, params), select(live, next_state, state)
+            buffers = select(live, aux["buffers"], buffers)
+            count, total = count + live, total + torch.where(live, aux["loss"], torch.zeros_like(total))
+    mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
+    return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
