@@ -46,14 +46,18 @@ def in_order(indices: Ints, batch_size: int) -> Order:
 
 def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
     """Several orders as index [M, S, B] and mask [M, S, B] (True for a sample); padding points at position 0."""
+    sizes = orders[0].sizes
+    if all(order.sizes == sizes for order in orders) and len(set(sizes)) == 1:  # nothing to pad
+        index = np.stack([order.index for order in orders]).reshape(len(orders), len(sizes), sizes[0])
+        return index, np.ones(index.shape, dtype=bool)
     n_steps = max(len(order.sizes) for order in orders)
     batch = max(max(order.sizes, default=0) for order in orders)
     index = np.zeros((len(orders), n_steps, batch), dtype=np.int64)
     mask = np.zeros(index.shape, dtype=bool)
     for row, order in enumerate(orders):
-        sizes = np.zeros(n_steps, dtype=np.int64)
-        sizes[: len(order.sizes)] = order.sizes
-        mask[row] = np.arange(batch) < sizes[:, None]
+        own = np.zeros(n_steps, dtype=np.int64)
+        own[: len(order.sizes)] = order.sizes
+        mask[row] = np.arange(batch) < own[:, None]
         index[row][mask[row]] = order.index
     return index, mask
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,23 @@ def stream(seed: int, name: str, *counters: int) -> np.random.Generator:
     Two calls with the same key give the same numbers; different keys give independent ones (Philox).
     """
     return np.random.Generator(np.random.Philox(_sequence(seed, name, counters)))
+
+
+class Streams:
+    """As `stream` with one more counter, for many of them: at a tenth of the cost, and one at a time.
+
+    They are Philox's own: the streams of different keys, which are (a number of the seed, name and counters, `k`).
+    """
+
+    def __init__(self, seed: int, name: str, *counters: int) -> None:
+        self._philox = np.random.Philox(_sequence(seed, name, counters))
+        self._start: Any = self._philox.state
+
+    def __call__(self, k: int) -> np.random.Generator:
+        """The k-th; those that were given out before are at an end."""
+        self._start["state"]["key"][1] = k
+        self._philox.state = self._start
+        return np.random.Generator(self._philox)
 
 
 def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:

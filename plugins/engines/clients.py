@@ -21,7 +21,7 @@ from plugins.core.reading import OWN, PAD, STEPS, Read
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
-from plugins.data.randomness import key, stream
+from plugins.data.randomness import Streams, key
 from plugins.data.types import Ints
 
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -89,6 +89,7 @@ class Clients:
         first = {c.name: c.init_client(params, buffers, task) for c in algorithm.components}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
+        self._drawing: tuple[str, int, Streams] | None = None  # the last ones
 
     @property
     def device(self) -> torch.device:
@@ -97,7 +98,7 @@ class Clients:
     def steps(self, client: int, job: str, round_: int) -> tuple[Order, Samples]:
         """The batches that `job` trains on, and the samples that they index; no steps for a job without training."""
         if job == "train":
-            rng = stream(self.seed, "batches", round_, client)
+            rng = self._streams("batches", round_)(client)
             local = self.local
             order = epochs(
                 self.indices[client], local.epochs, local.batch_size, rng, local.steps, local.drop_last
@@ -107,9 +108,15 @@ class Clients:
         if steps is None:
             return Order(np.empty(0, dtype=np.int64), ()), self.train
         assert self.public is not None
-        rng = stream(self.seed, "public", round_, client)
+        rng = self._streams("public", round_)(client)
         everything = np.arange(len(self.public.y))
         return epochs(everything, steps.epochs, steps.batch_size, rng), self.public
+
+    def _streams(self, name: str, round_: int) -> Streams:
+        """The clients' streams of a round."""
+        if self._drawing is None or self._drawing[:2] != (name, round_):
+            self._drawing = name, round_, Streams(self.seed, name, round_)
+        return self._drawing[2]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
         """Of the random numbers that each client draws in a job, [M]."""
