@@ -24,12 +24,11 @@ from plugins.engines import checkpoint as checkpoints
 from plugins.engines.clients import Clients, Engine, LocalTraining
 from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
-from plugins.engines.vectorized import Vectorized
+from plugins.engines.vectorized import Vectorized, chunks
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
-STEP_DISPATCH_S = 0.3e-3  # measured on 2 EPYC cores: one step of an MLP with 5 k parameters, batch 32
-VMAP_START_S = 8  # there: torch.func.grad imports the compiler (torch._dynamo) at its first call
+ENOUGH = 2  # clients side by side on average, from which on a dense model's steps are cheaper than one by one
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,20 @@ def resolve_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def choose_engine(name: str, network: Network, device: torch.device, steps_saved: float) -> tuple[str, str]:
+def abreast(steps: Sequence[int], cohort: int) -> float:
+    """How many of `cohort` clients, of all those with so many steps each, move at a time on average."""
+    drawn = cohort / len(steps)
+    one_by_one = sum(steps) * drawn
+    # Of each group that can run side by side, as many steps as the longest has, if anybody of it is drawn.
+    together = [(max(steps[k] for k in group), 1 - (1 - drawn) ** len(group)) for group in chunks(steps, len(steps))]
+    return one_by_one / max(sum(longest * share for longest, share in together), 1)
+
+
+def choose_engine(name: str, network: Network, device: torch.device, together: float) -> tuple[str, str]:
     """(engine, why) for `auto | sequential | vectorized`. UserError for another name, or for what vmap can't take.
 
-    `steps_saved`: how many fewer steps the whole run dispatches when the cohort runs side by side.
+    `together`: how many clients move at a time on average if the cohort runs side by side. The choice is by counts and
+    not by the clock, for it decides about the last bits of a run.
     """
     if name not in ENGINES:
         raise UserError(f"engine {name!r} is unknown{nearest(name, ENGINES)}; allowed: {', '.join(ENGINES)}")
@@ -79,9 +88,9 @@ def choose_engine(name: str, network: Network, device: torch.device, steps_saved
         return "vectorized", "a GPU is busy only with many clients at once"
     if not network.dense:
         return "sequential", "convolutions on a CPU: grouped ones, over clients, are slower than one client at a time"
-    if steps_saved * STEP_DISPATCH_S < VMAP_START_S:
-        return "sequential", f"a short run on a CPU: vmap's start-up of {VMAP_START_S} s would not be repaid"
-    return "vectorized", "a dense model on a CPU: running the clients side by side saves most of the dispatch"
+    if together < ENOUGH:
+        return "sequential", f"a dense model on a CPU, but side by side only {together:.1f} clients move at a time"
+    return "vectorized", f"a dense model on a CPU: side by side {together:.0f} clients move at a time"
 
 
 def initial_model(network: Network, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
@@ -197,8 +206,8 @@ class Simulation:
         per_round = [
             local.steps or local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients
         ]
-        saved = schedule.rounds * (sum(per_round) * schedule.cohort / n - max(per_round))
-        self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, saved)
+        together = abreast(per_round, schedule.cohort)
+        self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, together)
         task, params, buffers = start(self.algorithm, network, local, schedule.seed, train.x)
         store = Clients(
             self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params, buffers,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,20 @@ from plugins.core.training import Forward, functional
 from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.clients import Clients, to_device
+
+APART = 2.0  # on a CPU, where what stands still until the longest is done costs as much as what moves
+
+
+def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list[int]]:
+    """Positions that run side by side, from few steps to many: at most `size` of them, none above `apart` times as long
+    as another.
+    """
+    found: list[list[int]] = []
+    for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
+        if not found or len(found[-1]) == size or lengths[position] > apart * lengths[found[-1][0]]:
+            found.append([])
+        found[-1].append(position)
+    return found
 
 
 @dataclass(frozen=True)
@@ -62,16 +77,19 @@ class Vectorized:
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         steps = [self.clients.steps(client, ask.job, round_) for client in ask.to]
-        # Clients of similar step counts share a chunk, so that few steps are computed to be thrown away.
-        by_length = sorted(range(len(ask.to)), key=lambda position: len(steps[position][0].sizes))
-        size, keys = self.chunk_size(ask), self.clients.keys(ask, round_)
-        pieces = []
-        for first in range(0, len(by_length), size):
-            chunk = by_length[first : first + size]
+        keys, pieces = self.clients.keys(ask, round_), []
+        # A GPU has room for what stands still, and wants few launches.
+        apart = APART if self.clients.device.type == "cpu" else math.inf
+        parts = chunks([len(order.sizes) for order, _ in steps], self.chunk_size(ask), apart)
+        for chunk in parts:
             pieces.append(self._chunk(ask, keys, chunk, [steps[position][0] for position in chunk], steps[0][1]))
-        joined: Tree = tree_map(lambda *parts: torch.cat(parts), pieces[0], *pieces[1:])
-        back = torch.tensor(by_length).argsort().to(self.clients.device)
-        stacked = row(joined, back)
+        stacked: Tree = pieces[0]
+        if len(parts) > 1:
+            stacked = tree_map(lambda *leaves: torch.cat(leaves), *pieces)
+        order = torch.tensor([position for chunk in parts for position in chunk])
+        back = order.argsort()
+        if not torch.equal(back, torch.arange(len(back))):
+            stacked = row(stacked, back.to(self.clients.device))
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         n = torch.tensor(sizes, device=self.clients.device)
         if ask.job == "train":

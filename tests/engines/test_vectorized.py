@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from plugins.core.component import Ask
-from plugins.core.trees import flatten, n_bytes
+from plugins.core.optimizers import SGD
+from plugins.core.task import Task
+from plugins.core.trees import flatten, n_bytes, stack, tree_map
 from plugins.data.batches import Order, padded
-from plugins.engines.vectorized import Vectorized
+from plugins.engines.simulation import abreast, choose_engine
+from plugins.engines.vectorized import Vectorized, chunks
+from plugins.models import build
 from tests import federation
 
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"]
@@ -71,6 +77,68 @@ def test_replies_come_back_in_the_order_of_the_ask() -> None:
     close(b.params, a.params)
     torch.testing.assert_close(b.loss, a.loss, rtol=1e-10, atol=0)
     torch.testing.assert_close(b.upload["ccn"]["z"], a.upload["ccn"]["z"], rtol=1e-6, atol=0)
+
+
+def test_chunks_are_of_similar_lengths_and_no_larger_than_asked() -> None:
+    """Steps 1, 2 | 3, 5, 6, 6 | 13; of at most three: 1, 2 | 3, 5, 6 | 6 | 13."""
+    lengths = [6, 1, 13, 5, 2, 3, 6]
+    assert chunks(lengths, 9) == [[1, 4], [5, 3, 0, 6], [2]]
+    assert chunks(lengths, 3) == [[1, 4], [5, 3, 0], [6], [2]]
+    assert chunks(lengths, 9, math.inf) == [[1, 4, 5, 3, 0, 6, 2]]
+
+
+def test_how_many_clients_move_at_a_time() -> None:
+    """All of 2, 2 and 9 steps: 13 steps in 2 + 9. One of them: 13 / 3 on average, and 2 * (1 - (2/3)^2) + 9 / 3.
+
+    The share of a group of two of which somebody is drawn is 5/9, as if they were drawn one by one.
+    """
+    assert abreast([2, 2, 9], 3) == pytest.approx(13 / 11)
+    assert abreast([2, 2, 9], 1) == pytest.approx((13 / 3) / (2 * 5 / 9 + 3))
+    assert abreast([4] * 50, 10) == pytest.approx(40 / (4 * (1 - 0.8**50)))
+
+
+def test_the_choice_of_an_engine() -> None:
+    """By whether a model is dense and how many clients move at a time."""
+    cpu, dense = torch.device("cpu"), build("mlp", (6,), 3)
+    assert choose_engine("auto", dense, cpu, 10.0)[0] == "vectorized"
+    assert choose_engine("auto", dense, cpu, 1.2) == (
+        "sequential", "a dense model on a CPU, but side by side only 1.2 clients move at a time",
+    )  # fmt: skip
+    assert choose_engine("auto", build("cnn", (1, 8, 8), 3), cpu, 10.0)[0] == "sequential"
+    assert choose_engine("auto", dense, torch.device("cuda"), 1.2)[0] == "vectorized"
+    assert choose_engine("sequential", dense, cpu, 10.0) == ("sequential", "as asked")
+
+
+@pytest.mark.parametrize("kind", ["logistic_regression", "mlp", "batch_norm", "projection"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_dense_network_takes_several_clients_trees(kind: str, train: bool) -> None:
+    """Outputs, buffers and gradients are those of each client by itself, whose batch is padded or not."""
+    options = {"batch_norm": {"batch_norm": True}, "projection": {"projection": 4}}.get(kind, {})
+    task = Task(
+        build("logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options), SGD(0.1)
+    )
+    assert task.network.dense
+    generator = torch.Generator().manual_seed(0)
+    models = [tree_map(torch.Tensor.double, {"p": p, "b": b})
+              for p, b in (task.network.init(generator) for _ in range(3))]  # fmt: skip
+    x = torch.randn(3, 5, 1, 4, 2, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool() if train else None
+    stacked = stack(models)
+    params = {key: leaf.requires_grad_() for key, leaf in stacked["p"].items()}
+    out = task.forward(params, stacked["b"], x, train=train, mask=mask, axes=1)
+    weights = torch.randn(out.logits.shape, generator=generator, dtype=torch.float64)
+    weights = weights if mask is None else weights * mask.unsqueeze(-1)
+    grads = torch.autograd.grad((out.logits * weights).sum(), list(params.values()))
+    for k, model in enumerate(models):
+        n = 5 if mask is None else int(mask[k].sum())
+        own = {key: leaf.requires_grad_() for key, leaf in model["p"].items()}
+        alone = task.forward(own, model["b"], x[k, :n], train=train)
+        torch.testing.assert_close(out.logits[k, :n], alone.logits, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(out.features[k, :n], alone.features, rtol=1e-10, atol=1e-12)
+        close({key: leaf[k] for key, leaf in out.buffers.items()}, alone.buffers)
+        wanted = torch.autograd.grad((alone.logits * weights[k, :n]).sum(), list(own.values()))
+        for found, one in zip(grads, wanted, strict=True):
+            torch.testing.assert_close(found[k], one, rtol=1e-9, atol=1e-11)
 
 
 def test_padding_marks_what_is_real() -> None:
