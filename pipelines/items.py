@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from pipelines import config
+from pipelines.workers import how_many
 from plugins.core.component import Samples
 from plugins.core.task import Network
 from plugins.data.checks import known
@@ -97,6 +98,7 @@ class Item:
             checkpoint_every=train.checkpoint_every,
             fingerprint=fingerprint,
             observing=train.observe,
+            workers=how_many(train.threads, self.device.type == "cuda") if train.threads == 1 else 1,
         )
 
     def params(self) -> dict[str, object]:

@@ -55,7 +55,11 @@ def side_by_side(
 
 
 def _die_with(parent: int) -> None:
-    """In a worker: ends it soon after the process that started it is gone, however that ended."""
+    """In a worker: ends it soon after the process that started it is gone, however that ended.
+
+    Its work has no processes of its own: the cores are taken.
+    """
+    os.environ[VARIABLE] = "1"
 
     def watch() -> None:
         while os.getppid() == parent:

@@ -78,6 +78,7 @@ def simulation(
     checkpoint: Path | None = None,
     checkpoint_every: int = 1,
     fingerprint: str = "",
+    workers: int = 1,
 ) -> Simulation:
     of = of or federation(dtype)
     return Simulation(
@@ -95,6 +96,7 @@ def simulation(
         checkpoint=checkpoint,
         checkpoint_every=checkpoint_every,
         fingerprint=fingerprint,
+        workers=workers,
     )
 
 

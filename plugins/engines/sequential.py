@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -23,19 +24,24 @@ class Sequential:
         self.clients = clients
         self.task = replace(clients.task, plain=True)
 
-    @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
+        return Reply(ask.to, **self.some(ask, round_, range(len(ask.to))))
+
+    @torch.no_grad()
+    def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
+        """The stacked answers of those of `ask.to` at `positions`: the fields of a Reply."""
         keys = self.clients.keys(ask, round_)
         stacked: Tree = {}
-        for position, client in enumerate(ask.to):
-            one = self._one(ask, client, position, round_, keys[position])
+        for n, position in enumerate(positions):
+            one = self._one(ask, ask.to[position], position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would hold each client's model twice.
-            stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(ask.to), *leaf.shape)), one)
-            replace_row(stacked, position, one)
+            stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one)
+            replace_row(stacked, n, one)
         if ask.job == "train":
-            self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
-        return Reply(ask.to, **stacked)
+            trained = [ask.to[position] for position in positions]
+            self.clients.hold(ask, trained, stacked["params"], stacked["buffers"])
+        return stacked
 
     def _one(self, ask: Ask, client: int, position: int, round_: int, key: Tensor) -> Tree:
         clients = self.clients

@@ -25,6 +25,7 @@ from plugins.engines.clients import Clients, Engine, LocalTraining
 from plugins.engines.record import Recorder
 from plugins.engines.sequential import Sequential
 from plugins.engines.vectorized import Vectorized, chunks
+from plugins.engines.workers import Workers
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
@@ -181,10 +182,12 @@ class Simulation:
         checkpoint_every: int = 5,
         fingerprint: str = "",
         observing: bool = False,
+        workers: int = 1,
     ) -> None:
         """Everything lives on the device of `train`. Goes on from `checkpoint` if there is one. Raises UserError.
 
         `observing`: whether what only clients know is recorded as well, which may cost further passes over data.
+        `workers`: how many processes the sequential engine may take on a CPU, for the same bits.
         """
         n = len(clients)
         if not 1 <= schedule.cohort <= n:
@@ -213,7 +216,14 @@ class Simulation:
             self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params, buffers,
             observing,
         )  # fmt: skip
-        self.engine: Engine = Sequential(store) if self.engine_name == "sequential" else Vectorized(store, memory_mb)
+        processes = min(workers, schedule.cohort) if train.x.device.type == "cpu" else 1
+        self.engine: Engine
+        if self.engine_name == "vectorized":
+            self.engine = Vectorized(store, memory_mb)
+        elif processes > 1:
+            self.engine = Workers(store, processes, schedule.cohort)
+        else:
+            self.engine = Sequential(store)
         self.server = self.algorithm.init(params, buffers, self._desk(0))
         self.evaluated = params
         self.recorder = Recorder(task, test, validation, observing)

@@ -13,6 +13,7 @@ import pytest
 
 from pipelines import workers
 from plugins.core.errors import NonFiniteError, UserError
+from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,10 +81,11 @@ def test_a_killed_parent_leaves_nobody_behind() -> None:
     parent.stdout.close()
 
 
-def alive(process: int) -> bool:
-    """Whether it runs: one that has ended and that nobody waited for does not."""
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
+def cores(_: int) -> str:
+    return os.environ[workers.VARIABLE]
+
+
+def test_work_side_by_side_takes_no_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(workers.VARIABLE, "3")
+    assert [found for _, found in workers.side_by_side(cores, [1, 2], 2)] == ["1", "1"]
+    assert os.environ[workers.VARIABLE] == "3"

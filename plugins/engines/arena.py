@@ -1,0 +1,70 @@
+"""Memory that forked processes share: trees are put into it by one of them and read by another."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from plugins.core.trees import Tree
+
+ALIGNED = 64  # bytes, as torch lays tensors: matrix products round differently elsewhere
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in an arena."""
+
+    offset: int  # bytes
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Arena:
+    """`size` bytes, made before the fork. Pages that nobody writes to take no memory.
+
+    Not torch's own shared memory: that lies in /dev/shm, which containers bound to 64 MB.
+    """
+
+    def __init__(self, size: int) -> None:
+        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._bytes = torch.frombuffer(mmap.mmap(-1, max(size, ALIGNED), flags=flags), dtype=torch.uint8)
+        self._used = 0
+
+    def clear(self) -> None:
+        """Makes room: what was put in before is overwritten by what comes next."""
+        self._used = 0
+
+    def put(self, tree: Tree) -> Tree:
+        """Copies a tree in. Returns where its leaves are; what does not fit is an array of numpy's in their place."""
+        return {key: self.put(leaf) if isinstance(leaf, dict) else self._leaf(leaf) for key, leaf in tree.items()}
+
+    def get(self, places: Tree) -> Tree:
+        """The tree that `put` told the places of, as views."""
+        return {
+            key: self.get(leaf)
+            if isinstance(leaf, dict)
+            else torch.from_numpy(leaf)
+            if isinstance(leaf, np.ndarray)
+            else self._view(leaf)
+            for key, leaf in places.items()
+        }
+
+    def _leaf(self, leaf: Tensor) -> Place | NDArray[Any]:
+        n = leaf.numel() * leaf.element_size()
+        if self._used + n > len(self._bytes):
+            array: NDArray[Any] = leaf.detach().contiguous().numpy()
+            return array
+        place = Place(self._used, tuple(leaf.shape), leaf.dtype)
+        self._used += -(-n // ALIGNED) * ALIGNED
+        self._view(place).copy_(leaf)
+        return place
+
+    def _view(self, place: Place) -> Tensor:
+        n = place.dtype.itemsize
+        for axis in place.shape:
+            n *= axis
+        return self._bytes[place.offset : place.offset + n].view(place.dtype).reshape(place.shape)

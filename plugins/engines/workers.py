@@ -1,0 +1,145 @@
+"""The sequential engine in several processes, one thread each, with the same bits: for convolutions on a CPU.
+
+The processes are forked once. Data, the clients' memories, models and answers lie in memory that all of them see. What
+a client holds for the rest of a round stays with the process that trained it.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import weakref
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from plugins.core.component import Ask, Reply
+from plugins.core.errors import UserError
+from plugins.core.trees import Tree, leaves, n_bytes, tree_map
+from plugins.engines.arena import ALIGNED, Arena
+from plugins.engines.clients import Clients
+from plugins.engines.sequential import Sequential
+
+ROOM = 4  # models per client that an answer has room for: its own, and what methods send beside it
+
+
+class _Worker(NamedTuple):
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    answers: Arena
+
+
+class Workers:
+    """Answers an Ask with `processes` processes, which end with this object or with the process that made it.
+
+    `cohort`: how many clients are asked at a time.
+    """
+
+    def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
+        self.clients, self.processes, self.cohort = clients, processes, cohort
+        self._workers: list[_Worker] = []
+        self._asks = Arena(0)
+        self._home: dict[int, int] = {}  # client -> worker that trained it last
+
+    def answer(self, ask: Ask, round_: int) -> Reply:
+        """The stacked replies of the clients `ask.to`."""
+        if not self._workers:
+            self._start(ask)
+        shares = self._shares(ask, round_)
+        self._asks.clear()
+        trees = {"params": ask.params, "buffers": ask.buffers, "shared": ask.shared, "each": ask.each}
+        places = self._asks.put(trees)
+        busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
+        for worker, share in busy:
+            worker.connection.send((ask.job, ask.to, places, round_, share))
+        found = [worker.answers.get(_received(worker)) for worker, _ in busy]
+        rows = [torch.tensor(share) for _, share in busy]
+
+        def together(*parts: Tensor) -> Tensor:
+            out = parts[0].new_empty((len(ask.to), *parts[0].shape[1:]))
+            for at, part in zip(rows, parts, strict=True):
+                out.index_copy_(0, at, part)
+            return out
+
+        stacked: Tree = tree_map(together, *found)
+        return Reply(ask.to, **stacked)
+
+    def _start(self, ask: Ask) -> None:
+        model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
+        memory = Arena(n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory))))
+        self.clients.memory = memory.get(memory.put(self.clients.memory))
+        self._asks = Arena(ROOM * model * (1 + self.cohort))
+        context = multiprocessing.get_context("fork")
+        for _ in range(self.processes):
+            ours, theirs = context.Pipe()
+            answers = Arena(ROOM * model * self.cohort)
+            others = [worker.connection for worker in self._workers]
+            process = context.Process(
+                target=_work, args=(self.clients, self._asks, answers, theirs, [*others, ours]), daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._workers.append(_Worker(process, ours, answers))
+        weakref.finalize(self, _end, self._workers)
+
+    def _shares(self, ask: Ask, round_: int) -> list[list[int]]:
+        """Which positions of the Ask each worker takes: the longest client first, to whoever has least to do."""
+        steps = [len(self.clients.steps(client, ask.job, round_)[0].sizes) for client in ask.to]
+        shares: list[list[int]] = [[] for _ in range(self.processes)]
+        load = [0] * self.processes
+        for position in sorted(range(len(ask.to)), key=lambda position: (-steps[position], position)):
+            client = ask.to[position]
+            # Without a model in the Ask a client goes on from what it holds.
+            worker = self._home[client] if not ask.params else load.index(min(load))
+            shares[worker].append(position)
+            load[worker] += steps[position] + 1
+            if ask.job == "train":
+                self._home[client] = worker
+        return [sorted(share) for share in shares]
+
+
+def _received(worker: _Worker) -> Tree:
+    """Where a worker's answer lies, or its error."""
+    try:
+        answered = worker.connection.recv()
+    except (EOFError, ConnectionResetError):
+        raise UserError("a worker process ended without an answer; was it killed for want of memory?") from None
+    if isinstance(answered, BaseException):
+        raise answered
+    places: Tree = answered
+    return places
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.connection.close()
+    for worker in workers:
+        worker.process.join()
+
+
+def _work(clients: Clients, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]) -> None:
+    """In a worker: answers until the other end is closed, be it by the death of its process."""
+    for other in others:
+        other.close()  # or nobody would ever see that end closed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process in front decides what an interrupt ends
+    torch.set_num_threads(1)
+    engine = Sequential(clients)
+    try:
+        while True:
+            job, to, places, round_, share = connection.recv()
+            answers.clear()
+            try:
+                found = engine.some(Ask(job, to, **asks.get(places)), round_, share)
+                connection.send(answers.put(found))
+            except Exception as error:
+                error.add_note("in a worker process:\n" + traceback.format_exc())
+                connection.send(error)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    finally:
+        os._exit(0)  # nothing of the process that was forked is to be cleaned up here

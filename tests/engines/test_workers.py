@@ -1,0 +1,161 @@
+"""The sequential engine in several processes: the same bits, and no process is left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.errors import UserError
+from plugins.core.trees import Tree, flatten
+from plugins.engines.arena import ALIGNED, Arena
+from plugins.engines.simulation import Simulation
+from plugins.engines.workers import Workers
+from plugins.models import build
+from tests import federation
+from tests.processes import alive
+
+CNN = {"channels": 2, "hidden": 4}
+
+
+def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: Any) -> Simulation:
+    of = federation.images(torch.float32)
+    made = federation.simulation(
+        recipe, settings, of=of, model=build("cnn", (1, 6, 6), 3, CNN), workers=workers, **options
+    )
+    assert isinstance(made.engine, Workers) is (workers > 1)
+    return made
+
+
+# Memories; what is held through a round; asks before the first round and after the last; what the server trains.
+RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "ccvr", "fedgen"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_same_bits_as_in_one_process(recipe: str) -> None:
+    assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
+
+
+@pytest.mark.parametrize("workers", [2, 4, 9])
+def test_any_number_of_processes(workers: int) -> None:
+    """Nine are no more than the four of the cohort."""
+    made = simulation("scaffold", workers=workers)
+    assert isinstance(made.engine, Workers) and made.engine.processes == min(workers, 4)
+    assert federation.equal(made.run(), simulation("scaffold", workers=1).run())
+
+
+def test_a_run_that_is_resumed_has_the_same_bits(tmp_path: Path) -> None:
+    """Memories come from the checkpoint."""
+    path = tmp_path / "checkpoint.safetensors"
+    simulation("scaffold", rounds=2, checkpoint=path).run()
+    again = simulation("scaffold", rounds=4, checkpoint=path)
+    assert again.start_round == 2
+    assert federation.equal_models(again.run(), simulation("scaffold", rounds=4, workers=1).run())
+
+
+def test_processes_end_with_the_simulation() -> None:
+    made = simulation("fedavg")
+    made.run()
+    assert isinstance(made.engine, Workers)
+    ids = [worker.process.pid or 0 for worker in made.engine._workers]
+    assert len(ids) == 3 and all(alive(pid) for pid in ids)
+    del made
+    gc.collect()
+    assert not any(alive(pid) for pid in ids)
+
+
+def test_processes_end_with_a_process_that_is_killed() -> None:
+    code = """
+import time
+from tests.engines.test_workers import simulation
+made = simulation("fedavg")
+made.run()
+print(*[worker.process.pid for worker in made.engine._workers], flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        ids = [int(word) for word in process.stdout.readline().split()]
+        assert len(ids) == 3 and all(alive(pid) for pid in ids)
+        process.kill()
+    end = time.monotonic() + 10
+    while any(alive(pid) for pid in ids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in ids)
+
+
+def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
+    made = simulation("fedavg")
+    made.run()
+    assert isinstance(made.engine, Workers)
+    pid = made.engine._workers[1].process.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    made.start_round = 0
+    with pytest.raises(UserError, match="a worker process ended without an answer"):
+        made.run()
+
+
+def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr("plugins.engines.sequential.train", fail)  # before the fork
+    with pytest.raises(ValueError, match="no such thing") as caught:
+        simulation("fedavg").run()
+    assert "in a worker process" in caught.value.__notes__[0]
+
+
+def test_dense_models_and_single_clients_stay_in_one_process() -> None:
+    assert not isinstance(federation.simulation("fedavg", engine="vectorized", workers=2).engine, Workers)
+    assert not isinstance(federation.simulation("fedavg", cohort=1, workers=2).engine, Workers)
+
+
+# arena
+
+TREE: Tree = {
+    "a": torch.arange(5, dtype=torch.float64),
+    "deep": {"b": torch.tensor([[True], [False]]), "c": torch.ones((), dtype=torch.int64), "none": torch.empty(0, 3)},
+    "view": torch.arange(12.0).reshape(3, 4).t(),
+}
+
+
+def same(found: Tree, wanted: Tree) -> bool:
+    a, b = flatten(found), flatten(wanted)
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in b)
+
+
+def test_an_arena_gives_back_what_was_put_in() -> None:
+    arena = Arena(10 * ALIGNED)
+    places = arena.put(TREE)
+    assert same(arena.get(places), TREE)
+    assert arena.get(places)["view"].data_ptr() % ALIGNED == 0
+    arena.clear()
+    again = arena.put({"x": torch.zeros(5, dtype=torch.float64)})
+    assert torch.equal(arena.get(places)["a"], arena.get(again)["x"]), "the place of the first leaf"
+
+
+def test_what_does_not_fit_travels_by_itself() -> None:
+    arena = Arena(ALIGNED)
+    places = arena.put(TREE)
+    assert same(arena.get(places), TREE)
+    assert isinstance(places["view"], np.ndarray)
+
+
+def test_another_process_sees_it() -> None:
+    arena = Arena(ALIGNED)
+    places = arena.put({"a": torch.zeros(3)})
+    if (child := os.fork()) == 0:
+        arena.get(places)["a"].fill_(7)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert arena.get(places)["a"].tolist() == [7, 7, 7]
