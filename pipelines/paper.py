@@ -55,7 +55,10 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
     measured = Measured(paper, size, root)
     built = {name: build(target, measured) for name, target in targets.items()}
     files = {f"{name}.{ending}": content for name, one in built.items() for ending, content in one.files.items()}
-    files |= {f"{name}.md": text(targets[name], built[name], size).encode() for name in built}
+    used = {study for target in targets.values() for study in target.studies}
+    facts = {name: _facts(one, measured.skipped(name)) for name, one in measured.studies.items() if name in used}
+    for name, one in built.items():
+        files[f"{name}.md"] = text(targets[name], one, size, facts).encode()
     sections = [
         {
             "id": name, "title": targets[name].title, "about": about(targets[name]), "protocol": targets[name].protocol,
@@ -64,15 +67,13 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
         }
         for name, one in built.items()
     ]  # fmt: skip
-    used = {study for target in targets.values() for study in target.studies}
-    facts = [(name, _facts(one, measured.skipped(name))) for name, one in measured.studies.items() if name in used]
     context = {
         "printed": PRINTED,
         "title": TITLES[paper],
         "size": size,
         "about": ABOUT[size],
         "sections": sections,
-        "studies": facts,
+        "studies": facts.items(),
     }
     files["report.html"] = render("paper.html.j2", context).encode()
     place = root / studies.RESULTS / paper / size / folder
@@ -90,8 +91,8 @@ def numbers(built: Mapping[str, Built]) -> dict[str, float]:
     return {"targets": len(built), "whole": whole, "rankings": len(taus), **agreement}
 
 
-def text(target: Target, built: Built, size: str) -> str:
-    """A target as Markdown."""
+def text(target: Target, built: Built, size: str, facts: Mapping[str, str]) -> str:
+    """A target as Markdown; `facts` say what each study is."""
     parts = [f"# {target.id}: {target.title}", about(target), ABOUT[size]]
     if built.table:
         parts.append(markdown(built.table))
@@ -99,7 +100,9 @@ def text(target: Target, built: Built, size: str) -> str:
         parts += [PRINTED, markdown(built.printed)]
     if "png" in built.files:
         parts.append(f"![{target.title}]({target.id}.png)")
-    parts += [_bullets(lines) for lines in (built.words, target.protocol) if lines]
+    run = [f"{name}: {facts[name]}." for name in target.studies]
+    headed = (("What the numbers say", built.words), ("Protocol", target.protocol), ("What was run", run))
+    parts += [f"## {head}\n\n{_bullets(lines)}" for head, lines in headed if lines]
     if built.missing:
         parts.append(f"Not there yet: {_some(built.missing)}.")
     return "\n\n".join(parts) + "\n"

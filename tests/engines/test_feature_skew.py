@@ -246,8 +246,9 @@ def test_augmentation_is_for_training_only() -> None:
 
 
 @pytest.mark.parametrize("augment", [False, True])
-def test_both_engines_read_the_same_bits(augment: bool) -> None:
+def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one another, padded, and alone."""
+    monkeypatch.setattr("plugins.engines.vectorized.APART", math.inf)  # all of them together
     of = skewed()
     store, params, buffers = clients(of, Spy(note=False), augment)
     reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers, {}, {}), 1)
