@@ -164,11 +164,11 @@ def _csv(cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> bytes:
 
 
 def as_csv(header: Sequence[str], lines: Iterable[Sequence[object]]) -> bytes:
-    """A CSV file."""
+    """A CSV file; of fractions ten digits, which leaves out what scaling to another unit adds."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)
-    table.writerows(lines)
+    table.writerows([float(f"{x:.10g}") if isinstance(x, float) else x for x in line] for line in lines)
     return text.getvalue().encode()
 
 
