@@ -17,6 +17,7 @@ from torch import Tensor
 from plugins import models, recipes
 from plugins.core.errors import UserError, nearest
 from plugins.core.optimizers import OPTIMIZERS
+from plugins.core.task import PRECISIONS
 from plugins.data import datasets, noise
 from plugins.data.checks import known, options_of, refusal
 from plugins.data.dataset import Dataset
@@ -144,6 +145,7 @@ class TrainSettings(Section):
     local_steps: Annotated[int, Field(ge=0)] = 0
     drop_last: bool = False
     augment: bool = False
+    precision: str = "float32"
     observe: bool = False
     engine: str = "auto"
     device: str = "auto"
@@ -152,10 +154,13 @@ class TrainSettings(Section):
     checkpoint_every: Count = 5
     evaluate_every: Count = 1
 
-    @field_validator("model", "optimizer", "engine", "device")
+    @field_validator("model", "optimizer", "engine", "device", "precision")
     @classmethod
     def _known(cls, value: str, info: Any) -> str:
-        allowed = {"model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES]}
+        allowed = {
+            "model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES],
+            "precision": [*PRECISIONS],
+        }  # fmt: skip
         return known(info.field_name, value, allowed[info.field_name])
 
     @model_validator(mode="after")
@@ -168,7 +173,7 @@ class TrainSettings(Section):
         """What a client does in a round."""
         return LocalTraining(
             self.optimizer, self.lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
-            self.drop_last, self.augment,
+            self.drop_last, self.augment, self.precision,
         )  # fmt: skip
 
 

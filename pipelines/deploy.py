@@ -59,7 +59,7 @@ def _deployment(settings: config.Config) -> Deployment:
             "epochs": train.epochs, "batch_size": train.batch_size, "client_optimizer": train.optimizer,
             "learning_rate": train.lr, "momentum": train.momentum, "weight_decay": train.weight_decay,
             "local_steps": train.local_steps, "drop_last": train.drop_last,
-            "augment": train.augment,
+            "augment": train.augment, "precision": train.precision,
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip

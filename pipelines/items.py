@@ -47,6 +47,8 @@ class Item:
         known(f"{config.FILE}: recipe", recipe, settings.recipes)
         torch.set_num_threads(settings.train.threads)
         device = resolve_device(settings.train.device)
+        # torch's own default has convolutions on a GPU in tf32.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.train.precision == "tf32"
         data = Dataset.read(config.root() / "data" / f"{settings.data.name}.safetensors")
         path = config.root() / "partitions" / f"{scenario}-{seed}" / "indices.json"
         return Item(settings, scenario, recipe, seed, data, read_indices(path), path, device)

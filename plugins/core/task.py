@@ -11,6 +11,11 @@ from torch import Tensor
 from plugins.core.optimizers import Optimizer
 from plugins.core.trees import Params, leading
 
+# How matrix products and convolutions of local training are calculated. All but the first have other bits: tf32 rounds
+# their inputs to 11 bits, on a GPU only; bf16 to 8 bits, wherever torch's autocast does, and layers' outputs too.
+# Parameters, sums, losses, the server and every evaluation stay as they are.
+PRECISIONS = ("float32", "tf32", "bf16")
+
 
 class Layer(NamedTuple):
     """A weight layer: its parameters all have one row (first axis) per neuron or channel."""
@@ -128,6 +133,7 @@ class Task:
     optimizer: Optimizer
     fixed: Params = field(default_factory=dict)  # parameters that stay as they are, and so are in no tree elsewhere
     plain: bool = False  # whether passes are plain, see `Pass`: one client at a time, without vmap
+    precision: str = "float32"  # of local training, one of PRECISIONS
 
     def whole(self, params: Params) -> Params:
         """All parameters of the network."""
@@ -154,8 +160,11 @@ class Task:
         `axes`: 1 for those of several clients, [M, B, ...], which a dense network takes.
         """
         run = Pass(self.whole(params), dict(buffers), train, mask, key, plain=self.plain, axes=axes)
-        h = self.network.encode(run, x)
-        return Output(h, self.network.classify(run, h), run.buffers)
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=train and self.precision == "bf16"):
+            h = self.network.encode(run, x)
+            logits = self.network.classify(run, h)
+        dtype = next(iter(params.values())).dtype
+        return Output(h.to(dtype), logits.to(dtype), run.buffers)
 
     def classify(self, params: Params, h: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]."""

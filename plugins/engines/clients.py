@@ -13,12 +13,12 @@ from torch import Tensor
 
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Ask, Reply, Samples
-from plugins.core.errors import NonFiniteError, UserError
+from plugins.core.errors import NonFiniteError, UserError, nearest
 from plugins.core.noise import fold
 from plugins.core.optimizers import Optimizer
 from plugins.core.optimizers import build as build_optimizer
 from plugins.core.reading import OWN, PAD, STEPS, Read
-from plugins.core.task import Task
+from plugins.core.task import PRECISIONS, Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
 from plugins.data.randomness import Streams, key
@@ -41,13 +41,22 @@ class LocalTraining:
     steps: int = 0  # above 0: this many steps in place of `epochs`
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
+    precision: str = "float32"  # one of plugins.core.task.PRECISIONS
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
         return build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
 
-    def check(self, shape: tuple[int, ...]) -> None:
-        """UserError if samples of this shape can't be trained on like this."""
+    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """UserError if samples of this shape can't be trained on like this, there."""
+        if self.precision not in PRECISIONS:
+            raise UserError(
+                f"precision {self.precision!r} is unknown{nearest(self.precision, PRECISIONS)}; allowed: "
+                + ", ".join(PRECISIONS)
+            )
+        if self.precision == "tf32" and device.type != "cuda":
+            raise UserError(f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: "
+                            "float32, bf16")  # fmt: skip
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(
                 f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
@@ -82,7 +91,7 @@ class Clients:
         for client, positions in self.indices.items():
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
-        local.check(tuple(train.x.shape[1:]))
+        local.check(tuple(train.x.shape[1:]), train.x.device)
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.

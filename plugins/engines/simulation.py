@@ -115,7 +115,7 @@ def start(
             f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no layer "
             "before its classifier; use a model with a hidden layer, such as mlp"
         )
-    return Task(network, algorithm.optimizer(local.build()), fixed), trained, buffers
+    return Task(network, algorithm.optimizer(local.build()), fixed, precision=local.precision), trained, buffers
 
 
 def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch.Tensor) -> Desk:

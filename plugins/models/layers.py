@@ -63,8 +63,9 @@ class _Beside(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
-        of_x = torch.bmm(grad, weight) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(grad.transpose(1, 2), x), grad.sum(1)
+        exact, low = weight.dtype, grad.dtype  # differ under autocast
+        of_x = torch.bmm(grad, weight.to(low)).to(x.dtype) if ctx.needs_input_grad[0] else None
+        return of_x, torch.bmm(grad.transpose(1, 2), x.to(low)).to(exact), grad.sum(1).to(exact)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ class Process:
             rank, config, deployment, addresses, shards.read(deployment.shard(rank), rank, deployment.silos)
         )
         terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
-        terms.local.check(process.input_shape)
+        terms.local.check(process.input_shape, torch.device("cpu"))
         transport.check_port(rank)
         return process
 

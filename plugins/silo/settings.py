@@ -68,6 +68,7 @@ class TrainArgs(Section):
     local_steps: int = Field(default=0, ge=0)  # ours: above 0, steps per round in place of epochs
     drop_last: bool = False  # ours: leave the last, short batch of an epoch out
     augment: bool = False  # ours: crop and flip images at random in training
+    precision: Literal["float32", "bf16"] = "float32"  # ours: of matrix products and convolutions in training
 
 
 class ValidationArgs(Section):
@@ -230,7 +231,7 @@ def local_training(train: TrainArgs) -> LocalTraining:
     """How a silo trains in one round."""
     return LocalTraining(
         train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay,
-        train.local_steps, train.drop_last, train.augment,
+        train.local_steps, train.drop_last, train.augment, train.precision,
     )  # fmt: skip
 
 

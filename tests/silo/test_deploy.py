@@ -36,7 +36,7 @@ def prepared(tmp_path, monkeypatch):
 def test_equal_weights(prepared, monkeypatch, silos):
     """As many silos as the scenario has clients take its partition; otherwise one like it is made."""
     prepared["deploy"]["silos"] = silos
-    prepared["train"] |= {"local_steps": 3, "drop_last": True, "augment": True}
+    prepared["train"] |= {"local_steps": 3, "drop_last": True, "augment": True, "precision": "bf16"}
     prepared["scenarios"]["skewed"]["noise"] = {"sigma": 0.5}
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     seen = []
@@ -57,7 +57,7 @@ def test_equal_weights(prepared, monkeypatch, silos):
     assert len(parts.public.y) == 50
     assert deployment.train_args.cohort == 2
     assert (deployment.train_args.local_steps, deployment.train_args.drop_last) == (3, True)
-    assert deployment.train_args.augment
+    assert deployment.train_args.augment and deployment.train_args.precision == "bf16"
     levels = [parts.train.noise.std[parts.train.noise.row[client]].unique().item() for client in parts.clients]
     assert levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)]) and levels[-1] > 0
     record = json.loads(Path("deploy/result.json").read_text())

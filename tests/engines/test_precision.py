@@ -1,0 +1,92 @@
+"""Arithmetic of fewer bits in local training: off unless asked for, near to the exact one, everything else exact."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from plugins.core.errors import UserError
+from plugins.core.optimizers import SGD
+from plugins.core.task import Task
+from plugins.core.training import autograd
+from plugins.core.trees import Params, Tree
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Outcome, Schedule, Simulation
+from plugins.models import build
+from tests import federation
+
+MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True}, "cnn": {"channels": 4, "hidden": 8}}
+
+
+def run(model: str, precision: str, engine: str, rounds: int = 4) -> Outcome:
+    of = federation.images(torch.float32)
+    return Simulation(
+        "scaffold", {}, build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]), of.train,
+        of.clients, of.test, None, None, LocalTraining("sgd", 0.1, 3, 4, precision=precision), Schedule(rounds, 4, 0),
+        engine=engine,
+    ).run()  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("model", MODELS)
+def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) -> None:
+    """Where it goes in four rounds differs by less than how far it goes. Everything that is kept is float32."""
+    exact, low = run(model, "float32", engine), run(model, "bf16", engine)
+    assert all(leaf.dtype == torch.float32 for leaf in (*low.params.values(), *low.buffers.values()))
+    before = run(model, "float32", engine, rounds=1).params
+    for key, leaf in exact.params.items():
+        assert not torch.equal(low.params[key], leaf), key
+    error = torch.sqrt(sum((low.params[k] - exact.params[k]).square().sum() for k in exact.params))  # type: ignore[arg-type]  # sum of tensors
+    moved = torch.sqrt(sum((exact.params[k] - before[k]).square().sum() for k in before))  # type: ignore[arg-type]  # likewise
+    assert error < 0.5 * moved
+    assert low.rows[-1]["local_loss"] == pytest.approx(exact.rows[-1]["local_loss"], rel=0.05)
+    again = run(model, "bf16", engine)
+    assert federation.equal(again, low), "it repeats to the bit"
+
+
+def test_only_training_is_of_fewer_bits() -> None:
+    network = build("mlp", (6,), 3, {"hidden": 8})
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    exact, low = (Task(network, SGD(0.1), precision=precision) for precision in ("float32", "bf16"))
+    passes = [task.forward(params, buffers, x, train=train) for task in (exact, low) for train in (False, True)]
+    assert torch.equal(passes[0].logits, passes[2].logits), "evaluation"
+    assert torch.equal(passes[0].logits, passes[1].logits)
+    assert not torch.equal(passes[1].logits, passes[3].logits)
+    torch.testing.assert_close(passes[3].logits, passes[1].logits, rtol=0.05, atol=0.02)
+    assert passes[3].logits.dtype == passes[3].features.dtype == torch.float32
+
+
+def test_gradients_of_several_clients_at_once() -> None:
+    """Within what 8 bits leave of those of the exact pass; without a ReLU, which may open in one and not the other."""
+    network = build("logistic_regression", (6,), 3)
+    params, buffers = network.init(torch.Generator().manual_seed(0))
+    x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(1))
+    stacked = {key: leaf.expand(4, *leaf.shape).clone() for key, leaf in params.items()}
+
+    def gradient(precision: str) -> Params:
+        task = Task(network, SGD(0.1), precision=precision)
+
+        def loss(w: Params) -> tuple[Tensor, Tree]:
+            return task.forward(w, buffers, x, train=True, axes=1).logits.square().sum((1, 2)), {}
+
+        return autograd(loss, stacked)[0]
+
+    exact, low = gradient("float32"), gradient("bf16")
+    for key, leaf in exact.items():
+        assert low[key].dtype == torch.float32 and low[key].shape == leaf.shape
+        assert 0 < (low[key] - leaf).norm() < 0.02 * leaf.norm(), key
+
+
+def test_what_is_not_there_is_refused() -> None:
+    of = federation.federation()
+    for precision, message in (
+        ("fp8", "precision 'fp8' is unknown; allowed: float32, tf32, bf16"),
+        ("tf32", "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32, bf16"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Simulation(
+                "fedavg", {}, federation.network(), of.train, of.clients, of.test, None, None,
+                LocalTraining("sgd", 0.1, 1, 4, precision=precision), Schedule(1, 4, 0),
+            )  # fmt: skip
