@@ -70,14 +70,9 @@ class _Drift:
         }
         self.accuracy = one.rows[-2]["test_accuracy"] if len(one.rows) > 1 else float("nan")
 
-    @property
-    def neurons(self) -> Ints:
-        """Those bound to C-2's class."""
-        return np.flatnonzero(self.bound == self.classes[1])
-
-    def changes(self, name: str) -> Values:
-        """Of the bound neurons, on C-2."""
-        return np.asarray((self.after[name] - self.before[1])[self.neurons])
+    def changes(self, name: str, neurons: Ints) -> Values:
+        """Of these neurons, on C-2."""
+        return np.asarray((self.after[name] - self.before[1])[neurons])
 
     def table(self) -> list[list[str]]:
         """A line per neuron; what is bound to the class is marked."""
@@ -106,18 +101,27 @@ class _Drift:
         about = f"Seed {self.seed} ({of}, accuracy before the round {self.accuracy:.1%})"
         if not self.same:
             return [f"{about}: the methods do not start from the same model, so that nothing can be compared."]
-        if not len(self.neurons):
-            return [f"{about}: no neuron is bound to the class of C-2."]
-        mean = {name: float(self.changes(name).mean()) for name in self.names}
-        fall = {name: int((self.changes(name) < 0).sum()) for name in self.names}
-        parts = [f"{mean[name]:+.3f} by {name} ({fall[name]} of {len(self.neurons)} fall)" for name in self.names]
+        kinds = {
+            "bound to its class": np.flatnonzero(self.bound == self.classes[1]),
+            "more active there than on C-1": np.flatnonzero(self.before[1] > self.before[0]),
+        }
+        told = "; ".join(self._told(kind, neurons) for kind, neurons in kinds.items())
+        return [
+            f"{about}: {told}. By definition 1, sample by sample, {self.strictly} of {len(self.bound)} neurons are "
+            "bound to any class."
+        ]
+
+    def _told(self, kind: str, neurons: Ints) -> str:
+        """How the neurons of a kind change on C-2."""
+        if not len(neurons):
+            return f"no neuron is {kind}"
+        changes = {name: self.changes(name, neurons) for name in self.names}
+        mean = {name: float(change.mean()) for name, change in changes.items()}
+        parts = [f"{mean[name]:+.3f} by {name} ({int((changes[name] < 0).sum())} fall)" for name in self.names]
         base, own = self.names
         less = "less" if abs(mean[own]) < abs(mean[base]) else "not less"
-        return [
-            f"{about}: on C-2 the {len(self.neurons)} neurons bound to its class change by {' and '.join(parts)} on "
-            f"average, {less} with {own}. By definition 1, sample by sample, {self.strictly} of {len(self.bound)} "
-            "neurons are bound to any class."
-        ]
+        many = "neuron" if len(neurons) == 1 else "neurons"
+        return f"on C-2, {len(neurons)} {many} {kind}: on average {' and '.join(parts)}, {less} with {own}"
 
     def picture(self) -> bytes:
         """The table as a heat map."""

@@ -160,7 +160,7 @@ class Algorithm:
             server = yield from c.after_step(server, update, desk)
         if server.params is not sent:
             evaluated = server.params  # a learner on the server (FedDF, FedFTG) went on from what would be sent
-        return Round(server, evaluated, measured)
+        return Round(server, evaluated, measured, unrefined)
 
     def finish(self, server: Server, evaluated: Params, clients: tuple[int, ...], desk: Desk) -> Asks:
         """Exchanges after the last round, with all clients; returns (server, evaluated parameters)."""

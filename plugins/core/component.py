@@ -288,6 +288,7 @@ class Round(NamedTuple):
     server: Server
     evaluated: Params  # the same object as the server's parameters unless a method says otherwise
     measured: Tree  # by component, what `measure` returned
+    trained: Params  # w_k - w_t of local training, [M, ...]
 
 
 @dataclass(frozen=True)

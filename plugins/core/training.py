@@ -91,8 +91,10 @@ def local_steps(
         update, next_state = optimizer.step(grads, state, params)
         if hooks.correct_update is not None:
             update = hooks.correct_update(update, params)
-        # In the update's place, which nobody else has: the step's time is that of going through memory.
-        stepped = tree_map(torch.Tensor.add_, update, params)
+        # In place: a step's time is that of going through memory. The received model, and parameters that a client who
+        # stands still keeps, are others' too; the update is nobody's.
+        mine = step > 0 and batch.live is None
+        stepped = tree_map(torch.Tensor.add_, *((params, update) if mine else (update, params)))
         if batch.live is None:
             params, state, buffers = stepped, next_state, aux["buffers"]
             count, total = count + 1, total + aux["loss"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten, norm, row_norms, sub, tree_map
+from plugins.core.trees import Params, Tree, flatten, norm, row_norms, sub
 from plugins.engines.clients import refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
@@ -73,7 +73,7 @@ class Recorder:
         up, down = self.meter.read()
         assert self._trained is not None, "every round trains"
         kept, self._trained = self._trained, None
-        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(kept.params, moved, length.item())
+        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length.item())
         measured: Tree = {key: leaf.detach() for key, leaf in flatten(done.measured).items()}
         row |= {key.replace("/", "_"): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
         # What was sent and what is evaluated differ in few methods; then both are of interest.
@@ -112,9 +112,8 @@ class Recorder:
         found = evaluate(self.task.network, self.task.whole(params), buffers, samples)
         return {f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss}
 
-    def _lengths(self, trained: Params, moved: Params, n: float) -> dict[str, float]:
+    def _lengths(self, deltas: Params, moved: Params, n: float) -> dict[str, float]:
         """FedNNNN's E, N = ||moved|| and the integral of N; by group of layers if the model has more than one."""
-        deltas: Params = tree_map(lambda w_k, w: w_k - w, trained, self._start)
         columns = {"update_norm_client": row_norms(deltas).mean().item(), "update_norm_server": n}
         before = self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
         columns["update_norm_server_sum"] = before + columns["update_norm_server"]

@@ -162,7 +162,7 @@ class Conversation:
             evaluated = settled if evaluated is server.params else self.settle(evaluated)
             self.server = server._replace(params=settled)
             # `seconds` include the waiting for the silos.
-            row = self.recorder.end(t, Round(self.server, evaluated, done.measured))
+            row = self.recorder.end(t, Round(self.server, evaluated, done.measured, done.trained))
             if self.on_round is not None:
                 self.on_round(row)
         whole = self.task.whole

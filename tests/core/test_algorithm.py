@@ -120,7 +120,7 @@ def round_of(*components: Component) -> tuple[list[Ask], Server, Params]:
     algorithm = Algorithm.compose(components)
     server = SERVER._replace(state={c.name: {} for c in components})
     said, out = play(algorithm.round(server, (0, 2, 5), DESK))
-    after, evaluated, _ = out  # type: ignore[misc]  # what `round` returns
+    after, evaluated, *_ = out  # type: ignore[misc]  # what `round` returns
     return said, after, evaluated
 
 

@@ -520,7 +520,8 @@ FEDAVG, FEDNLR = [0.3, 0.1, 0.0, 0.95, 0.9], [0.4, 0.1, 0.0, 0.9, 0.84]
 def test_activations_of_bound_neurons(tmp_path: Path) -> None:
     """C-1 has class 2, C-2 class 0. Neurons 1 and 5 are bound to class 0, neuron 4 to class 2; 2 ties, 3 is dead.
 
-    FedAvg: 0.3 - 0.5 = -0.2 and 0.9 - 0.8 = +0.1, mean -0.05. FedNLR: -0.1 and +0.04, mean -0.03.
+    FedAvg: 0.3 - 0.5 = -0.2 and 0.9 - 0.8 = +0.1, mean -0.05. FedNLR: -0.1 and +0.04, mean -0.03. More active on class
+    0 than on class 2 are neurons 1, 5 and 2, which goes from 0.2 to 0.1: means -0.2 / 3 and -0.16 / 3.
     """
     root = at_hand(tmp_path, ACTIVATIONS, "ab")
     run(root, "near", "a", 0, [0.7, 0.2], recorded=observed(FEDAVG))
@@ -536,9 +537,10 @@ def test_activations_of_bound_neurons(tmp_path: Path) -> None:
     ]
     assert built.words == (
         "Shown is seed 0.",
-        "Seed 0 (classes 2 and 0, accuracy before the round 70.0%): on C-2 the 2 neurons bound to its class change by "
-        "-0.050 by FedAvg (1 of 2 fall) and -0.030 by FedNLR (1 of 2 fall) on average, less with FedNLR. By definition "
-        "1, sample by sample, 1 of 5 neurons are bound to any class.",
+        "Seed 0 (classes 2 and 0, accuracy before the round 70.0%): on C-2, 2 neurons bound to its class: on average "
+        "-0.050 by FedAvg (1 fall) and -0.030 by FedNLR (1 fall), less with FedNLR; on C-2, 3 neurons more active "
+        "there than on C-1: on average -0.067 by FedAvg (2 fall) and -0.053 by FedNLR (2 fall), less with FedNLR. By "
+        "definition 1, sample by sample, 1 of 5 neurons are bound to any class.",
     )
     assert built.missing == () and built.files["png"].startswith(PNG)
     assert [r["bound_to"] for r in rows(built)] == ["0", "0", "", "", "", "", "2", "2", "0", "0"]
@@ -555,8 +557,8 @@ def test_activations_are_told_seed_by_seed(tmp_path: Path) -> None:
         holdings(root, seed, "0,0,7", "0,7,0" if seed == 2 else "7,0,0")
     built = made(root, "activations")
     assert built.words[0] == "Shown is seed 0." and len(built.words) == 4
-    assert "on average, less with FedNLR" in built.words[1] and "on average, not less with FedNLR" in built.words[2]
-    assert built.words[3].endswith("70.0%): no neuron is bound to the class of C-2.")
+    assert "(1 fall), less with FedNLR; " in built.words[1] and "(1 fall), not less with FedNLR; " in built.words[2]
+    assert "70.0%): no neuron is bound to its class; on C-2, 2 neurons more active there" in built.words[3]
     assert len(rows(built)) == 3 * 5 * 2
 
 
