@@ -133,10 +133,10 @@ class Plan:
             for s, index in enumerate(torch.split(self.index, list(self.sizes))):
                 yield Batch(self._seen(index, s), rows_at(y, index), None, None)
             return
-        for s in range(self.index.shape[0]):
-            index = self.index[s]
+        ys = rows_at(y, self.index)
+        for s, index in enumerate(self.index):
             mask = None if self.mask is None else self.mask[s]
-            yield Batch(self._seen(index, s), rows_at(y, index), mask, None if self.live is None else self.live[s])
+            yield Batch(self._seen(index, s), ys[s], mask, None if self.live is None else self.live[s])
 
     def _seen(self, index: Tensor, step: int) -> Tensor:
         """The samples of a batch, [B, ...]."""

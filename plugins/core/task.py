@@ -160,7 +160,10 @@ class Task:
         `axes`: 1 for those of several clients, [M, B, ...], which a dense network takes.
         """
         run = Pass(self.whole(params), dict(buffers), train, mask, key, plain=self.plain, axes=axes)
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=train and self.precision == "bf16"):
+        if not (train and self.precision == "bf16"):
+            h = self.network.encode(run, x)
+            return Output(h, self.network.classify(run, h), run.buffers)
+        with torch.autocast(x.device.type, torch.bfloat16):
             h = self.network.encode(run, x)
             logits = self.network.classify(run, h)
         dtype = next(iter(params.values())).dtype

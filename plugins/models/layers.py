@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -247,6 +248,26 @@ class Dropout:
         return x * (kept.to(x.dtype) / (1 - self.p))
 
 
+class Order:
+    """Blocks one after the other, each ReLU before a max pool behind it, where it has less to do.
+
+    The same values, and the same gradients: where the greatest of a window is positive, it is the same one, and
+    elsewhere nothing passes. What a ReLU records has to be of the whole image, though.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.recorded, self.fast = tuple(blocks), list(blocks)
+        for i, (first, second) in enumerate(pairwise(blocks)):
+            if isinstance(first, ReLU) and isinstance(second, MaxPool):
+                self.fast[i : i + 2] = second, first
+
+    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+        for block in self.recorded if run.record else self.fast:
+            x = block(run, x)
+            run.outputs += x.numel()
+        return x
+
+
 @dataclass(frozen=True)
 class Residual:
     """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`, the body's last.
@@ -261,8 +282,13 @@ class Residual:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.body, *self.shortcut), generator)
 
+    @cached_property
+    def _order(self) -> tuple[Order, Order]:
+        return Order(self.body), Order(self.shortcut)
+
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        return run.activate(self.of, _through(self.body, run, x) + _through(self.shortcut, run, x))
+        body, shortcut = self._order
+        return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
 DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Pass.axes`
@@ -276,28 +302,6 @@ def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[P
         params |= p
         buffers |= b
     return params, buffers
-
-
-def _through(blocks: Sequence[Block], run: Pass, x: Tensor) -> Tensor:
-    """`x` through one block after the other."""
-    # What a ReLU records has to be of the whole image.
-    for block in blocks if run.record else _pooled_first(blocks):
-        x = block(run, x)
-        run.outputs += x.numel()
-    return x
-
-
-def _pooled_first(blocks: Sequence[Block]) -> Sequence[Block]:
-    """The blocks, each ReLU before a max pool behind it, where it has less to do.
-
-    The same values, and the same gradients: where the greatest of a window is positive, it is the same one, and
-    elsewhere nothing passes.
-    """
-    order = list(blocks)
-    for i, (first, second) in enumerate(pairwise(blocks)):
-        if isinstance(first, ReLU) and isinstance(second, MaxPool):
-            order[i : i + 2] = second, first
-    return order
 
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
@@ -345,11 +349,15 @@ class Stacked:
                 found[-1] = last._replace(parameters=last.parameters + affine)
         return tuple(found)
 
+    @cached_property
+    def _order(self) -> Order:
+        return Order(self.blocks)
+
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.blocks, self.head), generator)
 
     def encode(self, run: Pass, x: Tensor) -> Tensor:
-        return _through(self.blocks, run, x)
+        return self._order(run, x)
 
     def classify(self, run: Pass, h: Tensor) -> Tensor:
         logits = self.head(run, h)
