@@ -1,0 +1,57 @@
+"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers JOB...`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from benchmarks.peers.harness import Job, Meter, main
+from benchmarks.workloads import SEED, Workload, network
+from plugins.core.component import Samples
+from plugins.engines.clients import LocalTraining
+from plugins.engines.simulation import Schedule, Simulation
+
+PROCESSES = 2  # of the engine `workers`
+LOOKED_AT = 10  # samples that the last round's evaluation sees
+
+
+def simulation(job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None) -> Simulation:
+    """The job as a simulation of ours."""
+    settings = Workload(**job.settings)
+    indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
+    local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch)
+    rounds = settings.warm + settings.rounds
+    workers = PROCESSES if engine == "workers" else 1
+    return Simulation(
+        recipe, {}, network(settings), Samples(job.x, job.y), indices,
+        Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), None, public, local,
+        Schedule(rounds, settings.cohort, SEED, evaluate_every=rounds),
+        engine="sequential" if engine == "workers" else engine, workers=workers,
+    )  # fmt: skip
+
+
+def timed(simulated: Simulation) -> tuple[Meter, Mapping[str, Tensor]]:
+    """The rounds' times, and the final weights. What comes before the first round is not timed."""
+    meter = Meter()
+
+    def on_round(row: Mapping[str, float]) -> None:
+        meter.end()
+        meter.begin()
+
+    meter.begin()
+    outcome = simulated.run(on_round)
+    return meter, outcome.params
+
+
+def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """One job by one engine."""
+    simulated = simulation(job, engine)
+    meter, weights = timed(simulated)
+    return meter.found(job.warm), weights
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,153 @@
+"""What every measured process does: reads its job, times its rounds, and leaves its result.
+
+A job is a file with everything that is to be the same for all: samples, initial weights, cohorts and batches by round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.peers import models
+
+WEIGHTS = "weights/"  # begins the names of weights in a file
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be done."""
+
+    settings: dict[str, Any]  # the fields of a `benchmarks.workloads.Workload`
+    x: Tensor  # [n, ...]
+    y: Tensor  # [n]
+    weights: dict[str, Tensor]  # the initial ones
+    cohorts: list[list[int]]  # the clients of each round
+    batches: Tensor  # [T, M, S, B], the samples that they train on
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.settings[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def module(self) -> nn.Module:
+        """The network with the initial weights, in train mode."""
+        module = models.build(self.model, self.x.shape[1:], self.hidden)
+        module.load_state_dict(self.weights, strict=False)  # a batch norm's statistics start as they are made
+        return module.train()
+
+    def own(self, client: int) -> slice:
+        """Where a client's samples are."""
+        return slice(client * self.per_client, (client + 1) * self.per_client)
+
+
+def read_job(path: Path) -> Job:
+    """The job that `benchmarks.workloads.write_job` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
+        x, y, batches = (torch.from_numpy(file[key]) for key in ("x", "y", "batches"))
+        return Job(json.loads(str(file["settings"])), x, y, weights, file["cohorts"].tolist(), batches)
+
+
+class Meter:
+    """Wall time and CPU time of rounds, those of child processes included."""
+
+    def __init__(self) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self._began = (0.0, 0.0)
+
+    def begin(self) -> None:
+        """A round begins."""
+        self._began = time.perf_counter(), cpu_seconds()
+
+    def end(self) -> None:
+        """The round ends."""
+        wall, cpu = time.perf_counter(), cpu_seconds()
+        self.wall.append(wall - self._began[0])
+        self.cpu.append(cpu - self._began[1])
+
+    def found(self, warm: int, note: str = "") -> dict[str, Any]:
+        """The rounds after those of warm-up, and the memory."""
+        return {"wall": self.wall[warm:], "cpu": self.cpu[warm:], "peak_mb": peak_mb(), "note": note}
+
+
+def children(process: int | str = "self") -> list[int]:
+    """The processes that a process started, and those that they started."""
+    found = []
+    for file in Path(f"/proc/{process}/task").glob("*/children"):
+        for child in _text(file).split():
+            found += [int(child), *children(child)]
+    return found
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and of its children so far."""
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_cpu_of, children()))
+
+
+def _cpu_of(process: int) -> float:
+    """CPU time of another process: by the scheduler's clock, or by ticks of 10 ms where that isn't kept."""
+    clocks = [_text(file).split() for file in Path(f"/proc/{process}/task").glob("*/schedstat")]
+    if clocks:
+        return sum(int(clock[0]) for clock in clocks if clock) / 1e9
+    ticks = _text(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
+    return sum(map(int, ticks[11:13])) / os.sysconf("SC_CLK_TCK") if ticks else 0.0
+
+
+def peak_mb() -> float:
+    """The most memory that this process had at a time, and what its children have now for themselves alone."""
+    own = _kilobytes(Path("/proc/self/status"), "VmHWM:")
+    rollups = [Path(f"/proc/{child}/smaps_rollup") for child in children()]
+    return (own + sum(_kilobytes(rollup, "Private_") for rollup in rollups)) / 1024
+
+
+def _kilobytes(file: Path, prefix: str) -> int:
+    lines = [line.split() for line in _text(file).splitlines()]
+    return sum(int(line[1]) for line in lines if len(line) > 1 and line[0].startswith(prefix))
+
+
+def _text(file: Path) -> str:
+    """A file of /proc; empty for a process that has just ended."""
+    try:
+        return file.read_text()
+    except (OSError, ProcessLookupError):
+        return ""
+
+
+def write_results(path: Path, results: list[dict[str, Any]], weights: Mapping[str, Tensor]) -> None:
+    """What was found for each job, and the final weights of the last."""
+    arrays = {WEIGHTS + key: leaf.detach().contiguous().numpy() for key, leaf in weights.items()}
+    with path.open("wb") as file:
+        np.savez(file, results=np.array(json.dumps(results)), **arrays)
+
+
+def read_results(path: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What `write_results` wrote."""
+    with np.load(path, allow_pickle=False) as file:
+        weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
+        return json.loads(str(file["results"])), weights
+
+
+def main(measure: Callable[[Job, str], tuple[dict[str, Any], Mapping[str, Tensor]]]) -> None:
+    """`python -m MODULE RESULT ARGUMENT JOB...`: measures each job with one thread."""
+    result, argument, *jobs = sys.argv[1:]
+    torch.set_num_threads(1)
+    found, weights = [], {}
+    for job in jobs:
+        one, final = measure(read_job(Path(job)), argument)
+        found.append(one)
+        weights = dict(final)
+    write_results(Path(result), found, weights)

@@ -1,0 +1,112 @@
+"""The workloads, and the job files that hold what is the same for every engine: data, weights, cohorts, batches."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.peers.harness import WEIGHTS
+from plugins.core.task import Network
+from plugins.data.batches import epochs
+from plugins.data.randomness import Streams
+from plugins.engines.simulation import draw_cohort, initial_model
+from plugins.models import build
+
+SEED, CLASSES = 0, 10
+
+
+@dataclass(frozen=True)
+class Workload:
+    """FedAvg by SGD on some model, with clients of one size."""
+
+    name: str
+    what: str  # in words
+    model: str
+    shape: tuple[int, int, int]
+    clients: int
+    cohort: int
+    per_client: int  # samples
+    batch: int  # samples
+    lr: float
+    warm: int  # rounds before those that count
+    rounds: int  # rounds that count
+    epochs: int = 1
+    hidden: int = 32  # width of `mlp`
+
+    @property
+    def steps(self) -> int:
+        """Of all clients in a round."""
+        return self.cohort * self.epochs * self.per_client // self.batch
+
+    def quick(self) -> Workload:
+        """The same with as few rounds as show that it works."""
+        return dataclasses.replace(self, warm=1, rounds=2)
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload("mlp", "MLP 64-32-10, 100 clients x 100, batch 10", "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 10),
+        Workload(
+            "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
+            1, 4,
+        ),
+        Workload(
+            "mnist_cnn", "rFedAvg's CNN, 28 x 28, 4 clients x 500, batch 100", "cnn", (1, 28, 28), 4, 4, 500, 100, 0.05,
+            1, 4,
+        ),
+        Workload(
+            "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,
+            1, 2,
+        ),
+        Workload(
+            "partial", "MLP, 100 of 1,000 clients a round", "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 10
+        ),
+    )
+}  # fmt: skip
+
+
+def network(settings: Workload) -> Network:
+    """Our network of a workload."""
+    options: dict[str, int | bool] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}.get(
+        settings.model, {}
+    )
+    return build(settings.model, settings.shape, CLASSES, options)
+
+
+def write_job(workload: Workload, path: Path) -> None:
+    """Draws everything from the seed: classes are noisy copies of a picture each, so that there is something to learn.
+
+    Cohorts, batches and initial weights are those that our simulation draws from the same seed.
+    """
+    generator = torch.Generator().manual_seed(SEED)
+    n = workload.clients * workload.per_client
+    pictures = torch.randn(CLASSES, prod(workload.shape), generator=generator)
+    y = torch.randint(0, CLASSES, (n,), generator=generator)
+    x = torch.randn(n, prod(workload.shape), generator=generator).add_(pictures[y], alpha=0.2)
+    params, _ = initial_model(network(workload), SEED, x)
+    total = workload.warm + workload.rounds
+    cohorts = [draw_cohort(SEED, t, workload.clients, workload.cohort) for t in range(1, total + 1)]
+    batches = np.stack([_batches(workload, t, cohort) for t, cohort in enumerate(cohorts, start=1)])
+    settings = json.dumps(dataclasses.asdict(workload))
+    arrays = {WEIGHTS + key: leaf.numpy() for key, leaf in params.items()}
+    with path.open("wb") as file:
+        np.savez(
+            file, settings=np.array(settings), x=x.reshape(n, *workload.shape).numpy(), y=y.numpy(),
+            cohorts=np.array(cohorts), batches=batches, **arrays,
+        )  # fmt: skip
+
+
+def _batches(workload: Workload, t: int, cohort: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """[M, S, B]."""
+    streams, size = Streams(SEED, "batches", t), workload.per_client
+    orders = [
+        epochs(np.arange(k * size, (k + 1) * size), workload.epochs, workload.batch, streams(k)).index for k in cohort
+    ]
+    return np.stack(orders).reshape(len(cohort), -1, workload.batch)
