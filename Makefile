@@ -53,8 +53,9 @@ format: env
 ui: env  ## Opens MLflow's pages and prints the link of the comparison.
 	@python -m pipelines.tracking ui
 
-bench: env
-	@for file in benchmarks/*.py; do python -m "benchmarks.$$(basename "$$file" .py)"; done
+# Other simulators: PFL=/path/python, FLOWER=, FEDLAB= name interpreters that have them. BENCH="--quick --only mlp".
+bench: env  ## Our engines beside a bare PyTorch loop, FedML's simulator and other peers; writes docs/results/bench.*.
+	@python -m benchmarks $(BENCH)
 
 papers: env  ## All tables and figures of the five papers, one paper after the other, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)

@@ -107,7 +107,8 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         meter.begin()
         best.round(batches)
         meter.end()
-    return meter.found(job.warm, best.name), dict(zip(best.names, best.params, strict=True))
+    weights = {name: leaf.detach() for name, leaf in zip(best.names, best.params, strict=True)}
+    return meter.found(job.warm, best.name), weights
 
 
 if __name__ == "__main__":

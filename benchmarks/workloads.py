@@ -74,10 +74,8 @@ WORKLOADS = {
 
 def network(settings: Workload) -> Network:
     """Our network of a workload."""
-    options: dict[str, int | bool] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}.get(
-        settings.model, {}
-    )
-    return build(settings.model, settings.shape, CLASSES, options)
+    options: dict[str, dict[str, int | bool]] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}
+    return build(settings.model, settings.shape, CLASSES, options.get(settings.model))
 
 
 def write_job(workload: Workload, path: Path) -> None:

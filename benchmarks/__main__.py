@@ -1,0 +1,87 @@
+"""`make bench`: all parts, printed and written to docs/results."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import methods, scaling
+from benchmarks.comparison import compare
+from benchmarks.engines import Engine, others, ours
+from benchmarks.machine import Watch
+from benchmarks.plot import picture
+from benchmarks.processes import ROOT, FailedError, measure
+from benchmarks.report import markdown
+from benchmarks.workloads import WORKLOADS, Workload, write_job
+from plugins.core.errors import UserError
+from plugins.data.files import write_whole
+
+REPETITIONS = 5
+FEW_METHODS = ["ccn", "scaffold"]  # with --quick
+
+
+def _log(line: str) -> None:
+    sys.stderr.write(line + "\n")
+    sys.stderr.flush()
+
+
+def run(workloads: Sequence[Workload], quick: bool, folder: Path) -> dict[str, Any]:
+    """Everything that is measured; `folder` is for job files."""
+    watch, repetitions = Watch(), 1 if quick else REPETITIONS
+    taken = [workload.quick() if quick else workload for workload in workloads]
+    simulators, skipped = others(os.environ, quick)
+    found: dict[str, Any] = {"quick": quick, "skipped": skipped, "scaling": {}, "overhead": {}, "methods": {}}
+    found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
+    for workload in taken:
+        if workload.name in scaling.SPLIT:
+            engines = ours(workload)[1:2] if quick else ours(workload)[:2]
+            found["overhead"][workload.name] = scaling.overhead(workload, engines, repetitions, folder, _log)
+        if workload.name == scaling.MLP.name:
+            found["scaling"] = scaling.sweep(scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log)
+            found["methods"] = _methods(workload, quick, folder)
+    return found | {"machine": watch.found()}
+
+
+def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
+    names, path = FEW_METHODS if quick else methods.federated(), folder / "methods.npz"
+    write_job(workload, path)
+    _log("methods: " + ", ".join(names))
+    (costs,), _ = measure(Engine("methods", "benchmarks.methods", ",".join(names)), [path])
+    return costs
+
+
+def write(found: dict[str, Any], to: Path) -> str:
+    """Writes bench.md, bench.json and bench.png, each whole or not at all. Returns the report."""
+    text = markdown(found)
+    write_whole(to / "bench.json", json.dumps(found, indent=1) + "\n")
+    write_whole(to / "bench.png", picture(found))
+    write_whole(to / "bench.md", text + "\n![Ratios to the bare loop, and seconds per round by scale](bench.png)\n")
+    return text
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures, prints, writes."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="once and few rounds, without FedML: to see that it runs")
+    parser.add_argument("--only", choices=WORKLOADS, help="one workload, and the parts that are measured on it")
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "results", help="the folder that is written to")
+    given = parser.parse_args(arguments)
+    workloads = [WORKLOADS[given.only]] if given.only else list(WORKLOADS.values())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            found = run(workloads, given.quick, Path(folder))
+        sys.stdout.write(write(found, given.to))
+    except (FailedError, UserError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,44 @@
+"""Whether an engine did the work: its final weights beside those of the bare loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.peers.harness import Job
+
+# Of how far the bare loop moved. Sums in another order are magnified where a ReLU or a maximum tips over.
+DISTANCE = 0.1
+LOSS = 0.25  # of how much the bare loop lowered the loss, for engines that shuffle by themselves
+
+Weights = Mapping[str, Tensor]
+
+
+@torch.no_grad()
+def loss(job: Job, weights: Weights) -> float:
+    """Mean cross-entropy over all samples, in batches of 100, and batch norms by the batch as in training."""
+    module = job.module()
+    module.load_state_dict(dict(weights), strict=False)
+    batches = zip(torch.split(job.x, 100), torch.split(job.y, 100), strict=True)
+    return sum(F.cross_entropy(module(x), y, reduction="sum").item() for x, y in batches) / len(job.y)
+
+
+def distance(a: Weights, b: Weights) -> float:
+    """Of two models' weights, over those that `b` has."""
+    return math.sqrt(sum((a[key].double() - b[key].double()).square().sum().item() for key in b))
+
+
+def complaint(job: Job, bare: Weights, weights: Weights, same_order: bool) -> str:
+    """Why the engine did not do the work, or nothing. `same_order`: whether it read the batches in the job's order."""
+    if not weights.keys() >= job.weights.keys():
+        return "did not do the work: weights are missing"
+    if same_order:
+        off = distance(weights, bare) / distance(job.weights, bare)
+        return "" if off <= DISTANCE else f"did not do the work: its weights are off by {off:.0%} of the way"
+    before, best, found = (loss(job, of) for of in (job.weights, bare, weights))
+    off = abs(found - best) / abs(before - best)
+    return "" if off <= LOSS else f"did not do the work: final loss {found:.4f}, the bare loop's {best:.4f}"

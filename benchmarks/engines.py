@@ -1,0 +1,60 @@
+"""Who is compared: the bare loop, our engines, FedML's simulator, and peers whose interpreter the user names."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from benchmarks.workloads import Workload, network
+
+PEERS = {  # environment variable -> (name, module, whether it reads the batches in the job's order)
+    "PFL": ("pfl-research", "benchmarks.peers.with_pfl", True),
+    "FLOWER": ("Flower", "benchmarks.peers.with_flower", False),
+    "FEDLAB": ("FedLab", "benchmarks.peers.with_fedlab", True),
+}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Something that runs a job in a process of its own."""
+
+    name: str
+    module: str
+    argument: str = "-"
+    same_order: bool = True  # whether it reads the batches in the job's order
+    python: str = sys.executable
+
+
+BARE = Engine("bare loop", "benchmarks.bare")
+
+
+def ours(workload: Workload) -> list[Engine]:
+    """Those of our engines that make sense for a workload on a CPU."""
+    found = [
+        Engine("ours, sequential", "benchmarks.ours", "sequential"),
+        Engine("ours, two workers", "benchmarks.ours", "workers"),
+    ]
+    if network(workload).dense:  # convolutions side by side are slower there than one by one
+        found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
+    return found
+
+
+def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], list[str]]:
+    """The other simulators that can be run, and a line for each that can't."""
+    found, skipped = [], []
+    if quick:
+        skipped.append("FedML: skipped with --quick (its import takes 11 s)")
+    elif importlib.util.find_spec("fedml") is None:
+        skipped.append("FedML: skipped, it is not installed here")
+    else:
+        module = "benchmarks.peers.with_fedml"
+        found.append(Engine("FedML, its loaders", module, "loaders", same_order=False))
+        found.append(Engine("FedML, ready batches", module, "batches"))
+    for variable, (name, module, same_order) in PEERS.items():
+        if environment.get(variable):
+            found.append(Engine(name, module, same_order=same_order, python=environment[variable]))
+        else:
+            skipped.append(f"{name}: skipped, name an interpreter that has it ({variable}=/path/python make bench)")
+    return found, skipped

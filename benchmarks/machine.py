@@ -1,0 +1,63 @@
+"""On what was measured, and how busy it was with other things."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq, steal
+
+
+class Watch:
+    """From its making on: the machine's load, and the CPU time of others."""
+
+    def __init__(self) -> None:
+        self._began, self._busy, self._own = time.perf_counter(), _busy(), _own()
+
+    def found(self) -> dict[str, Any]:
+        """What a report says about the machine."""
+        cores = os.cpu_count() or 1
+        seconds = (time.perf_counter() - self._began) * cores
+        others = (_busy() - self._busy) - (_own() - self._own)
+        return {
+            "cpu": _model(),
+            "cores": cores,
+            "usable_cores": len(os.sched_getaffinity(0)),
+            "torch": str(torch.__version__),
+            "load_average": os.getloadavg()[0],
+            "others_percent": 100 * max(0.0, others) / max(seconds, 1e-9),
+            "minutes": seconds / cores / 60,
+        }
+
+
+def line(found: dict[str, Any]) -> str:
+    """One line of it."""
+    return (
+        f"{found['cpu']}, {found['cores']} cores ({found['usable_cores']} usable), torch {found['torch']}. While this "
+        f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} % of the machine's CPU "
+        f"time; load average at the end {found['load_average']:.1f}."
+    )
+
+
+def _busy() -> float:
+    """CPU seconds that the whole machine has worked so far."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
+    return sum(ticks[i] for i in BUSY) / os.sysconf("SC_CLK_TCK")
+
+
+def _own() -> float:
+    """CPU seconds of this process and of the children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _model() -> str:
+    for row in Path("/proc/cpuinfo").read_text().splitlines():
+        if row.startswith("model name"):
+            return row.partition(":")[2].strip()
+    return "unknown CPU"

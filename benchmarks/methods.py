@@ -1,0 +1,55 @@
+"""Part 3: what each method costs over FedAvg: `python -m benchmarks.methods RESULT NAMES JOB`, names with commas.
+
+Method and FedAvg run in turns in one process, with the vectorized engine and default hyper-parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.ours import simulation, timed
+from benchmarks.peers.harness import Job, main
+from benchmarks.statistics import median, ratio
+from plugins.core.component import Samples
+from plugins.core.errors import UserError
+from plugins.recipes import METHODS
+
+TURNS = 3
+PUBLIC = 500  # samples of the public split, for methods that need one
+ENGINE = "vectorized"
+
+
+def federated() -> list[str]:
+    """The methods that train clients."""
+    return sorted(name for name, kind in METHODS.items() if not kind.pools)
+
+
+def cost(job: Job, name: str) -> dict[str, Any]:
+    """The median round relative to FedAvg's, and what the end of the last round takes, in rounds of FedAvg."""
+    public = Samples(job.x[:PUBLIC], job.y[:PUBLIC]) if METHODS[name].public else None
+    plain: list[float] = []
+    own: list[float] = []
+    end: list[float] = []
+    try:
+        for _ in range(TURNS):
+            for recipe, rounds in (("fedavg", plain), (name, own)):
+                meter, _ = timed(simulation(job, ENGINE, recipe, public if recipe == name else None))
+                # The first of all is the one that `begin` precedes, the last the one that `finish` follows.
+                *walls, last = meter.wall[job.warm : len(job.cohorts)]
+                rounds.append(median(walls))
+            end.append(max(0.0, last - own[-1]))
+    except UserError as error:
+        return {"problem": str(error)}
+    return {"ratio": ratio(own, plain), "end": ratio(end, plain), "wall_s": own, "fedavg_s": plain, "problem": ""}
+
+
+def measure(job: Job, names: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """The costs of the methods named."""
+    return {name: cost(job, name) for name in names.split(",")}, {}
+
+
+if __name__ == "__main__":
+    main(measure)

@@ -1,0 +1,42 @@
+"""Runs a measurement in a process of its own, with one thread."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from benchmarks.engines import Engine
+from benchmarks.peers.harness import read_results
+
+ROOT = Path(__file__).parent.parent
+LIMIT = 3600  # seconds
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+class FailedError(Exception):
+    """A measured process ended without a result."""
+
+
+def measure(engine: Engine, jobs: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
+    """What the engine found for each job, and the final weights of the last. Raises FailedError."""
+    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result.npz"
+        command = [engine.python, "-m", engine.module, str(result), engine.argument, *map(str, jobs)]
+        try:
+            ended = subprocess.run(
+                command, cwd=folder, env=environment, timeout=LIMIT, check=False, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise FailedError(str(error)) from None
+        if ended.returncode or not result.exists():
+            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+            raise FailedError(f"ended with {ended.returncode}: {last}")
+        return read_results(result)

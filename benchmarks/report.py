@@ -1,0 +1,88 @@
+"""The numbers as Markdown: one table per part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tabulate import tabulate
+
+from benchmarks import machine
+
+TITLES = {
+    "cohort": "Seconds per round by clients per round, MLP, of 300 clients",
+    "clients": "Seconds per round by clients in total, MLP, 100 of them a round, 20 samples each",
+    "hidden": "Seconds per round by width of the MLP's hidden layer",
+}
+HOW = """Client steps of SGD per second; ratios are to the bare loop's in the same repetition (above 1 is faster),
+medians over rounds and repetitions. The bare loop is the tightest that we can write for one process in PyTorch, one
+client at a time. Every engine ran the same number of steps from the same weights on the same data, in a process of its
+own with one thread; memory is the most that it had at a time, with child processes. The final weights were compared
+with the bare loop's, or the final loss where an engine shuffles by itself."""
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The whole report."""
+    parts = ["# Benchmarks", "Made by `make bench`. " + machine.line(found["machine"])]
+    if found["quick"]:
+        parts.append("With `--quick`: shows that it runs, its numbers are worthless.")
+    parts += ["## Engines", HOW, _engines(found["workloads"])]
+    parts += ["\n".join(f"- {line}" for line in found["skipped"])] if found["skipped"] else []
+    if found["overhead"]:
+        parts += ["## Outside the steps", OUTSIDE, _overhead(found["overhead"])]
+    if found["scaling"]:
+        parts.append("## Scaling")
+        parts += [f"{TITLES[name]} (seconds; MB at most):\n\n{_sweep(one)}" for name, one in found["scaling"].items()]
+    if found["methods"]:
+        parts += ["## Methods", METHODS, _methods(found["methods"])]
+    return "\n\n".join(parts) + "\n"
+
+
+OUTSIDE = """Share of a round that is not spent in the steps (cohort, batches, averaging, records): the intercept of its
+seconds for one and for two epochs."""
+METHODS = """Time per round relative to FedAvg's, in turns with it in one process: vectorized engine, workload `mlp`,
+default hyper-parameters, 500 public samples for those that need some. What a method does once, behind the last round,
+stands by itself, in rounds of FedAvg."""
+
+
+def _engines(workloads: dict[str, Any]) -> str:
+    head = ["workload", "engine", "steps per CPU s", "ratio", "steps per s", "ratio", "s per round", "MB", "loss", ""]
+    rows = []
+    for name, workload in workloads.items():
+        for row in workload["rows"]:
+            if "wall_s" not in row:
+                rows.append([name, row["engine"], *[""] * 7, row["problem"]])
+                continue
+            rates = f"{row['steps_per_cpu_s']:.0f}", f"{row['ratio_cpu']:.2f}", f"{row['steps_per_wall_s']:.0f}"
+            rest = f"{row['ratio_wall']:.2f}", f"{row['wall_s']:.3g}", f"{row['peak_mb']:.0f}", f"{row['loss']:.4f}"
+            rows.append([name, row["engine"], *rates, *rest, row["problem"] or row["note"]])
+    legend = "\n".join(f"- `{name}`: {one['what']}; {one['steps']} steps a round" for name, one in workloads.items())
+    return f"{legend}\n\n{_table(rows, head)}"
+
+
+def _overhead(found: dict[str, Any]) -> str:
+    rows = [
+        [name, engine, f"{100 * one['share']:.0f} %"]
+        for name, engines in found.items()
+        for engine, one in engines.items()
+    ]
+    return _table(rows, ["workload", "engine", "outside the steps"])
+
+
+def _sweep(one: dict[str, Any]) -> str:
+    rows = [
+        [engine, *(f"{wall:.3g} ({mb:.0f})" for wall, mb in zip(of["wall_s"], of["peak_mb"], strict=True))]
+        for engine, of in one["engines"].items()
+    ]
+    return _table(rows, ["engine", *map(str, one["values"])])
+
+
+def _methods(found: dict[str, Any]) -> str:
+    rows = [
+        [name, "", "", one["problem"]] if one["problem"] else [name, f"{one['ratio']:.2f}", f"{one['end']:.1f}", ""]
+        for name, one in found.items()
+    ]
+    return _table(rows, ["method", "round, in FedAvg's", "at the end, in FedAvg's rounds", ""])
+
+
+def _table(rows: list[list[str]], head: list[str]) -> str:
+    return str(tabulate(rows, head, tablefmt="github", disable_numparse=True))

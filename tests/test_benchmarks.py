@@ -1,0 +1,182 @@
+"""The benchmark suite: that it runs, that it notices who does nothing, and its few formulas by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks import __main__ as command
+from benchmarks import agreement, bare, ours, report
+from benchmarks.comparison import compare, row
+from benchmarks.engines import Engine, others
+from benchmarks.machine import Watch
+from benchmarks.methods import federated
+from benchmarks.peers import harness
+from benchmarks.processes import FailedError, measure
+from benchmarks.statistics import median, outside, ratio
+from benchmarks.workloads import WORKLOADS, Workload, write_job
+from plugins.engines.simulation import initial_model
+
+SMALL = replace(WORKLOADS["mlp"], clients=4, cohort=3, per_client=20, warm=1, rounds=2)
+
+
+def job_of(workload: Workload, folder: Path) -> harness.Job:
+    path = folder / "job.npz"
+    write_job(workload, path)
+    return harness.read_job(path)
+
+
+def idle(job: harness.Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """An engine that does nothing, at great speed."""
+    return {"wall": [1e-9] * 2, "cpu": [1e-9] * 2, "peak_mb": 1.0, "note": ""}, job.weights
+
+
+def test_quick_run_writes_all_its_parts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("PFL", "FLOWER", "FEDLAB"):
+        monkeypatch.delenv(variable, raising=False)
+    assert command.main(["--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
+    found = json.loads((tmp_path / "bench.json").read_text())
+    assert set(found) == {"quick", "skipped", "workloads", "overhead", "scaling", "methods", "machine"}
+    rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
+    assert list(rows) == ["bare loop", "ours, sequential", "ours, vectorized", "ours, two workers"]
+    assert not any(one["problem"] for one in rows.values())
+    numbers = ("wall_s", "cpu_s", "steps_per_wall_s", "steps_per_cpu_s", "ratio_wall", "ratio_cpu", "peak_mb", "loss")
+    assert all(one[key] > 0 for one in rows.values() for key in numbers)
+    assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
+    assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
+    assert set(found["scaling"]) == {"cohort", "clients", "hidden"}
+    assert 0 <= found["overhead"]["mlp"]["ours, vectorized"]["share"] < 1
+    assert set(found["methods"]) == set(command.FEW_METHODS)
+    assert len(found["skipped"]) == 4
+    assert found["machine"]["cores"] >= 1
+    text = (tmp_path / "bench.md").read_text()
+    assert capsys.readouterr().out.strip() in text
+    assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.json", "bench.md", "bench.png"]
+
+
+@pytest.mark.parametrize("same_order", [True, False])
+def test_who_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_order: bool) -> None:
+    lazy = Engine("lazy", "nowhere", same_order=same_order)
+
+    def in_process(engine: Engine, jobs: list[Path]) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
+        found, weights = (idle if engine is lazy else bare.measure)(harness.read_job(jobs[0]), "-")
+        return [found], weights
+
+    monkeypatch.setattr("benchmarks.comparison.measure", in_process)
+    limit, lazily = compare(SMALL, [lazy], 2, tmp_path, lambda _: None)["rows"]
+    assert limit["problem"] == ""
+    assert lazily["problem"].startswith("did not do the work")
+
+
+def test_half_the_work_is_not_the_work(tmp_path: Path) -> None:
+    job = job_of(SMALL, tmp_path)
+    _, whole = bare.measure(job, "-")
+    half = replace(job, batches=job.batches[:, :, ::2])
+    _, less = bare.measure(half, "-")
+    assert agreement.complaint(job, whole, whole, same_order=True) == ""
+    assert "off by" in agreement.complaint(job, whole, less, same_order=True)
+    assert "final loss" in agreement.complaint(job, whole, less, same_order=False)
+    assert "missing" in agreement.complaint(job, whole, {}, same_order=True)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "workers"])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_our_engines_do_what_the_job_says(tmp_path: Path, engine: str, epochs: int) -> None:
+    job = job_of(replace(SMALL, epochs=epochs), tmp_path)
+    assert job.batches.shape == (3, 3, 2 * epochs, 10)
+    _, expected = bare.measure(job, "-")
+    found, weights = ours.measure(job, engine)
+    assert agreement.distance(weights, expected) < 1e-4 * agreement.distance(job.weights, expected)
+    assert len(found["wall"]) == len(found["cpu"]) == 2
+
+
+@pytest.mark.parametrize("name", list(WORKLOADS))
+def test_modules_are_our_networks(name: str, tmp_path: Path) -> None:
+    workload = replace(WORKLOADS[name], clients=1, cohort=1, per_client=4, batch=4, warm=0, rounds=1)
+    job = job_of(workload, tmp_path)
+    params, _ = initial_model(ours.network(workload), 0, job.x)
+    named = dict(job.module().named_parameters())
+    assert set(named) == set(params)
+    assert all(torch.equal(named[key], params[key]) for key in params)
+    if name != "resnet18":  # batch norms of four samples magnify rounding
+        _, weights = ours.measure(job, "sequential")
+        _, expected = bare.measure(job, "-")
+        assert agreement.complaint(job, expected, weights, same_order=True) == ""
+
+
+def test_statistics_by_hand() -> None:
+    assert median([3, 1, 2]) == 2
+    assert median([4, 1, 2, 3]) == 2.5
+    # Repetitions that are slow for both: ratios 2, 2, 3.
+    assert ratio([2, 20, 6], [1, 10, 2]) == 2
+    # t(E) = 1 + 3 and t(2E) = 1 + 6: a quarter of the round is outside the steps.
+    assert outside(4, 7) == 0.25
+    assert outside(4, 9) == 0
+
+
+def test_row_by_hand() -> None:
+    proof = {"loss": 1.0, "checksum": "c", "note": "", "problem": "", "peak_mb": 3.0}
+    runs = [{"wall": [1.0, 2.0, 9.0], "cpu": [1.0, 1.0, 1.0]} | proof, {"wall": [4.0], "cpu": [2.0]} | proof]
+    base = [{"wall": [4.0], "cpu": [2.0]} | proof, {"wall": [16.0], "cpu": [8.0]} | proof]
+    found = row(SMALL, "some", runs, base)
+    assert SMALL.steps == 6
+    assert (found["wall_s"], found["cpu_s"]) == (3.0, 1.5)
+    assert (found["steps_per_wall_s"], found["steps_per_cpu_s"]) == (2.0, 4.0)
+    assert (found["ratio_wall"], found["ratio_cpu"]) == (3.0, 3.0)  # of 4 / 2 and 16 / 4; of 2 / 1 and 8 / 2
+
+
+def test_peers_are_named_by_the_user() -> None:
+    found, skipped = others({"PFL": "/some/python"}, quick=True)
+    assert [(one.name, one.python) for one in found] == [("pfl-research", "/some/python")]
+    assert len(skipped) == 3
+
+
+def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(FailedError, match="No such file"):
+        measure(Engine("missing", "benchmarks.bare", python="/nowhere/python"), [])
+    with pytest.raises(FailedError, match="No module named"):
+        measure(Engine("missing", "benchmarks.no_such"), [tmp_path])
+
+
+def test_who_fails_has_a_row_without_numbers() -> None:
+    watch = Watch().found()
+    rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
+    found = {"quick": False, "skipped": [], "scaling": {}, "overhead": {}, "methods": {}, "machine": watch}
+    text = report.markdown(found | {"workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
+    assert "ended with 1: no module" in text
+
+
+def test_methods_are_those_with_clients() -> None:
+    assert "centralised" not in federated()
+    assert {"fnr", "scaffold", "rfedavg_plus"} <= set(federated())
+
+
+def test_children_are_measured() -> None:
+    before = harness.cpu_seconds()
+    reads, writes = os.pipe()
+    child = os.fork()
+    if child == 0:
+        while sum(os.times()[:2]) < 0.2:
+            pass
+        os.write(writes, b"done")
+        time.sleep(60)
+        os._exit(0)
+    try:
+        assert os.read(reads, 4) == b"done"
+        assert child in harness.children()
+        assert harness.cpu_seconds() - before > 0.1
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
