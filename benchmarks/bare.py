@@ -16,8 +16,7 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job, Meter, main
 
-TRIAL_STEPS = 200  # at most, but one client at least
-TRIALS = 3
+TRIAL_SECONDS = 1.0  # for each variant, but two attempts at least
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -81,10 +80,9 @@ class Variant:
                         parameter.add_(grad, alpha=-lr)
 
     def trial(self) -> float:
-        """CPU seconds for a few steps, the least of some attempts."""
-        clients = max(1, min(len(self.job.cohorts[0]), TRIAL_STEPS // self.job.batches.shape[2]))
-        batches, seconds = self.batches(0, clients), []
-        for _ in range(TRIALS):
+        """CPU seconds for one client, the least of some attempts, of which the first warms up."""
+        batches, seconds = self.batches(0, 1), []
+        while len(seconds) < 2 or sum(seconds) < TRIAL_SECONDS:
             began = time.process_time()
             self.round(batches)
             seconds.append(time.process_time() - began)

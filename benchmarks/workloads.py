@@ -87,7 +87,7 @@ def write_job(workload: Workload, path: Path) -> None:
     n = workload.clients * workload.per_client
     pictures = torch.randn(CLASSES, prod(workload.shape), generator=generator)
     y = torch.randint(0, CLASSES, (n,), generator=generator)
-    x = torch.randn(n, prod(workload.shape), generator=generator).add_(pictures[y], alpha=0.2)
+    x = torch.randn(n, prod(workload.shape), generator=generator).add_(pictures[y], alpha=1.0)
     params, _ = initial_model(network(workload), SEED, x)
     total = workload.warm + workload.rounds
     cohorts = [draw_cohort(SEED, t, workload.clients, workload.cohort) for t in range(1, total + 1)]
