@@ -18,6 +18,8 @@ ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
+ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # some peers take a GPU where there is one
+
 
 class FailedError(Exception):
     """A measured process ended without a result."""
@@ -25,7 +27,7 @@ class FailedError(Exception):
 
 def measure(engine: Engine, jobs: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """What the engine found for each job, and the final weights of the last. Raises FailedError."""
-    environment = os.environ | ONE_THREAD | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | ONE_THREAD | ON_CPU | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.npz"
         command = [engine.python, "-m", engine.module, str(result), engine.argument, *map(str, jobs)]

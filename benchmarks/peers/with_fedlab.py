@@ -1,4 +1,4 @@
-"""Measures FedLab (written against fedlab 1.3.0): its serial trainer and synchronous server in one process.
+"""Measures FedLab (fedlab 1.3.0): its serial trainer and synchronous server in one process.
 
 Batches are lists of tensors, ready and in the job's order; the loop is that of its `StandalonePipeline`.
 """
@@ -32,10 +32,8 @@ class Batches:
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """All rounds."""
     module, batches, meter = job.module(), Batches(), Meter()
-    server = SyncServerHandler(
-        module, global_round=len(job.cohorts), num_clients=job.clients, sample_ratio=job.cohort / job.clients
-    )
-    server.round_clients = job.cohort
+    server = SyncServerHandler(module, global_round=len(job.cohorts), sample_ratio=job.cohort / job.clients)
+    server.num_clients = job.clients
     trainer = SGDSerialClientTrainer(job.module(), num_clients=job.clients)
     trainer.setup_dataset(batches)
     trainer.setup_optim(1, job.batch, job.lr)  # the order has all epochs one after the other

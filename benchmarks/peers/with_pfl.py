@@ -1,4 +1,4 @@
-"""Measures pfl-research (written against pfl 0.2 to 0.5, apple/pfl-research): its simulated backend in one process.
+"""Measures pfl-research (pfl 0.6.0, apple/pfl-research): its simulated backend in one process.
 
 Every user's data set is a tensor per field, in the job's order, which pfl cuts into batches as it stands.
 """
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
-from pfl.callback import TrainingProcessCallback
+from pfl.callback.base import TrainingProcessCallback
 from pfl.data.dataset import Dataset
 from pfl.data.federated_dataset import FederatedDataset
 from pfl.hyperparam import NNTrainHyperParams
