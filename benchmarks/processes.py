@@ -16,9 +16,12 @@ from benchmarks.peers.harness import read_results
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-
-ON_CPU = {"CUDA_VISIBLE_DEVICES": ""}  # some peers take a GPU where there is one
+ENVIRONMENT = {
+    **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
+    "CUDA_VISIBLE_DEVICES": "",  # some peers take a GPU where there is one
+    **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),  # Flower and Ray phone home
+    "PYTHONPATH": str(ROOT),
+}
 
 
 class FailedError(Exception):
@@ -27,13 +30,12 @@ class FailedError(Exception):
 
 def measure(engine: Engine, jobs: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """What the engine found for each job, and the final weights of the last. Raises FailedError."""
-    environment = os.environ | ONE_THREAD | ON_CPU | {"PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.npz"
         command = [engine.python, "-m", engine.module, str(result), engine.argument, *map(str, jobs)]
         try:
             ended = subprocess.run(
-                command, cwd=folder, env=environment, timeout=LIMIT, check=False, text=True,
+                command, cwd=folder, env=os.environ | ENVIRONMENT, timeout=LIMIT, check=False, text=True,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:

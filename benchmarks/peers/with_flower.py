@@ -1,4 +1,4 @@
-"""Measures Flower (written against flwr[simulation] 1.21): its simulation engine with Ray actors of one core each.
+"""Measures Flower (flwr[simulation] 1.21.0): its simulation engine with Ray actors of one core each.
 
 It draws cohorts itself; clients shuffle, and cut ready tensors into batches.
 """
@@ -70,7 +70,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     share, initial = job.cohort / job.clients, [p.detach().numpy() for p in named.values()]
     strategy = Strategy(
         fraction_fit=share, fraction_evaluate=0.0, min_fit_clients=job.cohort, min_available_clients=job.clients,
-        initial_parameters=ndarrays_to_parameters(initial),
+        initial_parameters=ndarrays_to_parameters(initial), accept_failures=False,
     )  # fmt: skip
     strategy.watch(meter)
     components = ServerAppComponents(config=ServerConfig(num_rounds=len(job.cohorts)), strategy=strategy)
@@ -86,4 +86,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
 
 
 if __name__ == "__main__":
-    main(measure)
+    # By its name: Ray's actors import it, what is in __main__ would be sent to them with every message.
+    from benchmarks.peers import with_flower
+
+    main(with_flower.measure)
