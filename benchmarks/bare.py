@@ -81,7 +81,8 @@ class Variant:
 
     def trial(self) -> float:
         """CPU seconds for one client, the least of some attempts, of which the first warms up."""
-        batches, seconds = self.batches(0, 1), []
+        batches = self.batches(0, 1)
+        seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds) < TRIAL_SECONDS:
             began = time.process_time()
             self.round(batches)
