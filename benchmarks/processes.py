@@ -16,6 +16,7 @@ from benchmarks.peers.harness import read_results
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "CUDA_VISIBLE_DEVICES": "",  # some peers take a GPU where there is one
@@ -33,9 +34,12 @@ def measure(engine: Engine, jobs: Sequence[Path]) -> tuple[list[dict[str, Any]],
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result.npz"
         command = [engine.python, "-m", engine.module, str(result), engine.argument, *map(str, jobs)]
+        # What this process has set for itself, by importing our engines, is not for peers.
+        inherited = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
+        pages = {LARGE_PAGES: "1"} if engine.large_pages else {}
         try:
             ended = subprocess.run(
-                command, cwd=folder, env=os.environ | ENVIRONMENT, timeout=LIMIT, check=False, text=True,
+                command, cwd=folder, env=inherited | ENVIRONMENT | pages, timeout=LIMIT, check=False, text=True,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
