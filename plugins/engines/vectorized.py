@@ -1,4 +1,8 @@
-"""The fast engine: a chunk of the cohort at once through `torch.func.vmap`, ragged clients by masks."""
+"""The fast engine: a chunk of the cohort at once, ragged clients by masks.
+
+Dense networks take all clients' trees themselves; whatever else is written for one client goes through
+`torch.func.vmap`. The gradient of training is taken outside, by autograd.
+"""
 
 from __future__ import annotations
 
