@@ -140,10 +140,13 @@ def _facts(study: studies.Study, skipped: str) -> str:
         again = f"dvc repro --force pipelines/{study.paper}/dvc.yaml:study@{study.size}-{study.name}"
         return f"{study.what}: not run, as its data are not there ({skipped}). Once they are: {again}"
     content, train = study.content, study.content["train"]
-    clients = sorted({int(content["scenarios"][name]["clients"]) for name in content["scenario_names"]})
+    scenarios = [content["scenarios"][name] for name in content["scenario_names"]]
+    clients = sorted({int(scenario["clients"]) for scenario in scenarios})
+    shares = sorted({float(scenario.get("participation", 1)) for scenario in scenarios})
+    part = f" ({'/'.join(f'{100 * share:g}' for share in shares)} % take part in a round)" if shares != [1] else ""
     local = f"{train['local_steps']} steps" if train.get("local_steps") else f"{train['epochs']} epochs"
     return (
-        f"{study.what}: {content['data']['name']}, {train['model']}, {'/'.join(map(str, clients))} clients, "
+        f"{study.what}: {content['data']['name']}, {train['model']}, {'/'.join(map(str, clients))} clients{part}, "
         f"{train['rounds']} rounds of {local}, batches of {train['batch_size']}, {train.get('optimizer', 'sgd')} "
         f"{train['lr']:g}; scenarios {', '.join(content['scenario_names'])}; {len(content['recipe_names'])} methods; "
         f"seeds {', '.join(map(str, content['seeds']))}"
