@@ -5,17 +5,15 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import torch
 
 from plugins.core.errors import UserError
+from plugins.engines.workers import end_with
 
 VARIABLE = "FEDML_NONIID_WORKERS"  # environment: how many; by default one per core and thread, one alone on a GPU
-WATCH_S = 0.5
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -45,7 +43,7 @@ def side_by_side(
     # Threads of its own would not survive the fork.
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _die_with, (os.getpid(),))
+    pool = concurrent.futures.ProcessPoolExecutor(processes, context, _begin, (os.getpid(),))
     try:
         futures = {pool.submit(work, item): item for item in items}
         for future in concurrent.futures.as_completed(futures):
@@ -54,16 +52,9 @@ def side_by_side(
         pool.shutdown(cancel_futures=True)
 
 
-def _die_with(parent: int) -> None:
-    """In a worker: ends it soon after the process that started it is gone, however that ended.
-
-    Its work has no processes of its own: the cores are taken.
+def _begin(parent: int) -> None:
+    """In a worker: it goes when the process that started it does; its work has no processes of its own, as the cores
+    are taken.
     """
     os.environ[VARIABLE] = "1"
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(WATCH_S)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    end_with(parent)

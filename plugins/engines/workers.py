@@ -9,6 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import traceback
 import weakref
 from collections.abc import Sequence
@@ -25,6 +27,7 @@ from plugins.engines.arena import ALIGNED, Arena
 from plugins.engines.clients import Clients
 from plugins.engines.sequential import Sequential
 
+WATCH_S = 0.5
 ROOM = 4  # models per client that an answer has room for: its own, and what methods send beside it
 
 
@@ -80,7 +83,9 @@ class Workers:
             answers = Arena(ROOM * model * self.cohort)
             others = [worker.connection for worker in self._workers]
             process = context.Process(
-                target=_work, args=(self.clients, self._asks, answers, theirs, [*others, ours]), daemon=True
+                target=_work,
+                args=(os.getpid(), self.clients, self._asks, answers, theirs, [*others, ours]),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -118,12 +123,27 @@ def _received(worker: _Worker) -> Tree:
 def _end(workers: Sequence[_Worker]) -> None:
     for worker in workers:
         worker.connection.close()
+        worker.process.kill()  # it may be in the middle of a long share, of which nobody wants to know any more
     for worker in workers:
         worker.process.join()
 
 
-def _work(clients: Clients, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]) -> None:
-    """In a worker: answers until the other end is closed, be it by the death of its process."""
+def end_with(parent: int) -> None:
+    """In a forked process: ends it soon after the process that started it is gone, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _work(
+    parent: int, clients: Clients, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]
+) -> None:
+    """In a worker: answers until the other end is closed."""
+    end_with(parent)
     for other in others:
         other.close()  # or nobody would ever see that end closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process in front decides what an interrupt ends
@@ -136,7 +156,7 @@ def _work(clients: Clients, asks: Arena, answers: Arena, connection: Connection,
             try:
                 found = engine.some(Ask(job, to, **asks.get(places)), round_, share)
                 connection.send(answers.put(found))
-            except Exception as error:
+            except Exception as error:  # whatever it is, it is the run's: it is raised again in front
                 error.add_note("in a worker process:\n" + traceback.format_exc())
                 connection.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):

@@ -93,6 +93,27 @@ time.sleep(60)
     assert not any(alive(pid) for pid in ids)
 
 
+def test_processes_in_the_middle_of_their_work_end_too() -> None:
+    """They would not look at their pipe for a minute."""
+    code = """
+import time
+from plugins.engines import sequential
+from tests.engines.test_workers import simulation
+sequential.train = lambda *_: time.sleep(60)
+simulation("fedavg").run()
+"""
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        tasks, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
+        while len(ids := [int(word) for word in tasks.read_text().split()]) < 3 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(ids) == 3
+        process.kill()
+    end = time.monotonic() + 10
+    while any(alive(pid) for pid in ids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not any(alive(pid) for pid in ids)
+
+
 def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
     made = simulation("fedavg")
     made.run()
