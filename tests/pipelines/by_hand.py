@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from pipelines.studies import RESULTS
+from pipelines.targets.spec import Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\
@@ -71,3 +72,11 @@ def finals(root: Path, scenario: str, values: Mapping[str, Sequence[float]], stu
     for recipe, ends in values.items():
         for seed, end in enumerate(ends):
             run(root, scenario, recipe, seed, [end / 2, end], study)
+
+
+def assert_titles_as_reported(target: Target) -> None:
+    """Of a table: its rows and columns are those of the paper's numbers, in their order, and no number is missing."""
+    assert target.reported is not None
+    assert list(target.spec["rows"]) == list(target.reported["rows"])
+    assert list(target.spec["columns"]) == target.reported["columns"]
+    assert all(len(row) == len(target.reported["columns"]) for row in target.reported["rows"].values())

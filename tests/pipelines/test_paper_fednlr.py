@@ -31,7 +31,7 @@ from pipelines.targets.spec import Built, address, of_targets
 from plugins import recipes
 from plugins.core.errors import UserError
 from tests.pipelines import by_hand
-from tests.pipelines.by_hand import paper, run
+from tests.pipelines.by_hand import assert_titles_as_reported, paper, run
 from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -59,11 +59,7 @@ def test_the_paper_s_tables_and_figures_are_there() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_titles_are_those_of_the_reported_numbers(name: str) -> None:
-    target = of_targets("fednlr", ROOT)[name]
-    assert target.reported is not None
-    assert list(target.spec["rows"]) == list(target.reported["rows"])
-    assert list(target.spec["columns"]) == target.reported["columns"]
-    assert all(len(row) == len(target.reported["columns"]) for row in target.reported["rows"].values())
+    assert_titles_as_reported(of_targets("fednlr", ROOT)[name])
 
 
 @pytest.mark.parametrize("name", TABLES)
