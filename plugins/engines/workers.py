@@ -53,7 +53,7 @@ class Workers:
         """The stacked replies of the clients `ask.to`."""
         if not self._workers:
             self._start(ask)
-        shares = self._shares(ask, round_)
+        shares = self._shares(ask)
         self._asks.clear()
         trees = {"params": ask.params, "buffers": ask.buffers, "shared": ask.shared, "each": ask.each}
         places = self._asks.put(trees)
@@ -92,17 +92,17 @@ class Workers:
             self._workers.append(_Worker(process, ours, answers))
         weakref.finalize(self, _end, self._workers)
 
-    def _shares(self, ask: Ask, round_: int) -> list[list[int]]:
-        """Which positions of the Ask each worker takes: the longest client first, to whoever has least to do."""
-        steps = [len(self.clients.steps(client, ask.job, round_)[0].sizes) for client in ask.to]
+    def _shares(self, ask: Ask) -> list[list[int]]:
+        """Which positions of the Ask each worker takes: the largest client first, to whoever has least to do."""
+        sizes = [len(self.clients.indices[client]) for client in ask.to]
         shares: list[list[int]] = [[] for _ in range(self.processes)]
         load = [0] * self.processes
-        for position in sorted(range(len(ask.to)), key=lambda position: (-steps[position], position)):
+        for position in sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position)):
             client = ask.to[position]
             # Without a model in the Ask a client goes on from what it holds.
             worker = self._home[client] if not ask.params else load.index(min(load))
             shares[worker].append(position)
-            load[worker] += steps[position] + 1
+            load[worker] += sizes[position]
             if ask.job == "train":
                 self._home[client] = worker
         return [sorted(share) for share in shares]
