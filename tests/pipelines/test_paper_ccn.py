@@ -107,7 +107,7 @@ def test_every_study_is_a_sound_experiment(size: str, tmp_path: Path, monkeypatc
         if size == "smoke":
             assert settings.data.name == "digits" and settings.train.rounds <= 6
         if size == "small":
-            assert settings.data.name in ("mnist", "cifar10") and settings.data.options == {}
+            assert settings.data.options == {"mnist": {}, "cifar10": {"size": [16, 16]}}[settings.data.name]
 
 
 def test_smoke_has_no_more_than_150_items() -> None:
