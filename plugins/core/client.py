@@ -12,7 +12,7 @@ from torch import Tensor
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Answer, Batch, Component, Data, Plan, Stage, Trace, ValueAndGrad, View, Work
 from plugins.core.task import Output, Task
-from plugins.core.training import Forward, Hooks, autograd, local_steps
+from plugins.core.training import Forward, Hooks, Written, autograd, aux_of, local_steps
 from plugins.core.trees import Params, Tree
 
 
@@ -23,8 +23,16 @@ class Side(Protocol):
         """A function of one client's trees as one of all clients' trees."""
         ...
 
+    def every(self, tree: Tree) -> Tree:
+        """What is the same for all, as each client's."""
+        ...
+
     def forward(self, task: Task) -> Forward:
         """The forward pass in training."""
+        ...
+
+    def written(self, task: Task) -> Written | None:
+        """Its gradient, where that is written out."""
         ...
 
     def data(self, own: Tree) -> Data:
@@ -41,8 +49,14 @@ class Alone:
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return fn
 
+    def every(self, tree: Tree) -> Tree:
+        return tree
+
     def forward(self, task: Task) -> Forward:
         return forward_of(task)
+
+    def written(self, task: Task) -> Written | None:
+        return written_of(task, 0)
 
     def data(self, own: Tree) -> Data:
         return self.given
@@ -55,6 +69,18 @@ def forward_of(task: Task) -> Forward:
         return task.forward(params, buffers, batch.x, train=True, mask=batch.mask, key=batch.key)
 
     return forward
+
+
+def written_of(task: Task, axes: int) -> Written | None:
+    """The gradient of the loss of one client, or of several side by side (`axes`), where it is written out."""
+    if not task.written_out:
+        return None
+
+    def written(params: Params, buffers: Params, batch: Batch) -> tuple[Params, Tree]:
+        grads, loss, out = task.gradient(params, buffers, batch.x, batch.y, batch.mask, axes)
+        return grads, aux_of(loss, out, True)
+
+    return written
 
 
 def mean_features(task: Task, params: Params, buffers: Params, plan: Plan | None) -> Tensor:
@@ -115,16 +141,17 @@ def train(
         upload, memory = ({name: pair[i] for name, pair in sent.items()} for i in (0, 1))
         return {"upload": upload, "memory": memory, "metrics": metrics}
 
-    began = side.lift(first)(own)
+    # Lifting takes its time even where there is nothing of one client to be lifted.
+    began = side.lift(first)(own) if components else side.every(first(own))
     own = own | {"prepared": began["prepared"]}
     hooks = _hooks(algorithm, task, own, views, side)
     trace = local_steps(
         side.forward(task), task.optimizer, began["params"], began["buffers"], began["state"], steps, own["key"],
-        autograd, hooks,
+        autograd, hooks, side.written(task),
     )  # fmt: skip
     left = _fields(trace)
     del left["start"]  # the same for all
-    ended = side.lift(last)(own, left)
+    ended = (side.lift(last) if components else last)(own, left)
     return Answer(trace.end, trace.buffers, **ended), trace
 
 

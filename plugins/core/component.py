@@ -385,7 +385,8 @@ class Component:
     def correct(self, tree: Params, params: Params, view: View) -> Params:
         """The gradient at `params` (stage DEBIAS), or the optimiser's update (stage SCALE).
 
-        Leaves are new, or those of `tree`: they are overwritten.
+        Stage SCALE multiplies by what does not depend on the update, as it may be given a multiple of it. Leaves are
+        new, or those of `tree`: they are overwritten.
         """
         return tree
 

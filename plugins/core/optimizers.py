@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
@@ -28,6 +28,11 @@ class Optimizer(Protocol):
     @property
     def weight_decay(self) -> float: ...
 
+    @property
+    def rate(self) -> float | None:
+        """eta where the update is -eta times the gradient and nothing else, so that it can be added at once."""
+        ...
+
     def init(self, params: Params) -> Tree:
         """The state before the first step."""
         ...
@@ -44,6 +49,10 @@ class SGD:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+
+    @property
+    def rate(self) -> float | None:
+        return None if self.momentum or self.weight_decay else self.lr
 
     def init(self, params: Params) -> Tree:
         return {"v": zeros_like(params)} if self.momentum else {}
@@ -65,6 +74,7 @@ class Adam:
     weight_decay: float = 0.0
     beta2: float = 0.999
     eps: float = 1e-8
+    rate: None = field(default=None, init=False)
 
     def init(self, params: Params) -> Tree:
         # The step count is a tensor: clients of one vectorized batch may have taken different numbers of steps.
@@ -98,6 +108,7 @@ class RMSProp:
     weight_decay: float = 0.0
     alpha: float = 0.99
     eps: float = 1e-8
+    rate: None = field(default=None, init=False)
 
     def init(self, params: Params) -> Tree:
         state: Tree = {"s": zeros_like(params)}

@@ -7,6 +7,7 @@ a function that takes those of all.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,6 +20,8 @@ from plugins.core.task import Output, cross_entropy
 from plugins.core.trees import Params, Tree, detach, select, tree_map
 
 Forward = Callable[[Params, Params, Batch], Output]
+# (parameters, buffers, batch) -> gradient of the mean cross-entropy, and what `autograd` gives beside it.
+Written = Callable[[Params, Params, Batch], tuple[Params, Tree]]
 
 
 def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
@@ -37,13 +40,19 @@ def functional(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) ->
     return grads, aux
 
 
+def aux_of(loss: Tensor, out: Output, features: bool) -> Tree:
+    """What a step leaves beside its gradient."""
+    aux = {"loss": loss, "buffers": out.buffers}
+    return aux | {"features": out.features} if features else aux
+
+
 class Hooks(NamedTuple):
     """What methods add to local training; None where nobody does."""
 
     penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None  # terms of the loss
     adjust_logits: Callable[[Tensor, Params], Tensor] | None = None
     correct_gradient: Callable[[Params, Params], Params] | None = None  # (gradient, parameters)
-    correct_update: Callable[[Params, Params], Params] | None = None  # (the optimiser's update, parameters)
+    correct_update: Callable[[Params, Params], Params] | None = None  # (the update or a multiple of it, parameters)
 
 
 def local_steps(
@@ -56,11 +65,14 @@ def local_steps(
     key: Tensor,
     grad: ValueAndGrad,
     hooks: Hooks = Hooks(),  # noqa: B008, immutable
+    written: Written | None = None,
 ) -> Trace:
     """Runs the batches of `steps` from `params` and returns their trace.
 
-    `state`: the optimiser's. `key`: of the client, or of each [M].
+    `state`: the optimiser's. `key`: of the client, or of each [M]. `written`: takes the place of `forward` and `grad`
+    where no hook changes the loss.
     """
+    written = written if hooks.penalty is None and hooks.adjust_logits is None else None
     start = params
     some = next(iter(params.values()))
     count = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
@@ -77,10 +89,9 @@ def local_steps(
             value = cross_entropy(logits, batch.y, batch.mask)
             extra = None if hooks.penalty is None else hooks.penalty(w, out, batch)
             value = value if extra is None else value + extra
-            aux = {"loss": value, "buffers": out.buffers}
-            return value, aux if last is None else aux | {"features": out.features}
+            return value, aux_of(value, out, last is not None)
 
-        grads, aux = grad(loss, params)
+        grads, aux = grad(loss, params) if written is None else written(params, buffers, batch)
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
             share = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
@@ -88,13 +99,20 @@ def local_steps(
             features, seen = part if features is None else features + part, seen + share.sum(-1)
         if hooks.correct_gradient is not None:
             grads = hooks.correct_gradient(grads, params)
-        update, next_state = optimizer.step(grads, state, params)
-        if hooks.correct_update is not None:
-            update = hooks.correct_update(update, params)
         # In place: a step's time is that of going through memory. The received model, and parameters that a client who
         # stands still keeps, are others' too; the update is nobody's.
         mine = step > 0 and batch.live is None
-        stepped = tree_map(torch.Tensor.add_, *((params, update) if mine else (update, params)))
+        if optimizer.rate is not None:
+            # A scaled gradient times eta is the scaled update, and can be added at once.
+            if hooks.correct_update is not None:
+                grads = hooks.correct_update(grads, params)
+            add, next_state = (torch.Tensor.add_ if mine else torch.add), state
+            stepped = tree_map(partial(add, alpha=-optimizer.rate), params, grads)
+        else:
+            update, next_state = optimizer.step(grads, state, params)
+            if hooks.correct_update is not None:
+                update = hooks.correct_update(update, params)
+            stepped = tree_map(torch.Tensor.add_, *((params, update) if mine else (update, params)))
         if batch.live is None:
             params, state, buffers = stepped, next_state, aux["buffers"]
             count, total = count + 1, total + aux["loss"]

@@ -61,9 +61,19 @@ def norm(tree: Tree) -> Tensor:
 
 def row_norms(stacked: Tree) -> Tensor:
     """The L2 norm of each row of a stacked tree, leaves `[M, ...]`, as `[M]`."""
-    rows = (leaf.reshape(leaf.shape[0], -1) for leaf in leaves(stacked))
-    norms: Tensor = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(row, dim=1) for row in rows]), dim=0)
+    return together([leaf_row_norms(leaf) for leaf in leaves(stacked)])
+
+
+def leaf_row_norms(leaf: Tensor) -> Tensor:
+    """The L2 norm of each row of `[M, ...]`, as `[M]`."""
+    norms: Tensor = torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1)
     return norms
+
+
+def together(norms: Sequence[Tensor]) -> Tensor:
+    """The norms of vectors that consist of parts with these norms, each `[M]`."""
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)), dim=0)
+    return whole
 
 
 def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +27,15 @@ def epochs(
 
     The last, short batch of a pass is kept unless `drop_last`; then whoever has less than one batch keeps what he has.
     """
-    sizes = _sizes(len(indices), batch_size)
+    n = len(indices)
+    sizes = _sizes(n, batch_size)
     if drop_last and len(sizes) > 1 and sizes[-1] < batch_size:
         sizes = sizes[:-1]
+        n = sum(sizes)
     if steps:
         n_epochs = -(-steps // len(sizes))
-    passes = [indices[rng.permutation(len(indices))][: sum(sizes)] for _ in range(n_epochs)]
-    index = np.concatenate(passes) if passes else indices[:0]
+    passes = [indices[rng.permutation(len(indices))[:n]] for _ in range(n_epochs)]
+    index = passes[0] if n_epochs == 1 else np.concatenate(passes or [indices[:0]])
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
     taken = (sizes * n_epochs)[:steps]
@@ -62,6 +65,7 @@ def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
     return index, mask
 
 
+@cache
 def _sizes(n: int, batch_size: int) -> tuple[int, ...]:
     full, rest = divmod(n, batch_size)
     return (batch_size,) * full + ((rest,) if rest else ())

@@ -12,7 +12,7 @@ from torch import Tensor
 from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten, norm, row_norms, sub
+from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, sub, together
 from plugins.engines.clients import refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
@@ -30,6 +30,7 @@ class Recorder:
         self._began = time.perf_counter()
         self._start: Params = {}
         self._trained: Reply | None = None
+        self._trained_lengths = torch.empty(0)  # of its models, [M]
         self._observed: Tree = {}
         self._groups: dict[str, list[str]] = {}
 
@@ -41,10 +42,10 @@ class Recorder:
 
     def exchange(self, ask: Ask, reply: Reply, round_: int) -> None:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
-        refuse_non_finite(reply, round_)
+        lengths = refuse_non_finite(reply, round_)
         self.meter.count(ask, reply)
         if ask.job == "train":
-            self._trained = reply
+            self._trained, self._trained_lengths = reply, lengths
         what = "" if ask.job == "train" else ask.job.partition(".")[2] + "."
         for key, leaf in flatten(reply.metrics).items():
             component, _, quantity = key.partition("/")
@@ -93,7 +94,7 @@ class Recorder:
                 "round/clients": torch.tensor(clients),
                 "round/bytes_up": torch.tensor([up[client] for client in clients]),
                 "round/bytes_down": torch.tensor([down[client] for client in clients]),
-                "round/similarity_to_global": _cosines(kept.params, server.params),
+                "round/similarity_to_global": _cosines(kept.params, self._trained_lengths, server.params),
             }
         )
         return row
@@ -114,11 +115,12 @@ class Recorder:
 
     def _lengths(self, deltas: Params, moved: Params, n: float) -> dict[str, float]:
         """FedNNNN's E, N = ||moved|| and the integral of N; by group of layers if the model has more than one."""
-        columns = {"update_norm_client": row_norms(deltas).mean().item(), "update_norm_server": n}
+        norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
+        columns = {"update_norm_client": together(list(norms.values())).mean().item(), "update_norm_server": n}
         before = self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
         columns["update_norm_server_sum"] = before + columns["update_norm_server"]
         for group, names in self._groups.items():
-            columns[f"update_norm_client_{group}"] = row_norms({key: deltas[key] for key in names}).mean().item()
+            columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean().item()
             columns[f"update_norm_server_{group}"] = norm({key: moved[key] for key in names}).item()
         return columns
 
@@ -142,7 +144,7 @@ def _groups(task: Task, params: Params) -> dict[str, list[str]]:
     return groups if len(groups) > 1 else {}
 
 
-def _cosines(stacked: Params, params: Params) -> Tensor:
-    """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b)."""
+def _cosines(stacked: Params, lengths: Tensor, params: Params) -> Tensor:
+    """cos(w_k, w) of all weights as one vector, [M], from the models and their norms; CCN's figure 1 (b)."""
     dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in stacked.items()]).sum(0)
-    return dot / (row_norms(stacked) * norm(params)).clamp(min=1e-30)
+    return dot / (lengths * norm(params)).clamp(min=1e-30)

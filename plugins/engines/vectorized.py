@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plugins.core.client import further, train
+from plugins.core.client import further, train, written_of
 from plugins.core.component import Ask, Batch, Data, Plan, Reply, Samples
 from plugins.core.reading import Noise, Reader
 from plugins.core.task import Output, Pass, Task
-from plugins.core.training import Forward, functional
+from plugins.core.training import Forward, Written, functional
 from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.clients import Clients, to_device
@@ -42,11 +42,15 @@ def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list
 class Beside:
     """Clients side by side; `read` is what one of them reads."""
 
+    count: int  # M
     dense: bool  # whether the network takes several clients' trees itself
     read: Callable[[Tree], Data]
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return torch.func.vmap(fn)
+
+    def every(self, tree: Tree) -> Tree:
+        return tree_map(lambda leaf: leaf.expand(self.count, *leaf.shape), tree)
 
     def forward(self, task: Task) -> Forward:
         if self.dense:
@@ -65,6 +69,9 @@ class Beside:
             return out
 
         return forward
+
+    def written(self, task: Task) -> Written | None:
+        return written_of(task, 1) if self.dense else None
 
     def data(self, own: Tree) -> Data:
         return self.read(own)
@@ -138,7 +145,7 @@ class Vectorized:
             )
 
         if training:
-            side = Beside(clients.task.network.dense, data)
+            side = Beside(len(ids), clients.task.network.dense, data)
             # [S, M, ...]: a step of all clients is one entry.
             steps = {name: leaf.transpose(0, 1).contiguous() for name, leaf in own["steps"].items()}
             read = self._reader(own["key"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.noise import fold, uniform
-from plugins.core.task import Layer, Pass, masked_mean
+from plugins.core.task import Layer, Pass, WithGradient, masked_mean
 from plugins.core.trees import Params
 from plugins.models.initial import Initial, as_torch
+
+# Takes the gradient of a block's output to that of its input (None if nobody wants it) and of its parameters.
+Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 
 DROPOUT = 0x64726F706F7574  # separates the keys of dropout from all others that belong to a step's key
 
@@ -45,28 +48,55 @@ class Linear:
         return {f"{self.name}.weight": weight, f"{self.name}.bias": bias}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        weight, bias = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
+        weight, bias = self._of(run)
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
         return out
 
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        weight, bias = self._of(run)
+        out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
+
+        def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            if weight.ndim == 2:
+                found = grad @ weight if through else None, grad.t() @ x, grad.sum(0)
+            else:
+                found = _beside_backward(grad, x, weight, through)
+            return found[0], {f"{self.name}.weight": found[1], f"{self.name}.bias": found[2]}
+
+        return out, pull
+
+    def _of(self, run: Pass) -> tuple[Tensor, Tensor]:
+        return run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
+
+
+def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """x_m W_m^T + b_m of clients m side by side."""
+    return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+
+
+def _beside_backward(grad: Tensor, x: Tensor, weight: Tensor, through: bool) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), and of b."""
+    of_x = torch.bmm(grad, weight) if through else None
+    return of_x, torch.bmm(grad.transpose(1, 2), x), grad.sum(1)
+
 
 class _Beside(torch.autograd.Function):
-    """x_m W_m^T + b_m of clients m side by side; the gradient of W lies as W does, which torch's own does not."""
+    """`_beside` for autograd."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+        return _beside(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
         (grad,) = grads
         x, weight = ctx.saved_tensors
         exact, low = weight.dtype, grad.dtype  # differ under autocast
-        of_x = torch.bmm(grad, weight.to(low)).to(x.dtype) if ctx.needs_input_grad[0] else None
-        return of_x, torch.bmm(grad.transpose(1, 2), x.to(low)).to(exact), grad.sum(1).to(exact)
+        of_x, of_w, of_b = _beside_backward(grad, x.to(low), weight.to(low), ctx.needs_input_grad[0])
+        return None if of_x is None else of_x.to(x.dtype), of_w.to(exact), of_b.to(exact)
 
 
 @dataclass(frozen=True)
@@ -171,6 +201,10 @@ class ReLU:
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         return run.activate(self.of, x)
 
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        h = torch.relu(x)
+        return h, lambda grad, through: (torch.ops.aten.threshold_backward(grad, h, 0), {})
+
 
 @dataclass(frozen=True)
 class Output:
@@ -184,6 +218,9 @@ class Output:
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         run.note(self.of, x)
         return x
+
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        return x, lambda grad, through: (grad, {})
 
 
 @dataclass(frozen=True)
@@ -208,6 +245,9 @@ class Flatten:
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         return x.flatten(run.axes + 1)
+
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        return x.flatten(run.axes + 1), lambda grad, through: (grad.reshape(x.shape), {})
 
 
 @dataclass(frozen=True)
@@ -291,7 +331,8 @@ class Residual:
         return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
-DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Pass.axes`
+CHAIN = (Linear, ReLU, Output, Flatten)  # blocks whose gradient is written out: they have `traced`
+DENSE = (*CHAIN, BatchNorm)  # blocks that know `Pass.axes`
 
 
 def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
@@ -349,12 +390,36 @@ class Stacked:
                 found[-1] = last._replace(parameters=last.parameters + affine)
         return tuple(found)
 
+    @property
+    def with_gradient(self) -> WithGradient | None:
+        return self._with_gradient if all(isinstance(block, CHAIN) for block in self.blocks) else None
+
     @cached_property
     def _order(self) -> Order:
         return Order(self.blocks)
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.blocks, self.head), generator)
+
+    def _with_gradient(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
+        pulls: list[Pull] = []
+        for block in self.blocks:
+            assert isinstance(block, CHAIN)
+            x, pull = block.traced(run, x)
+            pulls.append(pull)
+        logits, last = self.head.traced(run, x)
+        # Nobody asks for the gradient of what lies before the first parameters.
+        first = next((n for n, block in enumerate(self.blocks) if isinstance(block, Linear)), len(pulls))
+
+        def back(grad: Tensor) -> Params:
+            passed, found = last(grad, first < len(pulls))
+            for n in range(len(pulls) - 1, first - 1, -1):
+                assert passed is not None
+                passed, own = pulls[n](passed, n > first)
+                found = own | found
+            return found
+
+        return x, logits, back
 
     def encode(self, run: Pass, x: Tensor) -> Tensor:
         return self._order(run, x)

@@ -34,6 +34,7 @@ class Recurrent:
     head: Linear
     vmappable: bool = False  # torch has no vmap rule for its LSTM
     dense: bool = False
+    with_gradient: None = None
     tokens: bool = True
     frozen: frozenset[str] = frozenset({EMBEDDING})
 

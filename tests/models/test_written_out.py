@@ -1,0 +1,102 @@
+"""Gradients that are written out: against NumPy, and against autograd to the bit."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from plugins.core.optimizers import SGD
+from plugins.core.task import Task, cross_entropy
+from plugins.core.trees import Params
+from plugins.models import build
+from plugins.models.layers import Stacked
+
+SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
+KINDS: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}
+
+
+def network(kind: str) -> Stacked:
+    found = build("mlp" if kind == "projected" else kind, SHAPE, CLASSES, KINDS[kind])
+    assert isinstance(found, Stacked)
+    return found
+
+
+def drawn(kind: str, clients: int, dtype: torch.dtype) -> tuple[Task, Params, Tensor, Tensor]:
+    """A task, and parameters, samples and labels; with an axis of clients in front where there are several."""
+    generator, made = torch.Generator().manual_seed(3), network(kind)
+    rows = (clients,) if clients else ()
+    params = {
+        key: torch.randn(*rows, *leaf.shape, generator=generator).to(dtype)
+        for key, leaf in made.init(generator)[0].items()
+    }
+    x = torch.randn(*rows, BATCH, *SHAPE, generator=generator).to(dtype)
+    return Task(made, SGD(0.1)), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
+
+
+def by_autograd(
+    task: Task, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
+) -> tuple[Params, Tensor]:
+    watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
+    loss = cross_entropy(task.forward(watched, {}, x, train=True, mask=mask, axes=axes).logits, y, mask)
+    return dict(zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)), loss.detach()
+
+
+def mask_of(clients: int) -> Tensor:
+    """Fewer samples for each next client, none for the last."""
+    counts = torch.tensor([BATCH, BATCH - 1, 2, 0])[:clients] if clients else torch.tensor(BATCH - 2)
+    return torch.arange(BATCH) < counts.unsqueeze(-1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("clients", [0, CLIENTS], ids=["one", "several"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_gradient_is_autograds_to_the_bit(kind: str, clients: int, masked: bool, dtype: torch.dtype) -> None:
+    task, params, x, y = drawn(kind, clients, dtype)
+    mask = mask_of(clients).squeeze(0) if masked else None
+    axes = 1 if clients else 0
+    grads, loss, out = task.gradient(params, {}, x, y, mask, axes)
+    expected, expected_loss = by_autograd(task, params, x, y, mask, axes)
+    assert grads.keys() == expected.keys()
+    for key, leaf in expected.items():
+        assert torch.equal(grads[key], leaf), key
+        assert grads[key].is_contiguous()
+    torch.testing.assert_close(loss, expected_loss)
+    assert torch.equal(out.features, task.forward(params, {}, x, train=True, axes=axes).features)
+
+
+def test_the_gradient_of_a_perceptron_in_numpy() -> None:
+    task, params, x, y = drawn("mlp", 0, torch.float64)
+    grads, loss, _ = task.gradient(params, {}, x, y, None)
+    w1, b1, w2, b2 = (params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias"))
+    seen = x.numpy().reshape(BATCH, -1)
+    before = seen @ w1.T + b1
+    h = np.maximum(before, 0)
+    e = np.exp(h @ w2.T + b2)
+    p = e / e.sum(1, keepdims=True)
+    rows = np.arange(BATCH)
+    np.testing.assert_allclose(loss, -np.log(p[rows, y.numpy()]).mean())
+    p[rows, y.numpy()] -= 1
+    of_h = (p / BATCH) @ w2 * (before > 0)
+    expected = {
+        "fc1.weight": of_h.T @ seen, "fc1.bias": of_h.sum(0), "fc2.weight": (p / BATCH).T @ h, "fc2.bias": p.mean(0),
+    }  # fmt: skip
+    for key, leaf in expected.items():
+        np.testing.assert_allclose(grads[key], leaf, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("mlp", {"batch_norm": True}), ("cnn", {})], ids=["batch norm", "convolutions"]
+)
+def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]) -> None:
+    assert not Task(build(name, (1, 8, 8), CLASSES, options), SGD(0.1)).written_out
+
+
+def test_frozen_parameters_and_low_precision_are_left_to_autograd() -> None:
+    made = network("mlp")
+    head = {key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")}
+    assert Task(made, SGD(0.1)).written_out
+    assert not Task(made, SGD(0.1), head).written_out
+    assert not Task(made, SGD(0.1), precision="bf16").written_out
