@@ -41,6 +41,7 @@ class FedDF(Component):
     """Distils the ensemble of the clients into their average."""
 
     name: ClassVar[str] = "feddf"
+    reads_models: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"distillation on the server"})
     public: ClassVar[str] = "unlabelled"
 

@@ -58,6 +58,7 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
+    reads_models: ClassVar[bool] = True
     options: ClassVar[Options] = {"discrepancy": ("l1", "kl")}
     claims: ClassVar[frozenset[str]] = frozenset({"distillation on the server"})
     passes: ClassVar[frozenset[str]] = frozenset({"own"})

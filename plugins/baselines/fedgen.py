@@ -46,6 +46,7 @@ class FedGen(Component):
     """Trains a generator of features on the server, whose features the clients learn from."""
 
     name: ClassVar[str] = "fedgen"
+    reads_models: ClassVar[bool] = True
     passes: ClassVar[frozenset[str]] = frozenset({"own"})
 
     n_classes: int  # C

@@ -140,9 +140,14 @@ class Algorithm:
         for c in self.components:
             weights = c.weigh(weights, replies)
 
-        deltas = _deltas(replies.params, start)
         refined = replies.params is not trained.params
-        unrefined = _deltas(trained.params, start) if refined else deltas
+        if any(c.reads_models for c in self.components):
+            deltas = _deltas(replies.params, start)
+            unrefined = _deltas(trained.params, start) if refined else deltas
+        else:
+            deltas = _deltas_in_place(replies.params, start)
+            unrefined = _deltas_in_place(trained.params, start) if refined else deltas
+            replies = replies._replace(params={})
         update = Update(replies, deltas, weights, unrefined, _deltas(replies.buffers, server.buffers))
         own = [found for c in self.components if (found := c.average(update)) is not None]
         direction = own[0] if own else weighted_sum(weights, deltas)  # a claim sees to it that there is but one
@@ -176,3 +181,8 @@ class Algorithm:
 def _deltas(params: Params, start: Params) -> Params:
     """w_k - w_t, [M, ...]."""
     return tree_map(lambda w_k, w: w_k - w, params, start)
+
+
+def _deltas_in_place(params: Params, start: Params) -> Params:
+    """w_k - w_t in the place of w_k: all clients' models beside their differences are a large part of a round."""
+    return tree_map(lambda w_k, w: w_k.sub_(w), params, start)

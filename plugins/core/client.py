@@ -76,8 +76,8 @@ def written_of(task: Task, axes: int) -> Written | None:
     if not task.written_out:
         return None
 
-    def written(params: Params, buffers: Params, batch: Batch) -> tuple[Params, Tree]:
-        grads, loss, out = task.gradient(params, buffers, batch.x, batch.y, batch.mask, axes)
+    def written(params: Params, buffers: Params, batch: Batch, room: Params) -> tuple[Params, Tree]:
+        grads, loss, out = task.gradient(params, buffers, *batch[:3], batch.key, room, axes)
         return grads, aux_of(loss, out, True)
 
     return written
@@ -105,11 +105,12 @@ def train(
     steps: Plan,
     side: Side,
     observing: bool = False,
+    into: Params | None = None,
 ) -> tuple[Answer, Trace]:
     """Local training from the model that was received; uploads and memories are keyed by component.
 
     `own`: "key", and by component "each" and "memory", of the client or of all. `steps`: the batches of training.
-    `observing`: whether the answer has metrics.
+    `observing`: whether the answer has metrics. `into`: where the trained parameters may be put.
     """
     components = algorithm.components
 
@@ -147,7 +148,7 @@ def train(
     hooks = _hooks(algorithm, task, own, views, side)
     trace = local_steps(
         side.forward(task), task.optimizer, began["params"], began["buffers"], began["state"], steps, own["key"],
-        autograd, hooks, side.written(task),
+        autograd, hooks, side.written(task), into,
     )  # fmt: skip
     left = _fields(trace)
     del left["start"]  # the same for all

@@ -301,6 +301,8 @@ class Component:
     # What it sees of the public split: "labelled" or "unlabelled" samples; "" if it needs none.
     public: ClassVar[str] = ""
     pools: ClassVar[bool] = False  # one client has the data of all
+    # Whether a hook from `average` on reads the clients' models: else `update.replies.params` are gone by then.
+    reads_models: ClassVar[bool] = False
 
     @property
     def passes(self) -> frozenset[str]:

@@ -38,7 +38,7 @@ class Optimizer(Protocol):
         ...
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:
-        """(update to add to the parameters, next state). The gradient is given away: it may be overwritten."""
+        """(update to add to the parameters, next state). The gradient may be overwritten, and is by the next."""
         ...
 
 

@@ -37,6 +37,7 @@ class Pass:
     key: Tensor | None = None  # 0-d, for `plugins.core.noise`: what dropout draws from in train mode
     record: bool = False
     plain: bool = False  # nothing transforms this pass (vmap), so that kernels are open that can't be transformed
+    room: Params = field(default_factory=dict)  # tensors that gradients which are written out may be put into
     axes: int = 0  # in front of the batch: 1 where parameters, buffers and samples of several clients lie side by side
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
@@ -185,14 +186,23 @@ class Task:
         return self.network.with_gradient is not None and not self.fixed and self.precision == "float32"
 
     def gradient(
-        self, params: Params, buffers: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int = 0
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+        room: Params | None = None,
+        axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
         """Gradient of the mean cross-entropy of a batch, the loss, and the forward pass in training.
 
-        The same gradient as by autograd, to the bit, and quicker where a batch is small.
+        The same gradient as by autograd, to the bit, and quicker. `x` may be overwritten, and
+        `room`, an earlier gradient that nobody needs any more: memory that is in the cache.
         """
         assert self.network.with_gradient is not None
-        run = Pass(params, dict(buffers), True, mask, axes=axes)
+        run = Pass(params, dict(buffers), True, mask, key, plain=self.plain, room=room or {}, axes=axes)
         h, logits, back = self.network.with_gradient(run, x)
         log_p, target = _by_class(logits), y.reshape(1, -1)
         own = log_p.gather(0, target)

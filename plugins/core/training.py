@@ -7,7 +7,6 @@ a function that takes those of all.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -20,8 +19,9 @@ from plugins.core.task import Output, cross_entropy
 from plugins.core.trees import Params, Tree, detach, select, tree_map
 
 Forward = Callable[[Params, Params, Batch], Output]
-# (parameters, buffers, batch) -> gradient of the mean cross-entropy, and what `autograd` gives beside it.
-Written = Callable[[Params, Params, Batch], tuple[Params, Tree]]
+# (parameters, buffers, batch, the last gradient) -> gradient of the mean cross-entropy, in the last one's place,
+# and what `autograd` gives beside it.
+Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
 def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
@@ -66,11 +66,12 @@ def local_steps(
     grad: ValueAndGrad,
     hooks: Hooks = Hooks(),  # noqa: B008, immutable
     written: Written | None = None,
+    into: Params | None = None,
 ) -> Trace:
     """Runs the batches of `steps` from `params` and returns their trace.
 
     `state`: the optimiser's. `key`: of the client, or of each [M]. `written`: takes the place of `forward` and `grad`
-    where no hook changes the loss.
+    where no hook changes the loss. `into`: where the parameters may be put.
     """
     written = written if hooks.penalty is None and hooks.adjust_logits is None else None
     start = params
@@ -78,6 +79,7 @@ def local_steps(
     count = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
     total, seen, last = count, count, steps.last
     features: Tensor | None = None
+    gradient: Params = {}
     # At once: a step is short.
     keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
     for step, plain in enumerate(steps):
@@ -91,7 +93,8 @@ def local_steps(
             value = value if extra is None else value + extra
             return value, aux_of(value, out, last is not None)
 
-        grads, aux = grad(loss, params) if written is None else written(params, buffers, batch)
+        gradient, aux = grad(loss, params) if written is None else written(params, buffers, batch, gradient)
+        grads = gradient
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
             share = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
@@ -99,20 +102,20 @@ def local_steps(
             features, seen = part if features is None else features + part, seen + share.sum(-1)
         if hooks.correct_gradient is not None:
             grads = hooks.correct_gradient(grads, params)
-        # In place: a step's time is that of going through memory. The received model, and parameters that a client who
-        # stands still keeps, are others' too; the update is nobody's.
-        mine = step > 0 and batch.live is None
         if optimizer.rate is not None:
             # A scaled gradient times eta is the scaled update, and can be added at once.
             if hooks.correct_update is not None:
                 grads = hooks.correct_update(grads, params)
-            add, next_state = (torch.Tensor.add_ if mine else torch.add), state
-            stepped = tree_map(partial(add, alpha=-optimizer.rate), params, grads)
+            update, factor, next_state = grads, -optimizer.rate, state
         else:
             update, next_state = optimizer.step(grads, state, params)
+            factor = 1.0
             if hooks.correct_update is not None:
                 update = hooks.correct_update(update, params)
-            stepped = tree_map(torch.Tensor.add_, *((params, update) if mine else (update, params)))
+        # In place: a step's time is that of going through memory. The received model, and parameters that a client who
+        # stands still keeps, are others' too.
+        mine = step > 0 and batch.live is None
+        stepped = _added(params, update, factor, params if mine else into if batch.live is None else None)
         if batch.live is None:
             params, state, buffers = stepped, next_state, aux["buffers"]
             count, total = count + 1, total + aux["loss"]
@@ -123,3 +126,12 @@ def local_steps(
             count, total = count + live, total + torch.where(live, aux["loss"], torch.zeros_like(total))
     mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
     return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
+
+
+def _added(params: Params, update: Params, factor: float, into: Params | None) -> Params:
+    """params + factor update, put into `into` if there is such."""
+    if into is None:
+        return tree_map(lambda p, u: torch.add(p, u, alpha=factor), params, update)
+    if into is params:  # vmap knows `add_`, but not `out`
+        return tree_map(lambda p, u: p.add_(u, alpha=factor), params, update)
+    return tree_map(lambda p, u, out: torch.add(p, u, alpha=factor, out=out), params, update, into)

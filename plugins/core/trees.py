@@ -93,8 +93,8 @@ def stack(trees: Sequence[Tree]) -> Tree:
     return tree_map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
 
 
-def row(stacked: Tree, index: int | Tensor) -> Tree:
-    """Row `index` (or, for an index tensor, the rows) of a stacked tree."""
+def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
+    """Row `index` (or, for a slice or an index tensor, the rows) of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], stacked)
 
 

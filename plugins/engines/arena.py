@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,9 +11,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plugins.core.trees import Tree
+from plugins.core.trees import Params, Tree
 
 ALIGNED = 64  # bytes, as torch lays tensors: matrix products round differently elsewhere
+
+
+def _private(size: int) -> Tensor:
+    return torch.empty(size, dtype=torch.uint8)
+
+
+def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] = _private) -> Params:
+    """Room for `m` models, leaves [m, ...], each row of which lies as a tensor of its own would.
+
+    `memory`: makes so many bytes, aligned.
+    """
+
+    def room(leaf: Tensor) -> Tensor:
+        width = -(-leaf.numel() * leaf.element_size() // ALIGNED) * ALIGNED
+        whole = memory(m * width)[: m * width].view(leaf.dtype).reshape(m, -1)
+        return whole[:, : leaf.numel()].view(m, *leaf.shape)
+
+    return {key: room(leaf) for key, leaf in like.items()}
+
+
+def shared(size: int) -> Tensor:
+    """So many bytes that processes forked from here on see as well. Pages that nobody writes to take no memory.
+
+    Not torch's own shared memory: that lies in /dev/shm, which containers bound to 64 MB.
+    """
+    flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    return torch.frombuffer(mmap.mmap(-1, max(size, ALIGNED), flags=flags), dtype=torch.uint8)
 
 
 class Place(NamedTuple):
@@ -24,14 +52,10 @@ class Place(NamedTuple):
 
 
 class Arena:
-    """`size` bytes, made before the fork. Pages that nobody writes to take no memory.
-
-    Not torch's own shared memory: that lies in /dev/shm, which containers bound to 64 MB.
-    """
+    """`size` shared bytes, made before the fork."""
 
     def __init__(self, size: int) -> None:
-        flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._bytes = torch.frombuffer(mmap.mmap(-1, max(size, ALIGNED), flags=flags), dtype=torch.uint8)
+        self._bytes = shared(size)
         self._used = 0
 
     def clear(self) -> None:

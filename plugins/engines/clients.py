@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -156,15 +156,12 @@ class Clients:
         assert self.public is not None
         return in_order(np.arange(len(self.public.y)), PASS_BATCH)
 
-    def hold(self, ask: Ask, clients: Sequence[int], params: Params, buffers: Params) -> None:
-        """Keeps the stacked results of training for further Asks of the same round, if there can be any."""
-        # Copies: a row of a stack lies at any alignment, and matrix products round differently there.
+    def hold(self, ask: Ask, client: int, params: Params, buffers: Params) -> None:
+        """Keeps a client's result of training for further Asks of the same round, if there can be any."""
         if self.algorithm.exchanges(len(ask.to)).round > 1:
-            for position, client in enumerate(clients):
-                self.held[client] = (
-                    {key: leaf[position].clone() for key, leaf in params.items()},
-                    {key: leaf[position].clone() for key, leaf in buffers.items()},
-                )
+            # Copies: these lie in a stack, where rows may be overwritten, and matrix products round differently.
+            copied = ({key: leaf.clone() for key, leaf in tree.items()} for tree in (params, buffers))
+            self.held[client] = next(copied), next(copied)
 
 
 class Engine(Protocol):

@@ -94,7 +94,7 @@ class Recorder:
                 "round/clients": torch.tensor(clients),
                 "round/bytes_up": torch.tensor([up[client] for client in clients]),
                 "round/bytes_down": torch.tensor([down[client] for client in clients]),
-                "round/similarity_to_global": _cosines(kept.params, self._trained_lengths, server.params),
+                "round/similarity_to_global": self._cosines(done.trained, server.params),
             }
         )
         return row
@@ -124,6 +124,13 @@ class Recorder:
             columns[f"update_norm_server_{group}"] = norm({key: moved[key] for key in names}).item()
         return columns
 
+    def _cosines(self, deltas: Params, params: Params) -> Tensor:
+        """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b). The models are known by their deltas."""
+        start = self._start
+        dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in deltas.items()]).sum(0)
+        dot = dot + torch.stack([leaf.flatten() @ params[key].flatten() for key, leaf in start.items()]).sum()
+        return dot / (self._trained_lengths * norm(params)).clamp(min=1e-30)
+
     def _keep(self, found: Params) -> None:
         for key, leaf in found.items():
             new = leaf.detach().cpu()[None]
@@ -142,9 +149,3 @@ def _groups(task: Task, params: Params) -> dict[str, list[str]]:
         if names:
             groups.setdefault(kind, []).extend(names)
     return groups if len(groups) > 1 else {}
-
-
-def _cosines(stacked: Params, lengths: Tensor, params: Params) -> Tensor:
-    """cos(w_k, w) of all weights as one vector, [M], from the models and their norms; CCN's figure 1 (b)."""
-    dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in stacked.items()]).sum(0)
-    return dot / (lengths * norm(params)).clamp(min=1e-30)

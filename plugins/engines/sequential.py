@@ -12,38 +12,57 @@ from plugins.core.client import Alone, further, train
 from plugins.core.component import Ask, Data, Plan, Reply, Samples
 from plugins.core.reading import Reader
 from plugins.core.training import autograd
-from plugins.core.trees import Tree, replace_row, row, tree_map
+from plugins.core.trees import Params, Tree, replace_row, row, tree_map
 from plugins.data.batches import Order
+from plugins.engines.arena import rows_for
 from plugins.engines.clients import Clients, to_device
 
 
 class Sequential:
-    """Runs each client by itself, without padding; what the other runtimes are compared with."""
+    """Runs each client by itself, without padding; what the other runtimes are compared with.
 
-    def __init__(self, clients: Clients) -> None:
+    The models that training ends with lie in memory that the next round's are put into.
+    """
+
+    def __init__(self, clients: Clients, models: Params | None = None) -> None:
+        """`models`: room for those of a cohort, as from `rows_for`; made at need if None."""
         self.clients = clients
         self.task = replace(clients.task, plain=True)
+        self.models = models or {}
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        return Reply(ask.to, **self.some(ask, round_, range(len(ask.to))))
+        m = len(ask.to)
+        if ask.job != "train":
+            return Reply(ask.to, **self.some(ask, round_, range(m)))
+        if not self.models or len(next(iter(self.models.values()))) < m:
+            self.models = rows_for(ask.params, m)
+        found = self.some(ask, round_, range(m))
+        return Reply(ask.to, params=row(self.models, slice(m)), **found)
 
     @torch.no_grad()
     def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
-        """The stacked answers of those of `ask.to` at `positions`: the fields of a Reply."""
-        keys = self.clients.keys(ask, round_)
+        """The stacked answers of those of `ask.to` at `positions`: the fields of a Reply.
+
+        Of training, without `params`, which are put into the rows `positions` of `models`.
+        """
+        keys, training = self.clients.keys(ask, round_), ask.job == "train"
         stacked: Tree = {}
         for n, position in enumerate(positions):
-            one = self._one(ask, ask.to[position], position, round_, keys[position])
-            # Row by row: a list of all answers beside their stack would hold each client's model twice.
+            own = row(self.models, position) if training else None
+            one = self._one(ask, ask.to[position], position, round_, keys[position], own)
+            if own is not None:
+                trained = one.pop("params")
+                self.clients.hold(ask, ask.to[position], trained, one["buffers"])
+                for key, leaf in trained.items():
+                    if leaf is not own[key]:  # a client without a step ends where it began
+                        own[key].copy_(leaf)
+            # Row by row: a list of all answers beside their stack would hold everything twice.
             stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one)
             replace_row(stacked, n, one)
-        if ask.job == "train":
-            trained = [ask.to[position] for position in positions]
-            self.clients.hold(ask, trained, stacked["params"], stacked["buffers"])
         return stacked
 
-    def _one(self, ask: Ask, client: int, position: int, round_: int, key: Tensor) -> Tree:
+    def _one(self, ask: Ask, client: int, position: int, round_: int, key: Tensor, into: Params | None) -> Tree:
         clients = self.clients
         own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
         steps, samples = clients.steps(client, ask.job, round_)
@@ -60,7 +79,7 @@ class Sequential:
         mine: Tree = {"key": key, "each": row(ask.each, position), "memory": memory}
         given, sent, trace = (clients.algorithm, self.task), (params, buffers, ask.shared, mine), None
         if ask.job == "train":
-            answered, trace = train(*given, *sent, data.steps, Alone(data), clients.observing)
+            answered, trace = train(*given, *sent, data.steps, Alone(data), clients.observing, into)
         else:
             answered = further(*given, ask.job, *sent, data, autograd, clients.observing)
         replace_row(clients.memory, clients.row[client], answered.memory)

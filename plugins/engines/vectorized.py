@@ -104,7 +104,8 @@ class Vectorized:
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         n = torch.tensor(sizes, device=self.clients.device)
         if ask.job == "train":
-            self.clients.hold(ask, ask.to, stacked["params"], stacked["buffers"])
+            for position, client in enumerate(ask.to):
+                self.clients.hold(ask, client, row(stacked["params"], position), row(stacked["buffers"], position))
         return Reply(ask.to, n=n, **stacked)
 
     def chunk_size(self, ask: Ask) -> int:

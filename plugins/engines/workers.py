@@ -22,8 +22,8 @@ from torch import Tensor
 
 from plugins.core.component import Ask, Reply
 from plugins.core.errors import UserError
-from plugins.core.trees import Tree, leaves, n_bytes, tree_map
-from plugins.engines.arena import ALIGNED, Arena
+from plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
+from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from plugins.engines.clients import Clients
 from plugins.engines.sequential import Sequential
 
@@ -46,7 +46,7 @@ class Workers:
     def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
-        self._asks = Arena(0)
+        self._asks, self._models = Arena(0), Params()
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -70,6 +70,8 @@ class Workers:
             return out
 
         stacked: Tree = tree_map(together, *found)
+        if ask.job == "train":
+            stacked["params"] = row(self._models, slice(len(ask.to)))
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
@@ -77,6 +79,7 @@ class Workers:
         memory = Arena(n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory))))
         self.clients.memory = memory.get(memory.put(self.clients.memory))
         self._asks = Arena(ROOM * model * (1 + self.cohort))
+        self._models = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
@@ -84,7 +87,14 @@ class Workers:
             others = [worker.connection for worker in self._workers]
             process = context.Process(
                 target=_work,
-                args=(os.getpid(), self.clients, self._asks, answers, theirs, [*others, ours]),
+                args=(
+                    os.getpid(),
+                    Sequential(self.clients, self._models),
+                    self._asks,
+                    answers,
+                    theirs,
+                    [*others, ours],
+                ),
                 daemon=True,
             )
             process.start()
@@ -140,7 +150,7 @@ def end_with(parent: int) -> None:
 
 
 def _work(
-    parent: int, clients: Clients, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]
+    parent: int, engine: Sequential, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]
 ) -> None:
     """In a worker: answers until the other end is closed."""
     end_with(parent)
@@ -148,7 +158,6 @@ def _work(
         other.close()  # or nobody would ever see that end closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process in front decides what an interrupt ends
     torch.set_num_threads(1)
-    engine = Sequential(clients)
     try:
         while True:
             job, to, places, round_, share = connection.recv()

@@ -59,10 +59,11 @@ class Linear:
         out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            room = run.room.get(f"{self.name}.weight")
             if weight.ndim == 2:
-                found = grad @ weight if through else None, grad.t() @ x, grad.sum(0)
+                found = grad @ weight if through else None, torch.mm(grad.t(), x, out=room), grad.sum(0)
             else:
-                found = _beside_backward(grad, x, weight, through)
+                found = _beside_backward(grad, x, weight, through, room)
             return found[0], {f"{self.name}.weight": found[1], f"{self.name}.bias": found[2]}
 
         return out, pull
@@ -76,10 +77,12 @@ def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
 
 
-def _beside_backward(grad: Tensor, x: Tensor, weight: Tensor, through: bool) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), and of b."""
+def _beside_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, through: bool, room: Tensor | None = None
+) -> tuple[Tensor | None, Tensor, Tensor]:
+    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), in `room`, and of b."""
     of_x = torch.bmm(grad, weight) if through else None
-    return of_x, torch.bmm(grad.transpose(1, 2), x), grad.sum(1)
+    return of_x, torch.bmm(grad.transpose(1, 2), x, out=room), grad.sum(1)
 
 
 class _Beside(torch.autograd.Function):
@@ -122,6 +125,20 @@ class Conv:
         return F.conv2d(
             run.images(x), run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding
         )
+
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        seen, weight = run.images(x), run.params[f"{self.name}.weight"]
+        names = [f"{self.name}.weight", f"{self.name}.bias"][: 1 + self.bias]
+
+        def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            of_x, *own = torch.ops.aten.convolution_backward(
+                grad, seen, weight, [self.n_out], [self.stride] * 2, [self.padding] * 2, [1, 1], False, [0, 0], 1,
+                [through, True, self.bias],
+            )  # fmt: skip
+            # It can come in its input's layout; parameters stay as they are.
+            return of_x, {name: leaf.contiguous() for name, leaf in zip(names, own, strict=False)}
+
+        return self(run, seen), pull
 
 
 @dataclass(frozen=True)
@@ -202,8 +219,15 @@ class ReLU:
         return run.activate(self.of, x)
 
     def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
-        h = torch.relu(x)
-        return h, lambda grad, through: (torch.ops.aten.threshold_backward(grad, h, 0), {})
+        # In place: no block before it needs its own output, none behind it the gradient of its input.
+        h = torch.relu_(x)
+
+        def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            if grad.stride() == h.stride():
+                return torch.ops.aten.threshold_backward.grad_input(grad, h, 0, grad_input=grad), {}
+            return torch.ops.aten.threshold_backward(grad, h, 0), {}  # laid out as `h`, which convolutions go on with
+
+        return h, pull
 
 
 @dataclass(frozen=True)
@@ -234,6 +258,16 @@ class MaxPool:
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
         return F.max_pool2d(run.images(x), self.size)
+
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        seen, window = run.images(x), [self.size] * 2
+        h, indices = torch.ops.aten.max_pool2d_with_indices(seen, window, window)
+
+        def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            given = grad, seen, window, window, [0, 0], [1, 1], False, indices
+            return torch.ops.aten.max_pool2d_with_indices_backward(*given), {}
+
+        return h, pull
 
 
 @dataclass(frozen=True)
@@ -277,15 +311,21 @@ class Dropout:
         return {}, {}
 
     def __call__(self, run: Pass, x: Tensor) -> Tensor:
-        if not run.train:
-            return x
+        return x * self._kept(run, x) if run.train else x
+
+    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+        kept = self._kept(run, x)
+        return x * kept, lambda grad, through: (grad * kept, {})
+
+    def _kept(self, run: Pass, x: Tensor) -> Tensor:
+        """0 for what is dropped, and what all else is multiplied by."""
         if run.key is None:
             raise ValueError(
                 f"dropout {self.number}: a pass in train mode needs a key to draw what is dropped, got none"
             )
         shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
         kept = uniform(fold(fold(run.key, DROPOUT), self.number), *shape) >= self.p
-        return x * (kept.to(x.dtype) / (1 - self.p))
+        return kept.to(x.dtype) / (1 - self.p)
 
 
 class Order:
@@ -331,8 +371,9 @@ class Residual:
         return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
-CHAIN = (Linear, ReLU, Output, Flatten)  # blocks whose gradient is written out: they have `traced`
-DENSE = (*CHAIN, BatchNorm)  # blocks that know `Pass.axes`
+# Blocks whose gradient is written out: `traced` gives their output, and what takes its gradient to that of their input.
+CHAIN = (Linear, Conv, ReLU, MaxPool, Dropout, Output, Flatten)
+DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Pass.axes`
 
 
 def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
@@ -403,13 +444,14 @@ class Stacked:
 
     def _with_gradient(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
         pulls: list[Pull] = []
-        for block in self.blocks:
+        for block in self._order.fast:
             assert isinstance(block, CHAIN)
             x, pull = block.traced(run, x)
             pulls.append(pull)
         logits, last = self.head.traced(run, x)
         # Nobody asks for the gradient of what lies before the first parameters.
-        first = next((n for n, block in enumerate(self.blocks) if isinstance(block, Linear)), len(pulls))
+        trained = (n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv))
+        first = next(trained, len(pulls))
 
         def back(grad: Tensor) -> Params:
             passed, found = last(grad, first < len(pulls))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 
 import numpy as np
 import torch
@@ -22,10 +22,9 @@ from plugins.silo.wire import Down, Up
 class _OwnShard(Clients):
     """The one client of a silo."""
 
-    def hold(self, ask: Ask, clients: Sequence[int], params: Params, buffers: Params) -> None:
+    def hold(self, ask: Ask, client: int, params: Params, buffers: Params) -> None:
         """Always: whether a round goes on depends on the whole cohort, and a silo sees itself only."""
-        for position, client in enumerate(clients):
-            self.held[client] = (row(params, position), row(buffers, position))
+        self.held[client] = params, buffers
 
 
 class Silo:

@@ -202,6 +202,29 @@ def test_a_round_changes_nothing_that_was_passed_in() -> None:
     assert SERVER.state == {}
 
 
+def test_models_are_there_from_average_on_only_where_a_component_reads_them() -> None:
+    seen: list[Params] = []
+
+    @dataclass(frozen=True)
+    class Looks(Component):
+        name: ClassVar[str] = "looks"
+
+        def measure(self, state: Tree, update: Update) -> Tree:
+            seen.append(update.replies.params)
+            assert update.deltas["w"].tolist() == [[1.0], [2.0], [5.0]]
+            return {}
+
+    @dataclass(frozen=True)
+    class Reads(Component):
+        name: ClassVar[str] = "reads"
+        reads_models: ClassVar[bool] = True
+
+    round_of(Looks())
+    round_of(Looks(), Reads())
+    assert seen[0] == {}
+    assert seen[1]["w"].tolist() == [[11.0], [12.0], [15.0]]
+
+
 def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() -> None:
     with pytest.raises(RecipeError) as error:
         Algorithm.compose([AlsoAdds(), Adds()])

@@ -17,7 +17,7 @@ import torch
 
 from plugins.core.errors import UserError
 from plugins.core.trees import Tree, flatten
-from plugins.engines.arena import ALIGNED, Arena
+from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from plugins.engines.simulation import Simulation
 from plugins.engines.workers import Workers
 from plugins.models import build
@@ -163,6 +163,19 @@ def test_an_arena_gives_back_what_was_put_in() -> None:
     arena.clear()
     again = arena.put({"x": torch.zeros(5, dtype=torch.float64)})
     assert torch.equal(arena.get(places)["a"], arena.get(again)["x"]), "the place of the first leaf"
+
+
+@pytest.mark.parametrize("memory", [None, shared], ids=["private", "shared"])
+def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> None:
+    like = {"odd": torch.zeros(3, 5), "one": torch.zeros((), dtype=torch.float64), "even": torch.zeros(4, 16)}
+    rows = rows_for(like, 3) if memory is None else rows_for(like, 3, memory)
+    for key, leaf in like.items():
+        assert rows[key].shape == (3, *leaf.shape) and rows[key].dtype == leaf.dtype
+        for k, row in enumerate(rows[key]):
+            assert row.data_ptr() % ALIGNED == 0 and row.is_contiguous()
+            row.fill_(k)
+    for leaf in rows.values():
+        assert [row.flatten().tolist() for row in leaf] == [[float(k)] * leaf[0].numel() for k in range(3)]
 
 
 def test_what_does_not_fit_travels_by_itself() -> None:

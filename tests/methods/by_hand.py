@@ -7,6 +7,7 @@ the public split has 4. Everything is float64 NumPy; nothing here uses autograd 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -177,16 +178,22 @@ def run(
         Schedule(rounds, cohort, seed),
         engine=engine,
     )
+    exchanges = tapped(simulation)
+    return Ran(simulation, simulation.run(), exchanges)
+
+
+def tapped(simulation: Simulation) -> list[tuple[Ask, Reply]]:
+    """What will have been exchanged: copies of replies, whose models a round may overwrite."""
     exchanges: list[tuple[Ask, Reply]] = []
     answer = simulation.engine.answer
 
     def listen(ask: Ask, round_: int) -> Reply:
         reply = answer(ask, round_)
-        exchanges.append((ask, reply))
+        exchanges.append((ask, copy.deepcopy(reply)))
         return reply
 
     simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
-    return Ran(simulation, simulation.run(), exchanges)
+    return exchanges
 
 
 def same(found: dict[str, torch.Tensor], wanted: Tree, rtol: float = 1e-10) -> None:

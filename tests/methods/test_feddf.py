@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from plugins.baselines.feddf import FedDF
-from plugins.core.component import Ask, RecipeError, Reply, Setting
+from plugins.core.component import RecipeError, Setting
 from plugins.core.noise import fold, uniform
 from plugins.data.randomness import key
 from plugins.recipes import build
@@ -128,15 +128,9 @@ def test_the_students_running_statistics_move_to_the_public_data() -> None:
 def test_teachers_answer_with_their_own_running_statistics() -> None:
     """In eval mode, each with its own; a public split above the size of a pass is answered in parts."""
     simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, rounds=1)
-    task, asked = simulation.engine.clients.task, []
-    answer = simulation.engine.answer
-
-    def listen(ask: Ask, t: int) -> Reply:
-        asked.append(answer(ask, t))
-        return asked[-1]
-
-    simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
+    task, exchanges = simulation.engine.clients.task, hand.tapped(simulation)
     simulation.run()
+    asked = [reply for _, reply in exchanges]
     x = torch.randn(1203, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     found, (reply,) = FedDF.mean_logits(task, asked[0], x).numpy(), asked
     wanted = np.zeros((1203, 3))

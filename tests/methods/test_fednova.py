@@ -173,10 +173,9 @@ def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -
         "fednova", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
         LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum), Schedule(1, 3, 0), engine=engine,
     )  # fmt: skip
-    replies = []
-    answer = simulation.engine.answer
-    simulation.engine.answer = lambda ask, t: replies.append(answer(ask, t)) or replies[-1]
+    exchanges = hand.tapped(simulation)
     simulation.run()
+    replies = [reply for _, reply in exchanges]
     wanted = [held(tau, momentum or 0.0, 0.0).sum() for tau in (2, 4, 6)]
     np.testing.assert_allclose(replies[0].upload["fednova"]["a"], wanted, rtol=1e-13)
 

@@ -500,14 +500,7 @@ def simulate(
         engine=engine,
         observing=observing,
     )
-    exchanges: list[tuple[Ask, Reply]] = []
-    answer = simulation.engine.answer
-
-    def listen(ask: Ask, round_: int) -> Reply:
-        exchanges.append((ask, answer(ask, round_)))
-        return exchanges[-1][1]
-
-    simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
+    exchanges = hand.tapped(simulation)
     return hand.Ran(simulation, simulation.run(), exchanges)
 
 

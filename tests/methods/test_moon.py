@@ -157,10 +157,9 @@ def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gra
 
 def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
     simulation = federation.simulation("moon", batch_norm=True, engine=engine, rounds=1)
-    replies = []
-    answer = simulation.engine.answer
-    simulation.engine.answer = lambda ask, t: replies.append(answer(ask, t)) or replies[-1]
+    exchanges = hand.tapped(simulation)
     simulation.run()
+    replies = [reply for _, reply in exchanges]
     memory = simulation.engine.clients.memory["moon"]
     for row, client in enumerate(replies[0].clients):
         for found, wanted in ((memory["w"], replies[0].params), (memory["buffers"], replies[0].buffers)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -124,14 +123,7 @@ def test_nobody_moves_nothing_moves() -> None:
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:
     """With a batch norm: F_k uses the buffers that came with the model, in rounds 1 and 2."""
     simulation = federation.simulation("qfedavg", dtype=torch.float64, batch_norm=True, engine=engine, rounds=2)
-    heard: list[tuple[Any, Any]] = []
-    answer = simulation.engine.answer
-
-    def listen(ask: Any, round_: int) -> Any:
-        heard.append((ask, answer(ask, round_)))
-        return heard[-1][1]
-
-    simulation.engine.answer = listen  # type: ignore[method-assign]  # a wire tap
+    heard = hand.tapped(simulation)
     simulation.run()
     of = federation.federation(torch.float64)
     for ask, reply in heard:

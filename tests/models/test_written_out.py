@@ -14,32 +14,38 @@ from plugins.models import build
 from plugins.models.layers import Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
-KINDS: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}
+DENSE: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}
+CONVOLUTIONAL: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
+    "cnn": ((2, 8, 8), {"channels": 3, "hidden": 6}), "pfl_cnn": ((3, 6, 6), {}), "fednnnn_mnist": ((1, 28, 28), {}),
+}  # fmt: skip
+KEY = torch.tensor(5)  # of dropout, which pfl_cnn has
 
 
 def network(kind: str) -> Stacked:
-    found = build("mlp" if kind == "projected" else kind, SHAPE, CLASSES, KINDS[kind])
+    shape, options = CONVOLUTIONAL.get(kind) or (SHAPE, DENSE[kind])
+    found = build("mlp" if kind == "projected" else kind, shape, CLASSES, options)
     assert isinstance(found, Stacked)
     return found
 
 
-def drawn(kind: str, clients: int, dtype: torch.dtype) -> tuple[Task, Params, Tensor, Tensor]:
+def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> tuple[Task, Params, Tensor, Tensor]:
     """A task, and parameters, samples and labels; with an axis of clients in front where there are several."""
     generator, made = torch.Generator().manual_seed(3), network(kind)
+    shape = CONVOLUTIONAL[kind][0] if kind in CONVOLUTIONAL else SHAPE
     rows = (clients,) if clients else ()
     params = {
         key: torch.randn(*rows, *leaf.shape, generator=generator).to(dtype)
         for key, leaf in made.init(generator)[0].items()
     }
-    x = torch.randn(*rows, BATCH, *SHAPE, generator=generator).to(dtype)
-    return Task(made, SGD(0.1)), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
+    x = torch.randn(*rows, BATCH, *shape, generator=generator).to(dtype)
+    return Task(made, SGD(0.1), plain=plain), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
 
 
 def by_autograd(
     task: Task, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
 ) -> tuple[Params, Tensor]:
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
-    loss = cross_entropy(task.forward(watched, {}, x, train=True, mask=mask, axes=axes).logits, y, mask)
+    loss = cross_entropy(task.forward(watched, {}, x, train=True, mask=mask, key=KEY, axes=axes).logits, y, mask)
     return dict(zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)), loss.detach()
 
 
@@ -52,12 +58,12 @@ def mask_of(clients: int) -> Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("clients", [0, CLIENTS], ids=["one", "several"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", DENSE)
 def test_the_gradient_is_autograds_to_the_bit(kind: str, clients: int, masked: bool, dtype: torch.dtype) -> None:
     task, params, x, y = drawn(kind, clients, dtype)
     mask = mask_of(clients).squeeze(0) if masked else None
     axes = 1 if clients else 0
-    grads, loss, out = task.gradient(params, {}, x, y, mask, axes)
+    grads, loss, out = task.gradient(params, {}, x, y, mask, axes=axes)
     expected, expected_loss = by_autograd(task, params, x, y, mask, axes)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
@@ -67,9 +73,24 @@ def test_the_gradient_is_autograds_to_the_bit(kind: str, clients: int, masked: b
     assert torch.equal(out.features, task.forward(params, {}, x, train=True, axes=axes).features)
 
 
+@pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", CONVOLUTIONAL)
+def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, plain: bool) -> None:
+    task, params, x, y = drawn(kind, 0, torch.float32, plain)
+    mask = mask_of(0).squeeze(0) if masked else None
+    expected, expected_loss = by_autograd(task, params, x, y, mask, 0)
+    grads, loss, _ = task.gradient(params, {}, x, y, mask, KEY)
+    assert grads.keys() == expected.keys()
+    for key, leaf in expected.items():
+        assert torch.equal(grads[key], leaf), key
+        assert grads[key].is_contiguous() and grads[key].abs().sum() > 0
+    torch.testing.assert_close(loss, expected_loss)
+
+
 def test_the_gradient_of_a_perceptron_in_numpy() -> None:
     task, params, x, y = drawn("mlp", 0, torch.float64)
-    grads, loss, _ = task.gradient(params, {}, x, y, None)
+    grads, loss, _ = task.gradient(params, {}, x, y)
     w1, b1, w2, b2 = (params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias"))
     seen = x.numpy().reshape(BATCH, -1)
     before = seen @ w1.T + b1
@@ -88,7 +109,7 @@ def test_the_gradient_of_a_perceptron_in_numpy() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("mlp", {"batch_norm": True}), ("cnn", {})], ids=["batch norm", "convolutions"]
+    ("name", "options"), [("mlp", {"batch_norm": True}), ("resnet18", {})], ids=["batch norm", "residuals"]
 )
 def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]) -> None:
     assert not Task(build(name, (1, 8, 8), CLASSES, options), SGD(0.1)).written_out
