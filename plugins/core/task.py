@@ -48,7 +48,11 @@ class Pass:
 
         torch pools them ten times as fast so, and oneDNN need not reorder them between two convolutions.
         """
-        return x.contiguous(memory_format=torch.channels_last) if self.plain and x.device.type == "cpu" else x
+        if not self.plain or x.device.type != "cpu":
+            return x
+        x = x.contiguous(memory_format=torch.channels_last)
+        # One channel lies in both layouts at once: its stride says to torch which one is meant.
+        return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)) if x.shape[1] == 1 else x
 
     def activate(self, layer: str, z: Tensor) -> Tensor:
         """ReLU, recorded as the activation of weight layer `layer`."""
