@@ -9,10 +9,14 @@ from dataclasses import dataclass
 
 from benchmarks.workloads import Workload, network
 
-PEERS = {  # environment variable -> (name, module, whether it reads the batches in the job's order)
-    "PFL": ("pfl-research", "benchmarks.peers.with_pfl", True),
-    "FLOWER": ("Flower", "benchmarks.peers.with_flower", False),
-    "FEDLAB": ("FedLab", "benchmarks.peers.with_fedlab", True),
+# Environment variable -> (name, module, whether it reads the batches in the job's order) of those it has.
+PEERS = {
+    "PFL": [
+        ("pfl-research", "benchmarks.peers.with_pfl", True),
+        ("pfl-research, two processes", "benchmarks.peers.with_pfl_twice", True),
+    ],
+    "FLOWER": [("Flower", "benchmarks.peers.with_flower", False)],
+    "FEDLAB": [("FedLab", "benchmarks.peers.with_fedlab", True)],
 }
 
 
@@ -54,9 +58,11 @@ def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], l
         module = "benchmarks.peers.with_fedml"
         found.append(Engine("FedML, its loaders", module, "loaders", same_order=False))
         found.append(Engine("FedML, ready batches", module, "batches"))
-    for variable, (name, module, same_order) in PEERS.items():
+    for variable, ways in PEERS.items():
         if environment.get(variable):
-            found.append(Engine(name, module, same_order=same_order, python=environment[variable]))
+            found += [Engine(*way[:2], same_order=way[2], python=environment[variable]) for way in ways]
         else:
-            skipped.append(f"{name}: skipped, name an interpreter that has it ({variable}=/path/python make bench)")
+            skipped.append(
+                f"{ways[0][0]}: skipped, name an interpreter that has it ({variable}=/path/python make bench)"
+            )
     return found, skipped

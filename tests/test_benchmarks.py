@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, bare, ours, report
+from benchmarks import agreement, bare, ours, pfl_cifar10, report
 from benchmarks.comparison import compare, row
 from benchmarks.engines import Engine, others
 from benchmarks.machine import Watch
@@ -139,7 +139,8 @@ def test_row_by_hand() -> None:
 
 def test_peers_are_named_by_the_user() -> None:
     found, skipped = others({"PFL": "/some/python"}, quick=True)
-    assert [(one.name, one.python) for one in found] == [("pfl-research", "/some/python")]
+    assert {one.python for one in found} == {"/some/python"}
+    assert [one.name for one in found] == ["pfl-research", "pfl-research, two processes"]
     assert len(skipped) == 3
 
 
@@ -180,3 +181,24 @@ def test_children_are_measured() -> None:
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
+
+
+TINY = pfl_cifar10.Size(users=6, cohort=3, images=20, test=10, every=2)
+
+
+def test_pfls_benchmark_at_a_small_size() -> None:
+    found = pfl_cifar10.run(2, torch.device("cpu"), TINY)
+    assert found["steps_per_s"] == pytest.approx(2 * 3 * 2 / found["seconds"])
+    assert found["seconds_for_1500_rounds"] == pytest.approx(750 * found["seconds"])
+    assert (found["engine"], found["device"]) == ("sequential", "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
+def test_pfls_benchmark_on_a_gpu() -> None:
+    found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
+    assert found["engine"] == "vectorized" and found["device"] != "cpu"
+
+
+def test_pfls_benchmark_refuses_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
+    assert pfl_cifar10.main(["--rounds", "0", "--device", "cpu"]) == 2
+    assert capsys.readouterr().err == "--rounds 0: must be at least 1\n"

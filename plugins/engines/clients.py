@@ -156,12 +156,15 @@ class Clients:
         assert self.public is not None
         return in_order(np.arange(len(self.public.y)), PASS_BATCH)
 
-    def hold(self, ask: Ask, client: int, params: Params, buffers: Params) -> None:
-        """Keeps a client's result of training for further Asks of the same round, if there can be any."""
-        if self.algorithm.exchanges(len(ask.to)).round > 1:
-            # Copies: these lie in a stack, where rows may be overwritten, and matrix products round differently.
-            copied = ({key: leaf.clone() for key, leaf in tree.items()} for tree in (params, buffers))
-            self.held[client] = next(copied), next(copied)
+    def holds(self, ask: Ask) -> bool:
+        """Whether results of training are kept for further Asks of the same round."""
+        return ask.job == "train" and self.algorithm.exchanges(len(ask.to)).round > 1
+
+    def hold(self, client: int, params: Params, buffers: Params) -> None:
+        """Keeps a client's result of training."""
+        # Copies: these lie in a stack, where rows may be overwritten, and matrix products round differently.
+        copied = ({key: leaf.clone() for key, leaf in tree.items()} for tree in (params, buffers))
+        self.held[client] = next(copied), next(copied)
 
 
 class Engine(Protocol):

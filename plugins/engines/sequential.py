@@ -53,7 +53,8 @@ class Sequential:
             one = self._one(ask, ask.to[position], position, round_, keys[position], own)
             if own is not None:
                 trained = one.pop("params")
-                self.clients.hold(ask, ask.to[position], trained, one["buffers"])
+                if self.clients.holds(ask):
+                    self.clients.hold(ask.to[position], trained, one["buffers"])
                 for key, leaf in trained.items():
                     if leaf is not own[key]:  # a client without a step ends where it began
                         own[key].copy_(leaf)

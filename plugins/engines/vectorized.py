@@ -103,9 +103,9 @@ class Vectorized:
             stacked = row(stacked, back.to(self.clients.device))
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         n = torch.tensor(sizes, device=self.clients.device)
-        if ask.job == "train":
+        if self.clients.holds(ask):
             for position, client in enumerate(ask.to):
-                self.clients.hold(ask, client, row(stacked["params"], position), row(stacked["buffers"], position))
+                self.clients.hold(client, row(stacked["params"], position), row(stacked["buffers"], position))
         return Reply(ask.to, n=n, **stacked)
 
     def chunk_size(self, ask: Ask) -> int:
