@@ -16,19 +16,17 @@ from plugins.core.trees import Params, Tree
 ALIGNED = 64  # bytes, as torch lays tensors: matrix products round differently elsewhere
 
 
-def _private(size: int) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8)
-
-
-def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] = _private) -> Params:
+def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None) -> Params:
     """Room for `m` models, leaves [m, ...], each row of which lies as a tensor of its own would.
 
-    `memory`: makes so many bytes, aligned.
+    `memory`: makes so many bytes, aligned; torch does, on the device of `like`, if None.
     """
 
     def room(leaf: Tensor) -> Tensor:
         width = -(-leaf.numel() * leaf.element_size() // ALIGNED) * ALIGNED
-        whole = memory(m * width)[: m * width].view(leaf.dtype).reshape(m, -1)
+        size = m * width
+        flat = torch.empty(size, dtype=torch.uint8, device=leaf.device) if memory is None else memory(size)[:size]
+        whole = flat.view(leaf.dtype).reshape(m, -1)
         return whole[:, : leaf.numel()].view(m, *leaf.shape)
 
     return {key: room(leaf) for key, leaf in like.items()}

@@ -168,7 +168,7 @@ def test_an_arena_gives_back_what_was_put_in() -> None:
 @pytest.mark.parametrize("memory", [None, shared], ids=["private", "shared"])
 def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> None:
     like = {"odd": torch.zeros(3, 5), "one": torch.zeros((), dtype=torch.float64), "even": torch.zeros(4, 16)}
-    rows = rows_for(like, 3) if memory is None else rows_for(like, 3, memory)
+    rows = rows_for(like, 3, memory)
     for key, leaf in like.items():
         assert rows[key].shape == (3, *leaf.shape) and rows[key].dtype == leaf.dtype
         for k, row in enumerate(rows[key]):
