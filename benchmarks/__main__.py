@@ -22,7 +22,7 @@ from benchmarks.workloads import WORKLOADS, Workload, write_job
 from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
-REPETITIONS = 5
+REPETITIONS = 3
 FEW_METHODS = ["ccn", "scaffold"]  # with --quick
 
 
@@ -31,12 +31,19 @@ def _log(line: str) -> None:
     sys.stderr.flush()
 
 
-def run(workloads: Sequence[Workload], quick: bool, folder: Path) -> dict[str, Any]:
+def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Path) -> dict[str, Any]:
     """Everything that is measured; `folder` is for job files."""
-    watch, repetitions = Watch(), 1 if quick else REPETITIONS
+    watch, repetitions = Watch(), 1 if quick else repetitions
     taken = [workload.quick() if quick else workload for workload in workloads]
     simulators, skipped = others(os.environ, quick)
-    found: dict[str, Any] = {"quick": quick, "skipped": skipped, "scaling": {}, "overhead": {}, "methods": {}}
+    found: dict[str, Any] = {
+        "quick": quick,
+        "repetitions": repetitions,
+        "skipped": skipped,
+        "scaling": {},
+        "overhead": {},
+        "methods": {},
+    }
     found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
     for workload in taken:
         if workload.name in scaling.SPLIT:
@@ -65,17 +72,29 @@ def write(found: dict[str, Any], to: Path) -> str:
     return text
 
 
+def _count(word: str) -> int:
+    if not word.isdigit() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 up")
+    return int(word)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="once and few rounds, without FedML: to see that it runs")
+    parser.add_argument(
+        "--repetitions",
+        type=_count,
+        default=REPETITIONS,
+        help=f"how often each engine is measured on a workload; {REPETITIONS} if not given",
+    )
     parser.add_argument("--only", choices=WORKLOADS, help="one workload, and the parts that are measured on it")
     parser.add_argument("--to", type=Path, default=ROOT / "docs" / "results", help="the folder that is written to")
     given = parser.parse_args(arguments)
     workloads = [WORKLOADS[given.only]] if given.only else list(WORKLOADS.values())
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found = run(workloads, given.quick, Path(folder))
+            found = run(workloads, given.quick, given.repetitions, Path(folder))
         sys.stdout.write(write(found, given.to))
     except (FailedError, UserError) as error:
         sys.stderr.write(f"{error}\n")

@@ -14,10 +14,10 @@ TITLES = {
     "hidden": "Seconds per round by width of the MLP's hidden layer",
 }
 HOW = """Client steps of SGD per second; ratios are to the bare loop's in the same repetition (above 1 is faster),
-medians over rounds and repetitions. The bare loop is the tightest that we can write for one process in PyTorch, one
-client at a time. Every engine ran the same number of steps from the same weights on the same data, in a process of its
-own with one thread; memory is the most that it had at a time, with child processes. The final weights were compared
-with the bare loop's, or the final loss where an engine shuffles by itself."""
+medians over rounds and {repetitions} repetitions. The bare loop is the tightest that we can write for one process in
+PyTorch, one client at a time. Every engine ran the same number of steps from the same weights on the same data, in a
+process of its own with one thread; memory is the most that it had at a time, with child processes. The final weights
+were compared with the bare loop's, or the final loss where an engine shuffles by itself."""
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -25,7 +25,8 @@ def markdown(found: dict[str, Any]) -> str:
     parts = ["# Benchmarks", "Made by `make bench`. " + machine.line(found["machine"])]
     if found["quick"]:
         parts.append("With `--quick`: shows that it runs, its numbers are worthless.")
-    parts += ["## Engines", HOW, _engines(found["workloads"])]
+    how = HOW.format(repetitions=found["repetitions"])
+    parts += ["## Engines", how, _engines(found["workloads"])]
     parts += ["\n".join(f"- {line}" for line in found["skipped"])] if found["skipped"] else []
     if found["overhead"]:
         parts += ["## Outside the steps", OUTSIDE, _overhead(found["overhead"])]

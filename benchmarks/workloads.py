@@ -46,7 +46,7 @@ class Workload:
 
     def quick(self) -> Workload:
         """The same with as few rounds as show that it works."""
-        return dataclasses.replace(self, warm=1, rounds=2)
+        return dataclasses.replace(self, warm=1, rounds=min(self.rounds, 2))
 
 
 WORKLOADS = {
@@ -63,7 +63,7 @@ WORKLOADS = {
         ),
         Workload(
             "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,
-            1, 2,
+            1, 1,
         ),
         Workload(
             "partial", "MLP, 100 of 1,000 clients a round", "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 10

@@ -47,7 +47,7 @@ def test_quick_run_writes_all_its_parts(
         monkeypatch.delenv(variable, raising=False)
     assert command.main(["--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert set(found) == {"quick", "skipped", "workloads", "overhead", "scaling", "methods", "machine"}
+    assert set(found) == {"quick", "repetitions", "skipped", "workloads", "overhead", "scaling", "methods", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
     assert list(rows) == ["bare loop", "ours, sequential", "ours, vectorized", "ours, two workers"]
     assert not any(one["problem"] for one in rows.values())
@@ -154,7 +154,15 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 def test_who_fails_has_a_row_without_numbers() -> None:
     watch = Watch().found()
     rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
-    found = {"quick": False, "skipped": [], "scaling": {}, "overhead": {}, "methods": {}, "machine": watch}
+    found = {
+        "quick": False,
+        "repetitions": 1,
+        "skipped": [],
+        "scaling": {},
+        "overhead": {},
+        "methods": {},
+        "machine": watch,
+    }
     text = report.markdown(found | {"workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
     assert "ended with 1: no module" in text
 
@@ -202,3 +210,9 @@ def test_pfls_benchmark_on_a_gpu() -> None:
 def test_pfls_benchmark_refuses_no_rounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert pfl_cifar10.main(["--rounds", "0", "--device", "cpu"]) == 2
     assert capsys.readouterr().err == "--rounds 0: must be at least 1\n"
+
+
+def test_a_number_of_repetitions_is_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--repetitions", "0"])
+    assert "'0' is no whole number from 1 up" in capsys.readouterr().err
