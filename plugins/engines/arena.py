@@ -1,4 +1,4 @@
-"""Memory that forked processes share: trees are put into it by one of them and read by another."""
+"""Memory laid out by hand: rows for the models of a cohort, and what forked processes share."""
 
 from __future__ import annotations
 

@@ -153,6 +153,9 @@ class Vectorized:
             given = ask.params, ask.buffers, ask.shared, own, Plan(samples, **steps, read=read)
             answered, trace = train(clients.algorithm, clients.task, *given, side, clients.observing)
             found: Tree = answered._asdict() | {"steps": trace.steps, "loss": trace.loss}
+            # The models become differences in place; what a component sends of them stays as it is.
+            models = {leaf.data_ptr() for leaf in answered.params.values()}
+            found["upload"] = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answered.upload)
         else:
             found = self._further(ask, ids, own, data)
         # Rows of different clients: no two writes meet.

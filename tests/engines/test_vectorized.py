@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask
+from plugins.core.component import Ask, Component, Data, Trace, Update, View
 from plugins.core.optimizers import SGD
 from plugins.core.task import Task
-from plugins.core.trees import flatten, n_bytes, stack, tree_map
+from plugins.core.trees import Tree, flatten, n_bytes, stack, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.simulation import abreast, choose_engine
 from plugins.engines.vectorized import Vectorized, chunks
 from plugins.models import build
+from plugins.recipes import METHODS
 from tests import federation
 
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"]
@@ -77,6 +80,31 @@ def test_replies_come_back_in_the_order_of_the_ask() -> None:
     close(b.params, a.params)
     torch.testing.assert_close(b.loss, a.loss, rtol=1e-10, atol=0)
     torch.testing.assert_close(b.upload["ccn"]["z"], a.upload["ccn"]["z"], rtol=1e-6, atol=0)
+
+
+@dataclass(frozen=True)
+class Sends(Component):
+    """Sends the client's model beside the model. Made in 2026 for a test."""
+
+    name: ClassVar[str] = "sends"
+
+    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+        return {"w": trace.end}, view.memory
+
+    def measure(self, state: Tree, update: Update) -> Tree:
+        sent = update.replies.upload[self.name]["w"]
+        return {"start": {key: (leaf - update.deltas[key])[0] for key, leaf in sent.items()}}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_what_is_sent_of_a_model_stays_when_the_models_become_differences(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(METHODS, "sends", Sends)
+    simulation = federation.simulation("sends", dtype=torch.float64, engine=engine, rounds=1, cohort=1)
+    start = simulation.server.params
+    found = simulation.run().tensors
+    close({key: found[f"sends/start/{key}"][0] for key in start}, start)
 
 
 def test_chunks_are_of_similar_lengths_and_no_larger_than_asked() -> None:
