@@ -30,12 +30,13 @@ class Streams:
     def __init__(self, seed: int, name: str, *counters: int) -> None:
         self._philox = np.random.Philox(_sequence(seed, name, counters))
         self._start: Any = self._philox.state
+        self._generator = np.random.Generator(self._philox)
 
     def __call__(self, k: int) -> np.random.Generator:
         """The k-th; those that were given out before are at an end."""
         self._start["state"]["key"][1] = k
         self._philox.state = self._start
-        return np.random.Generator(self._philox)
+        return self._generator
 
 
 def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:
