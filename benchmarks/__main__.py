@@ -47,8 +47,7 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
     found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
     for workload in taken:
         if workload.name in scaling.SPLIT:
-            engines = ours(workload)[1:2] if quick else ours(workload)[:2]
-            found["overhead"][workload.name] = scaling.overhead(workload, engines, repetitions, folder, _log)
+            found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)
         if workload.name == scaling.MLP.name:
             found["scaling"] = scaling.sweep(scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log)
             found["methods"] = _methods(workload, quick, folder)

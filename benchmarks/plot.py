@@ -46,4 +46,4 @@ def _lines(axes: Any, scaling: dict[str, Any]) -> None:
     if scaling:
         axes.set_xscale("log")
         axes.set_yscale("log")
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="x-small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))

@@ -7,6 +7,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks import machine
+from benchmarks.statistics import median
 
 TITLES = {
     "cohort": "Seconds per round by clients per round, MLP, of 300 clients",
@@ -38,8 +39,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-OUTSIDE = """Share of a round that is not spent in the steps (cohort, batches, averaging, records): the intercept of its
-seconds for one and for two epochs."""
+OUTSIDE = """Share of a round that is not spent in local training: drawing cohort and batches, averaging, records.
+Measured in one process; the median over rounds."""
 METHODS = """Time per round relative to FedAvg's, in turns with it in one process: vectorized engine, workload `mlp`,
 default hyper-parameters, 500 public samples for those that need some. What a method does once, behind the last round,
 stands by itself, in rounds of FedAvg."""
@@ -62,9 +63,9 @@ def _engines(workloads: dict[str, Any]) -> str:
 
 def _overhead(found: dict[str, Any]) -> str:
     rows = [
-        [name, engine, f"{100 * one['share']:.0f} %"]
+        [name, engine, f"{100 * median(shares):.0f} %"]
         for name, engines in found.items()
-        for engine, one in engines.items()
+        for engine, shares in engines.items()
     ]
     return _table(rows, ["workload", "engine", "outside the steps"])
 

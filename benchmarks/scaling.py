@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.comparison import Log
 from benchmarks.engines import Engine, ours
 from benchmarks.processes import measure
-from benchmarks.statistics import median, outside
+from benchmarks.statistics import median
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 
 MLP = replace(WORKLOADS["mlp"], warm=1, rounds=5)
@@ -44,19 +44,16 @@ def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dic
     return found
 
 
-def overhead(workload: Workload, engines: Sequence[Engine], repetitions: int, folder: Path, log: Log) -> dict[str, Any]:
-    """Of each engine the share of a round outside the steps, from runs with E and with 2E epochs in turns."""
-    paths = _written([workload, replace(workload, epochs=2 * workload.epochs)], folder)
+def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[str, list[float]]:
+    """Of each engine that makes sense, the share of each round outside the steps."""
+    (path,) = _written([workload], folder)
     found = {}
-    for engine in engines:
-        log(f"{workload.name}, outside the steps: {engine.name}")
-        results, _ = measure(engine, paths * repetitions)
-        seconds = [median(one["wall"]) for one in results]
-        once, twice = seconds[::2], seconds[1::2]
-        shares = [outside(*pair) for pair in zip(once, twice, strict=True)]
-        found[engine.name] = {"share": median(shares), "once_s": once, "twice_s": twice}
-    for path in paths:
-        path.unlink()
+    for engine in ours(workload)[1 if quick else 0 :]:
+        if engine.argument != "workers":
+            log(f"{workload.name}, outside the steps: {engine.name}")
+            ((one,), _) = measure(replace(engine, module="benchmarks.overhead"), [path])
+            found[engine.name] = one["share"]
+    path.unlink()
     return found
 
 

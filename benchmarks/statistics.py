@@ -1,4 +1,4 @@
-"""What is made of measured numbers: medians, ratios within a repetition, a line's intercept."""
+"""What is made of measured numbers: medians, and ratios within a repetition."""
 
 from __future__ import annotations
 
@@ -15,11 +15,3 @@ def median(values: Sequence[float]) -> float:
 def ratio(values: Sequence[float], base: Sequence[float]) -> float:
     """The median of the ratios within each repetition: what slows a repetition down slows both."""
     return median([value / of for value, of in zip(values, base, strict=True)])
-
-
-def outside(once: float, twice: float) -> float:
-    """The share of a round that is not spent in the steps, from the seconds for E and for 2E epochs.
-
-    t(E) = a + b E, so that a = 2 t(E) - t(2E). At least 0: noise can make it negative.
-    """
-    return max(0.0, (2 * once - twice) / once)

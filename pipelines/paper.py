@@ -56,7 +56,7 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
     built = {name: build(target, measured) for name, target in targets.items()}
     files = {f"{name}.{ending}": content for name, one in built.items() for ending, content in one.files.items()}
     used = {study for target in targets.values() for study in target.studies}
-    facts = {name: _facts(one, measured.skipped(name)) for name, one in measured.studies.items() if name in used}
+    facts = {name: what_was_run(one, measured.skipped(name)) for name, one in measured.studies.items() if name in used}
     for name, one in built.items():
         files[f"{name}.md"] = text(targets[name], one, size, facts).encode()
     sections = [
@@ -132,7 +132,7 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
 
 
-def _facts(study: studies.Study, skipped: str) -> str:
+def what_was_run(study: studies.Study, skipped: str) -> str:
     """What was run, in one line."""
     if not study.is_run:
         return f"{study.what}: not run at size {study.size}"
@@ -144,9 +144,12 @@ def _facts(study: studies.Study, skipped: str) -> str:
     clients = sorted({int(scenario["clients"]) for scenario in scenarios})
     shares = sorted({float(scenario.get("participation", 1)) for scenario in scenarios})
     part = f" ({'/'.join(f'{100 * share:g}' for share in shares)} % take part in a round)" if shares != [1] else ""
+    data = content["data"]
+    pixels = f" at {'x'.join(map(str, data['size']))}" if data.get("size") else ""
+    held = f", {100 * data['validation']:g} % of it held out" if data.get("validation") else ""
     local = f"{train['local_steps']} steps" if train.get("local_steps") else f"{train['epochs']} epochs"
     return (
-        f"{study.what}: {content['data']['name']}, {train['model']}, {'/'.join(map(str, clients))} clients{part}, "
+        f"{study.what}: {data['name']}{pixels}{held}, {train['model']}, {'/'.join(map(str, clients))} clients{part}, "
         f"{train['rounds']} rounds of {local}, batches of {train['batch_size']}, {train.get('optimizer', 'sgd')} "
         f"{train['lr']:g}; scenarios {', '.join(content['scenario_names'])}; {len(content['recipe_names'])} methods; "
         f"seeds {', '.join(map(str, content['seeds']))}"

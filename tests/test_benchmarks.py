@@ -22,7 +22,7 @@ from benchmarks.machine import Watch
 from benchmarks.methods import federated
 from benchmarks.peers import harness
 from benchmarks.processes import FailedError, measure
-from benchmarks.statistics import median, outside, ratio
+from benchmarks.statistics import median, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from plugins.engines.simulation import initial_model
 
@@ -56,7 +56,7 @@ def test_quick_run_writes_all_its_parts(
     assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
     assert set(found["scaling"]) == {"cohort", "clients", "hidden"}
-    assert 0 <= found["overhead"]["mlp"]["ours, vectorized"]["share"] < 1
+    assert [0 < share < 1 for share in found["overhead"]["mlp"]["ours, vectorized"]] == [True] * 2
     assert set(found["methods"]) == set(command.FEW_METHODS)
     assert len(found["skipped"]) == 4
     assert found["machine"]["cores"] >= 1
@@ -121,9 +121,6 @@ def test_statistics_by_hand() -> None:
     assert median([4, 1, 2, 3]) == 2.5
     # Repetitions that are slow for both: ratios 2, 2, 3.
     assert ratio([2, 20, 6], [1, 10, 2]) == 2
-    # t(E) = 1 + 3 and t(2E) = 1 + 6: a quarter of the round is outside the steps.
-    assert outside(4, 7) == 0.25
-    assert outside(4, 9) == 0
 
 
 def test_row_by_hand() -> None:

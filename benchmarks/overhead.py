@@ -1,0 +1,46 @@
+"""Measures the share of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB...`.
+
+What counts as steps is local training itself: reading a batch, its gradient, the update.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+from unittest.mock import patch
+
+from torch import Tensor
+
+from benchmarks.ours import simulation
+from benchmarks.peers.harness import Job, main
+from plugins.core.training import local_steps
+
+
+def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """`share` of each round that counts; in one process, for what others do can't be seen from here."""
+    shares: list[float] = []
+    began, steps = time.perf_counter(), 0.0
+
+    def timed(*given: Any, **named: Any) -> Any:
+        nonlocal steps
+        before = time.perf_counter()
+        trace = local_steps(*given, **named)
+        steps += time.perf_counter() - before
+        return trace
+
+    def on_round(row: Mapping[str, float]) -> None:
+        nonlocal began, steps
+        now = time.perf_counter()
+        shares.append(1 - steps / (now - began))
+        began, steps = now, 0.0
+
+    simulated = simulation(job, engine)
+    with patch("plugins.core.client.local_steps", timed):
+        began = time.perf_counter()
+        outcome = simulated.run(on_round)
+    return {"share": shares[job.warm :]}, outcome.params
+
+
+if __name__ == "__main__":
+    main(measure)
