@@ -20,6 +20,7 @@ from pathlib import Path
 
 from pipelines import stage
 
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 PRELOADED = ("torch", "mlflow", "sklearn.datasets", "matplotlib.figure", "pipelines.study", "pipelines.paper")
 
 
@@ -33,6 +34,8 @@ def main(command: list[str]) -> int:
         server.bind(address)
         server.listen(64)
         server.settimeout(0.1)
+        interrupts: list[int] = []
+        signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
         # The command starts first: DVC's own start-up and our imports go side by side.
         process = subprocess.Popen(command, env=os.environ | {stage.ADDRESS: address})
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
@@ -42,8 +45,11 @@ def main(command: list[str]) -> int:
                 connection, _ = server.accept()
             except TimeoutError:
                 continue
-            except KeyboardInterrupt:
-                continue  # the command gets it as well and decides
+            if interrupts:
+                # The command was interrupted as well. DVC, told to keep going, takes that for one stage's failure.
+                process.terminate()
+                _refuse(connection)
+                continue
             if not loaded:
                 loaded = _preload()
             with connection:
@@ -51,7 +57,7 @@ def main(command: list[str]) -> int:
                     server.close()
                     _serve(connection)
             _reap()
-        return process.returncode
+        return INTERRUPTED if interrupts else process.returncode
 
 
 def _preload() -> bool:
@@ -60,6 +66,14 @@ def _preload() -> bool:
     for name in PRELOADED:
         importlib.import_module(name)
     return True
+
+
+def _refuse(connection: socket.socket) -> None:
+    """Answers a stage that it is not to begin."""
+    with connection:
+        connection.sendall(bytes([INTERRUPTED]))
+        while connection.recv(1 << 16):  # until it has read that and is gone
+            pass
 
 
 def _serve(connection: socket.socket) -> None:
@@ -73,6 +87,7 @@ def _serve(connection: socket.socket) -> None:
         with connection.makefile("rb") as stream:
             request = json.loads(stream.read(int.from_bytes(head, "big")))
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
