@@ -9,10 +9,12 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 
 STAGES = ("prepare", "partition", "train", "evaluate", "report", "deploy", "study", "paper")
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 ADDRESS = "FEDML_NONIID_WARM"  # environment variable: the socket of the process to be forked
 
 
@@ -22,9 +24,10 @@ def main(arguments: list[str]) -> int:
         sys.stderr.write(f"error: stage {arguments[:1]} is unknown; allowed: {', '.join(STAGES)}\n")
         return 2
     address = os.environ.get(ADDRESS)
-    if address and os.path.exists(address):
-        return forward(address, arguments)
-    return run(arguments)
+    try:
+        return forward(address, arguments) if address and os.path.exists(address) else run(arguments)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def run(arguments: list[str]) -> int:

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from pipelines import stage
 
-INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 PRELOADED = ("torch", "mlflow", "sklearn.datasets", "matplotlib.figure", "pipelines.study", "pipelines.paper")
 
 
@@ -57,7 +56,7 @@ def main(command: list[str]) -> int:
                     server.close()
                     _serve(connection)
             _reap()
-        return INTERRUPTED if interrupts else process.returncode
+        return stage.INTERRUPTED if interrupts else process.returncode
 
 
 def _preload() -> bool:
@@ -71,7 +70,7 @@ def _preload() -> bool:
 def _refuse(connection: socket.socket) -> None:
     """Answers a stage that it is not to begin."""
     with connection:
-        connection.sendall(bytes([INTERRUPTED]))
+        connection.sendall(bytes([stage.INTERRUPTED]))
         while connection.recv(1 << 16):  # until it has read that and is gone
             pass
 
@@ -95,6 +94,8 @@ def _serve(connection: socket.socket) -> None:
         code = stage.run(request["arguments"])
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+    except KeyboardInterrupt:
+        code = stage.INTERRUPTED
     except BaseException:
         # What an interpreter does with an error that nobody expected.
         traceback.print_exc()
