@@ -47,7 +47,7 @@ class Client(NumPyClient):  # type: ignore[misc]  # flwr is not there when types
         return [p.detach().numpy() for p in module.parameters()], len(y), {}
 
 
-class Strategy(FedAvg):  # type: ignore[misc]  # likewise
+class Strategy(FedAvg):  # type: ignore[misc]  # flwr is not there when types are checked
     """FedAvg with a clock."""
 
     def watch(self, meter: Meter) -> None:
