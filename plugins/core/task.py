@@ -205,9 +205,10 @@ class Task:
         The same gradient as by autograd, to the bit, and quicker. `x` may be overwritten, and
         `room`, an earlier gradient that nobody needs any more: memory that is in the cache.
         """
-        assert self.network.with_gradient is not None
+        forward = self.network.with_gradient
+        assert forward is not None
         run = Pass(params, dict(buffers), True, mask, key, plain=self.plain, room=room or {}, axes=axes)
-        h, logits, back = self.network.with_gradient(run, x)
+        h, logits, back = forward(run, x)
         log_p, target = _by_class(logits), y.reshape(1, -1)
         own = log_p.gather(0, target)
         grad = torch.zeros_like(log_p)

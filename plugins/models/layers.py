@@ -431,7 +431,7 @@ class Stacked:
                 found[-1] = last._replace(parameters=last.parameters + affine)
         return tuple(found)
 
-    @property
+    @cached_property
     def with_gradient(self) -> WithGradient | None:
         return self._with_gradient if all(isinstance(block, CHAIN) for block in self.blocks) else None
 
