@@ -32,6 +32,7 @@ class FedDC(Component):
     """Lets every client learn its own drift from the server's model, and takes it out of the average."""
 
     name: ClassVar[str] = "feddc"
+    broadcasts: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset(
         {"client drift correction", "proximal term", "server step", "clients' average"}
     )

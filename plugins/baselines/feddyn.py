@@ -23,6 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from plugins.core.component import (
     Answer,
     Ask,
@@ -42,7 +44,7 @@ from plugins.core.component import (
     Work,
 )
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, norm, scale, tree_map, zeros_like
+from plugins.core.trees import Params, Tree, leading, norm, scale, tree_map, zeros_like
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,10 @@ class FedDyn(Component):
     alpha_adapt: str = "off"
     clip: float = 0.0  # norm of the gradient; 0: off. The authors' code: 10
 
+    @property
+    def broadcasts(self) -> bool:
+        return not self.clip  # by one client's norm
+
     def check(self, setting: Setting) -> None:
         if not self.alpha > 0:
             raise RecipeError(f"feddyn: alpha = {self.alpha} must be above 0, the server divides by it")
@@ -75,8 +81,12 @@ class FedDyn(Component):
 
     def correct(self, tree: Params, params: Params, view: View) -> Params:
         """The gradient of eq. 1: g - g_k + alpha (w - w_t)."""
-        alpha = view.each.get("alpha", self.alpha)
-        tree = tree_map(lambda g, g_k, w, w_t: g - g_k + alpha * (w - w_t), tree, view.memory["g"], params, view.start)
+        own = view.each.get("alpha")
+
+        def bent(g: Tensor, g_k: Tensor, w: Tensor, w_t: Tensor) -> Tensor:
+            return g - g_k + (self.alpha if own is None else leading(own, g)) * (w - w_t)
+
+        tree = tree_map(bent, tree, view.memory["g"], params, view.start)
         return scale((self.clip / norm(tree)).clamp(max=1), tree) if self.clip else tree
 
     def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:

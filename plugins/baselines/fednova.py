@@ -41,6 +41,7 @@ class FedNova(Component):
 
     name: ClassVar[str] = "fednova"
     options: ClassVar[Options] = {"nu": ("direction", "weights"), "count": ("exact", "authors")}
+    broadcasts: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"clients' average", "proximal term", "optimiser's memory"})
 
     mu: float = 0.0  # the authors' code

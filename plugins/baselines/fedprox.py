@@ -20,6 +20,7 @@ class FedProx(Component):
     """Pulls the local model towards the received one."""
 
     name: ClassVar[str] = "fedprox"
+    broadcasts: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"proximal term"})
 
     mu: float = 0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02

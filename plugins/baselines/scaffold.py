@@ -33,6 +33,7 @@ class Scaffold(Component):
 
     name: ClassVar[str] = "scaffold"
     options: ClassVar[Options] = {"weights": ("uniform", "size"), "option": ("II", "I")}
+    broadcasts: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"client drift correction"})
 
     n_clients: int  # N

@@ -26,6 +26,7 @@ A component fills in only what its paper needs. State is passed in and returned,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
@@ -128,20 +129,26 @@ class Plan:
         return len(self.sizes) if self.sizes is not None else self.index.shape[0]
 
     def __iter__(self) -> Iterator[Batch]:
-        y = self.samples.y
+        return self.batches()
+
+    def batches(self, in_place: bool = False) -> Iterator[Batch]:
+        """The batches in their order. `in_place`: the samples of one may take the place of those of the last."""
+        x, y, _ = self.samples
         if self.sizes is not None:
+            room = x.new_empty(max(self.sizes, default=0), *x.shape[1:]) if in_place else None
             for s, index in enumerate(torch.split(self.index, list(self.sizes))):
-                yield Batch(self._seen(index, s), rows_at(y, index), None, None)
+                yield Batch(self._seen(index, s, room), rows_at(y, index), None, None)
             return
+        room = x.new_empty(math.prod(self.index.shape[1:]), *x.shape[1:]) if in_place else None
         ys = rows_at(y, self.index)
         for s, index in enumerate(self.index):
             mask = None if self.mask is None else self.mask[s]
-            yield Batch(self._seen(index, s), ys[s], mask, None if self.live is None else self.live[s])
+            yield Batch(self._seen(index, s, room), ys[s], mask, None if self.live is None else self.live[s])
 
-    def _seen(self, index: Tensor, step: int) -> Tensor:
+    def _seen(self, index: Tensor, step: int, room: Tensor | None) -> Tensor:
         """The samples of a batch, [B, ...]."""
         x, _, noise = self.samples
-        return rows_at(x, index) if self.read is None else self.read(x, noise, index, step)
+        return rows_at(x, index, room) if self.read is None else self.read(x, noise, index, step)
 
     def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
         """Mean over all samples of a tree of per-batch *sums*: (sum over batches of fn) / (number of samples)."""
@@ -303,6 +310,13 @@ class Component:
     pools: ClassVar[bool] = False  # one client has the data of all
     # Whether a hook from `average` on reads the clients' models: else `update.replies.params` are gone by then.
     reads_models: ClassVar[bool] = False
+
+    @property
+    def broadcasts(self) -> bool:
+        """Whether `correct` works as it stands with leaves [M, ...] of several clients, beside those that are the same
+        for all. Without vmap it costs its arithmetic alone.
+        """
+        return False
 
     @property
     def passes(self) -> frozenset[str]:

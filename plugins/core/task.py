@@ -213,7 +213,7 @@ class Task:
         own = log_p.gather(0, target)
         grad = torch.zeros_like(log_p)
         if mask is None:
-            loss = own.reshape(y.shape).sum(-1).mul_(-1 / y.shape[-1])
+            loss = own.reshape(y.shape).mean(-1).neg_()
             grad.scatter_(0, target, -1 / y.shape[-1])
         else:
             mask = mask.to(log_p.dtype)

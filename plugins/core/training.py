@@ -76,13 +76,14 @@ def local_steps(
     written = written if hooks.penalty is None and hooks.adjust_logits is None else None
     start = params
     some = next(iter(params.values()))
-    count = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
-    total, seen, last = count, count, steps.last
+    zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
+    losses, seen, last = [zero], zero, steps.last
     features: Tensor | None = None
     gradient: Params = {}
     # At once: a step is short.
     keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
-    for step, plain in enumerate(steps):
+    # What lies where the last batch lay is in the cache; a hook, or autograd, might still have that one in its hands.
+    for step, plain in enumerate(steps.batches(in_place=written is not None)):
         batch = plain._replace(key=keys[step])
 
         def loss(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
@@ -118,14 +119,15 @@ def local_steps(
         stepped = _added(params, update, factor, params if mine else into if batch.live is None else None)
         if batch.live is None:
             params, state, buffers = stepped, next_state, aux["buffers"]
-            count, total = count + 1, total + aux["loss"]
+            losses.append(aux["loss"])
         else:
             live = batch.live
             params, state = select(live, stepped, params), select(live, next_state, state)
             buffers = select(live, aux["buffers"], buffers)
-            count, total = count + live, total + torch.where(live, aux["loss"], torch.zeros_like(total))
+            losses.append(torch.where(live, aux["loss"], zero))
     mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
-    return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
+    count = zero + (len(steps) if steps.live is None else steps.live.sum(0))
+    return Trace(start, params, buffers, count, torch.stack(losses).sum(0) / count.clamp(min=1), state, mean)
 
 
 def _added(params: Params, update: Params, factor: float, into: Params | None) -> Params:

@@ -98,9 +98,14 @@ def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
     return tree_map(lambda leaf: leaf[index], stacked)
 
 
-def rows_at(leaf: Tensor, index: Tensor) -> Tensor:
-    """leaf[index], which for whole rows copies five times as fast; [n, ...] and [...] -> [..., ...]."""
-    return leaf.index_select(0, index.reshape(-1)).reshape(index.shape + leaf.shape[1:])
+def rows_at(leaf: Tensor, index: Tensor, room: Tensor | None = None) -> Tensor:
+    """leaf[index], which for whole rows copies five times as fast; [n, ...] and [...] -> [..., ...].
+
+    `room`: where they may be put, [at least as many rows, ...].
+    """
+    flat = index.reshape(-1)
+    rows = leaf.index_select(0, flat) if room is None else torch.index_select(leaf, 0, flat, out=room[: len(flat)])
+    return rows.reshape(index.shape + leaf.shape[1:])
 
 
 def replace_row(stacked: Tree, index: int, tree: Tree) -> None:

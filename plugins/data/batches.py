@@ -28,14 +28,13 @@ def epochs(
     The last, short batch of a pass is kept unless `drop_last`; then whoever has less than one batch keeps what he has.
     """
     n = len(indices)
-    sizes = _sizes(n, batch_size)
-    if drop_last and len(sizes) > 1 and sizes[-1] < batch_size:
-        sizes = sizes[:-1]
-        n = sum(sizes)
+    sizes, kept = _sizes(n, batch_size, drop_last)
     if steps:
         n_epochs = -(-steps // len(sizes))
-    passes = [indices[rng.permutation(len(indices))[:n]] for _ in range(n_epochs)]
-    index = passes[0] if n_epochs == 1 else np.concatenate(passes or [indices[:0]])
+    if n_epochs == 1:
+        index = indices[rng.permutation(n)[:kept]]
+    else:
+        index = np.concatenate([indices[rng.permutation(n)[:kept]] for _ in range(n_epochs)] or [indices[:0]])
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
     taken = (sizes * n_epochs)[:steps]
@@ -44,14 +43,14 @@ def epochs(
 
 def in_order(indices: Ints, batch_size: int) -> Order:
     """One pass over `indices` as they stand."""
-    return Order(indices, _sizes(len(indices), batch_size))
+    return Order(indices, _sizes(len(indices), batch_size)[0])
 
 
 def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
     """Several orders as index [M, S, B] and mask [M, S, B] (True for a sample); padding points at position 0."""
     sizes = orders[0].sizes
     if all(order.sizes == sizes for order in orders) and len(set(sizes)) == 1:  # nothing to pad
-        index = np.stack([order.index for order in orders]).reshape(len(orders), len(sizes), sizes[0])
+        index = np.concatenate([order.index for order in orders]).reshape(len(orders), len(sizes), sizes[0])
         return index, np.ones(index.shape, dtype=bool)
     n_steps = max(len(order.sizes) for order in orders)
     batch = max(max(order.sizes, default=0) for order in orders)
@@ -66,6 +65,9 @@ def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
 
 
 @cache
-def _sizes(n: int, batch_size: int) -> tuple[int, ...]:
+def _sizes(n: int, batch_size: int, drop_last: bool = False) -> tuple[tuple[int, ...], int]:
+    """The sizes of the batches that `n` samples are cut into, and their sum."""
     full, rest = divmod(n, batch_size)
-    return (batch_size,) * full + ((rest,) if rest else ())
+    if drop_last and full:
+        return (batch_size,) * full, batch_size * full
+    return (batch_size,) * full + ((rest,) if rest else ()), n

@@ -21,6 +21,7 @@ from plugins.core.task import Output, Pass, Task
 from plugins.core.training import Forward, Written, functional
 from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
+from plugins.engines.arena import rows_for
 from plugins.engines.clients import Clients, to_device
 
 APART = 2.0  # on a CPU, where what stands still until the longest is done costs as much as what moves
@@ -78,11 +79,16 @@ class Beside:
 
 
 class Vectorized:
-    """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`."""
+    """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
+
+    As there, the models that training ends with may be overwritten by the next round's.
+    """
 
     def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
         self.clients = clients
         self.memory_mb = memory_mb
+        self._sizes: dict[str, int] = {}  # of chunks, by job
+        self._models: Params = {}  # room for those of a cohort: fresh memory has to be faulted in
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -91,9 +97,13 @@ class Vectorized:
         keys, pieces = self.clients.keys(ask, round_), []
         # A GPU has room for what stands still, and wants few launches.
         apart = APART if self.clients.device.type == "cpu" else math.inf
-        parts = chunks([len(order.sizes) for order, _ in steps], self.chunk_size(ask), apart)
+        if ask.job not in self._sizes:
+            self._sizes[ask.job] = self.chunk_size(ask)
+        parts = chunks([len(order.sizes) for order, _ in steps], self._sizes[ask.job], apart)
+        into = self._room(ask) if ask.job == "train" and len(parts) == 1 else None
         for chunk in parts:
-            pieces.append(self._chunk(ask, keys, chunk, [steps[position][0] for position in chunk], steps[0][1]))
+            orders = [steps[position][0] for position in chunk]
+            pieces.append(self._chunk(ask, keys, chunk, orders, steps[0][1], into))
         stacked: Tree = pieces[0]
         if len(parts) > 1:
             stacked = tree_map(lambda *leaves: torch.cat(leaves), *pieces)
@@ -119,7 +129,14 @@ class Vectorized:
         batch = 3 * run.outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
-    def _chunk(self, ask: Ask, keys: Tensor, chunk: list[int], orders: list[Order], samples: Samples) -> Tree:
+    def _room(self, ask: Ask) -> Params:
+        if not self._models or len(next(iter(self._models.values()))) != len(ask.to):
+            self._models = rows_for(ask.params, len(ask.to))
+        return self._models
+
+    def _chunk(
+        self, ask: Ask, keys: Tensor, chunk: list[int], orders: list[Order], samples: Samples, into: Params | None
+    ) -> Tree:
         clients, training = self.clients, ask.job == "train"
         ids = [ask.to[position] for position in chunk]
         at = torch.tensor(chunk, device=clients.device)
@@ -151,7 +168,7 @@ class Vectorized:
             steps = {name: leaf.transpose(0, 1).contiguous() for name, leaf in own["steps"].items()}
             read = self._reader(own["key"])
             given = ask.params, ask.buffers, ask.shared, own, Plan(samples, **steps, read=read)
-            answered, trace = train(clients.algorithm, clients.task, *given, side, clients.observing)
+            answered, trace = train(clients.algorithm, clients.task, *given, side, clients.observing, into)
             found: Tree = answered._asdict() | {"steps": trace.steps, "loss": trace.loss}
             # The models become differences in place; what a component sends of them stays as it is.
             models = {leaf.data_ptr() for leaf in answered.params.values()}

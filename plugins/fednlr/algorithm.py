@@ -51,7 +51,7 @@ from plugins.core.component import (
 )
 from plugins.core.errors import UserError, nearest
 from plugins.core.task import Layer, Task
-from plugins.core.trees import Params, Tree
+from plugins.core.trees import Params, Tree, leading
 from plugins.fednlr.drift import bound, class_means, drift
 
 
@@ -68,6 +68,7 @@ class FedNLR(Component):
         "bias": ("scaled", "unscaled"),
     }
     stage: ClassVar[Stage] = Stage.SCALE
+    broadcasts: ClassVar[bool] = True
     claims: ClassVar[frozenset[str]] = frozenset({"neurons' learning rates"})
     passes: ClassVar[frozenset[str]] = frozenset({"own", "public"})  # public only for what is observed
 
@@ -186,8 +187,7 @@ class FedNLR(Component):
         """Eq. 18: the rate of row m is eta times its factor."""
         factors = view.prepared
         return {
-            key: update * factors[key].reshape(-1, *(1,) * (update.ndim - 1)) if key in factors else update
-            for key, update in tree.items()
+            key: update * leading(factors[key], update) if key in factors else update for key, update in tree.items()
         }
 
     def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
