@@ -21,13 +21,14 @@ def _signed(word: int) -> int:
 
 def _shift(word: Tensor, by: int) -> Tensor:
     """Logical shift to the right; torch's is arithmetic."""
-    return (word >> by) & ((1 << (64 - by)) - 1)
+    return (word >> by).bitwise_and_((1 << (64 - by)) - 1)
 
 
 def _mixed(word: Tensor) -> Tensor:
-    word = (word ^ _shift(word, 30)) * _signed(_MIX1)
-    word = (word ^ _shift(word, 27)) * _signed(_MIX2)
-    return word ^ _shift(word, 31)
+    # In place where the memory is fresh: to fault it in takes longer than to calculate.
+    word = _shift(word, 30).bitwise_xor_(word).mul_(_signed(_MIX1))
+    word = _shift(word, 27).bitwise_xor_(word).mul_(_signed(_MIX2))
+    return _shift(word, 31).bitwise_xor_(word)
 
 
 def fold(key: Tensor, number: int | Tensor) -> Tensor:
@@ -37,8 +38,8 @@ def fold(key: Tensor, number: int | Tensor) -> Tensor:
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1), of 24 random bits each, the same in every dtype."""
-    count = torch.arange(1, math.prod(shape) + 1, device=key.device)
-    return (_shift(_mixed(key + count * _signed(GOLDEN)), 40).to(dtype) * 2.0**-24).reshape(shape)
+    count = torch.arange(1, math.prod(shape) + 1, device=key.device).mul_(_signed(GOLDEN))
+    return _shift(_mixed(key + count), 40).to(dtype).mul_(2.0**-24).reshape(shape)
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
