@@ -185,9 +185,13 @@ def _hooks(algorithm: Algorithm, task: Task, own: Tree, views: Callable[[Tree], 
 
     def corrected(stages: Callable[[Stage], bool]) -> Callable[[Params, Params], Params] | None:
         of = [c for c in correcting if stages(c.stage)]
-        if all(c.broadcasts for c in of):
-            return (lambda tree, w: correct(of, own, tree, w)) if of else None
-        lifted = side.lift(lambda own, tree, w: correct(of, own, tree, w))
+        if not of:
+            return None
+
+        def plain(own: Tree, tree: Params, w: Params) -> Params:
+            return correct(of, own, tree, w)
+
+        lifted = plain if all(c.broadcasts for c in of) else side.lift(plain)
         return lambda tree, w: lifted(own, tree, w)
 
     lifted_penalty, lifted_logits = side.lift(penalty), side.lift(adjust_logits)
