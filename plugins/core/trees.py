@@ -14,6 +14,8 @@ from torch import Tensor
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
+PART = 512  # numbers whose squares are added up one after the other
+
 
 def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
     """Applies `fn` to the tensors that stand at the same place in all trees. KeyError if the structures differ."""
@@ -56,7 +58,7 @@ def scale(factor: float | Tensor, tree: Tree) -> Tree:
 
 def norm(tree: Tree) -> Tensor:
     """The L2 norm of all tensors taken as one vector, a 0-d tensor."""
-    return torch.sqrt(torch.stack([leaf.square().sum() for leaf in leaves(tree)]).sum())
+    return together([leaf_row_norms(leaf.unsqueeze(0)) for leaf in leaves(tree)])[0]
 
 
 def row_norms(stacked: Tree) -> Tensor:
@@ -65,9 +67,19 @@ def row_norms(stacked: Tree) -> Tensor:
 
 
 def leaf_row_norms(leaf: Tensor) -> Tensor:
-    """The L2 norm of each row of `[M, ...]`, as `[M]`."""
-    norms: Tensor = torch.linalg.vector_norm(leaf.reshape(len(leaf), -1), dim=1)
-    return norms
+    """The L2 norm of each row of `[M, ...]`, as `[M]`.
+
+    Part by part: torch's kernel adds up a row's squares in few sums, which in float32 can be off by a thousandth for a
+    million numbers, and takes a third of the time of squares that are laid down first.
+    """
+    rows = leaf.reshape(len(leaf), -1)
+    whole = rows.shape[1] // PART * PART
+    if whole <= PART:
+        norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
+        return norms
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
+    rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
+    return leaf_row_norms(torch.cat([parts, rest], dim=1))
 
 
 def together(norms: Sequence[Tensor]) -> Tensor:

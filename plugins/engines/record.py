@@ -12,7 +12,7 @@ from torch import Tensor
 from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, sub, together
+from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, together
 from plugins.engines.clients import refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
@@ -62,9 +62,9 @@ class Recorder:
         Raises NonFiniteError when the server's update is not finite.
         """
         server = done.server
-        moved: Params = sub(server.params, self._start)
-        length = norm(moved)
-        if not torch.isfinite(length):
+        moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in server.params.items()}
+        length = together(list(moved.values())).item()
+        if not math.isfinite(length):
             raise NonFiniteError(
                 f"round {round_}, server: the update is not finite; lower train.lr or the method's coefficients"
             )
@@ -74,7 +74,7 @@ class Recorder:
         up, down = self.meter.read()
         assert self._trained is not None, "every round trains"
         kept, self._trained = self._trained, None
-        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length.item())
+        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length)
         measured: Tree = {key: leaf.detach() for key, leaf in flatten(done.measured).items()}
         row |= {key.replace("/", "_"): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
         # What was sent and what is evaluated differ in few methods; then both are of interest.
@@ -114,14 +114,17 @@ class Recorder:
         return {f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss}
 
     def _lengths(self, deltas: Params, moved: Params, n: float) -> dict[str, float]:
-        """FedNNNN's E, N = ||moved|| and the integral of N; by group of layers if the model has more than one."""
+        """FedNNNN's E, N and the integral of N; by group of layers if the model has more than one.
+
+        `moved`: the norms of the server's update by parameter, [1]; `n`: that of all of it.
+        """
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
         columns = {"update_norm_client": together(list(norms.values())).mean().item(), "update_norm_server": n}
         before = self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
         columns["update_norm_server_sum"] = before + columns["update_norm_server"]
         for group, names in self._groups.items():
             columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean().item()
-            columns[f"update_norm_server_{group}"] = norm({key: moved[key] for key in names}).item()
+            columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).item()
         return columns
 
     def _cosines(self, deltas: Params, params: Params) -> Tensor:

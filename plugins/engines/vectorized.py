@@ -107,10 +107,9 @@ class Vectorized:
         stacked: Tree = pieces[0]
         if len(parts) > 1:
             stacked = tree_map(lambda *leaves: torch.cat(leaves), *pieces)
-        order = torch.tensor([position for chunk in parts for position in chunk])
-        back = order.argsort()
-        if not torch.equal(back, torch.arange(len(back))):
-            stacked = row(stacked, back.to(self.clients.device))
+        order = [position for chunk in parts for position in chunk]
+        if order != sorted(order):
+            stacked = row(stacked, torch.tensor(order).argsort().to(self.clients.device))
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         n = torch.tensor(sizes, device=self.clients.device)
         if self.clients.holds(ask):
