@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
 REPETITIONS = 3
+TURNED, TURNS = ("cifar_cnn", "mnist_cnn"), 20  # workloads, and rounds of one process and of two
 FEW_METHODS = ["ccn", "scaffold"]  # with --quick
 
 
@@ -41,17 +43,29 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         "repetitions": repetitions,
         "skipped": skipped,
         "scaling": {},
+        "turns": {},
         "overhead": {},
         "methods": {},
     }
     found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
     for workload in taken:
+        if workload.name in TURNED:
+            found["turns"][workload.name] = _turns(workload, quick, folder)
         if workload.name in scaling.SPLIT:
             found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)
         if workload.name == scaling.MLP.name:
             found["scaling"] = scaling.sweep(scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log)
             found["methods"] = _methods(workload, quick, folder)
     return found | {"machine": watch.found()}
+
+
+def _turns(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
+    path = folder / "turns.npz"
+    write_job(workload if quick else replace(workload, rounds=TURNS), path)
+    _log(f"{workload.name}, two processes and one in turns")
+    (seconds,), _ = measure(Engine("turns", "benchmarks.turns"), [path])
+    path.unlink()
+    return seconds
 
 
 def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:

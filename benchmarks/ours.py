@@ -36,14 +36,11 @@ def simulation(job: Job, engine: str, recipe: str = "fedavg", public: Samples | 
 def timed(simulated: Simulation) -> tuple[Meter, Mapping[str, Tensor]]:
     """The rounds' times, and the final weights. What comes before the first round is not timed."""
     meter = Meter()
-
-    def on_round(row: Mapping[str, float]) -> None:
+    meter.begin()
+    for _ in simulated.rounds():
         meter.end()
         meter.begin()
-
-    meter.begin()
-    outcome = simulated.run(on_round)
-    return meter, outcome.params
+    return meter, simulated.outcome.params
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

@@ -20,7 +20,7 @@ from plugins.core.training import local_steps
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """`share` of each round that counts; in one process, for what others do can't be seen from here."""
     shares: list[float] = []
-    began, steps = time.perf_counter(), 0.0
+    steps = 0.0
 
     def timed(*given: Any, **named: Any) -> Any:
         nonlocal steps
@@ -29,17 +29,14 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
         steps += time.perf_counter() - before
         return trace
 
-    def on_round(row: Mapping[str, float]) -> None:
-        nonlocal began, steps
-        now = time.perf_counter()
-        shares.append(1 - steps / (now - began))
-        began, steps = now, 0.0
-
     simulated = simulation(job, engine)
     with patch("plugins.core.client.local_steps", timed):
         began = time.perf_counter()
-        outcome = simulated.run(on_round)
-    return {"share": shares[job.warm :]}, outcome.params
+        for _ in simulated.rounds():
+            now = time.perf_counter()
+            shares.append(1 - steps / (now - began))
+            began, steps = now, 0.0
+    return {"share": shares[job.warm :]}, simulated.outcome.params
 
 
 if __name__ == "__main__":

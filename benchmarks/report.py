@@ -8,6 +8,7 @@ from tabulate import tabulate
 
 from benchmarks import machine
 from benchmarks.statistics import median
+from benchmarks.turns import speedup
 
 TITLES = {
     "cohort": "Seconds per round by clients per round, MLP, of 300 clients",
@@ -29,6 +30,8 @@ def markdown(found: dict[str, Any]) -> str:
     how = HOW.format(repetitions=found["repetitions"])
     parts += ["## Engines", how, _engines(found["workloads"])]
     parts += ["\n".join(f"- {line}" for line in found["skipped"])] if found["skipped"] else []
+    if found["turns"]:
+        parts += ["## Two processes", TURNS, _turns(found["turns"])]
     if found["overhead"]:
         parts += ["## Outside the steps", OUTSIDE, _overhead(found["overhead"])]
     if found["scaling"]:
@@ -39,6 +42,9 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+TURNS = """Our sequential engine in two processes and in one, round by round in turns: medians, and the quartiles of
+the ratios of neighbours. Between processes that are measured one after the other, as above, the machine's own speed
+changes."""
 OUTSIDE = """Share of a round that is not spent in local training: drawing cohort and batches, averaging, records.
 Measured in one process; the median over rounds."""
 METHODS = """Time per round relative to FedAvg's, in turns with it in one process: vectorized engine, workload `mlp`,
@@ -59,6 +65,15 @@ def _engines(workloads: dict[str, Any]) -> str:
             rows.append([name, row["engine"], *rates, *rest, row["problem"] or row["note"]])
     legend = "\n".join(f"- `{name}`: {one['what']}; {one['steps']} steps a round" for name, one in workloads.items())
     return f"{legend}\n\n{_table(rows, head)}"
+
+
+def _turns(found: dict[str, Any]) -> str:
+    rows = []
+    for name, seconds in found.items():
+        low, middle, high = speedup(seconds)
+        one, two = median(seconds["sequential"]), median(seconds["workers"])
+        rows.append([name, f"{one:.3g}", f"{two:.3g}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
+    return _table(rows, ["workload", "s per round, one", "two", "times as fast", "quartiles"])
 
 
 def _overhead(found: dict[str, Any]) -> str:

@@ -12,6 +12,13 @@ def median(values: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """The median, and the medians of what lies below and above it."""
+    ordered = sorted(values)
+    half = -(-len(ordered) // 2)  # the middle one belongs to both
+    return median(ordered[:half]), median(ordered), median(ordered[-half:])
+
+
 def ratio(values: Sequence[float], base: Sequence[float]) -> float:
     """The median of the ratios within each repetition: what slows a repetition down slows both."""
     return median([value / of for value, of in zip(values, base, strict=True)])

@@ -10,7 +10,6 @@ import argparse
 import json
 import logging
 import shutil
-from collections.abc import Mapping
 
 from safetensors.torch import save
 
@@ -49,17 +48,15 @@ def train(options: argparse.Namespace) -> None:
 
     try:
         with progress.rounds(item.key, simulation.start_round, item.settings.train.rounds) as report:
-
-            def on_round(row: Mapping[str, float]) -> None:
+            for row in simulation.rounds():
                 report(row)
                 # In batches: a call costs as much as a thousand numbers.
                 if row["round"] % item.settings.train.checkpoint_every == 0:
                     run.log_rounds(simulation.rows)
-
-            outcome = simulation.run(on_round)
     except UserError:
         run.fail()
         raise
+    outcome = simulation.outcome
     run.log_rounds(outcome.rows)
 
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)

@@ -15,17 +15,20 @@ import torch
 from torch import Tensor
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, bare, ours, pfl_cifar10, report
+from benchmarks import agreement, bare, ours, pfl_cifar10, report, turns
 from benchmarks.comparison import compare, row
 from benchmarks.engines import Engine, others
 from benchmarks.machine import Watch
 from benchmarks.methods import federated
 from benchmarks.peers import harness
 from benchmarks.processes import FailedError, measure
-from benchmarks.statistics import median, ratio
+from benchmarks.statistics import median, quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from plugins.engines.simulation import initial_model
 
+NOTHING: dict[str, Any] = {
+    "quick": False, "repetitions": 1, "skipped": [], "turns": {}, "scaling": {}, "overhead": {}, "methods": {},
+}  # fmt: skip
 SMALL = replace(WORKLOADS["mlp"], clients=4, cohort=3, per_client=20, warm=1, rounds=2)
 
 
@@ -47,7 +50,7 @@ def test_quick_run_writes_all_its_parts(
         monkeypatch.delenv(variable, raising=False)
     assert command.main(["--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
-    assert set(found) == {"quick", "repetitions", "skipped", "workloads", "overhead", "scaling", "methods", "machine"}
+    assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
     assert list(rows) == ["bare loop", "ours, sequential", "ours, vectorized", "ours, two workers"]
     assert not any(one["problem"] for one in rows.values())
@@ -119,8 +122,24 @@ def test_modules_are_our_networks(name: str, tmp_path: Path) -> None:
 def test_statistics_by_hand() -> None:
     assert median([3, 1, 2]) == 2
     assert median([4, 1, 2, 3]) == 2.5
+    assert quartiles([5, 1, 3]) == (2, 3, 4)
+    assert quartiles([4, 1, 2, 3]) == (1.5, 2.5, 3.5)
     # Repetitions that are slow for both: ratios 2, 2, 3.
     assert ratio([2, 20, 6], [1, 10, 2]) == 2
+
+
+def test_two_processes_and_one_in_turns(tmp_path: Path) -> None:
+    job = job_of(SMALL, tmp_path)
+    found, weights = turns.measure(job, "-")
+    _, expected = ours.measure(job, "sequential")
+    assert all(torch.equal(weights[key], expected[key]) for key in expected)
+    assert [len(found[engine]) for engine in ("sequential", "workers")] == [2, 2]
+    # The second pair of rounds fell into a slow minute: 2, 2, 1.
+    walls = {"sequential": [2.0, 20.0, 2.0], "workers": [1.0, 10.0, 2.0]}
+    assert turns.speedup(walls) == (1.5, 2.0, 2.0)
+    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(
+        NOTHING | {"machine": Watch().found(), "workloads": {}, "turns": {"some": walls}}
+    )
 
 
 def test_row_by_hand() -> None:
@@ -151,16 +170,7 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 def test_who_fails_has_a_row_without_numbers() -> None:
     watch = Watch().found()
     rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
-    found = {
-        "quick": False,
-        "repetitions": 1,
-        "skipped": [],
-        "scaling": {},
-        "overhead": {},
-        "methods": {},
-        "machine": watch,
-    }
-    text = report.markdown(found | {"workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
+    text = report.markdown(NOTHING | {"machine": watch, "workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
     assert "ended with 1: no module" in text
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -232,17 +232,25 @@ class Simulation:
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint)
 
-    def run(self, on_round: Callable[[Mapping[str, float]], None] | None = None) -> Outcome:
-        """Runs the rounds that are left. `on_round` gets each new row. Raises NonFiniteError."""
+    def run(self) -> Outcome:
+        """Runs the rounds that are left. Raises NonFiniteError."""
+        for _ in self.rounds():
+            pass
+        return self.outcome
+
+    def rounds(self) -> Iterator[Mapping[str, float]]:
+        """Runs a round that is left each time that it is asked for a row. Raises NonFiniteError."""
         everybody = tuple(range(len(self.engine.clients.indices)))
         if self.start_round == 0:
             self.server = drive(self.algorithm.begin(self.server, everybody), partial(self._answer, 0))
         for t in range(self.start_round + 1, self.schedule.rounds + 1):
-            row = self._round(t, everybody)
-            if on_round is not None:
-                on_round(row)
+            yield self._round(t, everybody)
             if self.checkpoint is not None and (t % self.checkpoint_every == 0 or t == self.schedule.rounds):
                 self._save(self.checkpoint, t)
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the rounds so far leave."""
         whole = self.recorder.task.whole
         return Outcome(
             whole(self.server.params), whole(self.evaluated), self.server.buffers, self.rows, self.recorder.tensors

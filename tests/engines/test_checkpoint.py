@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +17,11 @@ from tests import federation
 ROUNDS = 4
 
 
-class KilledError(Exception):
-    """Stands for kill -9."""
-
-
 def killed_in(round_: int, path: Path, recipe: str, **options: Any) -> None:
     """Runs until the round is done, but not yet saved."""
-
-    def kill(row: Mapping[str, float]) -> None:
+    for row in federation.simulation(recipe, checkpoint=path, rounds=ROUNDS, **options).rounds():
         if row["round"] == round_:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        federation.simulation(recipe, checkpoint=path, rounds=ROUNDS, **options).run(kill)
+            break  # and nobody asks for the next one
 
 
 @pytest.mark.parametrize(
@@ -49,13 +40,11 @@ def test_resuming_after_any_round_gives_the_same_bits(recipe: str, engine: str, 
         "batch_norm": True, "engine": engine, "evaluate_every": 2, "fingerprint": "f", "rounds": ROUNDS,
     }  # fmt: skip
     path = tmp_path / "run.safetensors"
-
-    def keep(row: Mapping[str, float]) -> None:
-        """The round is done but not yet saved: on disk is the one before."""
-        if path.exists():
+    simulation = federation.simulation(recipe, checkpoint=path, **options)
+    for row in simulation.rounds():
+        if path.exists():  # the round is done but not yet saved: on disk is the one before
             shutil.copy(path, tmp_path / f"{row['round'] - 1}.safetensors")
-
-    undisturbed = federation.simulation(recipe, checkpoint=path, **options).run(keep)
+    undisturbed = simulation.outcome
     path.rename(tmp_path / f"{ROUNDS}.safetensors")
     assert federation.equal(undisturbed, federation.run(recipe, **options)), "saving changes nothing"
     for done in range(1, ROUNDS + 1):
@@ -89,10 +78,9 @@ def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     first = federation.run("fednnnn", checkpoint=path)
-    rows: list[Mapping[str, float]] = []
     again = federation.simulation("fednnnn", checkpoint=path)
-    assert federation.equal(again.run(rows.append), first)
-    assert rows == []
+    assert list(again.rounds()) == []
+    assert federation.equal(again.outcome, first)
 
 
 def test_a_checkpoint_of_another_configuration_is_refused(tmp_path: Path) -> None:

@@ -31,15 +31,11 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
         "scaffold+rfedavg_plus", {}, network, train, clients, test, None, None, local, schedule, engine=engine
     )
     most = 0
-
-    def look(_: object) -> None:
-        nonlocal most
+    for _ in simulation.rounds():
         wide = {
             t.untyped_storage().data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape
         }
         most = max(most, len(wide))
-
-    simulation.run(look)
     assert most == 1 and simulation.engine.clients.train.x is x
 
 
