@@ -148,12 +148,9 @@ def test_a_resumed_run_has_recorded_the_same(tmp_path: Path) -> None:
     whole = federation.run("watcher", rounds=4)
     half = federation.simulation("watcher", **options)
 
-    def stop(row: Any) -> None:
+    for row in half.rounds():
         if row["round"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        half.run(stop)
+            break  # before it is saved
     resumed = federation.simulation("watcher", **options)
     assert resumed.start_round == 2
     out = resumed.run()
