@@ -1,7 +1,8 @@
 """The sequential engine in several processes, one thread each, with the same bits: for convolutions on a CPU.
 
-The processes are forked once. Data, the clients' memories, models and answers lie in memory that all of them see. What
-a client holds for the rest of a round stays with the process that trained it.
+The processes are forked once. Data, the clients' memories, models and answers lie in memory that all of them see. They
+take clients in pieces that become smaller, so that they end together even where one core is slower than another. What a
+client holds for the rest of a round stays with the process that trained it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from typing import NamedTuple
 
 import torch
@@ -53,15 +54,31 @@ class Workers:
         """The stacked replies of the clients `ask.to`."""
         if not self._workers:
             self._start(ask)
-        shares = self._shares(ask)
+        sizes = [len(self.clients.indices[client]) for client in ask.to]
+        left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
         trees = {"params": ask.params, "buffers": ask.buffers, "shared": ask.shared, "each": ask.each}
         places = self._asks.put(trees)
-        busy = [(worker, share) for worker, share in zip(self._workers, shares, strict=True) if share]
-        for worker, share in busy:
-            worker.connection.send((ask.job, ask.to, places, round_, share))
-        found = [worker.answers.get(_received(worker)) for worker, _ in busy]
-        rows = [torch.tensor(share) for _, share in busy]
+        busy: dict[Connection, tuple[int, list[int]]] = {}
+        found: list[Tree] = []
+        rows: list[Tensor] = []
+
+        def give(number: int, first: bool) -> None:
+            if piece := self._piece(ask, left, sizes, number):
+                connection = self._workers[number].connection
+                connection.send((ask.job, ask.to, places, round_, piece, first))
+                busy[connection] = number, piece
+
+        for number in range(self.processes):
+            give(number, first=True)
+        while busy:
+            for connection in wait(list(busy)):
+                assert isinstance(connection, Connection)
+                number, piece = busy.pop(connection)
+                worker = self._workers[number]
+                found.append(worker.answers.get(_received(worker)))
+                rows.append(torch.tensor(piece))
+                give(number, first=False)
 
         def together(*parts: Tensor) -> Tensor:
             out = parts[0].new_empty((len(ask.to), *parts[0].shape[1:]))
@@ -102,20 +119,27 @@ class Workers:
             self._workers.append(_Worker(process, ours, answers))
         weakref.finalize(self, _end, self._workers)
 
-    def _shares(self, ask: Ask) -> list[list[int]]:
-        """Which positions of the Ask each worker takes: the largest client first, to whoever has least to do."""
-        sizes = [len(self.clients.indices[client]) for client in ask.to]
-        shares: list[list[int]] = [[] for _ in range(self.processes)]
-        load = [0] * self.processes
-        for position in sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position)):
-            client = ask.to[position]
-            # Without a model in the Ask a client goes on from what it holds.
-            worker = self._home[client] if not ask.params else load.index(min(load))
-            shares[worker].append(position)
-            load[worker] += sizes[position]
-            if ask.job == "train":
-                self._home[client] = worker
-        return [sorted(share) for share in shares]
+    def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
+        """Takes what worker `number` does next out of the positions of the Ask that are left, large clients first."""
+        if ask.params:
+            piece = left[: share([sizes[position] for position in left], self.processes)]
+        else:  # a client goes on from what it holds
+            piece = [position for position in left if self._home[ask.to[position]] == number]
+        if ask.job == "train":
+            self._home |= dict.fromkeys((ask.to[position] for position in piece), number)
+        gone = set(piece)
+        left[:] = [position for position in left if position not in gone]
+        return sorted(piece)
+
+
+def share(sizes: Sequence[int], processes: int) -> int:
+    """How many of the clients that are left one process takes at a time: half of its part of their samples."""
+    load = 0
+    for number, size in enumerate(sizes, start=1):
+        load += size
+        if 2 * processes * load >= sum(sizes):
+            return number
+    return 0
 
 
 def _received(worker: _Worker) -> Tree:
@@ -160,10 +184,11 @@ def _work(
     torch.set_num_threads(1)
     try:
         while True:
-            job, to, places, round_, share = connection.recv()
-            answers.clear()
+            job, to, places, round_, piece, first = connection.recv()
+            if first:
+                answers.clear()
             try:
-                found = engine.some(Ask(job, to, **asks.get(places)), round_, share)
+                found = engine.some(Ask(job, to, **asks.get(places)), round_, piece)
                 connection.send(answers.put(found))
             except Exception as error:  # whatever it is, it is the run's: it is raised again in front
                 error.add_note("in a worker process:\n" + traceback.format_exc())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 import pytest
 import torch
 
+from plugins.core.component import Ask
 from plugins.core.errors import UserError
 from plugins.core.trees import Tree, flatten
 from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
+from plugins.engines.sequential import Sequential
 from plugins.engines.simulation import Simulation
-from plugins.engines.workers import Workers
+from plugins.engines.workers import Workers, share
 from plugins.models import build
 from tests import federation
 from tests.processes import alive
@@ -43,6 +46,40 @@ RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "c
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_bits_as_in_one_process(recipe: str) -> None:
     assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
+
+
+@pytest.mark.parametrize(
+    ("sizes", "processes", "taken"),
+    [
+        ([1] * 20, 2, 5),  # a quarter of what is left
+        ([1] * 6, 2, 2),  # 6 / 4, rounded up
+        ([3], 4, 1),
+        ([10, 1, 1, 1, 1], 2, 1),  # one that has most is enough
+        ([], 2, 0),
+    ],
+)
+def test_pieces_by_hand(sizes: list[int], processes: int, taken: int) -> None:
+    assert share(sizes, processes) == taken
+
+
+def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first to be started sleeps over each client, while the others take what is left; the bits stay the same."""
+    alone, front = simulation("scaffold", workers=1, cohort=5, rounds=1).run(), os.getpid()
+    made = simulation("scaffold", workers=2, cohort=5, rounds=1)
+    some = Sequential.some
+
+    def slow(self: Sequential, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
+        assert os.getpid() != front and isinstance(made.engine, Workers)
+        if not made.engine._workers:  # as the first sees it, which was forked before it was noted
+            time.sleep(2)
+        return some(self, ask, round_, positions)
+
+    monkeypatch.setattr(Sequential, "some", slow)
+    assert federation.equal(made.run(), alone)
+    assert isinstance(made.engine, Workers)
+    sizes = sorted(map(len, made.engine.clients.indices.values()), reverse=True)
+    first = share(sizes, 2)
+    assert sorted(made.engine._home.values()) == [0] * first + [1] * (5 - first)  # nothing but its first piece
 
 
 @pytest.mark.parametrize("workers", [2, 4, 9])
