@@ -23,8 +23,8 @@ from benchmarks.workloads import WORKLOADS, Workload, write_job
 from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
-REPETITIONS = 3
-TURNED, TURNS = ("cifar_cnn", "mnist_cnn"), 20  # workloads, and rounds of one process and of two
+REPETITIONS = 2
+METHOD_ROUNDS = 10  # of each method, in each of its turns with FedAvg
 FEW_METHODS = ["ccn", "scaffold"]  # with --quick
 
 
@@ -43,14 +43,11 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         "repetitions": repetitions,
         "skipped": skipped,
         "scaling": {},
-        "turns": {},
         "overhead": {},
         "methods": {},
     }
     found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
     for workload in taken:
-        if workload.name in TURNED:
-            found["turns"][workload.name] = _turns(workload, quick, folder)
         if workload.name in scaling.SPLIT:
             found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)
         if workload.name == scaling.MLP.name:
@@ -59,18 +56,9 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
     return found | {"machine": watch.found()}
 
 
-def _turns(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
-    path = folder / "turns.npz"
-    write_job(workload if quick else replace(workload, rounds=TURNS), path)
-    _log(f"{workload.name}, two processes and one in turns")
-    (seconds,), _ = measure(Engine("turns", "benchmarks.turns"), [path])
-    path.unlink()
-    return seconds
-
-
 def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
     names, path = FEW_METHODS if quick else methods.federated(), folder / "methods.npz"
-    write_job(workload, path)
+    write_job(replace(workload, rounds=min(workload.rounds, METHOD_ROUNDS)), path)
     _log("methods: " + ", ".join(names))
     (costs,), _ = measure(Engine("methods", "benchmarks.methods", ",".join(names)), [path])
     return costs

@@ -1,4 +1,4 @@
-"""Part 1: every engine on a workload, in turns, and whether it did the work."""
+"""Part 1: every engine on a workload, its rounds in turns with others', and whether it did the work."""
 
 from __future__ import annotations
 
@@ -10,45 +10,45 @@ from typing import Any
 from benchmarks import agreement
 from benchmarks.engines import BARE, Engine
 from benchmarks.peers.harness import Job, read_job
-from benchmarks.processes import FailedError, measure
-from benchmarks.statistics import median, ratio
+from benchmarks.processes import FailedError, in_turns
+from benchmarks.statistics import median
 from benchmarks.workloads import Workload, write_job
 
 Log = Callable[[str], None]
 
+TOGETHER = 4  # engines in turns with the bare loop: all of them have their models in memory at the same time
+
 
 def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, folder: Path, log: Log) -> dict[str, Any]:
-    """Measures the bare loop and `engines`; their order is rotated, so that a drift of the machine hits all alike."""
+    """Measures the bare loop and `engines`: some rounds of each in turns, so that a slow minute hits all alike."""
     path = folder / f"{workload.name}.npz"
     write_job(workload, path)
-    job, everybody = read_job(path), [BARE, *engines]
-    runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in everybody}
+    job = read_job(path)
+    runs: dict[str, list[dict[str, Any]]] = {engine.name: [] for engine in [BARE, *engines]}
     failed: dict[str, str] = {}
     for repetition in range(repetitions):
-        first = repetition % len(everybody)
-        weights: dict[str, agreement.Weights] = {}
-        for engine in [*everybody[first:], *everybody[:first]]:
-            if engine.name in failed:
-                continue
-            log(f"{workload.name}, {repetition + 1} of {repetitions}: {engine.name}")
-            try:
-                (found,), weights[engine.name] = measure(engine, [path])
-            except FailedError as error:
-                if engine is BARE:
-                    raise
-                failed[engine.name] = str(error)
-                log(f"  {error}")
-                continue
-            runs[engine.name].append(found)
-        for engine in everybody:
-            if engine.name in weights:
-                runs[engine.name][-1] |= _proof(job, weights[BARE.name], weights[engine.name], engine.same_order)
+        for first in range(0, len(engines), TOGETHER):
+            group = [BARE, *(one for one in engines[first : first + TOGETHER] if one.name not in failed)]
+            names = ", ".join(engine.name for engine in group)
+            log(f"{workload.name}, {repetition + 1} of {repetitions}, in turns: {names}")
+            found = in_turns(group, path, workload.at_once)
+            limit = found[BARE.name]
+            if isinstance(limit, FailedError):
+                raise limit
+            (base,), expected = limit
+            for engine in group:
+                outcome = found[engine.name]
+                if isinstance(outcome, FailedError):
+                    failed[engine.name] = str(outcome)
+                    log(f"  {engine.name}: {outcome}")
+                    continue
+                (one,), weights = outcome
+                beside = {"bare_wall": base["wall"], "bare_cpu": base["cpu"]}
+                runs[engine.name].append(one | beside | _proof(job, expected, weights, engine.same_order))
     path.unlink()
     rows = [
-        {"engine": engine.name, "problem": failed[engine.name]}
-        if engine.name in failed
-        else row(workload, engine.name, runs[engine.name], runs[BARE.name])
-        for engine in everybody
+        {"engine": name, "problem": failed[name]} if name in failed else row(workload, name, own)
+        for name, own in runs.items()
     ]
     return {"what": workload.what, "steps": workload.steps, "rows": rows}
 
@@ -60,10 +60,10 @@ def _proof(job: Job, bare: agreement.Weights, weights: agreement.Weights, same_o
     return {"problem": problem, "checksum": hashlib.sha256(raw).hexdigest()[:12], "loss": loss}
 
 
-def row(workload: Workload, name: str, runs: list[dict[str, Any]], bare: list[dict[str, Any]]) -> dict[str, Any]:
-    """An engine's medians, over rounds and then over repetitions; rates relative to the bare loop's."""
+def row(workload: Workload, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """An engine's medians over all rounds; rates relative to the bare loop's in the round that was its neighbour."""
     wall, cpu, bare_wall, bare_cpu = (
-        [median(run[clock]) for run in of] for of in (runs, bare) for clock in ("wall", "cpu")
+        [value for run in runs for value in run[clock]] for clock in ("wall", "cpu", "bare_wall", "bare_cpu")
     )
     return {
         "engine": name,
@@ -71,8 +71,8 @@ def row(workload: Workload, name: str, runs: list[dict[str, Any]], bare: list[di
         "cpu_s": median(cpu),
         "steps_per_wall_s": workload.steps / median(wall),
         "steps_per_cpu_s": workload.steps / median(cpu),
-        "ratio_wall": ratio(bare_wall, wall),
-        "ratio_cpu": ratio(bare_cpu, cpu),
+        "ratio_wall": median([base / own for base, own in zip(bare_wall, wall, strict=True)]),
+        "ratio_cpu": median([base / own for base, own in zip(bare_cpu, cpu, strict=True)]),
         "peak_mb": median([run["peak_mb"] for run in runs]),
         "loss": runs[-1]["loss"],
         "checksum": runs[-1]["checksum"],

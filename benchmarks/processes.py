@@ -1,18 +1,20 @@
-"""Runs a measurement in a process of its own, with one thread."""
+"""Runs measurements in processes of their own, with one thread: one by one, or several whose rounds take turns."""
 
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks.engines import Engine
-from benchmarks.peers.harness import read_results
+from benchmarks.peers.harness import DONE, READY, TURNS, read_results
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
@@ -23,28 +25,114 @@ ENVIRONMENT = {
     **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),  # Flower and Ray phone home
     "PYTHONPATH": str(ROOT),
 }
+TURN = b"!"
+
+Found = tuple[list[dict[str, Any]], dict[str, Tensor]]  # what was found for each job, and the last one's final weights
 
 
 class FailedError(Exception):
     """A measured process ended without a result."""
 
 
-def measure(engine: Engine, jobs: Sequence[Path]) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """What the engine found for each job, and the final weights of the last. Raises FailedError."""
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "result.npz"
-        command = [engine.python, "-m", engine.module, str(result), engine.argument, *map(str, jobs)]
+class Running:
+    """A measuring process, from its start to its result."""
+
+    def __init__(self, engine: Engine, jobs: Sequence[Path], in_turns: bool = False) -> None:
+        """`in_turns`: whether its rounds wait for their turn. Raises FailedError."""
+        self.engine, self._folder = engine, tempfile.TemporaryDirectory()
+        self._limit = time.monotonic() + LIMIT
+        self._result, self._errors = Path(self._folder.name) / "result.npz", Path(self._folder.name) / "stderr"
         # What this process has set for itself, by importing our engines, is not for peers.
         inherited = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
         pages = {LARGE_PAGES: "1"} if engine.large_pages else {}
+        theirs: tuple[int, ...] = ()
+        self._pipes: tuple[int, ...] = ()
+        if in_turns:
+            (turns, give), (words, say) = os.pipe(), os.pipe()
+            theirs, self._pipes = (turns, say), (give, words)
+        named = {TURNS: ",".join(map(str, theirs))} if in_turns else {}
         try:
-            ended = subprocess.run(
-                command, cwd=folder, env=inherited | ENVIRONMENT | pages, timeout=LIMIT, check=False, text=True,
-                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired) as error:
+            with self._errors.open("w") as errors:
+                self._process = subprocess.Popen(
+                    [engine.python, "-m", engine.module, str(self._result), engine.argument, *map(str, jobs)],
+                    cwd=self._folder.name, env=inherited | ENVIRONMENT | pages | named, pass_fds=theirs,
+                    stdout=subprocess.DEVNULL, stderr=errors,
+                )  # fmt: skip
+        except OSError as error:
+            self._close()
             raise FailedError(str(error)) from None
-        if ended.returncode or not result.exists():
-            last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
-            raise FailedError(f"ended with {ended.returncode}: {last}")
-        return read_results(result)
+        finally:
+            for end in theirs:
+                os.close(end)
+        self.ready = in_turns and self._hears(READY)
+
+    def turn(self) -> None:
+        """One round, if there is one."""
+        if self.ready:
+            os.write(self._pipes[0], TURN)
+            self.ready = self._hears(DONE) and self._hears(READY)
+
+    def _hears(self, word: bytes) -> bool:
+        """Waits for a word; False if the process ends instead. Its own children may keep the pipe open."""
+        while not select.select([self._pipes[1]], [], [], 0.2)[0]:
+            if self._process.poll() is not None or time.monotonic() > self._limit:
+                return False
+        return os.read(self._pipes[1], 1) == word
+
+    def outcome(self) -> Found:
+        """Waits for the end. Raises FailedError."""
+        try:
+            code = self._process.wait(max(0.0, self._limit - time.monotonic()))
+            if code or not self._result.exists():
+                last = (self._errors.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+                raise FailedError(f"ended with {code}: {last}")
+            return read_results(self._result)
+        except subprocess.TimeoutExpired as error:
+            raise FailedError(str(error)) from None
+        finally:
+            self.end()
+
+    def end(self) -> None:
+        """Ends it if it is still there."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        pipes, self._pipes = self._pipes, ()
+        for end in pipes:
+            os.close(end)
+        self._folder.cleanup()
+
+
+def measure(engine: Engine, jobs: Sequence[Path]) -> Found:
+    """What the engine found for each job, and the final weights of the last. Raises FailedError."""
+    return Running(engine, jobs).outcome()
+
+
+def in_turns(engines: Sequence[Engine], job: Path, at_once: int) -> Mapping[str, Found | FailedError]:
+    """Measures a job by all of `engines`, `at_once` rounds of one after as many of another, by their names.
+
+    They start one after the other: what precedes the first round would disturb what others do then.
+    """
+    running: list[Running] = []
+    found: dict[str, Found | FailedError] = {}
+    try:
+        for engine in engines:
+            try:
+                running.append(Running(engine, [job], in_turns=True))
+            except FailedError as error:
+                found[engine.name] = error
+        while any(one.ready for one in running):
+            for one in running:
+                for _ in range(at_once):
+                    one.turn()
+        for one in running:
+            try:
+                found[one.engine.name] = one.outcome()
+            except FailedError as error:
+                found[one.engine.name] = error
+    finally:
+        for one in running:
+            one.end()
+    return found

@@ -7,19 +7,20 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks import machine
-from benchmarks.statistics import median
-from benchmarks.turns import speedup
+from benchmarks.statistics import median, quartiles
 
 TITLES = {
     "cohort": "Seconds per round by clients per round, MLP, of 300 clients",
     "clients": "Seconds per round by clients in total, MLP, 100 of them a round, 20 samples each",
     "hidden": "Seconds per round by width of the MLP's hidden layer",
 }
-HOW = """Client steps of SGD per second; ratios are to the bare loop's in the same repetition (above 1 is faster),
-medians over rounds and {repetitions} repetitions. The bare loop is the tightest that we can write for one process in
-PyTorch, one client at a time. Every engine ran the same number of steps from the same weights on the same data, in a
-process of its own with one thread; memory is the most that it had at a time, with child processes. The final weights
-were compared with the bare loop's, or the final loss where an engine shuffles by itself."""
+HOW = """Client steps of SGD per second; ratios are to the bare loop's (above 1 is faster). Rounds of up to five engines
+take turns, the bare loop always among them, and each round is compared with its neighbour of the bare loop: a machine
+whose speed changes from minute to minute hits both alike. Medians over rounds and {repetitions} repetitions. The bare
+loop is the tightest that we can write for one process in PyTorch, one client at a time. Every engine ran the same
+number of steps from the same weights on the same data, in a process of its own with one thread; memory is the most
+that it had at a time, with child processes. The final weights were compared with the bare loop's, or the final loss
+where an engine shuffles by itself."""
 
 
 def markdown(found: dict[str, Any]) -> str:
@@ -30,8 +31,8 @@ def markdown(found: dict[str, Any]) -> str:
     how = HOW.format(repetitions=found["repetitions"])
     parts += ["## Engines", how, _engines(found["workloads"])]
     parts += ["\n".join(f"- {line}" for line in found["skipped"])] if found["skipped"] else []
-    if found["turns"]:
-        parts += ["## Two processes", TURNS, _turns(found["turns"])]
+    if two := _two(found["workloads"]):
+        parts += ["## Two processes", TWO, two]
     if found["overhead"]:
         parts += ["## Outside the steps", OUTSIDE, _overhead(found["overhead"])]
     if found["scaling"]:
@@ -42,9 +43,8 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-TURNS = """Our sequential engine in two processes and in one, round by round in turns: medians, and the quartiles of
-the ratios of neighbours. Between processes that are measured one after the other, as above, the machine's own speed
-changes."""
+TWO = """Our sequential engine in two processes and in one: medians of the rounds, and of the ratios of neighbours,
+with their quartiles."""
 OUTSIDE = """Share of a round that is not spent in local training: drawing cohort and batches, averaging, records.
 Measured in one process; the median over rounds."""
 METHODS = """Time per round relative to FedAvg's, in turns with it in one process: vectorized engine, workload `mlp`,
@@ -67,13 +67,18 @@ def _engines(workloads: dict[str, Any]) -> str:
     return f"{legend}\n\n{_table(rows, head)}"
 
 
-def _turns(found: dict[str, Any]) -> str:
+def _two(workloads: dict[str, Any]) -> str:
+    """The table, or nothing where neither was measured."""
     rows = []
-    for name, seconds in found.items():
-        low, middle, high = speedup(seconds)
-        one, two = median(seconds["sequential"]), median(seconds["workers"])
-        rows.append([name, f"{one:.3g}", f"{two:.3g}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}"])
-    return _table(rows, ["workload", "s per round, one", "two", "times as fast", "quartiles"])
+    for name, workload in workloads.items():
+        by_engine = {row["engine"]: row for row in workload["rows"] if "repetitions" in row}
+        if all(engine in by_engine for engine in ("ours, sequential", "ours, two workers")):
+            one, two = (by_engine[engine] for engine in ("ours, sequential", "ours, two workers"))
+            rounds = ([wall for run in row["repetitions"] for wall in run["wall"]] for row in (one, two))
+            low, middle, high = quartiles([a / b for a, b in zip(*rounds, strict=True)])
+            times = f"{one['wall_s']:.3g}", f"{two['wall_s']:.3g}", f"{middle:.2f}"
+            rows.append([name, *times, f"{low:.2f} to {high:.2f}"])
+    return _table(rows, ["workload", "s per round, one", "two", "times as fast", "quartiles"]) if rows else ""
 
 
 def _overhead(found: dict[str, Any]) -> str:

@@ -38,6 +38,7 @@ class Workload:
     rounds: int  # rounds that count
     epochs: int = 1
     hidden: int = 32  # width of `mlp`
+    at_once: int = 1  # rounds that an engine has in its turn
 
     @property
     def steps(self) -> int:
@@ -52,21 +53,26 @@ class Workload:
 WORKLOADS = {
     w.name: w
     for w in (
-        Workload("mlp", "MLP 64-32-10, 100 clients x 100, batch 10", "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 10),
+        # A turn of one short round would find other engines' data in the caches.
+        Workload(
+            "mlp", "MLP 64-32-10, 100 clients x 100, batch 10", "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 28,
+            at_once=10,
+        ),
         Workload(
             "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
-            1, 4,
+            1, 6,
         ),
         Workload(
             "mnist_cnn", "rFedAvg's CNN, 28 x 28, 4 clients x 500, batch 100", "cnn", (1, 28, 28), 4, 4, 500, 100, 0.05,
-            1, 4,
+            1, 6,
         ),
         Workload(
             "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,
             1, 1,
         ),
         Workload(
-            "partial", "MLP, 100 of 1,000 clients a round", "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 10
+            "partial", "MLP, 100 of 1,000 clients a round", "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 28,
+            at_once=10,
         ),
     )
 }  # fmt: skip

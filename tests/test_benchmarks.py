@@ -15,20 +15,37 @@ import torch
 from torch import Tensor
 
 from benchmarks import __main__ as command
-from benchmarks import agreement, bare, ours, pfl_cifar10, report, turns
+from benchmarks import agreement, bare, ours, pfl_cifar10, processes, report
 from benchmarks.comparison import compare, row
 from benchmarks.engines import Engine, others
 from benchmarks.machine import Watch
 from benchmarks.methods import federated
 from benchmarks.peers import harness
-from benchmarks.processes import FailedError, measure
+from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import median, quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from plugins.engines.simulation import initial_model
 
 NOTHING: dict[str, Any] = {
-    "quick": False, "repetitions": 1, "skipped": [], "turns": {}, "scaling": {}, "overhead": {}, "methods": {},
+    "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {},
 }  # fmt: skip
+NOTING = """
+from benchmarks.peers.harness import Meter, main
+
+def measure(job, argument):
+    file, name = argument.split(":")
+    meter = Meter()
+    for t in range(1, len(job.cohorts) + 1):
+        meter.begin()
+        with open(file, "a") as out:
+            out.write(f"{name}{t} ")
+        meter.end()
+    found = meter.found(job.warm)
+    return found | {"wall": [1.0 for _ in found["wall"]]}, job.weights
+
+if __name__ == "__main__":
+    main(measure)
+"""
 SMALL = replace(WORKLOADS["mlp"], clients=4, cohort=3, per_client=20, warm=1, rounds=2)
 
 
@@ -73,11 +90,11 @@ def test_quick_run_writes_all_its_parts(
 def test_who_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_order: bool) -> None:
     lazy = Engine("lazy", "nowhere", same_order=same_order)
 
-    def in_process(engine: Engine, jobs: list[Path]) -> tuple[list[dict[str, Any]], Mapping[str, Tensor]]:
-        found, weights = (idle if engine is lazy else bare.measure)(harness.read_job(jobs[0]), "-")
-        return [found], weights
+    def in_process(engines: list[Engine], path: Path, _: int) -> dict[str, Any]:
+        found = {one.name: (idle if one is lazy else bare.measure)(harness.read_job(path), "-") for one in engines}
+        return {name: ([one], weights) for name, (one, weights) in found.items()}
 
-    monkeypatch.setattr("benchmarks.comparison.measure", in_process)
+    monkeypatch.setattr("benchmarks.comparison.in_turns", in_process)
     limit, lazily = compare(SMALL, [lazy], 2, tmp_path, lambda _: None)["rows"]
     assert limit["problem"] == ""
     assert lazily["problem"].startswith("did not do the work")
@@ -128,29 +145,47 @@ def test_statistics_by_hand() -> None:
     assert ratio([2, 20, 6], [1, 10, 2]) == 2
 
 
-def test_two_processes_and_one_in_turns(tmp_path: Path) -> None:
-    job = job_of(SMALL, tmp_path)
-    found, weights = turns.measure(job, "-")
-    _, expected = ours.measure(job, "sequential")
-    assert all(torch.equal(weights[key], expected[key]) for key in expected)
-    assert [len(found[engine]) for engine in ("sequential", "workers")] == [2, 2]
-    # The second pair of rounds fell into a slow minute: 2, 2, 1.
-    walls = {"sequential": [2.0, 20.0, 2.0], "workers": [1.0, 10.0, 2.0]}
-    assert turns.speedup(walls) == (1.5, 2.0, 2.0)
-    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(
-        NOTHING | {"machine": Watch().found(), "workloads": {}, "turns": {"some": walls}}
-    )
-
-
 def test_row_by_hand() -> None:
     proof = {"loss": 1.0, "checksum": "c", "note": "", "problem": "", "peak_mb": 3.0}
-    runs = [{"wall": [1.0, 2.0, 9.0], "cpu": [1.0, 1.0, 1.0]} | proof, {"wall": [4.0], "cpu": [2.0]} | proof]
-    base = [{"wall": [4.0], "cpu": [2.0]} | proof, {"wall": [16.0], "cpu": [8.0]} | proof]
-    found = row(SMALL, "some", runs, base)
+    runs = [
+        {"wall": [1.0, 2.0], "cpu": [1.0, 1.0], "bare_wall": [4.0, 4.0], "bare_cpu": [2.0, 4.0]} | proof,
+        {"wall": [9.0], "cpu": [3.0], "bare_wall": [27.0], "bare_cpu": [15.0]} | proof,  # a slow minute for both
+    ]
+    found = row(SMALL, "some", runs)
     assert SMALL.steps == 6
-    assert (found["wall_s"], found["cpu_s"]) == (3.0, 1.5)
-    assert (found["steps_per_wall_s"], found["steps_per_cpu_s"]) == (2.0, 4.0)
-    assert (found["ratio_wall"], found["ratio_cpu"]) == (3.0, 3.0)  # of 4 / 2 and 16 / 4; of 2 / 1 and 8 / 2
+    assert (found["wall_s"], found["cpu_s"]) == (2.0, 1.0)
+    assert (found["steps_per_wall_s"], found["steps_per_cpu_s"]) == (3.0, 6.0)
+    assert (found["ratio_wall"], found["ratio_cpu"]) == (3.0, 4.0)  # of 4, 2, 3; of 2, 4, 5
+
+
+def test_two_processes_and_one_by_hand() -> None:
+    runs = {"ours, sequential": [[2.0, 20.0], [2.0]], "ours, two workers": [[1.0, 10.0], [2.0]]}  # ratios 2, 2, 1
+    rows = [
+        {"engine": engine, "wall_s": 1.0, "steps_per_cpu_s": 1.0, "ratio_cpu": 1.0, "steps_per_wall_s": 1.0,
+         "ratio_wall": 1.0, "peak_mb": 1.0, "loss": 1.0, "problem": "", "note": "",
+         "repetitions": [{"wall": wall} for wall in walls]}
+        for engine, walls in runs.items()
+    ]  # fmt: skip
+    machine, one = Watch().found(), {"some": {"what": "", "steps": 1, "rows": rows}}
+    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(NOTHING | {"machine": machine, "workloads": one})
+    without = {"some": {"what": "", "steps": 1, "rows": rows[:1]}}
+    assert "Two processes" not in report.markdown(NOTHING | {"machine": machine, "workloads": without})
+
+
+def test_rounds_take_turns(tmp_path: Path) -> None:
+    """Two engines that note what they do in one file."""
+    (tmp_path / "noting.py").write_text(NOTING)
+    write_job(replace(SMALL, rounds=3), tmp_path / "job.npz")
+    note = tmp_path / "note"
+    engines = [Engine("first", "noting", f"{note}:a"), Engine("second", "noting", f"{note}:b")]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
+        found = in_turns(engines, tmp_path / "job.npz", 2)
+        broken = in_turns([Engine("broken", "no_such"), engines[0]], tmp_path / "job.npz", 1)
+    assert [found[name][0][0]["wall"] for name in ("first", "second")] == [[1.0] * 3] * 2  # type: ignore[index]  # neither failed
+    assert note.read_text().split() == ["a1", "a2", "b1", "b2", "a3", "a4", "b3", "b4", "a1", "a2", "a3", "a4"]
+    assert isinstance(broken["broken"], FailedError) and "no_such" in str(broken["broken"])
+    assert not isinstance(broken["first"], FailedError)
 
 
 def test_peers_are_named_by_the_user() -> None:

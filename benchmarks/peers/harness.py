@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from benchmarks.peers import models
 
 PEAK = Path("/proc/self/clear_refs")
+TURNS = "BENCHMARK_TURNS"  # the variable that names two file descriptors: turns come in, words go out
+READY, DONE = b"?", b"."  # the words: a round could begin, a round has ended
 WEIGHTS = "weights/"  # begins the names of weights in a file
 
 
@@ -61,16 +63,38 @@ def read_job(path: Path) -> Job:
         return Job(json.loads(str(file["settings"])), x, y, weights, file["cohorts"].tolist(), batches)
 
 
+class Turns:
+    """Rounds that wait until it is their turn, where whoever started this process gives turns (`TURNS`)."""
+
+    def __init__(self) -> None:
+        given = os.environ.get(TURNS, "")
+        self._pipes = [int(word) for word in given.split(",")] if given else []
+
+    def take(self) -> None:
+        """Says that a round could begin, and waits for the turn."""
+        if self._pipes:
+            os.write(self._pipes[1], READY)
+            if not os.read(self._pipes[0], 1):
+                raise SystemExit("nobody gives turns any more")
+
+    def give(self) -> None:
+        """Says that the round has ended."""
+        if self._pipes:
+            os.write(self._pipes[1], DONE)
+
+
 class Meter:
     """Wall time and CPU time of rounds, those of child processes included."""
 
     def __init__(self) -> None:
+        self._turns = Turns()
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self._began = (0.0, 0.0)
 
     def begin(self) -> None:
-        """A round begins."""
+        """A round begins, when it is its turn."""
+        self._turns.take()
         self._began = time.perf_counter(), cpu_seconds()
 
     def end(self) -> None:
@@ -78,6 +102,7 @@ class Meter:
         wall, cpu = time.perf_counter(), cpu_seconds()
         self.wall.append(wall - self._began[0])
         self.cpu.append(cpu - self._began[1])
+        self._turns.give()
 
     def found(self, warm: int, note: str = "") -> dict[str, Any]:
         """The rounds after those of warm-up, and the memory."""

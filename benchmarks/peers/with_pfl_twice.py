@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 
-from benchmarks.peers.harness import main
+from benchmarks.peers.harness import TURNS, main
 
 
 def start_second() -> None:
@@ -22,9 +22,10 @@ def start_second() -> None:
         "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     result, *rest = sys.argv[1:]
+    inherited = {key: value for key, value in os.environ.items() if key != TURNS}  # it keeps step with this one
     second = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, f"{result}.second", *rest],
-        env=os.environ | common | {"RANK": "1", "LOCAL_RANK": "1"},
+        env=inherited | common | {"RANK": "1", "LOCAL_RANK": "1"},
     )
     atexit.register(second.kill)
     os.environ.update(common | {"RANK": "0", "LOCAL_RANK": "0"})
