@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm import FederatedAveraging, NNAlgorithmParams
@@ -30,14 +31,19 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not there 
         self.meter = meter
 
     def on_train_begin(self, *, model: Any) -> Metrics:
-        self.meter.begin()
+        self._begin()
         return Metrics()
+
+    def _begin(self) -> None:
+        self.meter.begin()
+        if dist.is_initialized():  # the second process begins with the first: it would train ahead of its turn
+            dist.barrier()
 
     def after_central_iteration(
         self, aggregate_metrics: Metrics, model: Any, *, central_iteration: int
     ) -> tuple[bool, Metrics]:
         self.meter.end()
-        self.meter.begin()
+        self._begin()
         return False, Metrics()
 
 
