@@ -11,7 +11,7 @@ from benchmarks import agreement
 from benchmarks.engines import BARE, Engine
 from benchmarks.peers.harness import Job, read_job
 from benchmarks.processes import FailedError, in_turns
-from benchmarks.statistics import median
+from benchmarks.statistics import median, ratio
 from benchmarks.workloads import Workload, write_job
 
 Log = Callable[[str], None]
@@ -71,8 +71,8 @@ def row(workload: Workload, name: str, runs: list[dict[str, Any]]) -> dict[str, 
         "cpu_s": median(cpu),
         "steps_per_wall_s": workload.steps / median(wall),
         "steps_per_cpu_s": workload.steps / median(cpu),
-        "ratio_wall": median([base / own for base, own in zip(bare_wall, wall, strict=True)]),
-        "ratio_cpu": median([base / own for base, own in zip(bare_cpu, cpu, strict=True)]),
+        "ratio_wall": ratio(bare_wall, wall),
+        "ratio_cpu": ratio(bare_cpu, cpu),
         "peak_mb": median([run["peak_mb"] for run in runs]),
         "loss": runs[-1]["loss"],
         "checksum": runs[-1]["checksum"],

@@ -69,8 +69,11 @@ class Running:
     def turn(self) -> None:
         """One round, if there is one."""
         if self.ready:
-            os.write(self._pipes[0], TURN)
-            self.ready = self._hears(DONE) and self._hears(READY)
+            try:
+                os.write(self._pipes[0], TURN)
+                self.ready = self._hears(DONE) and self._hears(READY)
+            except BrokenPipeError:  # it has ended while it waited: `outcome` says how
+                self.ready = False
 
     def _hears(self, word: bytes) -> bool:
         """Waits for a word; False if the process ends instead. Its own children may keep the pipe open."""

@@ -16,7 +16,7 @@ TITLES = {
 }
 HOW = """Client steps of SGD per second; ratios are to the bare loop's (above 1 is faster). Rounds of up to five engines
 take turns, the bare loop always among them, and each round is compared with its neighbour of the bare loop: a machine
-whose speed changes from minute to minute hits both alike. Medians over rounds and {repetitions} repetitions. The bare
+whose speed changes from minute to minute hits both alike. Medians over the rounds of all runs ({repetitions}). The bare
 loop is the tightest that we can write for one process in PyTorch, one client at a time. Every engine ran the same
 number of steps from the same weights on the same data, in a process of its own with one thread; memory is the most
 that it had at a time, with child processes. The final weights were compared with the bare loop's, or the final loss

@@ -20,5 +20,5 @@ def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
 
 
 def ratio(values: Sequence[float], base: Sequence[float]) -> float:
-    """The median of the ratios within each repetition: what slows a repetition down slows both."""
+    """The median of the ratios of neighbours: what slows one of them down slows both."""
     return median([value / of for value, of in zip(values, base, strict=True)])

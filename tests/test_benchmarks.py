@@ -182,10 +182,26 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
         patched.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
         found = in_turns(engines, tmp_path / "job.npz", 2)
         broken = in_turns([Engine("broken", "no_such"), engines[0]], tmp_path / "job.npz", 1)
-    assert [found[name][0][0]["wall"] for name in ("first", "second")] == [[1.0] * 3] * 2  # type: ignore[index]  # neither failed
+    for outcome in found.values():
+        assert not isinstance(outcome, FailedError)
+        assert outcome[0][0]["wall"] == [1.0] * 3
     assert note.read_text().split() == ["a1", "a2", "b1", "b2", "a3", "a4", "b3", "b4", "a1", "a2", "a3", "a4"]
     assert isinstance(broken["broken"], FailedError) and "no_such" in str(broken["broken"])
     assert not isinstance(broken["first"], FailedError)
+
+
+def test_who_is_killed_while_it_waits_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "noting.py").write_text(NOTING)
+    write_job(SMALL, tmp_path / "job.npz")
+    monkeypatch.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
+    one = processes.Running(Engine("one", "noting", f"{tmp_path / 'note'}:a"), [tmp_path / "job.npz"], in_turns=True)
+    assert one.ready
+    one._process.kill()
+    one._process.wait()
+    one.turn()
+    assert not one.ready
+    with pytest.raises(FailedError, match="ended with -9"):
+        one.outcome()
 
 
 def test_peers_are_named_by_the_user() -> None:
