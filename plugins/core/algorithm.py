@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import torch
+from torch import Tensor
 
 from plugins.core.component import (
     CLAIMS,
@@ -22,6 +23,7 @@ from plugins.core.component import (
     Steps,
     Update,
 )
+from plugins.core.cores import all_cores
 from plugins.core.optimizers import Optimizer
 from plugins.core.task import Network
 from plugins.core.trees import Params, add, tree_map, weighted_sum
@@ -185,4 +187,9 @@ def _deltas(params: Params, start: Params) -> Params:
 
 def _deltas_in_place(params: Params, start: Params) -> Params:
     """w_k - w_t in the place of w_k: all clients' models beside their differences are a large part of a round."""
-    return tree_map(lambda w_k, w: w_k.sub_(w), params, start)
+
+    def minus(w_k: Tensor, w: Tensor) -> Tensor:
+        with all_cores(w_k):
+            return w_k.sub_(w)
+
+    return tree_map(minus, params, start)

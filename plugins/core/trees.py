@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from plugins.core.cores import all_cores
+
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
@@ -77,7 +79,8 @@ def leaf_row_norms(leaf: Tensor) -> Tensor:
     if whole <= PART:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
+    with all_cores(rows):
+        parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 

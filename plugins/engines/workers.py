@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from plugins.core.component import Ask, Reply
+from plugins.core.cores import lend
 from plugins.core.errors import UserError
 from plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
 from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
@@ -89,6 +90,7 @@ class Workers:
         stacked: Tree = tree_map(together, *found)
         if ask.job == "train":
             stacked["params"] = row(self._models, slice(len(ask.to)))
+        lend(self.processes)  # the workers wait for the next Ask
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
@@ -155,6 +157,7 @@ def _received(worker: _Worker) -> Tree:
 
 
 def _end(workers: Sequence[_Worker]) -> None:
+    lend(1)
     for worker in workers:
         worker.connection.close()
         worker.process.kill()  # it may be in the middle of a long share, of which nobody wants to know any more
@@ -182,6 +185,7 @@ def _work(
         other.close()  # or nobody would ever see that end closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process in front decides what an interrupt ends
     torch.set_num_threads(1)
+    lend(1)
     try:
         while True:
             job, to, places, round_, piece, first = connection.recv()
