@@ -60,11 +60,11 @@ WORKLOADS = {
         ),
         Workload(
             "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
-            1, 6,
+            1, 10,
         ),
         Workload(
             "mnist_cnn", "rFedAvg's CNN, 28 x 28, 4 clients x 500, batch 100", "cnn", (1, 28, 28), 4, 4, 500, 100, 0.05,
-            1, 6,
+            1, 10,
         ),
         Workload(
             "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,
