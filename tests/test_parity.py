@@ -86,7 +86,7 @@ def test_convolutions_and_what_is_recorded(
     outcomes: list[Outcome] = []
     for engine in ("sequential", "vectorized"):
         simulation = federation.simulation(recipe, settings, of=images, dtype=torch.float64, engine=engine, rounds=2)
-        simulation.engine.clients.observing = True
+        simulation.engine.clients.observing = simulation.recorder.observing = True
         outcomes.append(simulation.run())
     a, b = outcomes
     close(b.params, a.params, 1e-8)

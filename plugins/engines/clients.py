@@ -177,21 +177,18 @@ class Engine(Protocol):
         ...
 
 
-def refuse_non_finite(reply: Reply, round_: int) -> Tensor:
-    """Raises NonFiniteError if a client's loss or update is NaN or infinite. Returns the norms of the models, [M]."""
-    good, lengths = torch.isfinite(reply.loss), torch.zeros_like(reply.loss)
-    if reply.params:
-        lengths = row_norms(reply.params)
-        good = good & torch.isfinite(lengths)
-    if any(True for _ in leaves(reply.upload)):
-        good = good & torch.isfinite(row_norms(reply.upload))
+def refuse_non_finite(reply: Reply, round_: int) -> None:
+    """Raises NonFiniteError if a client's loss or update is NaN or infinite."""
+    good = torch.isfinite(reply.loss)
+    for sent in (reply.params, reply.upload):
+        if any(True for _ in leaves(sent)):
+            good = good & torch.isfinite(row_norms(sent))
     bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
     if bad:
         raise NonFiniteError(
             f"round {round_}, client {bad[0]}: loss or update is not finite; "
             "lower train.lr or the method's coefficients"
         )
-    return lengths
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:

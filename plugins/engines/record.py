@@ -12,7 +12,7 @@ from torch import Tensor
 from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, together
+from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, row_norms, together, tree_map
 from plugins.engines.clients import refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
@@ -22,7 +22,9 @@ class Recorder:
     """Sees each exchange, and makes a row at the end of each round."""
 
     def __init__(self, task: Task, test: Samples, validation: Samples | None, observing: bool = False) -> None:
-        """`observing`: whether models that a client trains again in a round are tested before and after."""
+        """`observing`: whether what costs further passes is recorded too: the likeness of the clients' models to the
+        next one, and tests of models that a client trains again in a round, before and after.
+        """
         self.task, self.test, self.validation, self.observing = task, test, validation, observing
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
@@ -30,7 +32,6 @@ class Recorder:
         self._began = time.perf_counter()
         self._start: Params = {}
         self._trained: Reply | None = None
-        self._trained_lengths = torch.empty(0)  # of its models, [M]
         self._observed: Tree = {}
         self._groups: dict[str, list[str]] = {}
 
@@ -42,10 +43,10 @@ class Recorder:
 
     def exchange(self, ask: Ask, reply: Reply, round_: int) -> None:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
-        lengths = refuse_non_finite(reply, round_)
+        refuse_non_finite(reply, round_)
         self.meter.count(ask, reply)
         if ask.job == "train":
-            self._trained, self._trained_lengths = reply, lengths
+            self._trained = reply
         what = "" if ask.job == "train" else ask.job.partition(".")[2] + "."
         for key, leaf in flatten(reply.metrics).items():
             component, _, quantity = key.partition("/")
@@ -94,9 +95,10 @@ class Recorder:
                 "round/clients": torch.tensor(clients),
                 "round/bytes_up": torch.tensor([up[client] for client in clients]),
                 "round/bytes_down": torch.tensor([down[client] for client in clients]),
-                "round/similarity_to_global": self._cosines(done.trained, server.params),
             }
         )
+        if self.observing:
+            self._keep({"round/similarity_to_global": self._cosines(done.trained, server.params)})
         return row
 
     def _by_class(self, reply: Reply, clients: Sequence[int]) -> Tensor:
@@ -129,10 +131,9 @@ class Recorder:
 
     def _cosines(self, deltas: Params, params: Params) -> Tensor:
         """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b). The models are known by their deltas."""
-        start = self._start
-        dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in deltas.items()]).sum(0)
-        dot = dot + torch.stack([leaf.flatten() @ params[key].flatten() for key, leaf in start.items()]).sum()
-        return dot / (self._trained_lengths * norm(params)).clamp(min=1e-30)
+        models = tree_map(torch.add, deltas, self._start)
+        dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in models.items()]).sum(0)
+        return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
 
     def _keep(self, found: Params) -> None:
         for key, leaf in found.items():

@@ -162,6 +162,7 @@ def run(
     lr: float = LR,
     seed: int = 0,
     network: Given | None = None,
+    observing: bool = False,
     **local: Any,
 ) -> Ran:
     """The real thing, in float64."""
@@ -177,6 +178,7 @@ def run(
         LocalTraining("sgd", lr, epochs, batch_size, **local),
         Schedule(rounds, cohort, seed),
         engine=engine,
+        observing=observing,
     )
     exchanges = tapped(simulation)
     return Ran(simulation, simulation.run(), exchanges)
