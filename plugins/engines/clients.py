@@ -130,7 +130,7 @@ class Clients:
     def keys(self, ask: Ask, round_: int) -> Tensor:
         """Of the random numbers that each client draws in a job, [M]."""
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
-        return fold(shared, torch.tensor(ask.to)).to(self.device)
+        return fold(shared, torch.from_numpy(np.array(ask.to))).to(self.device)
 
     def reads(self, job: str, key: Tensor) -> tuple[Read | None, Read | None]:
         """How a client reads the batches that `job` trains on, and a pass over its own samples; `key` is the client's.

@@ -7,10 +7,11 @@ Dense networks take all clients' trees themselves; whatever else is written for 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -110,8 +111,7 @@ class Vectorized:
         order = [position for chunk in parts for position in chunk]
         if order != sorted(order):
             stacked = row(stacked, torch.tensor(order).argsort().to(self.clients.device))
-        sizes = [len(self.clients.indices[client]) for client in ask.to]
-        n = torch.tensor(sizes, device=self.clients.device)
+        n = self._numbers(len(self.clients.indices[client]) for client in ask.to)
         if self.clients.holds(ask):
             for position, client in enumerate(ask.to):
                 self.clients.hold(client, row(stacked["params"], position), row(stacked["buffers"], position))
@@ -138,8 +138,7 @@ class Vectorized:
     ) -> Tree:
         clients, training = self.clients, ask.job == "train"
         ids = [ask.to[position] for position in chunk]
-        at = torch.tensor(chunk, device=clients.device)
-        rows = torch.tensor([clients.row[client] for client in ids], device=clients.device)
+        at, rows = self._numbers(chunk), self._numbers(clients.row[client] for client in ids)
         own: Tree = {"each": row(ask.each, at), "memory": row(clients.memory, rows), "key": keys[at]}
         own["steps"] = self._batched(orders, live=True)
         if "last epoch" in clients.algorithm.passes and training:
@@ -213,6 +212,10 @@ class Vectorized:
 
         return read
 
+    def _numbers(self, numbers: Iterable[int]) -> Tensor:
+        """As `torch.tensor`, which looks at them one by one, in a fifth of the time."""
+        return to_device(np.fromiter(numbers, np.int64), self.clients.device)
+
     def _batched(self, orders: list[Order], live: bool) -> dict[str, Tensor]:
         """Index [M, S, B], and mask and live where some client has less than the others."""
         index, mask = padded(orders)
@@ -228,5 +231,5 @@ class Vectorized:
     def _last(self, orders: list[Order], dtype: torch.dtype) -> Tensor:
         """1 for the steps of each client's last epoch, [M, S]; padding lies behind them and is masked."""
         step = torch.arange(max(len(order.sizes) for order in orders), device=self.clients.device)
-        first = torch.tensor([len(order.sizes) - order.last for order in orders], device=self.clients.device)
+        first = self._numbers(len(order.sizes) - order.last for order in orders)
         return (step >= first[:, None]).to(dtype)
