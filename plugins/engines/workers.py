@@ -136,10 +136,10 @@ class Workers:
 
 def share(sizes: Sequence[int], processes: int) -> int:
     """How many of the clients that are left one process takes at a time: half of its part of their samples."""
-    load = 0
+    load, whole = 0, sum(sizes)
     for number, size in enumerate(sizes, start=1):
         load += size
-        if 2 * processes * load >= sum(sizes):
+        if 2 * processes * load >= whole:
             return number
     return 0
 
