@@ -77,8 +77,8 @@ def written_of(task: Task, axes: int) -> Written | None:
         return None
 
     def written(params: Params, buffers: Params, batch: Batch, room: Params) -> tuple[Params, Tree]:
-        grads, loss, out = task.gradient(params, buffers, *batch[:3], batch.key, room, axes)
-        return grads, aux_of(loss, out, True)
+        grads, losses, out = task.gradient(params, buffers, *batch[:3], batch.key, room, axes)
+        return grads, aux_of(losses, out, True)
 
     return written
 
@@ -148,7 +148,7 @@ def train(
     hooks = _hooks(algorithm, task, own, views, side)
     trace = local_steps(
         side.forward(task), task.optimizer, began["params"], began["buffers"], began["state"], steps, own["key"],
-        autograd, hooks, side.written(task), into,
+        autograd, hooks, side.written(task), into, task.network.draws or hooks.penalty is not None,
     )  # fmt: skip
     left = _fields(trace)
     del left["start"]  # the same for all

@@ -110,6 +110,11 @@ class Network(Protocol):
         ...
 
     @property
+    def draws(self) -> bool:
+        """Whether a pass in training draws from `Pass.key`."""
+        ...
+
+    @property
     def tokens(self) -> bool:
         """Whether samples are the numbers of tokens, with which there is nothing to calculate."""
         ...
@@ -200,7 +205,7 @@ class Task:
         room: Params | None = None,
         axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
-        """Gradient of the mean cross-entropy of a batch, the loss, and the forward pass in training.
+        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
 
         The same gradient as by autograd, to the bit, and quicker. `x` may be overwritten, and
         `room`, an earlier gradient that nobody needs any more: memory that is in the cache.
@@ -210,18 +215,16 @@ class Task:
         run = Pass(params, dict(buffers), True, mask, key, plain=self.plain, room=room or {}, axes=axes)
         h, logits, back = forward(run, x)
         log_p, target = _by_class(logits), y.reshape(1, -1)
-        own = log_p.gather(0, target)
+        losses = log_p.gather(0, target).neg_().reshape(y.shape)
         grad = torch.zeros_like(log_p)
         if mask is None:
-            loss = own.reshape(y.shape).mean(-1).neg_()
             grad.scatter_(0, target, -1 / y.shape[-1])
         else:
             mask = mask.to(log_p.dtype)
             share = -(mask / mask.sum(-1, keepdim=True).clamp(min=1))
-            loss = (own.reshape(y.shape) * share).sum(-1)
             grad.scatter_(0, target, share.reshape(1, -1))
         grad = torch.ops.aten._log_softmax_backward_data(grad, log_p, 0, log_p.dtype)
-        return back(grad.t().reshape(logits.shape)), loss, Output(h, logits, run.buffers)
+        return back(grad.t().reshape(logits.shape)), losses, Output(h, logits, run.buffers)
 
     def classify(self, params: Params, h: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]."""

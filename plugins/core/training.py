@@ -6,7 +6,7 @@ a function that takes those of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,12 +15,12 @@ from torch import Tensor
 from plugins.core.component import Batch, Plan, Trace, ValueAndGrad
 from plugins.core.noise import fold
 from plugins.core.optimizers import Optimizer
-from plugins.core.task import Output, cross_entropy
+from plugins.core.task import Output, cross_entropy, masked_mean
 from plugins.core.trees import Params, Tree, detach, select, tree_map
 
 Forward = Callable[[Params, Params, Batch], Output]
-# (parameters, buffers, batch, the last gradient) -> gradient of the mean cross-entropy, in the last one's place,
-# and what `autograd` gives beside it.
+# (parameters, buffers, batch, the last gradient) -> gradient of the mean cross-entropy, in the last one's place, and
+# what `autograd` gives beside it, but for the loss: that of each sample, [..., B].
 Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
@@ -67,21 +67,24 @@ def local_steps(
     hooks: Hooks = Hooks(),  # noqa: B008, immutable
     written: Written | None = None,
     into: Params | None = None,
+    draws: bool = True,
 ) -> Trace:
     """Runs the batches of `steps` from `params` and returns their trace.
 
     `state`: the optimiser's. `key`: of the client, or of each [M]. `written`: takes the place of `forward` and `grad`
-    where no hook changes the loss. `into`: where the parameters may be put.
+    where no hook changes the loss. `into`: where the parameters may be put. `draws`: whether batches have keys.
     """
     written = written if hooks.penalty is None and hooks.adjust_logits is None else None
     start = params
     some = next(iter(params.values()))
     zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
-    losses, seen, last = [zero], zero, steps.last
+    losses: list[Tensor] = []
+    seen, last = zero, steps.last
     features: Tensor | None = None
     gradient: Params = {}
-    # At once: a step is short.
-    keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
+    keys: Sequence[Tensor | None] = (None,) * len(steps)
+    if draws:  # at once: a step is short
+        keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
     # What lies where the last batch lay is in the cache; a hook, or autograd, might still have that one in its hands.
     for step, plain in enumerate(steps.batches(in_place=written is not None)):
         batch = plain._replace(key=keys[step])
@@ -95,6 +98,7 @@ def local_steps(
             return value, aux_of(value, out, last is not None)
 
         gradient, aux = grad(loss, params) if written is None else written(params, buffers, batch, gradient)
+        losses.append(aux["loss"])
         grads = gradient
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
@@ -119,15 +123,24 @@ def local_steps(
         stepped = _added(params, update, factor, params if mine else into if batch.live is None else None)
         if batch.live is None:
             params, state, buffers = stepped, next_state, aux["buffers"]
-            losses.append(aux["loss"])
         else:
             live = batch.live
             params, state = select(live, stepped, params), select(live, next_state, state)
             buffers = select(live, aux["buffers"], buffers)
-            losses.append(torch.where(live, aux["loss"], zero))
     mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
     count = zero + (len(steps) if steps.live is None else steps.live.sum(0))
-    return Trace(start, params, buffers, count, torch.stack(losses).sum(0) / count.clamp(min=1), state, mean)
+    total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
+    return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
+
+
+def _step_losses(losses: list[Tensor], steps: Plan, by_sample: bool) -> Tensor:
+    """The mean loss of each step, [S, ...], 0 where a client stands still."""
+    if steps.sizes is not None:
+        return torch.stack([loss.mean() for loss in losses])
+    found = torch.stack(losses)
+    if by_sample:  # means of all steps at once: one by one they take longer than what they are of
+        return masked_mean(found, steps.mask, found.ndim - 1)
+    return found if steps.live is None else torch.where(steps.live, found, 0)
 
 
 def _added(params: Params, update: Params, factor: float, into: Params | None) -> Params:

@@ -31,10 +31,8 @@ def epochs(
     sizes, kept = _sizes(n, batch_size, drop_last)
     if steps:
         n_epochs = -(-steps // len(sizes))
-    if n_epochs == 1:
-        index = indices[rng.permutation(n)[:kept]]
-    else:
-        index = np.concatenate([indices[rng.permutation(n)[:kept]] for _ in range(n_epochs)] or [indices[:0]])
+    passes = [_shuffled(indices, rng)[:kept] for _ in range(n_epochs)]
+    index = passes[0] if n_epochs == 1 else np.concatenate(passes or [indices[:0]])
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
     taken = (sizes * n_epochs)[:steps]
@@ -62,6 +60,13 @@ def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
         mask[row] = np.arange(batch) < own[:, None]
         index[row][mask[row]] = order.index
     return index, mask
+
+
+def _shuffled(indices: Ints, rng: np.random.Generator) -> Ints:
+    """indices[rng.permutation(len(indices))], a fifth quicker for a hundred."""
+    found = indices.copy()
+    rng.shuffle(found)
+    return found
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Ask, Reply, Samples
+from plugins.core.cores import all_cores
 from plugins.core.errors import NonFiniteError, UserError, nearest
 from plugins.core.noise import fold
 from plugins.core.optimizers import Optimizer
@@ -98,6 +100,8 @@ class Clients:
         first = {c.name: c.init_client(params, buffers, task) for c in algorithm.components}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
+        read = train.noise is not None or local.augment
+        self._draws = bool(algorithm.components) or task.network.draws or read
         self._drawing: tuple[str, int, Streams] | None = None  # the last ones
 
     @property
@@ -128,7 +132,9 @@ class Clients:
         return self._drawing[2]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
-        """Of the random numbers that each client draws in a job, [M]."""
+        """Of the random numbers that each client draws in a job, [M]; nothing to draw from where nobody does."""
+        if not self._draws:
+            return torch.full((len(ask.to),), math.nan, device=self.device)
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
         return fold(shared, numbers(ask.to, shared.device)).to(self.device)
 
@@ -179,6 +185,8 @@ class Engine(Protocol):
 
 def refuse_non_finite(reply: Reply, round_: int) -> None:
     """Raises NonFiniteError if a client's loss or update is NaN or infinite."""
+    if math.isfinite(_squares(reply)):
+        return
     good = torch.isfinite(reply.loss)
     for sent in (reply.params, reply.upload):
         if any(True for _ in leaves(sent)):
@@ -189,6 +197,16 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
             f"round {round_}, client {bad[0]}: loss or update is not finite; "
             "lower train.lr or the method's coefficients"
         )
+
+
+def _squares(reply: Reply) -> float:
+    """The squares of all that was sent and the losses, added up: quick to find, and finite only if each norm is."""
+    total = reply.loss.sum()
+    for leaf in (*leaves(reply.params), *leaves(reply.upload)):
+        flat = leaf.reshape(-1)
+        with all_cores(flat):
+            total = total + flat.dot(flat)
+    return total.item()
 
 
 def numbers(values: Iterable[int], device: torch.device) -> Tensor:

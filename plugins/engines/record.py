@@ -13,7 +13,7 @@ from plugins.core.component import Ask, Reply, Round, Samples, Server
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, row_norms, together, tree_map
-from plugins.engines.clients import refuse_non_finite
+from plugins.engines.clients import numbers, refuse_non_finite
 from plugins.engines.evaluation import evaluate
 from plugins.engines.traffic import Meter
 
@@ -88,13 +88,13 @@ class Recorder:
             "seconds": time.perf_counter() - self._began,
         }
         self.rows.append(row)
-        clients = kept.clients
+        clients, cpu = kept.clients, torch.device("cpu")
         self._keep({key: leaf for key, leaf in measured.items() if leaf.ndim} | self._observed)
         self._keep(
             {
-                "round/clients": torch.tensor(clients),
-                "round/bytes_up": torch.tensor([up[client] for client in clients]),
-                "round/bytes_down": torch.tensor([down[client] for client in clients]),
+                "round/clients": numbers(clients, cpu),
+                "round/bytes_up": numbers((up[client] for client in clients), cpu),
+                "round/bytes_down": numbers((down[client] for client in clients), cpu),
             }
         )
         if self.observing:

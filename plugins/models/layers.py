@@ -415,6 +415,10 @@ class Stacked:
     def dense(self) -> bool:
         return all(isinstance(block, DENSE) for block in self.blocks)
 
+    @cached_property
+    def draws(self) -> bool:
+        return any(isinstance(block, Dropout) for block in _parts(self.blocks))
+
     @property
     def layers(self) -> tuple[Layer, ...]:
         found: list[Layer] = []

@@ -35,6 +35,7 @@ class Recurrent:
     vmappable: bool = False  # torch has no vmap rule for its LSTM
     dense: bool = False
     with_gradient: None = None
+    draws: bool = False
     tokens: bool = True
     frozen: frozenset[str] = frozenset({EMBEDDING})
 

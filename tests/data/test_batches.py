@@ -24,6 +24,12 @@ def test_two_epochs_keep_the_last_short_batch():
     assert found.index[:7].tolist() != found.index[7:].tolist(), "reshuffled"
 
 
+def test_an_epoch_reads_in_the_order_of_a_permutation():
+    rng = stream(0, "batches", 1, 2)
+    assert order().index.tolist() == [*OWN[rng.permutation(7)], *OWN[rng.permutation(7)]]
+    assert OWN.tolist() == sorted(OWN), "a client's own list stays as it is"
+
+
 def test_drop_last_leaves_the_short_batch_of_each_epoch_out():
     whole, dropped = order(), order(drop_last=True)
     assert dropped.sizes == (3, 3, 3, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,12 @@ import torch
 
 from plugins.core.component import Ask, Samples
 from plugins.core.errors import NonFiniteError, UserError
+from plugins.core.noise import fold
+from plugins.data.noise import deviations, held
 from plugins.engines.clients import Clients
 from plugins.engines.sequential import Sequential
 from plugins.engines.simulation import draw_cohort
+from plugins.models.layers import Dropout, Flatten, Linear, Stacked
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -163,3 +167,21 @@ def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Fe
     """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others unnoticed."""
     with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
         federation.run("rfedavg", of=poisoned, cohort=6)
+
+
+def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
+    """Then keys are what can't be mixed, so that whoever draws after all hears of it."""
+    dropping = Stacked("dropping", (Flatten(), Dropout(1, 0.5)), Linear("fc", 36, federation.N_CLASSES))
+    level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))
+    of = federation.images()
+    noisy = replace(of, train=of.train._replace(noise=held(level, of.clients, of.train.x)))
+    flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4), {}, {}, {}, {})
+
+    def keys(recipe: str, **options: Any) -> torch.Tensor:
+        return federation.simulation(recipe, **({"of": of, "model": flat} | options)).engine.clients.keys(ask, 1)
+
+    with pytest.raises(RuntimeError):
+        fold(keys("fedavg"), 0)
+    for drawing in (keys("rfedavg"), keys("fedavg", model=dropping), keys("fedavg", augment=True),
+                    keys("fedavg", of=noisy)):  # fmt: skip
+        assert len(set(fold(drawing, 0).tolist())) == 2
