@@ -63,8 +63,8 @@ WORKLOADS = {
             1, 10,
         ),
         Workload(
-            "mnist_cnn", "rFedAvg's CNN, 28 x 28, 4 clients x 500, batch 100", "cnn", (1, 28, 28), 4, 4, 500, 100, 0.05,
-            1, 10,
+            "mnist_cnn", "rFedAvg's CNN, 28 x 28, 20 clients x 500, batch 100", "cnn", (1, 28, 28), 20, 20, 500, 100,
+            0.05, 1, 3,
         ),
         Workload(
             "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,

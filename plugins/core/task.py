@@ -223,7 +223,7 @@ class Task:
             mask = mask.to(log_p.dtype)
             share = -(mask / mask.sum(-1, keepdim=True).clamp(min=1))
             grad.scatter_(0, target, share.reshape(1, -1))
-        grad = torch.ops.aten._log_softmax_backward_data(grad, log_p, 0, log_p.dtype)
+        grad = torch._log_softmax_backward_data(grad, log_p, 0, log_p.dtype)
         return back(grad.t().reshape(logits.shape)), losses, Output(h, logits, run.buffers)
 
     def classify(self, params: Params, h: Tensor) -> Tensor:
