@@ -13,7 +13,7 @@ from benchmarks.processes import measure
 from benchmarks.statistics import median
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 
-MLP = replace(WORKLOADS["mlp"], warm=1, rounds=5)
+MLP = replace(WORKLOADS["mlp"], warm=2, rounds=20)
 SWEEPS = {  # name -> its workloads, from small to large
     "cohort": [replace(MLP, clients=300, cohort=size) for size in (10, 30, 100, 300)],
     # 20 samples each, so that ten thousand clients' data are 50 MB.
