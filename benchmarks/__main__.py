@@ -60,7 +60,7 @@ def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
     names, path = FEW_METHODS if quick else methods.federated(), folder / "methods.npz"
     write_job(replace(workload, rounds=min(workload.rounds, METHOD_ROUNDS)), path)
     _log("methods: " + ", ".join(names))
-    (costs,), _ = measure(Engine("methods", "benchmarks.methods", ",".join(names)), [path])
+    costs, _ = measure(Engine("methods", "benchmarks.methods", ",".join(names)), path)
     return costs
 
 

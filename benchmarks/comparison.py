@@ -31,18 +31,17 @@ def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, fol
             group = [BARE, *(one for one in engines[first : first + TOGETHER] if one.name not in failed)]
             names = ", ".join(engine.name for engine in group)
             log(f"{workload.name}, {repetition + 1} of {repetitions}, in turns: {names}")
-            found = in_turns(group, path, workload.at_once)
-            limit = found[BARE.name]
+            found = in_turns([(engine, path) for engine in group], workload.at_once)
+            limit = found[0]
             if isinstance(limit, FailedError):
                 raise limit
-            (base,), expected = limit
-            for engine in group:
-                outcome = found[engine.name]
+            base, expected = limit
+            for engine, outcome in zip(group, found, strict=True):
                 if isinstance(outcome, FailedError):
                     failed[engine.name] = str(outcome)
                     log(f"  {engine.name}: {outcome}")
                     continue
-                (one,), weights = outcome
+                one, weights = outcome
                 beside = {"bare_wall": base["wall"], "bare_cpu": base["cpu"]}
                 runs[engine.name].append(one | beside | _proof(job, expected, weights, engine.same_order))
     path.unlink()

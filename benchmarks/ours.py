@@ -1,4 +1,4 @@
-"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers JOB...`."""
+"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers JOB`."""
 
 from __future__ import annotations
 

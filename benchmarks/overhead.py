@@ -1,4 +1,4 @@
-"""Measures the share of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB...`.
+"""Measures the share of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB`.
 
 What counts as steps is local training itself: reading a batch, its gradient, the update.
 """

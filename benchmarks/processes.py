@@ -7,14 +7,14 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from benchmarks.engines import Engine
-from benchmarks.peers.harness import DONE, READY, TURNS, read_results
+from benchmarks.peers.harness import DONE, READY, TURNS, read_result
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 }
 TURN = b"!"
 
-Found = tuple[list[dict[str, Any]], dict[str, Tensor]]  # what was found for each job, and the last one's final weights
+Found = tuple[dict[str, Any], dict[str, Tensor]]  # what was found, and the final weights
 
 
 class FailedError(Exception):
@@ -37,9 +37,9 @@ class FailedError(Exception):
 class Running:
     """A measuring process, from its start to its result."""
 
-    def __init__(self, engine: Engine, jobs: Sequence[Path], in_turns: bool = False) -> None:
+    def __init__(self, engine: Engine, job: Path, in_turns: bool = False) -> None:
         """`in_turns`: whether its rounds wait for their turn. Raises FailedError."""
-        self.engine, self._folder = engine, tempfile.TemporaryDirectory()
+        self._folder = tempfile.TemporaryDirectory()
         self._limit = time.monotonic() + LIMIT
         self._result, self._errors = Path(self._folder.name) / "result.npz", Path(self._folder.name) / "stderr"
         # What this process has set for itself, by importing our engines, is not for peers.
@@ -54,7 +54,7 @@ class Running:
         try:
             with self._errors.open("w") as errors:
                 self._process = subprocess.Popen(
-                    [engine.python, "-m", engine.module, str(self._result), engine.argument, *map(str, jobs)],
+                    [engine.python, "-m", engine.module, str(self._result), engine.argument, str(job)],
                     cwd=self._folder.name, env=inherited | ENVIRONMENT | pages | named, pass_fds=theirs,
                     stdout=subprocess.DEVNULL, stderr=errors,
                 )  # fmt: skip
@@ -89,7 +89,7 @@ class Running:
             if code or not self._result.exists():
                 last = (self._errors.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
                 raise FailedError(f"ended with {code}: {last}")
-            return read_results(self._result)
+            return read_result(self._result)
         except subprocess.TimeoutExpired as error:
             raise FailedError(str(error)) from None
         finally:
@@ -108,34 +108,37 @@ class Running:
         self._folder.cleanup()
 
 
-def measure(engine: Engine, jobs: Sequence[Path]) -> Found:
-    """What the engine found for each job, and the final weights of the last. Raises FailedError."""
-    return Running(engine, jobs).outcome()
+def measure(engine: Engine, job: Path) -> Found:
+    """What the engine found for a job. Raises FailedError."""
+    return Running(engine, job).outcome()
 
 
-def in_turns(engines: Sequence[Engine], job: Path, at_once: int) -> Mapping[str, Found | FailedError]:
-    """Measures a job by all of `engines`, `at_once` rounds of one after as many of another, by their names.
+def in_turns(given: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found | FailedError]:
+    """Measures a job by an engine, for each pair of them: `at_once` rounds of one after as many of another.
 
     They start one after the other: what precedes the first round would disturb what others do then.
     """
-    running: list[Running] = []
-    found: dict[str, Found | FailedError] = {}
+    running: list[Running | FailedError] = []
+    started: list[Running] = []
     try:
-        for engine in engines:
+        for engine, job in given:
             try:
-                running.append(Running(engine, [job], in_turns=True))
+                started.append(Running(engine, job, in_turns=True))
+                running.append(started[-1])
             except FailedError as error:
-                found[engine.name] = error
-        while any(one.ready for one in running):
-            for one in running:
+                running.append(error)
+        while any(one.ready for one in started):
+            for one in started:
                 for _ in range(at_once):
                     one.turn()
-        for one in running:
-            try:
-                found[one.engine.name] = one.outcome()
-            except FailedError as error:
-                found[one.engine.name] = error
+        return [one if isinstance(one, FailedError) else _ended(one) for one in running]
     finally:
-        for one in running:
+        for one in started:
             one.end()
-    return found
+
+
+def _ended(running: Running) -> Found | FailedError:
+    try:
+        return running.outcome()
+    except FailedError as error:
+        return error

@@ -9,11 +9,11 @@ from typing import Any
 
 from benchmarks.comparison import Log
 from benchmarks.engines import Engine, ours
-from benchmarks.processes import measure
+from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import median
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 
-MLP = replace(WORKLOADS["mlp"], warm=2, rounds=20)
+MLP = replace(WORKLOADS["mlp"], at_once=5)
 SWEEPS = {  # name -> its workloads, from small to large
     "cohort": [replace(MLP, clients=300, cohort=size) for size in (10, 30, 100, 300)],
     # 20 samples each, so that ten thousand clients' data are 50 MB.
@@ -24,23 +24,26 @@ SPLIT = ("mlp", "cifar_cnn")  # workloads of which the share outside the steps i
 
 
 def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dict[str, Any]:
-    """Seconds per round, and peak memory, at each point of each sweep; an engine does all of them in one process."""
+    """Seconds per round, and peak memory, at each point of each sweep, rounds of a sweep's points in turns."""
     taken = {name: [p.quick() for p in points[:2]] if quick else points for name, points in SWEEPS.items()}
-    paths = _written([point for points in taken.values() for point in points], folder)
     found: dict[str, Any] = {
         name: {"values": [getattr(point, name) for point in points], "engines": {}} for name, points in taken.items()
     }
-    for engine in engines:
-        log(f"scaling: {engine.name}")
-        results = iter(measure(engine, paths)[0])
-        for name, points in taken.items():
-            own = [next(results) for _ in points]
+    for name, points in taken.items():
+        paths = _written(points, folder)
+        for engine in engines:
+            log(f"scaling, {name}, in turns: {engine.name}")
+            own = []
+            for outcome in in_turns([(engine, path) for path in paths], MLP.at_once):
+                if isinstance(outcome, FailedError):
+                    raise outcome
+                own.append(outcome[0])
             found[name]["engines"][engine.name] = {
                 "wall_s": [median(one["wall"]) for one in own],
                 "peak_mb": [one["peak_mb"] for one in own],
             }
-    for path in paths:
-        path.unlink()
+        for path in paths:
+            path.unlink()
     return found
 
 
@@ -51,7 +54,7 @@ def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[st
     for engine in ours(workload)[1 if quick else 0 :]:
         if engine.argument != "workers":
             log(f"{workload.name}, outside the steps: {engine.name}")
-            ((one,), _) = measure(replace(engine, module="benchmarks.overhead"), [path])
+            one, _ = measure(replace(engine, module="benchmarks.overhead"), path)
             found[engine.name] = one["share"]
     path.unlink()
     return found

@@ -62,6 +62,7 @@ WORKLOADS = {
             "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
             1, 10,
         ),
+        # As many silos as the paper has.
         Workload(
             "mnist_cnn", "rFedAvg's CNN, 28 x 28, 20 clients x 500, batch 100", "cnn", (1, 28, 28), 20, 20, 500, 100,
             0.05, 1, 3,

@@ -90,9 +90,8 @@ def test_quick_run_writes_all_its_parts(
 def test_who_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_order: bool) -> None:
     lazy = Engine("lazy", "nowhere", same_order=same_order)
 
-    def in_process(engines: list[Engine], path: Path, _: int) -> dict[str, Any]:
-        found = {one.name: (idle if one is lazy else bare.measure)(harness.read_job(path), "-") for one in engines}
-        return {name: ([one], weights) for name, (one, weights) in found.items()}
+    def in_process(given: list[tuple[Engine, Path]], _: int) -> list[Any]:
+        return [(idle if one is lazy else bare.measure)(harness.read_job(path), "-") for one, path in given]
 
     monkeypatch.setattr("benchmarks.comparison.in_turns", in_process)
     limit, lazily = compare(SMALL, [lazy], 2, tmp_path, lambda _: None)["rows"]
@@ -180,21 +179,24 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
     engines = [Engine("first", "noting", f"{note}:a"), Engine("second", "noting", f"{note}:b")]
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
-        found = in_turns(engines, tmp_path / "job.npz", 2)
-        broken = in_turns([Engine("broken", "no_such"), engines[0]], tmp_path / "job.npz", 1)
-    for outcome in found.values():
+        found = in_turns([(engine, tmp_path / "job.npz") for engine in engines], 2)
+        none, one = in_turns(
+            [(Engine("broken", "no_such"), tmp_path / "job.npz"), (engines[0], tmp_path / "job.npz")], 1
+        )
+    assert len(found) == 2
+    for outcome in found:
         assert not isinstance(outcome, FailedError)
-        assert outcome[0][0]["wall"] == [1.0] * 3
+        assert outcome[0]["wall"] == [1.0] * 3
     assert note.read_text().split() == ["a1", "a2", "b1", "b2", "a3", "a4", "b3", "b4", "a1", "a2", "a3", "a4"]
-    assert isinstance(broken["broken"], FailedError) and "no_such" in str(broken["broken"])
-    assert not isinstance(broken["first"], FailedError)
+    assert isinstance(none, FailedError) and "no_such" in str(none)
+    assert not isinstance(one, FailedError)
 
 
 def test_who_is_killed_while_it_waits_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "noting.py").write_text(NOTING)
     write_job(SMALL, tmp_path / "job.npz")
     monkeypatch.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
-    one = processes.Running(Engine("one", "noting", f"{tmp_path / 'note'}:a"), [tmp_path / "job.npz"], in_turns=True)
+    one = processes.Running(Engine("one", "noting", f"{tmp_path / 'note'}:a"), tmp_path / "job.npz", in_turns=True)
     assert one.ready
     one._process.kill()
     one._process.wait()
@@ -213,9 +215,9 @@ def test_peers_are_named_by_the_user() -> None:
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
     with pytest.raises(FailedError, match="No such file"):
-        measure(Engine("missing", "benchmarks.bare", python="/nowhere/python"), [])
+        measure(Engine("missing", "benchmarks.bare", python="/nowhere/python"), tmp_path)
     with pytest.raises(FailedError, match="No module named"):
-        measure(Engine("missing", "benchmarks.no_such"), [tmp_path])
+        measure(Engine("missing", "benchmarks.no_such"), tmp_path)
 
 
 def test_who_fails_has_a_row_without_numbers() -> None:

@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from benchmarks.peers import models
 
-PEAK = Path("/proc/self/clear_refs")
 TURNS = "BENCHMARK_TURNS"  # the variable that names two file descriptors: turns come in, words go out
 READY, DONE = b"?", b"."  # the words: a round could begin, a round has ended
 WEIGHTS = "weights/"  # begins the names of weights in a file
@@ -153,28 +152,22 @@ def _text(file: Path) -> str:
         return ""
 
 
-def write_results(path: Path, results: list[dict[str, Any]], weights: Mapping[str, Tensor]) -> None:
-    """What was found for each job, and the final weights of the last."""
+def write_result(path: Path, result: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
+    """What was found, and the final weights."""
     arrays = {WEIGHTS + key: leaf.detach().contiguous().numpy() for key, leaf in weights.items()}
     with path.open("wb") as file:
-        np.savez(file, results=np.array(json.dumps(results)), **arrays)
+        np.savez(file, result=np.array(json.dumps(result)), **arrays)
 
 
-def read_results(path: Path) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
-    """What `write_results` wrote."""
+def read_result(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """What `write_result` wrote."""
     with np.load(path, allow_pickle=False) as file:
         weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
-        return json.loads(str(file["results"])), weights
+        return json.loads(str(file["result"])), weights
 
 
 def main(measure: Callable[[Job, str], tuple[dict[str, Any], Mapping[str, Tensor]]]) -> None:
-    """`python -m MODULE RESULT ARGUMENT JOB...`: measures each job with one thread."""
-    result, argument, *jobs = sys.argv[1:]
+    """`python -m MODULE RESULT ARGUMENT JOB`: measures a job with one thread."""
+    result, argument, job = sys.argv[1:]
     torch.set_num_threads(1)
-    found, weights = [], {}
-    for job in jobs:
-        PEAK.write_text("5")  # forgets the peak of the job before
-        one, final = measure(read_job(Path(job)), argument)
-        found.append(one)
-        weights = dict(final)
-    write_results(Path(result), found, weights)
+    write_result(Path(result), *measure(read_job(Path(job)), argument))
