@@ -6,6 +6,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
+from typing import TypeGuard
 
 from plugins.core.errors import UserError, nearest
 
@@ -29,14 +30,17 @@ def whole_number(key: str, value: object, low: int, high: int | None = None, bec
 
 def real_number(key: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
     """`value` as a finite float for which `fits` holds. UserError otherwise, and for a bool or text."""
-    if isinstance(value, Real) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except OverflowError:  # a whole number too large for a float
-            number = math.inf
-        if math.isfinite(number) and fits(number):
-            return number
+    if is_finite(value) and fits(number := float(value)):
+        return number
     raise refusal(key, value, allowed)
+
+
+def is_finite(value: object) -> TypeGuard[float]:
+    """Whether `value` is a number that a float can hold; a bool is none."""
+    try:
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
+    except OverflowError:  # a whole number too large for a float
+        return False
 
 
 def known(kind: str, name: object, allowed: Iterable[str]) -> str:

@@ -16,7 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
+from plugins.core.errors import UserError, nearest
+from plugins.data.checks import is_finite
 from plugins.data.files import write_whole
 
 NORMALISATIONS = ("channel", "half", "none")
@@ -63,11 +64,11 @@ class Dataset:
         object.__setattr__(self, "checksum", _checksum(self))
 
     @staticmethod
-    def of(name: str, raw: Raw, normalise: str = "channel") -> Dataset:
-        """The samples of a reader, to be normalised by one of NORMALISATIONS.
+    def of(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
+        """The samples of a reader, to be normalised by one of NORMALISATIONS or by numbers.
 
         `channel`: to mean 0 and deviation 1 of each channel of the training samples; `half`: (x/unit - 0.5) / 0.5;
-        `none`: x/unit.
+        `none`: x/unit; [m, s]: (x/unit - m) / s in every channel. UserError for anything else.
         """
         mean, std = _scaling(raw, normalise)
         tensors = {key: getattr(raw, key) for key in (*TENSORS, *OPTIONAL)}
@@ -127,16 +128,32 @@ class Dataset:
         return found
 
 
-def _scaling(raw: Raw, normalise: str) -> tuple[tuple[float, ...], tuple[float, ...]]:
+def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
+    """m and s of `Dataset.of`; None for those of the training samples. UserError for what it doesn't take."""
+    match normalise:
+        case "channel":
+            return None
+        case "half":
+            return 0.5, 0.5
+        case "none":
+            return 0.0, 1.0
+        case [mean, deviation] if is_finite(mean) and is_finite(deviation) and deviation > 0:
+            return float(mean), float(deviation)
+    raise UserError(
+        f"normalise {normalise!r} is refused{nearest(str(normalise), NORMALISATIONS)}; allowed: "
+        f"{', '.join(NORMALISATIONS)}, or [mean, deviation] of pixels from 0 to 1 with a deviation above 0"
+    )
+
+
+def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of `Dataset.of`."""
+    given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
         return (), ()
-    channels, half = raw.train_x.shape[1], raw.unit / 2
-    if normalise == "half":
-        return (half,) * channels, (half,) * channels
-    if normalise == "none":
-        return (0.0,) * channels, (float(raw.unit),) * channels
-    return _moments(raw.train_x)
+    if given is None:
+        return _moments(raw.train_x)
+    channels = raw.train_x.shape[1]
+    return (given[0] * raw.unit,) * channels, (given[1] * raw.unit,) * channels
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

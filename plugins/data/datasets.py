@@ -9,7 +9,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from plugins.core.errors import UserError
 from plugins.data.checks import known, options_of
-from plugins.data.dataset import NORMALISATIONS, Dataset, Raw
+from plugins.data.dataset import Dataset, Raw, mean_and_deviation
 from plugins.data.readers.arrays import arrays
 from plugins.data.readers.cifar import cifar10, cifar100
 from plugins.data.readers.cinic import cinic10
@@ -49,7 +49,7 @@ def check(name: str, options: Mapping[str, object]) -> None:
     for key, value in options.items():
         if get_origin(kinds.get(key)) is Literal:
             known(f"data set {name}: {key}", value, get_args(kinds[key]))
-    known("normalise", options.get("normalise", "channel"), NORMALISATIONS)
+    mean_and_deviation(options.get("normalise", "channel"))
     image_size(options.get("size"))
 
 
@@ -57,7 +57,7 @@ def load(name: str, root: Path, **options: object) -> Dataset:
     """Data set `name`, from files under `root`. UserError for an unknown name or option, and for bad files."""
     check(name, options)
     reader, root = DATASETS[name], Path(root)
-    size, normalise = options.pop("size", None), str(options.pop("normalise", "channel"))
+    size, normalise = options.pop("size", None), options.pop("normalise", "channel")
     if "size" in inspect.signature(reader).parameters:
         options["size"] = size
     try:

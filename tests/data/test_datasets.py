@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import hashlib
+import math
 import os
 import shutil
 import socket
@@ -63,6 +64,22 @@ def test_normalisations(digits):
     assert len({data.checksum for data in (digits, half, none)}) == 3
 
 
+def test_normalise_takes_numbers():
+    """[m, s] is on the scale of 0 to 1, whatever the unit: here pixels of 0, 4 and 16 of 16, so 0, 1/4 and 1."""
+    x = torch.tensor([[0.0, 4.0, 16.0]]).view(1, 3, 1, 1).to(torch.uint8)
+    y = torch.tensor([0])
+    found = Dataset.of("mine", Raw(x, y, x, y, ["a"], unit=16), [0.25, 0.5]).normalised("test")
+    assert found.flatten().tolist() == [-0.5, 0, 1.5]
+
+
+@pytest.mark.parametrize(
+    "value", [[0.1], [0.1, 0.3, 0.3], [0.1, 0], [0.1, -0.3], [0.1, "0.3"], [0.1, math.inf], [True, 0.3], None, 0.5]
+)
+def test_numbers_that_normalise_does_not_take(value):
+    with refuse(f"normalise {value!r} is refused", "[mean, deviation] of pixels from 0 to 1 with a deviation above 0"):
+        load("digits", Path(), normalise=value)
+
+
 def test_samples_of_floats_are_normalised_by_feature():
     x = torch.tensor([[1.0, 5.0], [3.0, 5.0]])
     y = torch.tensor([0, 1])
@@ -91,7 +108,7 @@ def test_unknown_names_and_options():
         load("image_folder", Path(), sizes=[8, 8])
     with refuse("data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, size"):
         load("digits", Path(), sises=[8, 8])
-    with refuse("normalise 'chanel' is unknown (did you mean 'channel'?)", "allowed: channel, half, none"):
+    with refuse("normalise 'chanel' is refused (did you mean 'channel'?)", "allowed: channel, half, none, or [mean"):
         load("digits", Path(), normalise="chanel")
     with refuse("data set ['digits'] is unknown"):
         load(["digits"], Path())

@@ -238,6 +238,7 @@ CASES = {
     "a size of 0": Case(("size", "0"), data="name: digits, size: [0, 8]"),
     "a size for what are no images": Case(("size", "no 8-bit images"), arrays, f"{ARRAYS}, size: [8, 8]"),
     "a normalisation that isn't": Case(("'chanel'", "channel, half, none"), data="name: digits, normalise: chanel"),
+    "a deviation of 0": Case(("[0.1307, 0]", "above 0"), data="name: digits, normalise: [0.1307, 0]"),
     # Partitions that can't be
     "everything held out": Case(("validation",), split="validation: 1.0, public: 0"),
     "more public samples than there are": Case(("public",), split="validation: 0.1, public: 2000", stage=PARTITION),

@@ -28,6 +28,10 @@ from pipelines.studies import SIZES, of_paper, read_yaml
 from pipelines.targets.build import build, builder
 from pipelines.targets.measured import Measured
 from pipelines.targets.spec import Built, Target, address, of_targets
+from plugins.data.datasets import load
+from plugins.data.readers.cifar import CLASSES as CIFAR10
+from tests.data import test_leaf as leaf
+from tests.data.reading import draw, idx
 from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -36,7 +40,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 FILES = ("params.yaml", "targets.yaml", "reported.yaml")
 TARGETS = [*(f"rf-fig{i}" for i in range(1, 13)), "rf-tab1", "rf-tab2", "rf-tab3"]
 METHODS = ["fedavg", "fedprox", "scaffold", "qfedavg", "rfedavg", "rfedavg_plus"]
-DOWNLOADED = {"sent140-silo", "sent140-device", "femnist-low", "femnist-high"}
+FEMNIST = {"femnist-low", "femnist-high", "femnist-low-fedprox", "femnist-high-fedprox"}
+DOWNLOADED = {"sent140-silo", "sent140-device"} | FEMNIST
 DEAR = {"cifar-privacy", "cifar-epochs-5", "cifar-epochs-20"}  # for a CPU
 
 
@@ -137,6 +142,82 @@ def test_the_methods_coefficients_are_the_papers(data: str, lam: float, mu: floa
         assert recipes["rfedavg"]["rfedavg"] == recipes["rfedavg_plus"]["rfedavg_plus"] == {"lam": lam}
         assert recipes["fedprox"]["fedprox"] == {"mu": mu} and recipes["qfedavg"]["qfedavg"] == {"q": q}
         assert recipes["scaffold"]["scaffold"]["server_lr"] == 1.0
+
+
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_fedprox_alone_has_a_tenth_of_the_step_size_across_devices(size: str) -> None:
+    """Section VI-A: "SGD with learning rate 0.1 (0.01 for FedProx on cross-device settings ...)"."""
+    found = set()
+    for study in of_paper("rfedavg", size, ROOT).values():
+        content, train = study.content, study.content["train"]
+        shares = [content["scenarios"][name].get("participation", 1.0) for name in content["scenario_names"]]
+        if not shares or train.get("optimizer", "sgd") != "sgd":
+            continue
+        methods = {content["recipes"][name].get("recipe", name) for name in content["recipe_names"]}
+        across_devices = max(shares) < 1
+        assert across_devices or min(shares) == 1, study.name
+        slow = {"fedprox"} if across_devices else set()
+        assert train["lr"] == (0.01 if methods & slow else 0.1) and methods & slow in (set(), methods), study.name
+        found |= {(across_devices, content["data"]["name"])} if "fedprox" in methods else set()
+    devices = ["mnist", "cifar10", "femnist"] if size == "paper" else ["mnist", "cifar10"]
+    assert found >= {(True, name) for name in devices}
+
+
+def test_every_panel_of_femnist_has_fedprox_with_its_step_size() -> None:
+    spec = of_targets("rfedavg", ROOT)["rf-fig8"].spec
+    found = of_paper("rfedavg", "paper", ROOT)
+    for panel in spec["panels"]:
+        rates = {}
+        for title, line in spec["lines"].items():
+            own = line if isinstance(line, Mapping) else {"recipe": line}
+            read = address("rf-fig8", panel["title"], panel, own)
+            content = found[str(read["study"])].content
+            assert read["recipe"] in content["recipe_names"] and read["scenario"] in content["scenario_names"]
+            rates[title] = content["train"]["lr"]
+        assert rates == dict.fromkeys(rates, 0.1) | {"FedProx": 0.01} and len(rates) == 6
+
+
+# The authors' code: datasets.MNIST with Normalize((0.1307,), (0.3081,)), CIFAR10 and EMNIST with 0.5 and 0.5.
+PIXELS = {
+    "mnist": ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081),
+    "cifar10": (-1.0, 1.0),
+    "femnist": (-1.0, 1.0),
+}
+
+
+@pytest.fixture(scope="module")
+def black_and_white(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files of MNIST, CIFAR-10 (as images) and FEMNIST with a black and a white test image, among more white ones."""
+    root = tmp_path_factory.mktemp("raw")
+    both = [0, 255]
+    for part, values in (("train", [0, *[255] * 9]), ("t10k", both)):
+        images = np.repeat(values, 28 * 28).reshape(-1, 28, 28)
+        (root / "MNIST" / "raw").mkdir(parents=True, exist_ok=True)
+        (root / "MNIST" / "raw" / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (root / "MNIST" / "raw" / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(len(values))))
+    for part in ("train", "test"):
+        for name in CIFAR10:
+            for value in both:
+                draw(root / "cifar10" / part / name / f"{value}.png", size=(32, 32), value=value)
+        writers = {"f0": (np.repeat([both], 784, 0).T, [0, 1])}
+        leaf.write(root / "femnist" / part / "all_data.json", writers)
+    return root
+
+
+@pytest.mark.parametrize("size", ["paper", "small"])
+def test_pixels_are_normalised_as_in_the_authors_code(size: str, black_and_white: Path) -> None:
+    """The whole range of the test images of every study, by what they hold and not by how it is written."""
+    found = set()
+    for study in of_paper("rfedavg", size, ROOT).values():
+        data = dict(study.content["data"])
+        if data["name"] not in PIXELS:
+            continue
+        options = {key: value for key, value in data.items() if key not in ("name", "root", "validation", "public")}
+        for part in ("train", "test"):
+            x = load(data["name"], black_and_white, **options).normalised(part)
+            assert (x.min().item(), x.max().item()) == pytest.approx(PIXELS[data["name"]], rel=1e-6), study.name
+        found.add(data["name"])
+    assert found == set(PIXELS)
 
 
 def test_noise_is_scaled_by_the_batch_of_its_study() -> None:
