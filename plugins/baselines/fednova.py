@@ -13,6 +13,9 @@ paper's ||a_k||_1, is how often the k-th client's update holds a gradient, so it
   one, so every step counts 1. RMSProp counts as SGD with its own momentum does. Both scale the gradient, so that eta mu
   is not the share that a step takes back: mu must be 0.
 - Weight decay is part of the gradient, as in the authors' code. Their server momentum (gmf) is `sgdm` here.
+- The coefficients of the updates, tau_eff p_k / a_k, sum to (sum_k p_k a_k) (sum_k p_k / a_k) without mu. That is 1
+  where all a_k are equal and above 1 where they differ. The new model then lies beyond the clients' mean. Recorded as
+  `coefficient_sum`.
 - Buffers are averaged with the clients' weights; FedNova as NIID-Bench has it normalises batch norms' statistics too.
 - `nu="weights"`: the clients' weights become p_k / a_k, divided by their sum, and the average is the plain weighted
   mean. For CCN, whose Lambda_k then multiplies p_k / a_k. It breaks the scale: the step is no longer tau_eff long.
@@ -99,7 +102,19 @@ class FedNova(Component):
         """-tau_eff sum_k p_k d_k = sum_k (tau_eff p_k / a_k) (w_k - w_t)."""
         if self.nu == "weights":
             return None
-        sent, p = update.replies.upload[self.name], update.weights
-        a = sent["a"].to(p.dtype)  # [M]
+        return weighted_sum(self.coefficients(update), update.deltas)
+
+    def coefficients(self, update: Update) -> Tensor:
+        """What each client's update is multiplied by, tau_eff p_k / a_k or the weights that `weigh` made, [M]."""
+        p = update.weights
+        if self.nu == "weights":
+            return p
+        sent = update.replies.upload[self.name]
+        a = sent["a"].to(p.dtype)
         tau_eff = p @ (sent["tau"].to(p.dtype) if self.mu else a)
-        return weighted_sum(tau_eff * p / a, update.deltas)
+        found: Tensor = tau_eff * p / a
+        return found
+
+    def measure(self, state: Tree, update: Update) -> Tree:
+        """The sum of the coefficients: 1 for a mean of the clients' updates; above 1 the step goes beyond a mean."""
+        return {"coefficient_sum": self.coefficients(update).sum()}

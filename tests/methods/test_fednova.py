@@ -124,6 +124,32 @@ def test_with_equal_steps_it_is_fedavg(engine: str, rho: float) -> None:
         torch.testing.assert_close(a[key], leaf, rtol=1e-12, atol=1e-14)
 
 
+def test_the_sum_of_the_coefficients_of_two_clients() -> None:
+    """1 and 9 samples in batches of 1, so 1 and 9 steps and p = 0.1, 0.9: tau_eff = 0.1 + 8.1 = 8.2.
+
+    The coefficients are 8.2 * 0.1 / 1 = 0.82 and 8.2 * 0.9 / 9 = 0.82, their sum is 1.64.
+    """
+    x, y = np.concatenate([hand.X, hand.X])[:10], np.concatenate([hand.Y, hand.Y])[:10]
+    simulation = Simulation(
+        "fednova", {}, hand.given(), hand.samples(x, y), [np.array([0]), np.arange(1, 10)], hand.samples(x, y), None,
+        None, LocalTraining("sgd", 0.05, 1, 1), Schedule(1, 2, 0),
+    )  # fmt: skip
+    exchanges = hand.tapped(simulation)
+    outcome = simulation.run()
+    assert outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(1.64, rel=1e-12)
+    (_, reply), *_ = exchanges
+    for key, leaf in outcome.params.items():
+        moved = sum(0.82 * (local.numpy() - hand.W0[key]) for local in reply.params[key])
+        np.testing.assert_allclose(leaf.numpy(), hand.W0[key] + moved, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("nu", "wanted"), [("direction", 7 / 6), ("weights", 1.0)])
+def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: float) -> None:
+    """2, 4, 6 steps and p = 1/6, 2/6, 3/6: tau_eff = (2 + 8 + 18) / 6 = 14/3, sum p / a = 3 / 12; 1 for a mean."""
+    ran = hand.run("fednova", {"fednova": {"nu": nu}}, engine=engine, rounds=1, batch_size=1)
+    assert ran.outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(wanted, rel=1e-12)
+
+
 @pytest.mark.parametrize("rho", [0.0, RHO])
 def test_weights_of_p_over_a(engine: str, rho: float) -> None:
     """The direction is shorter than FedNova's by tau_eff sum p / a, which is at least 1."""
