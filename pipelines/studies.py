@@ -3,7 +3,7 @@
 A study is an experiment like that of the repository's own params.yaml, so its folder
 `papers/<paper>/<size>/studies/<study>` has a params.yaml of its own and can be looked into, or run, by the same
 commands. `like: other` starts from another study of the paper; what stands under the size (`smoke`, `small`) is laid
-over the exact setting, which is `paper`. A size whose `scenario_names` is empty does not run the study.
+over it; without either it is size `paper`. A size whose `scenario_names` is empty does not run the study.
 """
 
 from __future__ import annotations
