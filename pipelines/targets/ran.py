@@ -40,10 +40,10 @@ def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collect
     parts += [f"missing: {_list(missing)}"] if missing else []
     other = [key for key in sorted(keys) if key not in planned]
     parts += [f"not in the plan: {_list(other)}"] if other else []
-    notes = _variants(runs, lambda run: ", ".join(notes_of(run)) or "none")
-    parts += [f"notes on the data: {notes}"] if notes != "none" else []
-    leaks = _variants(runs, lambda run: leak_of(run) or "none")
-    parts += [f"LEAK: {leaks}"] if leaks != "none" else []
+    notes = _variants(runs, lambda run: ", ".join(notes_of(run)))
+    parts += [f"notes on the data: {notes}"] if notes else []
+    leaks = _variants(runs, leak_of)
+    parts += [f"LEAK: {leaks}"] if leaks else []
     return "; ".join(parts)
 
 
@@ -88,13 +88,14 @@ def _recipe(run: Result) -> str:
 
 
 def _variants(runs: Sequence[Result], says: Callable[[Result], str], before: str = "") -> str:
-    """What all runs have in common, or else each variant with its runs."""
+    """What all runs have in common, or else each variant with its runs; runs of which there is nothing to say are left
+    out."""
     found: dict[str, list[str]] = {}
     for run in runs:
         found.setdefault(before + says(run), []).append(run.key)
     if len(found) == 1:
         return next(iter(found))
-    return " / ".join(f"{text} [{_list(keys)}]" for text, keys in found.items())
+    return " / ".join(f"{text} [{_list(keys)}]" for text, keys in found.items() if text)
 
 
 def _rest(at: Mapping[str, object], section: str) -> str:
