@@ -89,7 +89,7 @@ def _csv(drawn: Drawn, marks: Mapping[tuple[str, str], str]) -> str:
     table.writerow(["panel", "line", "round", "seed_index", "value", "mark"])
     for (panel, name), (rounds, values) in drawn.items():
         for index, row in enumerate(values):
-            mark = marks[panel, name].strip()
+            mark = marks[panel, name].strip(" ;")
             table.writerows([panel, name, t, index, value, mark] for t, value in zip(rounds, row.tolist(), strict=True))
     return text.getvalue()
 

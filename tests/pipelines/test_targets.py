@@ -205,6 +205,16 @@ def test_every_form_of_a_report_has_the_marks(tmp_path: Path, monkeypatch: pytes
     assert marks == {("A", ""), ("B", "LEAK [1]"), ("C", "")}
 
 
+def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_path: Path) -> None:
+    """B is highest on the seed that ended. C diverged on its only seed, so nothing of it will be there."""
+    finals(paper(tmp_path, CURVES), "near", {"a": [0.6], "b": [0.9]})
+    diverged(tmp_path, "near-b-1", "near-c-0")
+    built = made(tmp_path, "f")
+    assert built.words == () and built.missing == ("Right, A", "Right, B", "Right, C")
+    marks = {(row["line"], row["mark"]) for row in lines(built)}
+    assert marks == {("A", ""), ("B", "1 of 2 seeds diverges")}
+
+
 def ran(root: Path) -> str:
     """What was run of the study, as the page of its table has it."""
     page = stage.write("ccn", "smoke", root, of_targets("ccn", root), "report").folder / "t.md"
