@@ -11,7 +11,7 @@ import argparse
 import json
 import logging
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +19,7 @@ from pipelines import cli, config, studies, tracking
 from pipelines.report import render
 from pipelines.targets.build import build
 from pipelines.targets.measured import Measured
+from pipelines.targets.ran import what_ran
 from pipelines.targets.spec import KINDS, Built, Target, of_targets
 from plugins.data.files import replace_folder, write_whole
 
@@ -33,6 +34,9 @@ ABOUT = {
     "numbers are not the paper's experiment; the studies below say what differs.",
     "paper": "Size paper: the paper's own setting.",
 }
+
+
+PLANNED = "Protocol of size paper"  # of which the other sizes take less
 
 
 class Report(NamedTuple):
@@ -55,15 +59,14 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
     measured = Measured(paper, size, root)
     built = {name: build(target, measured) for name, target in targets.items()}
     files = {f"{name}.{ending}": content for name, one in built.items() for ending, content in one.files.items()}
-    used = {study for target in targets.values() for study in target.studies}
-    facts = {name: what_was_run(one, measured.skipped(name)) for name, one in measured.studies.items() if name in used}
+    facts = what_was_run(measured, targets.values())
     for name, one in built.items():
         files[f"{name}.md"] = text(targets[name], one, size, facts).encode()
     sections = [
         {
             "id": name, "title": targets[name].title, "about": about(targets[name]), "protocol": targets[name].protocol,
             "table": one.table, "printed": one.printed, "picture": one.files.get("png"), "words": one.words,
-            "missing": _some(one.missing),
+            "missing": _some(one.missing), "remarks": one.remarks,
         }
         for name, one in built.items()
     ]  # fmt: skip
@@ -72,6 +75,7 @@ def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], fold
         "title": TITLES[paper],
         "size": size,
         "about": ABOUT[size],
+        "planned": PLANNED,
         "sections": sections,
         "studies": facts.items(),
     }
@@ -91,17 +95,19 @@ def numbers(built: Mapping[str, Built]) -> dict[str, float]:
     return {"targets": len(built), "whole": whole, "rankings": len(taus), **agreement}
 
 
-def text(target: Target, built: Built, size: str, facts: Mapping[str, str]) -> str:
-    """A target as Markdown; `facts` say what each study is."""
+def text(target: Target, built: Built, size: str, facts: Mapping[str, str], picture: str = "") -> str:
+    """A target as Markdown; `facts` say what was run of each study, `picture` is the file if it has another name."""
     parts = [f"# {target.id}: {target.title}", about(target), ABOUT[size]]
     if built.table:
         parts.append(markdown(built.table))
     if built.printed:
         parts += [PRINTED, markdown(built.printed)]
     if "png" in built.files:
-        parts.append(f"![{target.title}]({target.id}.png)")
+        parts.append(f"![{target.title}]({picture or target.id + '.png'})")
     run = [f"{name}: {facts[name]}." for name in target.studies]
-    headed = (("What the numbers say", built.words), ("Protocol", target.protocol), ("What was run", run))
+    if built.remarks:
+        parts.append(_bullets(built.remarks))
+    headed = (("What the numbers say", built.words), (PLANNED, target.protocol), ("What was run", run))
     parts += [f"## {head}\n\n{_bullets(lines)}" for head, lines in headed if lines]
     if built.missing:
         parts.append(f"Not there yet: {_some(built.missing)}.")
@@ -132,28 +138,21 @@ def markdown(table: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
 
 
-def what_was_run(study: studies.Study, skipped: str) -> str:
-    """What was run, in one line."""
-    if not study.is_run:
-        return f"{study.what}: not run at size {study.size}"
+def what_was_run(measured: Measured, targets: Iterable[Target]) -> dict[str, str]:
+    """What was run of each study of the targets, in one line."""
+    used = {study for target in targets for study in target.studies}
+    return {name: f"{one.what}: {_ran(measured, one)}" for name, one in measured.studies.items() if name in used}
+
+
+def _ran(measured: Measured, study: studies.Study) -> str:
+    runs, ends = measured.of_study(study.name), measured.ends(study.name)
+    if not study.is_run and not runs:
+        return f"not run at size {study.size}"
+    skipped = measured.skipped(study.name)
     if skipped:
         again = f"dvc repro --force pipelines/{study.paper}/dvc.yaml:study@{study.size}-{study.name}"
-        return f"{study.what}: not run, as its data are not there ({skipped}). Once they are: {again}"
-    content, train = study.content, study.content["train"]
-    scenarios = [content["scenarios"][name] for name in content["scenario_names"]]
-    clients = sorted({int(scenario["clients"]) for scenario in scenarios})
-    shares = sorted({float(scenario.get("participation", 1)) for scenario in scenarios})
-    part = f" ({'/'.join(f'{100 * share:g}' for share in shares)} % take part in a round)" if shares != [1] else ""
-    data = content["data"]
-    pixels = f" at {'x'.join(map(str, data['size']))}" if data.get("size") else ""
-    held = f", {100 * data['validation']:g} % of it held out" if data.get("validation") else ""
-    local = f"{train['local_steps']} steps" if train.get("local_steps") else f"{train['epochs']} epochs"
-    return (
-        f"{study.what}: {data['name']}{pixels}{held}, {train['model']}, {'/'.join(map(str, clients))} clients{part}, "
-        f"{train['rounds']} rounds of {local}, batches of {train['batch_size']}, {train.get('optimizer', 'sgd')} "
-        f"{train['lr']:g}; scenarios {', '.join(content['scenario_names'])}; {len(content['recipe_names'])} methods; "
-        f"seeds {', '.join(map(str, content['seeds']))}"
-    )
+        return f"not run, as its data are not there ({skipped}). Once they are: {again}"
+    return what_ran(runs, study.items, ends)
 
 
 def _bullets(lines: Sequence[str]) -> str:

@@ -1,13 +1,16 @@
-"""Where a result comes from: one hash over everything that it depends on, and the commit."""
+"""Where a result comes from: one hash over everything that it depends on, the commit, the machine and versions."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
+import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -81,3 +84,21 @@ def git_commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return commit.stdout.strip() + ("" if clean.returncode == 0 else "-modified")
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What a run's numbers and seconds may depend on beside its settings: processor, cores, versions."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {
+        "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))), "python": platform.python_version(),
+        "torch": torch.__version__, "fedml": version("fedml"),
+    }  # fmt: skip
+
+
+def cpu() -> str:
+    """The processor's model; "unknown CPU" where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")

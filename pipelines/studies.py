@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import io
+import itertools
 import json
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,10 +52,17 @@ class Study:
         return bool(self.content["scenario_names"])
 
     @property
+    def items(self) -> list[str]:
+        """The names of its runs, seed by seed."""
+        if not self.is_run:
+            return []
+        names = ("seeds", "scenario_names", "recipe_names")
+        return [f"{s}-{r}-{seed}" for seed, s, r in itertools.product(*(self.content[key] for key in names))]
+
+    @property
     def n_items(self) -> int:
         """How many runs it has."""
-        content = self.content
-        return math.prod(len(content[key]) for key in ("seeds", "scenario_names", "recipe_names")) if self.is_run else 0
+        return len(self.items)
 
     @property
     def folder(self) -> Path:

@@ -15,7 +15,7 @@ from safetensors.torch import save
 
 from pipelines import cli, config, progress, tracking
 from pipelines.items import Item, rounds_csv
-from pipelines.provenance import fingerprint_of, git_commit
+from pipelines.provenance import fingerprint_of, git_commit, machine
 from plugins.core.errors import UserError
 from plugins.data.files import replace_folder, write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
@@ -38,7 +38,7 @@ def train(options: argparse.Namespace) -> None:
         "data_hash": item.data.checksum, "git_commit": git_commit(), "fingerprint": fingerprint,
         "engine": simulation.engine_name, "device": str(item.device),
         "public": simulation.algorithm.public or "none", "leak": "; ".join(leaks) or "none",
-        "federated": "no" if simulation.algorithm.pools else "yes",
+        "federated": "no" if simulation.algorithm.pools else "yes", **machine(item.device),
     }  # fmt: skip
     note = resume / "run_id"
     earlier = note.read_text() if note.exists() else None

@@ -142,8 +142,11 @@ def _pairs_in_words(target: Target, measured: Measured) -> list[str]:
 
 
 def _gap(measured: Measured, original: Mapping[str, Any], normalised: Mapping[str, Any]) -> Values | None:
-    """Normalised less original by round, mean over the seeds that both have, [T]; None without any."""
-    if not (measured.is_wanted(original) and measured.is_wanted(normalised)):
+    """Normalised less original by round, mean over the seeds that both have, [T]; None without any.
+
+    None too if a seed of either diverged or has seen the test set.
+    """
+    if not all(measured.is_wanted(address) and measured.compared(address) for address in (original, normalised)):
         return None
     runs = [{run.seed: run for run in measured.runs(address)} for address in (original, normalised)]
     both = sorted(set(runs[0]) & set(runs[1]))

@@ -10,6 +10,7 @@ from torch import Tensor
 from pipelines import results
 from pipelines.figures import Values
 from pipelines.results import Result
+from pipelines.targets.marks import said_of
 from pipelines.targets.measured import Measured
 from pipelines.targets.pictures import panels, png
 from pipelines.targets.spec import Built, Target
@@ -28,12 +29,12 @@ def activations(target: Target, measured: Measured) -> Built:
     spec = target.spec
     where = {"study": spec["study"], "scenario": spec["scenario"]}
     addresses = {name: where | {"recipe": recipe} for name, recipe in spec["methods"].items()}
-    runs = {name: measured.runs(address) for name, address in addresses.items()}
-    diverged = [name for name, address in addresses.items() if measured.diverged(address)]
-    said = [f"{name} diverges." for name in diverged]
+    groups = {name: measured.group(address) for name, address in addresses.items()}
+    runs = {name: group.runs for name, group in groups.items()}
+    said = [sentence for name, group in groups.items() for sentence in said_of(name, group)]
     seeds = sorted(set.intersection(*({run.seed for run in found} for found in runs.values())))
     if not seeds:
-        missing = tuple(name for name, found in runs.items() if not found and name not in diverged)
+        missing = tuple(name for name, found in runs.items() if not found and not groups[name].diverged)
         return Built((), {}, tuple(said), missing or (() if said else ("a seed of both",)))
     seen = [
         _Drift({name: next(run for run in found if run.seed == seed) for name, found in runs.items()}, target, measured)

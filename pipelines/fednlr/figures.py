@@ -12,6 +12,7 @@ from pipelines.fednlr.activations import activations
 from pipelines.fednlr.example import example_network
 from pipelines.figures import COLOURS, Values
 from pipelines.summary import Spread, spread
+from pipelines.targets.marks import said_of
 from pipelines.targets.measured import Measured, number
 from pipelines.targets.pictures import legend, look, panels, png
 from pipelines.targets.spec import Built, Target
@@ -43,7 +44,7 @@ def learning_rates(target: Target, measured: Measured) -> Built:
     words = []
     for rate in spec["rates"]:
         gains = {name: _gain(found.get((rate, name)), found.get((rate, base))) for name in names[1:]}
-        cells = [_cell(measured, wanted[rate, name], found.get((rate, name))) for name in names]
+        cells = [_cell(measured, wanted[rate, name], str(spec["statistic"])) for name in names]
         table.append([f"{rate:g}", *cells, *(_text(gain, sign=True) for gain in gains.values())])
         words += [f"At {rate:g} {_against(name, gain, base)}." for name, gain in gains.items() if gain]
     files = {"csv": _csv(["learning_rate", "method", "seed", "accuracy"], found)}
@@ -78,7 +79,7 @@ def ratios(target: Target, measured: Measured) -> Built:
     table = [["setting of mu", "accuracy, %", "gain over FedAvg"]]
     if not base and not measured.diverged(where | {"recipe": spec["baseline"]}):
         missing.append("FedAvg")
-    table.append(["FedAvg", _cell(measured, where | {"recipe": spec["baseline"]}, base), NOT_RUN])
+    table.append(["FedAvg", _cell(measured, where | {"recipe": spec["baseline"]}, statistic), NOT_RUN])
     gains: dict[str, Spread] = {}
     for title, recipe in spec["settings"].items():
         address = where | {"recipe": recipe}
@@ -90,7 +91,7 @@ def ratios(target: Target, measured: Measured) -> Built:
             missing.append(title)
         if gain is not None:
             gains[title] = gain
-        table.append([title, _cell(measured, address, values), _text(gain, sign=True)])
+        table.append([title, _cell(measured, address, statistic), _text(gain, sign=True)])
     files = {"csv": _csv(["setting", "recipe", "seed", "accuracy"], found)}
     words = []
     if gains:
@@ -133,7 +134,7 @@ def layers(target: Target, measured: Measured) -> Built:
     table = [["layer", *(f"mu {mu:g}" for mu in mus)]]
     for layer in names:
         places = [(layer, mu) for mu in mus]
-        table.append([layer, *(_cell(measured, wanted[p], values[p]) if p in wanted else NOT_HERE for p in places)])
+        table.append([layer, *(_cell(measured, wanted[p], statistic) if p in wanted else NOT_HERE for p in places)])
     found = {place: seeds for place, seeds in values.items() if seeds}
     files = {"csv": _csv(["layer", "mu", "seed", "accuracy"], found | ({("FedAvg", 1): base} if base else {}))}
     means = {place: _mean(seeds) for place, seeds in found.items()}
@@ -190,11 +191,9 @@ def temperature(target: Target, measured: Measured) -> Built:
     for name, recipe in spec["methods"].items():
         address = {"study": spec["study"], "scenario": spec["scenario"], "recipe": recipe}
         runs = measured.runs(address)
-        if measured.diverged(address):
-            words.append(f"{name} diverges.")
-            continue
+        words += said_of(name, measured.group(address))
         if not runs:
-            missing += [name] if measured.is_wanted(address) else []
+            missing += [name] if measured.is_wanted(address) and not measured.diverged(address) else []
             continue
         recorded = measured.recorded(runs[0], str(spec["study"]))
         order = [key.removeprefix("fednlr/T/") for key in recorded if key.startswith("fednlr/T/")]
@@ -235,8 +234,14 @@ def temperature(target: Target, measured: Measured) -> Built:
 
 
 def _by_seed(measured: Measured, address: Mapping[str, Any], statistic: str) -> dict[int, float]:
-    """Percent by seed; empty if it is not run, and if a seed diverges: the others would flatter it."""
-    if not measured.is_wanted(address) or measured.diverged(address):
+    """Percent by seed, for sentences and bars; empty if it is not run, and if a seed diverges: the others would flatter
+    it."""
+    return {} if measured.diverged(address) else _ended(measured, address, statistic)
+
+
+def _ended(measured: Measured, address: Mapping[str, Any], statistic: str) -> dict[int, float]:
+    """Percent by seed, of those that ended with a model."""
+    if not measured.is_wanted(address):
         return {}
     values = {run.seed: number(run, statistic) for run in measured.runs(address)}
     return {seed: PERCENT * value for seed, value in values.items() if value is not None}
@@ -252,13 +257,14 @@ def _mean(values: Mapping[int, float]) -> float:
     return sum(values.values()) / len(values)
 
 
-def _cell(measured: Measured, address: Mapping[str, Any], values: Mapping[int, float] | None) -> str:
-    """Mean and spread, or why there is none."""
+def _cell(measured: Measured, address: Mapping[str, Any], statistic: str) -> str:
+    """Mean and spread over the seeds that ended, with marks, or why there is none."""
     if not measured.is_wanted(address):
         return NOT_HERE
-    if measured.diverged(address):
-        return "diverges"
-    return _text(spread((values or {}).values())) if values else "not run yet"
+    values = _ended(measured, address, statistic)
+    if not values:
+        return "diverges" if measured.diverged(address) else "not run yet"
+    return _text(spread(values.values())) + measured.mark(address)
 
 
 def _text(value: Spread | None, sign: bool = False) -> str:

@@ -121,11 +121,11 @@ class _Line(NamedTuple):
 
 
 def _lines(target: Target, measured: Measured, panel: Mapping[str, Any]) -> dict[str, _Line]:
-    """The lines of a panel that have been run, by the paper's name."""
+    """The lines of a panel that have been run and may be compared, by the paper's name."""
     found = {}
     for name, of in target.spec["lines"].items():
         address = {**panel, **(of if isinstance(of, Mapping) else {"recipe": of})}
-        runs = measured.runs(address) if measured.is_wanted(address) else []
+        runs = measured.runs(address) if measured.is_wanted(address) and measured.compared(address) else []
         rounds, values = series(runs, str(address.get("column", "test_accuracy")))
         if rounds:
             found[str(name)] = _Line(rounds, values.mean(0))

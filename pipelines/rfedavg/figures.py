@@ -79,6 +79,7 @@ def parameter_study(target: Target, measured: Measured) -> Built:
     (`key` of its parameters, with {method}); a run that has none, as FedAvg without lambda, is a level line.
     """
     drawn: dict[tuple[str, str], dict[float, Spread]] = {}
+    compared: dict[tuple[str, str], dict[float, Spread]] = {}
     missing = []
     for panel in target.spec["panels"]:
         for name, recipe in target.spec["lines"].items():
@@ -89,12 +90,13 @@ def parameter_study(target: Target, measured: Measured) -> Built:
                 runs = measured.runs(place)
                 value = measured.value(place, str(target.spec["statistic"]))
                 if not runs or value is None:
-                    missing.append(f"{panel['title']}, {name}, {point['study']} {point['scenario']}")
+                    lost = [] if measured.diverged(place) else [f"{name}, {point['study']} {point['scenario']}"]
+                    missing += [f"{panel['title']}, {of}" for of in lost]
                     continue
                 x = runs[0].params.get(str(panel["key"]).format(method=recipe), math.nan)
-                drawn.setdefault((str(panel["title"]), name), {})[float(str(x))] = Spread(
-                    100 * value.mean, None if value.std is None else 100 * value.std, value.n
-                )
+                percent = Spread(100 * value.mean, None if value.std is None else 100 * value.std, value.n)
+                for into in (drawn, compared) if measured.compared(place) else (drawn,):
+                    into.setdefault((str(panel["title"]), name), {})[float(str(x))] = percent
     wanted = [panel for panel in target.spec["panels"] if any(key[0] == panel["title"] for key in drawn)]
     if not wanted:
         return Built((), {}, (), tuple(missing) or NOTHING)
@@ -115,7 +117,7 @@ def parameter_study(target: Target, measured: Measured) -> Built:
         for x, value in sorted(points.items())
     ]
     files = {"png": png(figure), "csv": _csv(("panel", "line", "x", "mean", "std", "seeds"), lines)}
-    words = [_range(title, name, points) for (title, name), points in drawn.items() if len(points) > 1]
+    words = [_range(title, name, points) for (title, name), points in compared.items() if len(points) > 1]
     return Built((), files, tuple(words), tuple(missing))
 
 
@@ -131,7 +133,8 @@ def efficiency(target: Target, measured: Measured) -> Built:
     for panel in spec["rounds"]:
         title, wanted = str(panel["title"]), [m for m, r in methods.items() if _wanted(measured, panel, r)]
         curves = {m: _mean_curve(measured, panel, methods[m]) for m in wanted}
-        missing += [f"{title}, {m}" for m, curve in curves.items() if not curve]
+        places = {m: {**panel, "recipe": methods[m]} for m in wanted}
+        missing += [f"{title}, {m}" for m, curve in curves.items() if not curve and not measured.diverged(places[m])]
         curves = {m: curve for m, curve in curves.items() if curve}
         if spec["baseline"] not in curves:
             continue
@@ -139,7 +142,10 @@ def efficiency(target: Target, measured: Measured) -> Built:
         for share in spec["levels"]:
             reached = {m: first(curve, share * best) for m, curve in curves.items()}
             bars.setdefault(title, {})[f"{100 * share * best:.1f}"] = reached
-        said = (f"{m} {'does not' if math.isnan(t) else f'in round {t:.0f}'}" for m, t in reached.items())
+        said = (
+            f"{m}{measured.mark(places[m])} {'does not' if math.isnan(t) else f'in round {t:.0f}'}"
+            for m, t in reached.items()
+        )
         words.append(f"{title}: {100 * share * best:.1f} % are reached by {', '.join(said)}.")
     for panel in spec["seconds"]:
         for group, place in panel["bars"].items():
@@ -148,7 +154,8 @@ def efficiency(target: Target, measured: Measured) -> Built:
                     continue
                 value = measured.value({**place, "recipe": recipe}, "seconds_per_round")
                 if value is None:
-                    missing.append(f"{panel['title']}, {group}, {m}")
+                    lost = not measured.diverged({**place, "recipe": recipe})
+                    missing += [f"{panel['title']}, {group}, {m}"] if lost else []
                 else:
                     bars.setdefault(str(panel["title"]), {}).setdefault(str(group), {})[m] = value.mean
         words += [_times(str(panel["title"]), g, height) for g, height in bars.get(str(panel["title"]), {}).items()]
@@ -180,18 +187,17 @@ def fairness(target: Target, measured: Measured) -> Built:
     drawn: dict[str, dict[str, Values]] = {}
     missing, words = [], []
     for panel in target.spec["panels"]:
-        worst = {}
+        said: list[str] = []
         for name, recipe in target.spec["lines"].items():
             place = {**panel, "recipe": recipe}
             runs = measured.runs(place) if measured.is_wanted(place) else []
             value = measured.value(place, "client_test_worst") if runs else None
             if value is not None:
-                worst[name] = value
                 drawn.setdefault(str(panel["title"]), {})[name] = _by_client(measured, str(panel["study"]), runs[0])
-            elif measured.is_wanted(place):
+                said.append(f"{name} {_percent(value)}{measured.mark(place)}")
+            elif measured.is_wanted(place) and not measured.diverged(place):
                 missing.append(f"{panel['title']}, {name}")
-        if worst:
-            said = (f"{name} {_percent(value)}" for name, value in worst.items())
+        if said:
             words.append(f"{panel['title']}: the worst client has {', '.join(said)}.")
     if not drawn:
         return Built((), {}, (), tuple(missing) or NOTHING)

@@ -14,8 +14,13 @@ Builder = Callable[[Target, Measured], Built]
 
 
 def build(target: Target, measured: Measured) -> Built:
-    """The target. UserError for a kind that is neither one of KINDS nor a function of the paper's figures.py."""
-    return builder(target)(target, measured)
+    """The target, with remarks on the runs that it reads, whatever its kind.
+
+    UserError for a kind that is neither one of KINDS nor a function of the paper's figures.py.
+    """
+    measured.forget()
+    built = builder(target)(target, measured)
+    return built._replace(remarks=measured.remarks())
 
 
 def builder(target: Target) -> Builder:

@@ -43,6 +43,7 @@ class Built(NamedTuple):
     missing: tuple[str, ...] = ()  # what it would need and is not there yet
     taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
     printed: Sequence[Sequence[str]] = ()  # the paper's own table, where ours is laid out otherwise
+    remarks: tuple[str, ...] = ()  # leaks, notes on the data and diverged seeds of the runs that it has read
 
 
 def of_targets(paper: str, root: Path) -> dict[str, Target]:

@@ -8,6 +8,10 @@ best; what is composed with it ("B + A") is no rival. `gains`: rows or columns b
 one is shown, seed by seed: {title: title of the other}. A row or column may have `statistic`, `scale`, `decimals` and
 `better` of its own, `reported`: the title under which the paper's number stands if it is another, and `compared:
 false`: a method that the words leave out.
+
+A method with a diverged seed has no mean over all its seeds. Its cell shows the mean of the seeds that ended and how
+many did not; in our ranking it is last, tied with all others that have one, and no sentence compares its mean or its
+gain. What has seen the test set (the tag `leak` of its runs) is marked and not ranked.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from typing import Any, NamedTuple
 from scipy.stats import kendalltau
 
 from pipelines.summary import Spread
+from pipelines.targets.marks import some_diverge
 from pipelines.targets.measured import Measured
 from pipelines.targets.spec import Built, Target, address
 from plugins.data.checks import known
@@ -40,6 +45,15 @@ class Cell:
     reported_spread: float | None
     decimals: int = 2
     instead: str = ""  # why there is no measured number
+    mark: str = ""  # what a reader has to know of it
+    leaks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    diverged: int = 0  # seeds
+
+    @property
+    def mean(self) -> float | None:
+        """What sentences compare: none where training has seen the test set or a seed has diverged."""
+        return None if self.measured is None or self.leaks or self.diverged else self.measured.mean
 
 
 class Gain(NamedTuple):
@@ -63,7 +77,7 @@ def build(target: Target, measured: Measured) -> Built:
     ranks = _taus(target, cells)
     words = _words(target, cells, ranks)
     files = {"csv": _csv(cells, gains)}
-    said = (*_words_on_gains(target, gains), *words)
+    said = (*_words_on_gains(target, cells, gains), *words)
     return Built(_lines(target, cells, gains), files, said, missing, tuple(tau for tau, _ in ranks.values()))
 
 
@@ -73,12 +87,16 @@ def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping
         return Cell(None, *in_paper, "-")
     if not measured.is_wanted(at):
         return Cell(None, *in_paper, "not run at this size")
-    found = measured.value(at, _statistic(target, at))
-    if measured.diverged(at):
-        return Cell(None, *in_paper, "diverges")
+    found, group = measured.value(at, _statistic(target, at)), measured.group(at)
+    instead = ""
     if found is None:
-        return Cell(None, *in_paper, NO_DATA if measured.skipped(at["study"]) else NOT_YET)
-    return Cell(_scaled(target, at, found), *in_paper)
+        instead = NO_DATA if measured.skipped(at["study"]) else NOT_YET
+        instead = some_diverge(len(group.diverged), len(group.runs)) or instead
+    return Cell(
+        None if found is None else _scaled(target, at, found), *in_paper, instead,
+        "" if found is None else measured.mark(at), group.leaks, tuple(note for notes in group.notes for note in notes),
+        len(group.diverged),
+    )  # fmt: skip
 
 
 def _statistic(target: Target, at: Mapping[str, Any]) -> str:
@@ -134,8 +152,11 @@ def _lines(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Ga
 
 
 def _text(cell: Cell, gain: Gain | None) -> str:
-    """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports; so is the gain, a line below."""
-    found = cell.instead if cell.measured is None else _number(cell.measured, cell.decimals)
+    """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports; so is the gain, a line below.
+
+    Marks stand between the two: `98.02 LEAK [1]; 1 of 3 seeds diverges (97.88)`.
+    """
+    found = (cell.instead if cell.measured is None else _number(cell.measured, cell.decimals)) + cell.mark
     if cell.reported is not None:
         found += f" ({cell.reported:g})"
     if gain is None or gain.measured is None:
@@ -150,12 +171,14 @@ def _number(value: Spread, decimals: int, sign: str = "") -> str:
 
 
 def _csv(cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> bytes:
-    header = ["row", "column", "measured", "measured_std", "seeds", "reported", "reported_spread", "difference"]
+    header = ["row", "column", "measured", "measured_std", "seeds", "diverged", "reported", "reported_spread"]
+    header += ["difference", "leak", "notes"]
     lines = []
     for (row, column), cell in cells.items():
         mean, std, n = cell.measured or (None, None, 0)
         difference = None if mean is None or cell.reported is None else mean - cell.reported
-        line: list[object] = [row, column, mean, std, n, cell.reported, cell.reported_spread, difference]
+        line: list[object] = [row, column, mean, std, n, cell.diverged, cell.reported, cell.reported_spread, difference]
+        line += ["; ".join(cell.leaks), "; ".join(cell.notes)]
         if gains:
             gain = gains.get((row, column), Gain(None, None))
             line += [*(gain.measured or (None, None))[:2], gain.reported]
@@ -193,10 +216,16 @@ def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, Line]:
 
 
 def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float, int]]:
-    """Kendall's τ between our ranking and the paper's, and over how many methods, for each setting that has one."""
+    """Kendall's τ between our ranking and the paper's, and over how many methods, for each setting that has one.
+
+    Methods with a diverged seed tie for the last place of our ranking.
+    """
     found = {}
     for setting, line in _by_setting(target, cells).items():
-        pairs = [(c.measured.mean, c.reported) for c in line.cells.values() if c.measured and c.reported is not None]
+        last = math.inf if line.better == "lower" else -math.inf
+        ours = {m: last if _is_last(cell) else cell.mean for m, cell in line.cells.items()}
+        reported = {m: cell.reported for m, cell in line.cells.items()}
+        pairs = [(ours[m], reported[m]) for m in ours if ours[m] is not None and reported[m] is not None]
         if len(pairs) >= ENOUGH:
             tau = float(kendalltau(*zip(*pairs, strict=True)).statistic)
             if math.isfinite(tau):
@@ -204,16 +233,24 @@ def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float,
     return found
 
 
+def _is_last(cell: Cell) -> bool:
+    """Whether it ranks behind all methods whose seeds all ended."""
+    return bool(cell.diverged) and not cell.leaks
+
+
 def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tuple[float, int]]) -> list[str]:
     """For each column (or row): agreement of the ranking, and how the claimed method fares beyond the spread."""
     claim = str(target.spec.get("claim"))
     found = []
     for setting, line in _by_setting(target, cells).items():
-        values = {m: cell.measured for m, cell in line.cells.items() if cell.measured is not None}
+        values = {m: cell.measured for m, cell in line.cells.items() if cell.measured and cell.mean is not None}
         parts = []
         if setting in ranks:
             tau, n = ranks[setting]
             parts.append(f"the order of {n} methods agrees with the paper's to Kendall τ = {tau:.2f}")
+        last = [m for m, cell in line.cells.items() if _is_last(cell)]
+        if last:
+            parts.append(f"ranked last, as a seed diverges or all do: {', '.join(last)}")
         rivals = {m: value for m, value in values.items() if claim not in (m, *map(str.strip, m.split("+")))}
         if claim in values and rivals:
             better = -1 if line.better == "lower" else 1
@@ -223,19 +260,21 @@ def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tupl
     return found
 
 
-def _words_on_gains(target: Target, gains: Mapping[Place, Gain]) -> list[str]:
+def _words_on_gains(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> list[str]:
     """For each row or column of `gains`: the mean over methods, ours and the paper's, and which ones are certain."""
     decimals = int(target.spec.get("decimals", 2))
     found = []
     for title, base in target.spec.get("gains", {}).items():
-        own = [gain for place, gain in gains.items() if title in place and gain.measured is not None]
+        places = [place for place in gains if title in place]
+        own = [gains[place] for place in places if gains[place].measured is not None]
+        leaks = " LEAK" if any(cells[place].leaks for place in places) else ""
         ours = [gain.measured for gain in own if gain.measured is not None]
         if not ours:
             continue
         reported = [gain.reported for gain in own if gain.reported is not None]
         beside = f" (in the paper {statistics.fmean(reported):+.{decimals}f})" if reported else ""
         mean = statistics.fmean(gain.mean for gain in ours)
-        text = f"{title} against {base}: the mean gain of {len(ours)} methods is {mean:+.{decimals}f}{beside}"
+        text = f"{title}{leaks} against {base}: the mean gain of {len(ours)} methods is {mean:+.{decimals}f}{beside}"
         certain = [gain for gain in ours if gain.std is not None]
         if len(certain) < len(ours):
             found.append(f"{text}, on one seed: no evidence either way.")

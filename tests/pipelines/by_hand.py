@@ -9,7 +9,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipelines.studies import RESULTS
+from pipelines.studies import DIVERGED, RESULTS
 from pipelines.targets.spec import Target
 
 PAPER, SIZE = "ccn", "smoke"
@@ -28,6 +28,13 @@ studies:
     train: {model: mlp, rounds: 2, epochs: 1, batch_size: 50, lr: 0.1}
     smoke: {scenario_names: [near, far]}
 """
+# What such a run records of its settings.
+SETTINGS = {
+    "data.name": "digits", "data.root": "data/raw", "data.validation": 0, "data.public": 0,
+    "scenario.partition": "iid", "scenario.clients": 2, "scenario.participation": 1.0, "scenario.noise": None,
+    "train.model": "mlp", "train.model_options": {}, "train.rounds": 2, "train.epochs": 1, "train.batch_size": 50,
+    "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": None, "train.augment": False, "train.device": "auto",
+}  # fmt: skip
 
 
 def paper(root: Path, targets: str = "{}", reported: str = "{}", params: str = PARAMS) -> Path:
@@ -48,6 +55,10 @@ def run(
     study: str = "one",
     metrics: Mapping[str, object] | None = None,
     recorded: Mapping[str, Tensor] | None = None,
+    *,
+    params: Mapping[str, object] | None = None,
+    tags: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> None:
     """Writes a finished run: its accuracy after each round (None: not measured), and what else it has."""
     place = root / RESULTS / PAPER / SIZE / "studies" / study
@@ -57,7 +68,8 @@ def run(
     lines = [f"{t},{'' if value is None else value},10,20,0.5" for t, value in enumerate(accuracies, start=1)]
     (folder / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down,seconds", *lines]) + "\n")
     about: dict[str, object] = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
-    about |= {"params": {}, "tags": {}, "final": {}, "notes": [], "weights_sha256": "0"}
+    about |= {"params": SETTINGS | dict(params or {}), "tags": dict(tags or {}), "notes": list(notes)}
+    about |= {"final": {}, "weights_sha256": "0"}
     (folder / "run.json").write_text(json.dumps(about))
     if recorded is not None:
         save_file(dict(recorded), folder / "recorded.safetensors")
@@ -72,6 +84,13 @@ def finals(root: Path, scenario: str, values: Mapping[str, Sequence[float]], stu
     for recipe, ends in values.items():
         for seed, end in enumerate(ends):
             run(root, scenario, recipe, seed, [end / 2, end], study)
+
+
+def diverged(root: Path, *keys: str, study: str = "one") -> None:
+    """Items that have ended without a model."""
+    place = root / RESULTS / PAPER / SIZE / "studies" / study
+    place.mkdir(parents=True, exist_ok=True)
+    (place / DIVERGED).write_text(json.dumps(dict.fromkeys(keys, "round 3: not finite")))
 
 
 def assert_titles_as_reported(target: Target) -> None:

@@ -116,13 +116,6 @@ def test_smoke_has_no_more_than_150_items() -> None:
     assert 100 <= sum(items) <= 150
 
 
-def test_what_was_run_names_size_and_share_of_the_data() -> None:
-    assert stage.what_was_run(of_paper("ccn", "small", ROOT)["cifar10-adam"], "") == (
-        "Table I, methods with Adam: cifar10 at 16x16, 60 % of it held out, cnn, 20 clients, 20 rounds of 2 epochs, "
-        "batches of 64, adam 0.001; scenarios alpha01, alpha05; 6 methods; seeds 0, 1"
-    )
-
-
 SIMILARITY = """\
 f:
   kind: similarity

@@ -304,7 +304,7 @@ def test_a_method_that_diverges_on_one_seed_is_not_compared_by_the_others(tmp_pa
     percent(root, "b", {1: 90}, "fast")
     diverge(root, "near-b-0", study="fast")
     built = made(root, "learning_rates")
-    assert built.table[2] == ["0.1", "45.00 ± 7.07", "diverges", "-"]
+    assert built.table[2] == ["0.1", "45.00 ± 7.07", "90.00; 1 of 2 seeds diverges", "-"]
     assert built.words == () and built.missing == ("0.01, FedAvg", "0.01, FedNLR")
     assert {r["method"] for r in rows(built)} == {"FedAvg"}
 
@@ -336,7 +336,7 @@ def test_gains_by_setting_of_mu(tmp_path: Path) -> None:
         ["FedAvg", "45.00 ± 7.07", "-"],
         ["P", "48.00 ± 5.66", "+3.00 ± 1.41"],
         ["Q", "44.00 ± 7.07", "-1.00 ± 0.00"],
-        ["R", "diverges", "-"],
+        ["R", "99.00; 1 of 2 seeds diverges", "-"],
         ["S", "not run at this size", "-"],
     ]
     assert built.words == (
@@ -417,7 +417,10 @@ def test_layers_on_one_seed_with_parts_missing_and_one_that_diverges(tmp_path: P
     diverge(root, "near-conv1-200-0")
     built = made(root, "layers")
     assert built.missing == ("conv2, mu 1.5", "conv2, mu 2", "fc1, mu 1.5", "FedAvg") and built.words == ()
-    assert built.table[1:3] == [["conv1", "49.00", "diverges"], ["conv2", "not run yet", "not run yet"]]
+    assert built.table[1:3] == [
+        ["conv1", "49.00", "99.00; 1 of 2 seeds diverges"],
+        ["conv2", "not run yet", "not run yet"],
+    ]
     percent(root, "a", {0: 50})
     assert made(root, "layers").words == (
         "0 of 1 points are above FedAvg (50.00 %).",

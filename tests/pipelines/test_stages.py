@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import os
+import platform
 import shutil
 import statistics
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -88,6 +91,9 @@ def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     assert (record["recipe"], record["scenario"], record["seed"]) == ("scaffold+fnr", "skewed", 0)
     assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
     assert {"recipe", "scenario", "seed", "data_hash", "git_commit", "stage", "fingerprint"} <= record["tags"].keys()
+    assert (record["tags"]["torch"], record["tags"]["python"]) == (torch.__version__, platform.python_version())
+    assert (record["tags"]["fedml"], record["tags"]["cores"]) == (version("fedml"), str(len(os.sched_getaffinity(0))))
+    assert "gpu" not in record["tags"] and record["tags"]["cpu"] in Path("/proc/cpuinfo").read_text() + "unknown CPU"
     assert record["params"]["train.lr"] == 0.1
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
     assert json.loads((made / RUN / "run_id.json").read_text())["experiment"] == "small"

@@ -21,7 +21,7 @@ from pipelines.targets.measured import Measured, number, series
 from pipelines.targets.spec import Built, address, of_targets, paper_of
 from plugins.core.errors import UserError
 from tests.pipelines import by_hand
-from tests.pipelines.by_hand import finals, paper, run
+from tests.pipelines.by_hand import diverged, finals, paper, run
 
 PNG = b"\x89PNG\r\n"
 TABLE = """\
@@ -91,15 +91,179 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
     finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.5], "b": [0.5]})
-    place = tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one"
-    (place / studies.DIVERGED).write_text(json.dumps({"near-b-1": "round 3: not finite", "far-c-0": "round 1"}))
+    diverged(tmp_path, "near-b-1", "far-c-0")
     built = made(tmp_path)
-    assert built.table[2][1] == "diverges (80)", "one of two seeds did"
+    assert built.table[2][1] == "50.00; 1 of 2 seeds diverges (80)"
     assert built.table[3] == ["C", "not run yet (70)", "diverges (60)"]
     assert "C, Far" not in built.missing and "C, Near" in built.missing
-    (place / studies.SKIPPED).write_text("no such files\n")
+    assert "one (far c): diverges (seed 0)." in built.remarks
+    (tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED).write_text("no such files\n")
     assert made(tmp_path).table[3][1] == "no data (70)"
     assert "C, Near" in made(tmp_path).missing
+
+
+def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -> None:
+    """B: 90 and 92 on the seeds that ended, deviation sqrt(2). Without B the best other of A (70) is C (60)."""
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.7], "b": [0.90, 0.92], "c": [0.6]})
+    diverged(tmp_path, "near-b-2")
+    built = made(tmp_path)
+    assert built.table[2][1] == "91.00 ± 1.41; 1 of 3 seeds diverges (80)"
+    assert [row["diverged"] for row in lines(built)[::2]] == ["0", "1", "0", "0"]
+    b = lines(built)[2]
+    assert (float(b["measured"]), b["seeds"], b["diverged"]) == (pytest.approx(91), "2", "1")
+    assert built.words[0].endswith(
+        "ranked last, as a seed diverges or all do: B; A is 10.00 above the best other (C), on one seed: no evidence "
+        "either way."
+    )
+    assert built.remarks == (
+        "one (near b): 1 of 3 seeds diverges (seed 2). Its mean is that of the other seeds only, so it is ranked last.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "keys", "better", "tau"),
+    [
+        # The paper's order is A, B, C, D; ours A, C, D, B: of six pairs BC and BD are the other way round.
+        ({"a": [0.9], "c": [0.7], "d": [0.6]}, ["near-b-0"], "higher", (4 - 2) / 6),
+        # The same, though the seed that ended is the best of all.
+        ({"a": [0.9], "b": [0.99], "c": [0.7], "d": [0.6]}, ["near-b-1"], "higher", (4 - 2) / 6),
+        # A, C, then B and D tied: AB, AC, AD, CD agree, BC does not, BD is a tie of ours: (4 - 1) / sqrt(5 * 6).
+        ({"a": [0.9], "c": [0.7]}, ["near-b-0", "near-d-0"], "higher", 3 / math.sqrt(30)),
+        # Low is good: the last one is the highest. Values: A < C < D < B, the paper's: A > B > C > D; BC, BD agree.
+        ({"a": [0.1], "c": [0.3], "d": [0.4]}, ["near-b-0"], "lower", (2 - 4) / 6),
+    ],
+)
+def test_what_diverges_is_last_in_kendalls_tau(
+    tmp_path: Path, ends: dict[str, list[float]], keys: list[str], better: str, tau: float
+) -> None:
+    finals(paper(tmp_path, f"{TABLE}  better: {better}\n", REPORTED), "near", ends)
+    diverged(tmp_path, *keys)
+    built = made(tmp_path)
+    assert built.taus == (pytest.approx(tau),)
+    assert f"the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; ranked last" in built.words[0]
+
+
+def test_a_claimed_method_that_diverges_is_not_put_beside_the_others(tmp_path: Path) -> None:
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.9], "b": [0.5]})
+    diverged(tmp_path, "near-a-1")
+    assert made(tmp_path).words == ("Near: ranked last, as a seed diverges or all do: A.",)
+
+
+def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> None:
+    """C in Far against Near, whose seed 1 diverged: the gain on seed 0 is not that of C."""
+    finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5], "b": [0.6], "c": [0.4]})
+    finals(tmp_path, "far", {"c": [0.7, 0.7]})
+    diverged(tmp_path, "near-c-1")
+    built = made(tmp_path)
+    assert built.table[3][1:] == ["40.00; 1 of 2 seeds diverges (70)", "70.00 ± 0.00 (60)"]
+    assert lines(built)[5]["gain"] == "" and len(built.words) == 2
+
+
+LEAK = {"leak": "training has seen all 5 test samples"}
+DRAWN = "word vectors: drawn at random (normal, deviation 1), as glove.6B.300d.txt is not in data/raw"
+
+
+def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
+    """Without B the order is the paper's, and the best other is C, 20 below A."""
+    finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.9], "c": [0.7], "d": [0.6]})
+    run(tmp_path, "near", "b", 0, [0.5, 1.0], tags=LEAK, notes=["LEAK: training has seen all 5 test samples"])
+    built = made(tmp_path)
+    assert [line[1] for line in built.table[1:]] == ["90.00 (90.5)", "100.00 LEAK (80)", "70.00 (70)", "60.00 (60)"]
+    assert [row["leak"] for row in lines(built)[:6:2]] == ["", LEAK["leak"], ""]
+    assert "the order of 3 methods" in built.words[0] and "A is 20.00 above the best other (C)" in built.words[0]
+    assert built.remarks == (
+        f"LEAK: one (near b): {LEAK['leak']}. Such a number says nothing about unseen samples and is not ranked.",
+    )
+
+
+def test_notes_on_the_data_stand_by_the_cells_that_they_are_about(tmp_path: Path) -> None:
+    """Near lacks GloVe's vectors. Far has them, but for one seed of A."""
+    paper(tmp_path, TABLE, REPORTED)
+    run(tmp_path, "near", "a", 0, [0.5], notes=["500 users", DRAWN])
+    run(tmp_path, "far", "a", 0, [0.5], notes=["500 users"])
+    run(tmp_path, "far", "a", 1, [0.5], notes=["500 users", DRAWN])
+    run(tmp_path, "far", "b", 0, [0.5])
+    built = made(tmp_path)
+    assert built.table[1][1:] == ["50.00 [1] (90.5)", "50.00 ± 0.00 [1] [2] (80)"]
+    assert built.table[2][2] == "50.00"
+    assert [row["notes"] for row in lines(built)[:2]] == [f"500 users; {DRAWN}", f"500 users; 500 users; {DRAWN}"]
+    assert built.remarks == (f"[1] one (near a, far a): 500 users; {DRAWN}.", "[2] one (far a): 500 users.")
+
+
+def test_every_form_of_a_report_has_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTML and Markdown, of a table and of a figure, which marks the line in its numbers too."""
+    finals(paper(tmp_path, TABLE + CURVES, REPORTED), "near", {"a": [0.6], "c": [0.7]})
+    run(tmp_path, "near", "b", 0, [0.5, 1.0], tags=LEAK, notes=[DRAWN])
+    monkeypatch.chdir(tmp_path)
+    report = stage.write("ccn", "smoke", tmp_path, of_targets("ccn", tmp_path), "report").folder
+    html, table, curve = ((report / name).read_text() for name in ("report.html", "t.md", "f.md"))
+    assert "100.00 LEAK [1] (80)" in html and "100.00 LEAK [1] (80)" in table
+    for content in (html, table, curve):
+        assert f"LEAK: one (near b): {LEAK['leak']}." in content and f"[1] one (near b): {DRAWN}." in content
+    assert "Left: at the end C is highest (70.00), A lowest (60.00)." in curve
+    marks = {(row["line"], row["mark"]) for row in csv.DictReader((report / "f.csv").read_text().splitlines())}
+    assert marks == {("A", ""), ("B", "LEAK [1]"), ("C", "")}
+
+
+def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_path: Path) -> None:
+    """B is highest on the seed that ended. C diverged on its only seed, so nothing of it will be there."""
+    finals(paper(tmp_path, CURVES), "near", {"a": [0.6], "b": [0.9]})
+    diverged(tmp_path, "near-b-1", "near-c-0")
+    built = made(tmp_path, "f")
+    assert built.words == () and built.missing == ("Right, A", "Right, B", "Right, C")
+    marks = {(row["line"], row["mark"]) for row in lines(built)}
+    assert marks == {("A", ""), ("B", "1 of 2 seeds diverges")}
+
+
+def ran(root: Path) -> str:
+    """What was run of the study, as the page of its table has it."""
+    page = stage.write("ccn", "smoke", root, of_targets("ccn", root), "report").folder / "t.md"
+    return page.read_text().split("## What was run\n\n- one: a study: ")[1].split("\n")[0]
+
+
+def test_what_was_run_is_what_ran(tmp_path: Path) -> None:
+    """The plan has digits without D_public or noise, MLP, 2 rounds of 1 epoch, lr 0.1, seeds 0 to 2, 24 runs."""
+    paper(tmp_path, TABLE, REPORTED)
+    other = {
+        "data.name": "cifar10", "data.size": [16, 16], "data.normalise": "none", "data.validation": 0.6,
+        "data.public": 1500, "train.model": "cnn", "train.model_options": {"channels": 8, "batch_norm": True},
+        "train.lr": 0.05, "train.augment": True, "train.momentum": 0.9, "train.precision": "float32",
+        "scenario.clients": 10, "scenario.participation": 0.2, "scenario.noise": {"sigma": 0.5, "form": "ramp"},
+    }  # fmt: skip
+    for recipe in "ab":
+        run(tmp_path, "near", recipe, 7, [0.1, 0.2, 0.3], params=other | {f"{recipe}.p": 0.5})
+    assert ran(tmp_path) == (
+        "cifar10 at 16x16, normalise none, 60 % of it held out, D_public of 1500 samples, cnn (channels 8, "
+        "batch_norm), 3 rounds of 1 epochs, batches of 50, sgd 0.05, momentum 0.9, augment; scenarios near (iid, 10 "
+        "clients of which 20 % take part in a round, noise sigma 0.5, form ramp); methods a (p 0.5), b (p 0.5); seeds "
+        "7; 2 runs (planned: 24); missing: near-a-0, near-b-0, near-c-0, near-d-0, far-a-0, far-b-0, far-c-0, far-d-0 "
+        "and 16 more; not in the plan: near-a-7, near-b-7."
+    )
+
+
+def test_runs_at_unequal_settings_are_told_apart(tmp_path: Path) -> None:
+    """Seed 1 of A has another step size; the two scenarios differ, as they should; B has another p on seed 1."""
+    paper(tmp_path, TABLE, REPORTED)
+    run(tmp_path, "near", "a", 0, [0.1])
+    run(tmp_path, "near", "a", 1, [0.1], params={"train.lr": 0.2}, notes=[DRAWN], tags=LEAK)
+    run(tmp_path, "far", "b", 0, [0.1], params={"scenario.clients": 3, "b.p": 0.1})
+    run(tmp_path, "far", "b", 1, [0.1], params={"scenario.clients": 4, "b.p": 0.2})
+    diverged(tmp_path, "far-c-0")
+    text, basis = ran(tmp_path), "digits, mlp, 1 rounds of 1 epochs, batches of 50"
+    for part in (
+        f"{basis}, sgd 0.1 [far-b-0, far-b-1, near-a-0] / {basis}, sgd 0.2 [near-a-1]; scenarios far (iid, 3 clients) ",
+        "[far-b-0] / far (iid, 4 clients) [far-b-1], near (iid, 2 clients); methods b (p 0.1) [far-b-0] / b (p 0.2) ",
+        "; 4 runs (planned: 24), 1 diverged (far-c-0); missing: near-b-0, near-c-0, near-d-0, far-a-0, far-d-0, ",
+        f"; notes on the data: {DRAWN} [near-a-1]; LEAK: {LEAK['leak']} [near-a-1].",
+    ):
+        assert part in text
+
+
+def test_what_was_run_where_nothing_was(tmp_path: Path) -> None:
+    paper(tmp_path, TABLE, REPORTED)
+    assert ran(tmp_path) == "none of 24 planned runs has ended with a model."
+    paper(tmp_path, TABLE, REPORTED, by_hand.PARAMS.replace("[near, far]", "[]"))
+    assert ran(tmp_path) == "not run at size smoke."
 
 
 @pytest.mark.parametrize(
