@@ -5,7 +5,8 @@ https://github.com/LonelyMoonDesert/FNR-FL
 Algorithm 3 with algorithms 1 and 2. Departures and choices, and the options beside them:
 - D_public, which the paper leaves undefined, is a class-balanced part of the training data that no client holds.
   `public_data="test"` is what the repo takes, the test set: a leak, there to reproduce the paper, and then the public
-  split of every other method in the recipe too.
+  split of every other method in the recipe too. It needs no `data.public`: at 0 the clients hold all training images,
+  as in the repo.
 - The loss is a mean over the batch, as everywhere here, not the sum that Algorithm 3 prints.
 - J (lines 34-38) is kept as published. Delta_j is a number by then, so J has no gradient and lambda can't matter: what
   works is the fine-tuning on D_public, which has labels. `fnr_reg="off"` leaves J out and gives the same weights.
