@@ -121,13 +121,14 @@ def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
         kind = METHODS[method]
         fields = {field.name for field in dataclasses.fields(kind)}
         known = {key: value for key, value in setting._asdict().items() if key in fields}
-        component = kind(**known, **settings.get(method, {}))
-        if kind.public and setting.n_public == 0:
+        components.append(kind(**known, **settings.get(method, {})))
+    leaks = any(component.leak for component in components)  # then the test set is the public split, of any size
+    for component in components:
+        if component.public and setting.n_public == 0 and not leaks:
             raise RecipeError(
-                f"{method}: needs a public split, but data.public is 0; set data.public to a number of samples"
+                f"{component.name}: needs a public split, but data.public is 0; set data.public to a number of samples"
             )
         component.check(setting)
-        components.append(component)
     return Algorithm.compose(components)
 
 

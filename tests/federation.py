@@ -26,7 +26,7 @@ class Federation:
     train: Samples
     clients: list[np.ndarray[Any, np.dtype[np.int64]]]
     test: Samples
-    public: Samples
+    public: Samples | None
 
 
 def federation(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = SIZES) -> Federation:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from plugins.core.component import (
@@ -106,12 +107,14 @@ class FedDyn(Component):
         return state | {"alpha": next(iter(params.values())).new_zeros(self.n_clients)}  # known before round 1
 
     def begin(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """alpha_k = alpha / (n_k / mean n), [N]."""
+        """alpha_k = alpha / (n_k / mean n), [N]; alpha for a client whose answer was dropped."""
         if self.alpha_adapt == "off":
             return server
         replies: Reply = yield Ask(f"{self.name}.count", clients, server.params, server.buffers, {}, {})
         state, n = server.state[self.name], replies.n.double()
-        state = state | {"alpha": (self.alpha * n.mean() / n).to(state["alpha"].dtype)}
+        rows = torch.tensor(replies.clients, device=n.device)
+        alpha = torch.full_like(state["alpha"], self.alpha)
+        state = state | {"alpha": alpha.index_copy(0, rows, (self.alpha * n.mean() / n).to(alpha.dtype))}
         return server._replace(state=server.state | {self.name: state})
 
     def address(self, state: Tree, cohort: tuple[int, ...]) -> Tree:

@@ -232,7 +232,11 @@ class Ask(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The answers to one Ask, stacked in ascending client order; leaves are [M, ...]."""
+    """The answers to one Ask, stacked in ascending client order; leaves are [M, ...].
+
+    In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by them, not by `Ask.to`. A
+    client whose answer was dropped keeps the memory that it had before this Ask.
+    """
 
     clients: tuple[int, ...]
     params: Params  # empty unless the job returns a model

@@ -25,15 +25,15 @@ class Meter:
 
     def count(self, ask: Ask, reply: Reply) -> None:
         """Adds one exchange."""
-        m = len(ask.to)
         if ask.params:
             if ask.params is not self._model:
                 self._model, self._holders = ask.params, set()
             model = n_bytes(ask.params) + n_bytes(ask.buffers)
             self._down.update({client: model for client in ask.to if client not in self._holders})
             self._holders.update(ask.to)
-        aside = n_bytes(ask.shared) + n_bytes(ask.each) // m
-        answered = (n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // m
+        aside = n_bytes(ask.shared) + n_bytes(ask.each) // len(ask.to)
+        # All that were asked have answered, also those whose answers a defence dropped.
+        answered = (n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(reply.clients)
         self._down.update(dict.fromkeys(ask.to, aside))
         self._up.update(dict.fromkeys(ask.to, answered))
 

@@ -5,7 +5,8 @@ https://github.com/LonelyMoonDesert/FNR-FL
 Algorithm 3 with algorithms 1 and 2. Departures and choices, and the options beside them:
 - D_public, which the paper leaves undefined, is a class-balanced part of the training data that no client holds.
   `public_data="test"` is what the repo takes, the test set: a leak, there to reproduce the paper, and then the public
-  split of every other method in the recipe too.
+  split of every other method in the recipe too. It needs no `data.public`: at 0 the clients hold all training images,
+  as in the repo.
 - The loss is a mean over the batch, as everywhere here, not the sum that Algorithm 3 prints.
 - J (lines 34-38) is kept as published. Delta_j is a number by then, so J has no gradient and lambda can't matter: what
   works is the fine-tuning on D_public, which has labels. `fnr_reg="off"` leaves J out and gives the same weights.
@@ -22,6 +23,8 @@ Algorithm 3 with algorithms 1 and 2. Departures and choices, and the options bes
 - p and lambda are not stated in the paper; 0.5 and 1 are the defaults of the repo. "squared_live" needs a lambda of its
   own.
 - Of equal A_i the lower id is refined first. S_re empty is FedAvg (in eval mode); with S_re = S, Delta_j is 0.
+- A defence of a deployment may drop a refined model. That client then counts with its model of phase 1: the defence
+  let it pass, and what other methods read of the client (below) belongs to phase 1.
 
 Meeting others: "X+FNR" refines what X trained, and X's own terms are not part of the refinement; an optimiser that X
 brings (SGDM) is. The average is of the refined models, and so is the direction of X's step. Reports and memories
@@ -157,11 +160,8 @@ class FNR(Component):
         rows = torch.argsort(own["A"], stable=True)[: self.n_refined(len(replies.clients))].sort().values
         total, count = self.others(own["F"], rows)
         delta = total - count * own["F"][rows]  # [n_re, C], Algorithm 2: Delta_j[c] = sum_m (F_m[c] - F_j[c])
-        refined = torch.zeros_like(own["A"], dtype=torch.bool).index_fill(0, rows, True)
-        known = {"refined": refined, "delta": torch.zeros_like(own["F"]).index_copy(0, rows, delta)}
-        replies = replies._replace(upload=replies.upload | {self.name: own | known})
         if len(rows) == 0:
-            return replies
+            return self.refined(replies, rows, delta, {}, {})
 
         each: Tree = {}
         if self.fnr_reg == "published":
@@ -172,13 +172,26 @@ class FNR(Component):
             each = {"mean": total / count}
         to = tuple(replies.clients[i] for i in rows.tolist())
         answers: Reply = yield Ask(f"{self.name}.refine", to, {}, {}, {}, {self.name: each})
+        answered = torch.tensor([to.index(client) for client in answers.clients], device=rows.device)
+        return self.refined(replies, rows[answered], delta[answered], answers.params, answers.buffers)
+
+    def refined(self, replies: Reply, rows: Tensor, delta: Tensor, params: Params, buffers: Params) -> Reply:
+        """The replies in which those of `rows` [n_re] were refined with `delta` [n_re, C], and end with these models.
+
+        It is recorded with them who was refined, and with which Delta.
+        """
+        own = replies.upload[self.name]
+        is_refined = torch.zeros_like(own["A"], dtype=torch.bool).index_fill(0, rows, True)
+        known = {"refined": is_refined, "delta": torch.zeros_like(own["F"]).index_copy(0, rows, delta)}
+        replies = replies._replace(upload=replies.upload | {self.name: own | known})
+        if len(rows) == 0:
+            return replies
 
         def replaced(old: Tensor, new: Tensor) -> Tensor:
             return old.index_copy(0, rows, new)
 
         return replies._replace(
-            params=tree_map(replaced, replies.params, answers.params),
-            buffers=tree_map(replaced, replies.buffers, answers.buffers),
+            params=tree_map(replaced, replies.params, params), buffers=tree_map(replaced, replies.buffers, buffers)
         )
 
     def others(self, norms: Tensor, rows: Tensor) -> tuple[Tensor, int]:

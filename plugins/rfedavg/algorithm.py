@@ -66,7 +66,7 @@ class RFedAvg(DistributionRegularised):
     def address(self, state: Tree, cohort: tuple[int, ...]) -> Tree:
         """Line 3: every other client's delta, [M, N-1, d], and which of them are known, [M, N-1]."""
         others = [[j for j in self.counted(cohort) if j != k] for k in cohort]
-        index = torch.tensor(others, device=state["delta"].device)  # [M, N-1]
+        index = torch.tensor(others, dtype=torch.int64, device=state["delta"].device)  # [M, N-1]
         return {"others" if key == "delta" else key: table[index] for key, table in state.items()}
 
     def regulariser(self, phi: Tensor, others: Tree) -> Tensor:

@@ -152,16 +152,26 @@ class DistributionRegularised(Component):
         return state if self.warmup == "delta0" else state | {"known": some.new_zeros(self.n_clients)}
 
     def begin(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """delta_0: every client maps its data with w_0."""
+        """delta_0: every client maps its data with w_0. One whose answer was dropped has the mean of the others'."""
         if self.warmup == "delta0":
-            server = yield from self.map(server, clients)
+            replies = yield from self.maps(server, clients)
+            state, mean = server.state[self.name], replies.upload[self.name]["delta"].mean(0)
+            server = self.kept_by(server, state | {"delta": mean.repeat(self.n_clients, 1)}, replies)
         return server
 
-    def map(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """`clients` map their data with the server's model; returns the server with their rows of delta renewed."""
+    def maps(self, server: Server, clients: tuple[int, ...]) -> Asks:
+        """`clients` map their data with the server's model; returns the replies."""
         replies: Reply = yield Ask(f"{self.name}.map", clients, server.params, server.buffers, {}, {})
-        state = self.renewed(server.state[self.name], replies)
-        return server._replace(state=server.state | {self.name: state})
+        return replies
+
+    def map(self, server: Server, clients: tuple[int, ...]) -> Asks:
+        """The same; returns the server with the rows of delta renewed of those who replied."""
+        replies = yield from self.maps(server, clients)
+        return self.kept_by(server, server.state[self.name], replies)
+
+    def kept_by(self, server: Server, state: Tree, replies: Reply) -> Server:
+        """The server with this state, in which the replies' rows of delta are renewed."""
+        return server._replace(state=server.state | {self.name: self.renewed(state, replies)})
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         """The table with the rows of those who replied."""

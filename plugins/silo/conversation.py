@@ -28,7 +28,12 @@ class _OwnShard(Clients):
 
 
 class Silo:
-    """Answers the Asks of a run from its own shard, with the sequential engine."""
+    """Answers the Asks of a run from its own shard, with the sequential engine.
+
+    What an answer leaves in the silo's memory is pending until the next message says whether the server counted the
+    answer. If it did not, because a defence dropped it, the silo goes back to the memory from before. Else the states
+    of server and silos, such as SCAFFOLD's c and c_i, would come apart.
+    """
 
     def __init__(self, terms: Terms, client: int, train: Samples, public: Samples | None) -> None:
         """`client` counts from 0; `train` is this silo's shard."""
@@ -41,6 +46,7 @@ class Silo:
         self.engine = Sequential(
             _OwnShard(terms.algorithm, task, terms.local, terms.seed, own, indices, public, params, buffers)
         )
+        self._pending: tuple[Down, Tree] | None = None  # the message of the last answer, and the memory from before it
 
     def _arranged(self, train: Samples) -> Samples:
         return with_shared(self.terms.algorithm, train, [], self._public)[0]
@@ -56,12 +62,27 @@ class Silo:
                 f"silo {self.client} (rank {self.client + 1}): its configuration is not the server's; train_args, "
                 "model_args, random_seed and threads must be the same in both files"
             )
+        self._settle(down)
         ask = down.ask
         if ask is None or self.client not in ask.to:
             return None
+        self._pending = down, tree_map(torch.clone, self.engine.clients.memory)
         reply = self.reply(ask, ask.to.index(self.client), down.round)
         refuse_non_finite(reply, down.round)
         return row(self.parts(reply), 0)
+
+    def _settle(self, down: Down) -> None:
+        """Keeps or takes back what the last answer left here."""
+        if self._pending is None:
+            return
+        answered, memory = self._pending
+        self._pending = None
+        again = down.exchange == answered.exchange  # a message that comes twice is answered alike twice
+        if again or self.client not in down.counted:
+            clients = self.engine.clients
+            clients.memory = memory
+            if answered.ask is not None and answered.ask.job == "train":
+                clients.held.clear()  # nothing may go on from a training that does not count
 
     def reply(self, ask: Ask, position: int, round_: int) -> Reply:
         """The reply [1, ...] to the row `position` of an Ask."""
@@ -120,7 +141,7 @@ class Conversation:
         return {client: reply for client, reply in found.items() if reply is not None}
 
     def feed(self, replies: Mapping[int, Tree]) -> Down:
-        """Goes on with these replies, and returns what to send next."""
+        """Goes on with these replies, of all that were asked or of some, and returns what to send next."""
         ask = self._ask
         if ask is None:
             return self.down
@@ -134,16 +155,17 @@ class Conversation:
 
     def _next(self, reply: Reply | None) -> Down:
         self._exchange += reply is not None
+        counted = () if reply is None else reply.clients
         try:
             with torch.no_grad():
                 ask = next(self._asks) if reply is None else self._asks.send(reply)
         except StopIteration:
             self._ask = None
-            return wire.down(self._exchange, self._round, None, self.terms.fingerprint)
+            return wire.down(self._exchange, self._round, None, self.terms.fingerprint, counted)
         self._ask = ask
         if ask.job not in self._schemas:
             self._schemas[ask.job] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
-        return wire.down(self._exchange, self._round, ask, self.terms.fingerprint)
+        return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, counted)
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
         terms, algorithm = self.terms, self.terms.algorithm

@@ -31,20 +31,21 @@ class Down(NamedTuple):
     round: int  # 0 before the first
     ask: Ask | None  # None: nothing is left to do
     terms: str  # fingerprint of the server's configuration
+    counted: tuple[int, ...] = ()  # the clients whose answers to the Ask before this one the server counted, ascending
     stop: str = ""  # why the run is given up
 
 
-def down(exchange: int, round_: int, ask: Ask | None, terms: str) -> Down:
+def down(exchange: int, round_: int, ask: Ask | None, terms: str, counted: tuple[int, ...] = ()) -> Down:
     """A message to the silos."""
     if ask is not None:
         trees = (tree_map(_compact, tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each))
         ask = Ask(ask.job, ask.to, *trees)
-    return Down(exchange, round_, ask, terms)
+    return Down(exchange, round_, ask, terms, counted)
 
 
 def stop(reason: str) -> Down:
     """The server's last message to the silos of a run that it gives up."""
-    return Down(-1, 0, None, "", reason)
+    return Down(-1, 0, None, "", stop=reason)
 
 
 def up(client: int, exchange: int, row: Tree | None) -> Up:

@@ -197,21 +197,23 @@ def test_without_momentum_the_server_moves_by_beta_e(engine: str) -> None:
         assert row["update_norm_server"] == pytest.approx(BETA * e, rel=1e-10)
 
 
-def tensor(*values: float) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
+def tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    return torch.tensor(values, dtype=dtype)
 
 
-def update(*deltas: dict[str, list[float]]) -> tuple[dict[str, torch.Tensor], Update]:
+def update(
+    *deltas: dict[str, list[float]], dtype: torch.dtype = torch.float64
+) -> tuple[dict[str, torch.Tensor], Update]:
     """(u, what the server sees) for these clients' updates."""
-    stacked = {key: torch.stack([tensor(*delta[key]) for delta in deltas]) for key in deltas[0]}
+    stacked = {key: torch.stack([tensor(*delta[key], dtype=dtype) for delta in deltas]) for key in deltas[0]}
     m = len(deltas)
     weights = torch.full((m,), 1 / m, dtype=torch.float64)
     reply = Reply(tuple(range(m)), {}, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
     return {key: leaf.mean(0) for key, leaf in stacked.items()}, Update(reply, stacked, weights, stacked, {})
 
 
-def before(**d: list[float]) -> dict[str, dict[str, torch.Tensor]]:
-    return {"d": {key: tensor(*value) for key, value in d.items()}}
+def before(dtype: torch.dtype = torch.float64, **d: list[float]) -> dict[str, dict[str, torch.Tensor]]:
+    return {"d": {key: tensor(*value, dtype=dtype) for key, value in d.items()}}
 
 
 def test_the_step_in_numbers() -> None:
@@ -277,22 +279,86 @@ def test_momentum_knows_no_division() -> None:
     assert (d["w"].item(), state["d"]["w"].item()) == (1.5, 1.5)
 
 
+BITS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}  # eps: the gap between 1 and the next number
+
+
+@pytest.mark.parametrize("dtype", BITS)
 @pytest.mark.parametrize(
-    ("first", "second", "small"),
+    ("size", "off", "small"),
     [
-        (1.0, -1.0 + 4e-12, False),  # N = 2e-12, E = 1
-        (1.0, -1.0 + 1e-12, True),  # N = 5e-13, E = 1
-        (1e6, -1e6 + 1e-6, True),  # N = 5e-7 of 1e-12 E = 1e-6
-        (1e6, -1e6 + 4e-6, False),
-        (1e-6, -1e-6 + 4e-12, False),  # of 1e-12, since E < 1
-        (1e-6, -1e-6 + 1e-12, True),
+        (1.0, 128, True),  # N = 64 eps, E = 1 - 64 eps
+        (1.0, 129, False),
+        (1024.0, 128 * 1020, True),  # of 64 eps E, where E is 1024 but for a hundredth
+        (1024.0, 128 * 1028, False),
+        (2.0**-10, 128, True),  # of 64 eps, since E < 1
+        (2.0**-10, 129, False),  # clients that nearly agree late in training move on
     ],
 )
-def test_what_counts_as_close_to_zero(first: float, second: float, small: bool) -> None:
-    """N <= 1e-12 max(1, E); else the step has length beta E."""
-    u, seen = update({"w": [first]}, {"w": [second]})
-    d, _ = FedNNNN(beta=1.0, gamma=0.0).step(u, before(w=[0.0]), seen)
+def test_what_counts_as_close_to_zero(size: float, off: int, small: bool, dtype: torch.dtype) -> None:
+    """N <= 64 eps max(1, E); else the step has length beta E. Deltas size and off eps - size: all numbers are exact."""
+    first, second = size, off * BITS[dtype] - size
+    u, seen = update({"w": [first]}, {"w": [second]}, dtype=dtype)
+    assert u["w"].item() == off / 2 * BITS[dtype]
+    d, _ = FedNNNN(beta=1.0, gamma=0.0).step(u, before(dtype, w=[0.0]), seen)
     assert d["w"].item() == (0.0 if small else pytest.approx((first - second) / 2))
+
+
+def steps_from(w: torch.Tensor, move: float) -> dict[str, list[float]]:
+    """w_k - w_t of a client that moves by `move`, as it comes out in the dtype of w."""
+    return {"w": ((w + move) - w).tolist()}
+
+
+@pytest.mark.parametrize("dtype", BITS)
+@pytest.mark.parametrize("move", [0.3, 1e-2])
+@pytest.mark.parametrize(("n_zero", "moved", "kept"), [("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)])
+def test_opposite_updates_cancel_but_for_rounding(
+    dtype: torch.dtype, move: float, n_zero: str, moved: float, kept: float
+) -> None:
+    """w_k = w_t +- the same: N is rounding noise, and the step is the momentum's alone; d was 1, gamma = 1/2."""
+    w = torch.linspace(0.1, 1.7, 50, dtype=dtype)
+    u, seen = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
+    n = torch.linalg.vector_norm(u["w"]).item()
+    assert 0 < n < 50**0.5 * 1.7 * BITS[dtype], "the example rounds"
+    d, state = FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero).step(u, before(dtype, w=[1.0] * 50), seen)
+    assert d["w"].tolist() == [moved] * 50
+    assert state["d"]["w"].tolist() == [kept] * 50
+
+
+def test_a_layer_cancels_in_float32_by_itself() -> None:
+    """a: opposite updates with rounding noise; b: deltas 2 and 4, so N = E = 3. beta = 2, d before is 0."""
+    w = torch.linspace(0.1, 1.7, 50)
+    one, other = steps_from(w, 0.3)["w"], steps_from(w, -0.3)["w"]
+    u, seen = update({"a.weight": one, "b.weight": [2.0]}, {"a.weight": other, "b.weight": [4.0]}, dtype=w.dtype)
+    assert u["a.weight"].any(), "the example rounds"
+    zero = before(w.dtype, **{"a.weight": [0.0] * 50, "b.weight": [0.0]})
+    method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer")
+    d, state = method.step(u, zero, seen)
+    assert not d["a.weight"].any()
+    assert d["b.weight"].item() == 6.0
+    assert {key: leaf.item() for key, leaf in method.measure(state, seen)["ratio"].items()} == {"a": 0, "b": 1}
+
+
+def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> None:
+    """Equal logits and the same x with the two labels: gradients -+x/2, so w stays, however w +- x/2 is rounded."""
+    net = logistic_regression((5,), 2)
+    x = np.array([[0.1, 0.7, -1.3, 2.9, 0.33]] * 2)
+    start = {"fc.weight": np.array([[0.21, -0.37, 0.77, 0.13, 1.9]] * 2), "fc.bias": np.array([0.43, 0.43])}
+
+    @dataclass(frozen=True)
+    class Single(hand.Given):
+        def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+            params, buffers = hand.Given.init(self, generator)
+            return {key: leaf.float() for key, leaf in params.items()}, buffers
+
+    data = hand.samples(x, np.array([0, 1]))
+    data = data._replace(x=data.x.float())
+    out = Simulation(
+        "fednnnn", {}, Single(net.name, net.blocks, net.head, start=start), data, [np.array([0]), np.array([1])], data,
+        None, None, LocalTraining("sgd", 0.3, 1, 2), Schedule(3, 2, 0), engine=engine,
+    ).run()  # fmt: skip
+    assert out.rows[0]["fednnnn_N"] > 0, "the example rounds"
+    assert [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
+    assert all(leaf.tolist() == np.float32(start[key]).tolist() for key, leaf in out.params.items())
 
 
 def test_one_layer_can_cancel_by_itself() -> None:

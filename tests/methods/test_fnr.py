@@ -474,6 +474,24 @@ def test_without_a_public_split_it_is_refused() -> None:
         build("fnr", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
 
 
+def test_the_test_set_needs_no_public_split() -> None:
+    """Nor does what is composed with it: there the test set is everybody's public split."""
+    setting = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+    for recipe in ("fnr", "datasharing+fnr", "feddf+fnr"):
+        assert build(recipe, {"fnr": {"public_data": "test"}}, setting).leak
+        with pytest.raises(RecipeError, match=r"needs a public split, but data.public is 0"):
+            build(recipe, {}, setting)
+
+
+@pytest.mark.parametrize("recipe", ["fnr", "datasharing+fnr", "feddf+fnr"])
+def test_with_the_test_set_the_public_split_is_not_read(recipe: str) -> None:
+    """The same bits with a public split and without: datasharing and FedDF read the test set too."""
+    of, settings = federation.federation(), {"fnr": {"public_data": "test"}}
+    a = federation.run(recipe, settings, of=of)
+    b = federation.run(recipe, settings, of=federation.Federation(of.train, of.clients, of.test, None))
+    assert federation.equal(a, b)
+
+
 def simulate(
     settings: dict[str, object],
     engine: str,

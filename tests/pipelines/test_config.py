@@ -227,6 +227,19 @@ def test_a_leak_has_to_say_so_in_its_name(
     assert run_check(monkeypatch, tmp_path, *named) == 0
 
 
+def test_a_leak_reads_the_test_set_and_needs_no_public_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
+    everything = [("validation: 0.1", "validation: 0.0"), ("public: 100", "public: 0"),
+                  ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn")]  # fmt: skip
+    leaking = "  fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}"
+    assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == 0
+    sound = leaking.replace(", public_data: test", "")
+    assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound)) == 2
+    assert "fnr: needs a public split, but data.public is 0" in capsys.readouterr().err
+
+
 def test_check_finds_a_momentum_that_is_not_the_methods(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,29 @@ def test_partition_holds_every_training_sample_once(made: Path) -> None:
     assert len(indices["validation"]) == 144
 
 
+def test_all_training_images_on_clients_and_the_test_set_as_d_public(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training image."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DVC_ROOT", raising=False)
+    text = PARAMS.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
+    text = text.replace("scaffold+fnr]", "fnr-leak]")
+    text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", "fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}")
+    (tmp_path / "params.yaml").write_text(text)
+    item = ["--scenario", "skewed", "--recipe", "fnr-leak", "--seed", "0"]
+    for name, arguments in (("prepare", []), ("partition", PART), ("train", item), ("evaluate", item)):
+        assert stage.run([name, *arguments]) == 0
+    clients = json.loads((tmp_path / PARTITION / "indices.json").read_text())["clients"]
+    assert sorted(i for part in clients for i in part) == list(range(1437))
+    run = json.loads((tmp_path / "runs/skewed-fnr-leak-0/run.json").read_text())
+    assert "trains on the test set" in run["tags"]["leak"]
+    recorded = load_file(tmp_path / "runs/skewed-fnr-leak-0/recorded.safetensors")
+    # A_i are shares of D_public: 360 test images.
+    hits = recorded["fnr/A"].double() * 360
+    assert recorded["fnr/A"].shape == (3, 4) and torch.allclose(hits, hits.round(), atol=1e-3)
+
+
 def test_partition_describes_itself(made: Path) -> None:
     rows = table(made / PARTITION / "clients.csv")
     assert [row["client"] for row in rows] == ["0", "1", "2", "3"]
