@@ -35,13 +35,15 @@ repro: env $(CHECKED)  ## Runs what is not up to date of the experiment in param
 	@python -m pipelines.tracking sync
 	@echo && cat report/table.txt
 
-check: env  ## Format, lint, types.
+check: env  ## Format, lint, types, sizes.
 	@ruff format --check .
 	@ruff check .
 	@mypy
+	@python -m tools.sizes
 
-test: env  ## All tests but the slow ones.
-	@pytest -m "not slow"
+# One thread a process: two processes with two threads each get in each other's way.
+test: env  ## All tests but the slow ones, a process per core.
+	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal
 
 test-slow: env  ## Processes, whole pipelines, real data.
 	@pytest -m slow
@@ -71,8 +73,8 @@ table figure: env  ## The one table or figure ID, at SIZE, with the studies that
 tune: env  ## Chooses hyper-parameters of study ID of PAPER on the validation split (ON=test: on the test set, a leak).
 	@python -m pipelines.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
-silo: env  ## Rehearses RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
-	@python -m plugins.silo.rehearse --recipe "$(RECIPE)" --silos $(SILOS)
+silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
+	@python -m plugins.silo.loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes what the pipeline made and DVC's copies of it. MLflow's runs and the environment stay.
 	@rm -rf partitions runs evaluation report deploy papers .items .resume .dvc/cache .dvc/tmp dvc.lock pipelines/*/dvc.lock

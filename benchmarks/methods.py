@@ -13,7 +13,8 @@ from torch import Tensor
 from benchmarks.ours import simulation, timed
 from benchmarks.peers.harness import Job, main
 from benchmarks.statistics import median, ratio
-from plugins.core.component import Samples
+from plugins.core.component import Public
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
 from plugins.recipes import METHODS
 
@@ -24,12 +25,12 @@ ENGINE = "vectorized"
 
 def federated() -> list[str]:
     """The methods that train clients."""
-    return sorted(name for name, kind in METHODS.items() if not kind.pools)
+    return sorted(name for name, kind in METHODS.items() if not kind().needs.pooled)
 
 
 def cost(job: Job, name: str) -> dict[str, Any]:
     """The median round relative to FedAvg's, and what the end of the last round takes, in rounds of FedAvg."""
-    public = Samples(job.x[:PUBLIC], job.y[:PUBLIC]) if METHODS[name].public else None
+    public = Samples(job.x[:PUBLIC], job.y[:PUBLIC]) if METHODS[name]().needs.public > Public.RECORDED else None
     plain: list[float] = []
     own: list[float] = []
     end: list[float] = []

@@ -10,9 +10,10 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
 
 PROCESSES = 2  # of the engine `workers`
 LOOKED_AT = 10  # samples that the last round's evaluation sees

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import Job, main
-from plugins.core.training import local_steps
+from plugins.engines.local import descend
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
@@ -25,12 +25,12 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     def timed(*given: Any, **named: Any) -> Any:
         nonlocal steps
         before = time.perf_counter()
-        trace = local_steps(*given, **named)
+        found = descend(*given, **named)
         steps += time.perf_counter() - before
-        return trace
+        return found
 
     simulated = simulation(job, engine)
-    with patch("plugins.core.client.local_steps", timed):
+    with patch("plugins.engines.local.descend", timed):
         began = time.perf_counter()
         for _ in simulated.rounds():
             now = time.perf_counter()

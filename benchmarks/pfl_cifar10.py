@@ -20,10 +20,11 @@ import numpy as np
 import torch
 
 from benchmarks.machine import Watch, line
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation, resolve_device
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation, resolve_device
 from plugins.models import build
 
 ROUNDS, FEW = 1500, 20  # on a GPU, and on a CPU

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 from benchmarks.peers.harness import WEIGHTS
-from plugins.core.task import Network
 from plugins.data.batches import epochs
-from plugins.data.randomness import Streams
-from plugins.engines.simulation import draw_cohort, initial_model
+from plugins.data.streams import Streams
+from plugins.engines.run import draw_cohort
+from plugins.engines.simulation import initial_model
 from plugins.models import build
+from plugins.models.forward import Model
 
 SEED, CLASSES = 0, 10
 
@@ -79,7 +80,7 @@ WORKLOADS = {
 }  # fmt: skip
 
 
-def network(settings: Workload) -> Network:
+def network(settings: Workload) -> Model:
     """Our network of a workload."""
     options: dict[str, dict[str, int | bool]] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}
     return build(settings.model, settings.shape, CLASSES, options.get(settings.model))

@@ -24,31 +24,35 @@ def check(_: argparse.Namespace) -> None:
         for scenario in settings.scenario_names:
             try:
                 algorithm = _compose(settings, name, scenario)
-                algorithm.optimizer(settings.train.local.build())  # a method may refuse the one of train
                 leak = algorithm.leak
                 if leak and "leak" not in name:
                     raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
             except UserError as error:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
-    deployed = settings.deploy.recipe
+    name, scenario = settings.deploy.recipe, settings.deploy.scenario
     try:
-        reason = _compose(settings, deployed, settings.deploy.scenario).simulation_only
-        if reason:
-            errors[f"{config.FILE}: deploy.recipe = {deployed!r} can't be deployed: {reason}"] = None
+        _compose(settings, name, scenario)
     except UserError as error:
-        errors[f"{config.FILE}: recipes.{deployed}: {error}"] = None
+        errors[f"{config.FILE}: recipes.{name}: {error}"] = None
+    else:
+        try:
+            _compose(settings, name, scenario, deployed=True)
+        except UserError as error:
+            errors[f"{config.FILE}: deploy.recipe = {name!r} can't be deployed: {error}"] = None
     if errors:
         raise UserError("\n".join(errors))
 
 
-def _compose(settings: config.Config, name: str, scenario: str) -> Algorithm:
-    clients, cohort = settings.scenarios[scenario].clients, settings.scenarios[scenario].cohort
-    # The data are not read yet; that a model has fewer classes or features than two is none of a method's concern.
-    train = settings.train
+def _compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
+    clients, train = settings.scenarios[scenario], settings.train
     setting = Setting(
-        clients, cohort, 2, 2, train.optimizer, train.lr, settings.data.public, train.model in models.OF_TEXT
-    )
-    return recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+        clients.clients, clients.cohort, train.optimizer, train.lr, settings.data.public,
+        train.model in models.OF_TEXT, deployed,
+    )  # fmt: skip
+    algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+    for component in algorithm.components:
+        component.optimizer(train.local.build())  # it may refuse the one of `train`
+    return algorithm
 
 
 if __name__ == "__main__":

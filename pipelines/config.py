@@ -16,27 +16,20 @@ from torch import Tensor
 
 from plugins import models, recipes
 from plugins.core.errors import UserError, nearest
-from plugins.core.optimizers import OPTIMIZERS
-from plugins.core.task import PRECISIONS
 from plugins.data import datasets, noise
 from plugins.data.checks import known, options_of, refusal
 from plugins.data.dataset import Dataset
 from plugins.data.partitions import PARTITIONS
 from plugins.data.partitions.dealing import ZeroToOne
-from plugins.engines.clients import LocalTraining
+from plugins.engines.clients import OPTIMIZERS, LocalTraining
+from plugins.engines.run import cohort_size
 from plugins.engines.simulation import DEVICES, ENGINES
+from plugins.settings import Count, LocalSettings, Section, mistakes
 
 FILE = "params.yaml"
 # Part of file names and of DVC's addresses of parameters, in which a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$")]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
-
-
-class Section(BaseModel):
-    """A section of params.yaml: unknown keys and values of the wrong kind are errors, nothing is converted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
 
 class DataSettings(Section):
@@ -115,8 +108,8 @@ class Scenario(Section):
 
     @property
     def cohort(self) -> int:
-        """m = max(1, round(C N)), clients per round."""
-        return max(1, round(self.participation * self.clients))
+        """M, clients per round."""
+        return cohort_size(self.participation, self.clients)
 
 
 class Recipe(Section):
@@ -132,20 +125,12 @@ class Recipe(Section):
         return dict(self.model_extra or {})
 
 
-class TrainSettings(Section):
+class TrainSettings(LocalSettings):
     model: str
-    model_options: dict[str, int | bool] = {}
+    model_options: dict[str, int | bool] = Field(default={})
     rounds: Count
-    epochs: Count
-    batch_size: Count
     optimizer: str = "sgd"
     lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    local_steps: Annotated[int, Field(ge=0)] = 0
-    drop_last: bool = False
-    augment: bool = False
-    precision: str = "float32"
     observe: bool = False
     engine: str = "auto"
     device: str = "auto"
@@ -154,12 +139,11 @@ class TrainSettings(Section):
     checkpoint_every: Count = 5
     evaluate_every: Count = 1
 
-    @field_validator("model", "optimizer", "engine", "device", "precision")
+    @field_validator("model", "optimizer", "engine", "device")
     @classmethod
     def _known(cls, value: str, info: Any) -> str:
         allowed = {
             "model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES],
-            "precision": [*PRECISIONS],
         }  # fmt: skip
         return known(info.field_name, value, allowed[info.field_name])
 
@@ -171,10 +155,7 @@ class TrainSettings(Section):
     @property
     def local(self) -> LocalTraining:
         """What a client does in a round."""
-        return LocalTraining(
-            self.optimizer, self.lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
-            self.drop_last, self.augment, self.precision,
-        )  # fmt: skip
+        return self.training(self.optimizer, self.lr)
 
 
 class DeploySettings(Section):
@@ -302,27 +283,9 @@ def load(path: Path | None = None) -> Config:
     try:
         return Config.model_validate(content)
     except ValidationError as error:
-        lines = [line for e in error.errors(include_url=False) for line in _lines(e)]
-        raise UserError("\n".join(f"{path.name}: {line}" for line in lines)) from None
+        raise UserError("\n".join(f"{path.name}: {line}" for line in mistakes(error, SECTIONS))) from None
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "data": DataSettings, "train": TrainSettings, "deploy": DeploySettings, "noise": NoiseSettings,
+    "": Config, "data": DataSettings, "train": TrainSettings, "deploy": DeploySettings, "noise": NoiseSettings,
 }  # fmt: skip
-
-
-def _lines(error: Any) -> list[str]:
-    """One error of pydantic as key, value, and what is allowed; one of our own validators may hold several."""
-    key = ".".join(str(part) for part in error["loc"] if part != "[key]")
-    if error["type"] == "extra_forbidden":
-        # The section that the key stands in; the file itself where there is none.
-        allowed = list(SECTIONS.get(str(error["loc"][-2:][0]), Config).model_fields)
-        return [f"unknown key {key!r}{nearest(str(error['loc'][-1]), allowed)}; allowed: {', '.join(allowed)}"]
-    if error["type"] == "missing":
-        return [f"{key} is missing"]
-    if error["type"] == "value_error":
-        return [f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()]
-    if error["type"] == "string_pattern_mismatch":
-        return [f"{key} = {error['input']!r} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"]
-    message = error["msg"][0].lower() + error["msg"][1:]
-    return [f"{key} = {error['input']!r} is refused: {message}"]

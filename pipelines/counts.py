@@ -4,7 +4,7 @@ from __future__ import annotations
 
 MIB = 2**20
 # The methods of FNR-FL's table 3; a combination with FNR-FL is not in it and is counted by the same rule.
-FNR_TABLE = {"fedavg", "fedprox", "scaffold", "moon", "fednova", "fnr"}
+FNR_TABLE = {"fedavg", "fedprox", "scaffold", "scaffold_i", "moon", "fednova", "fnr", "fnr_authors"}
 
 
 def fnr_mib(composition: str, model_bytes: int, client_rounds: int) -> float | None:
@@ -16,7 +16,7 @@ def fnr_mib(composition: str, model_bytes: int, client_rounds: int) -> float | N
     methods = set(composition.split("+"))
     if not methods <= FNR_TABLE:
         return None
-    return (3 if "scaffold" in methods else 2) * model_bytes * client_rounds / MIB
+    return (3 if methods & {"scaffold", "scaffold_i"} else 2) * model_bytes * client_rounds / MIB
 
 
 def delta_bytes(composition: str, feature_size: int, cohort: int) -> int | None:
@@ -24,10 +24,10 @@ def delta_bytes(composition: str, feature_size: int, cohort: int) -> int | None:
 
     4 d for rFedAvg+, and as many times that as clients are sampled for rFedAvg. None for other methods.
     """
-    methods = composition.split("+")
-    if "rfedavg" in methods:
+    methods = set(composition.split("+"))
+    if methods & {"rfedavg", "rfedavg_authors"}:
         return 4 * feature_size * cohort
-    return 4 * feature_size if "rfedavg_plus" in methods else None
+    return 4 * feature_size if methods & {"rfedavg_plus", "rfedavg_plus_authors"} else None
 
 
 def kappa(accuracy: float, seconds: float) -> float:

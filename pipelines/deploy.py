@@ -19,7 +19,9 @@ from plugins.data.files import write_whole
 from plugins.data.indices import read_indices
 from plugins.data.partitions import partition
 from plugins.data.types import Ints
-from plugins.silo import rehearse
+from plugins.engines.run import cohort_size
+from plugins.settings import LocalSettings
+from plugins.silo import loopback
 from plugins.silo.settings import Deployment, check
 from plugins.silo.shards import Parts
 
@@ -32,8 +34,8 @@ def deploy(_: argparse.Namespace) -> None:
     deployment, parts = _deployment(settings), _parts(settings)
     wanted, root = settings.deploy, config.root()
     log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
-    deployed = rehearse.rehearse(deployment, parts, root / "deploy" / "stage")
-    simulated = rehearse.simulate(deployment, parts)
+    deployed = loopback.run(deployment, parts, root / "deploy" / "stage")
+    simulated = loopback.simulate(deployment, parts)
     if deployed != simulated:
         raise UserError(
             f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos and {simulated} in the "
@@ -54,12 +56,10 @@ def _deployment(settings: config.Config) -> Deployment:
         "model_args": {"model": train.model, "model_options": train.model_options},
         "train_args": {
             "recipe": settings.composition(wanted.recipe), "settings": settings.recipes[wanted.recipe].settings,
-            "rounds": wanted.rounds, "cohort": max(1, round(share * wanted.silos)),
+            "rounds": wanted.rounds, "cohort": cohort_size(share, wanted.silos),
             "client_num_in_total": wanted.silos, "client_num_per_round": wanted.silos,
-            "epochs": train.epochs, "batch_size": train.batch_size, "client_optimizer": train.optimizer,
-            "learning_rate": train.lr, "momentum": train.momentum, "weight_decay": train.weight_decay,
-            "local_steps": train.local_steps, "drop_last": train.drop_last,
-            "augment": train.augment, "precision": train.precision,
+            "client_optimizer": train.optimizer, "learning_rate": train.lr,
+            **train.model_dump(include=set(LocalSettings.model_fields)),
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip
@@ -81,7 +81,7 @@ def _parts(settings: config.Config) -> Parts:
             )  # fmt: skip
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
-    needed = rehearse.needs_public(settings.composition(wanted.recipe))
+    needed = loopback.needs_public(settings.composition(wanted.recipe))
     public: Ints = indices.public if needed else indices.public[:0]
     std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
     return Parts.cut(data, clients, indices.validation, public, std)

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 from pipelines import cli, config, counts, results
 from pipelines.items import Item
 from plugins.core.errors import UserError
-from plugins.core.reading import Read
 from plugins.core.trees import Params
 from plugins.data.files import write_whole
 from plugins.data.noise import alone
-from plugins.data.randomness import key
+from plugins.data.reading import Read
 from plugins.data.statistics import class_counts
+from plugins.data.streams import key
 from plugins.data.types import Floats
 from plugins.engines.evaluation import Evaluation, evaluate
 from plugins.engines.hashing import weights_sha256

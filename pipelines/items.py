@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,15 +12,16 @@ from torch import Tensor
 
 from pipelines import config
 from pipelines.workers import how_many
-from plugins.core.component import Samples
-from plugins.core.task import Network
+from plugins.core.data import Samples
 from plugins.data.checks import known
 from plugins.data.dataset import Dataset
 from plugins.data.indices import Indices, read_indices
 from plugins.data.noise import held
 from plugins.data.types import Ints
-from plugins.engines.simulation import Schedule, Simulation, resolve_device
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation, resolve_device
 from plugins.models import build as build_network
+from plugins.models.forward import Model
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,7 +57,7 @@ class Item:
         return f"{self.scenario}-{self.recipe}-{self.seed}"
 
     @cached_property
-    def network(self) -> Network:
+    def network(self) -> Model:
         train = self.settings.train
         shape = tuple(self.data.train_x.shape[1:])
         return build_network(train.model, shape, len(self.data.classes), train.model_options, self.data.embedding)
@@ -119,13 +117,3 @@ class Item:
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         return flat
-
-
-def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:
-    """rounds.csv: one line per round; a cell is empty where nothing was measured."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(rows[0])
-    for row in rows:
-        table.writerow(["" if math.isnan(value) else value for value in row.values()])
-    return text.getvalue()

@@ -17,8 +17,8 @@ from plugins.data.checks import known
 from plugins.data.dataset import Dataset
 from plugins.data.files import replace_folder
 from plugins.data.partitions import BY_OWNER, partition
-from plugins.data.randomness import stream
 from plugins.data.splits import hold_out
+from plugins.data.streams import stream
 from plugins.data.types import Floats, Ints
 
 log = logging.getLogger(__name__)

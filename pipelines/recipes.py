@@ -18,13 +18,12 @@ from itertools import combinations
 
 from pipelines import cli
 from plugins import recipes
-from plugins.core.component import Component, RecipeError, Setting
+from plugins.core.component import Component, Public, Setting
 from plugins.core.errors import UserError, nearest
+from plugins.core.options import RecipeError
 
 # What a recipe is composed for here; params.yaml's own numbers are checked by `python -m pipelines.check`.
-SETTING = Setting(
-    n_clients=20, cohort=10, n_classes=10, feature_size=64, optimizer="sgd", lr=0.1, n_public=100
-)  # fmt: skip
+SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
 FEDAVG = (
     "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
@@ -40,20 +39,16 @@ def source(kind: type[Component]) -> str:
 
 def defaults(method: str) -> str:
     """`mu = 0.01, form = hard | soft`, the default word first."""
-    words = recipes.METHODS[method].options
-    return ", ".join(
-        f"{key} = {' | '.join(words[key]) if key in words else _plain(value)}"
-        for key, value in recipes.hyper_parameters(method).items()
-    )
+    return ", ".join(f"{key} = {text}" for key, text in _values(method).items())
 
 
 def comments(kind: type[Component]) -> dict[str, str]:
-    """What the method's file says beside each hyper-parameter."""
-    found = re.findall(r"^    (\w+): \w+ = .*?  # (.+)$", inspect.getsource(kind), flags=re.MULTILINE)
-    for base in kind.__mro__[1:]:
+    """What the method's file says beside each hyper-parameter; what it inherits, by the other class."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
         if issubclass(base, Component) and base is not Component:
-            found += re.findall(r"^    (\w+): \w+ = .*?  # (.+)$", inspect.getsource(base), flags=re.MULTILINE)
-    return dict(reversed(found))
+            found |= re.findall(r"^    (\w+): \S.* = .*?  # (.+)$", inspect.getsource(base), flags=re.MULTILINE)
+    return found
 
 
 def listing() -> str:
@@ -70,9 +65,8 @@ def shown(method: str) -> str:
     said = comments(kind)
     words = inspect.getdoc(sys.modules[kind.__module__]) or ""
     lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
-    for key, value in recipes.hyper_parameters(method).items():
-        others = " | ".join(("", *kind.options[key][1:])) if key in kind.options else ""
-        about = f"{key} = {_plain(value)}{others}" + (f"   {said[key]}" if key in said else "")
+    for key, text in _values(method).items():
+        about = f"{key} = {text}" + (f"   {said[key]}" if key in said else "")
         lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
     return "\n".join(lines) + "\n"
 
@@ -80,21 +74,23 @@ def shown(method: str) -> str:
 def checked(recipe: str) -> str:
     """What a recipe does once it is composed. RecipeError with the reason where it can't be."""
     algorithm = recipes.build(recipe, {}, SETTING)
-    asks = algorithm.exchanges(SETTING.cohort)
+    asks, needs = algorithm.exchanges, algorithm.needs
     lines = [f"{algorithm.name}: composes"]
     lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
-    uniform = any(c.weighting == "uniform" for c in algorithm.components)
+    uniform = any(c.weights == "uniform" for c in algorithm.components)
     lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
     extra = [f"{n} {when}" for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last")) if n]
     lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
-    if algorithm.public:
-        lines.append(f"  needs the public split: {algorithm.public} samples")
+    if needs.public in (Public.LABELLED, Public.UNLABELLED):
+        lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
+    if algorithm.leak:
+        lines.append(f"  LEAK: {algorithm.leak}")
     return "\n".join(lines) + "\n"
 
 
 def refused() -> str:
     """The pairs that don't compose, each with the reason."""
-    alone = [method for method, kind in recipes.METHODS.items() if kind.pools]
+    alone = [method for method, kind in recipes.METHODS.items() if kind().needs.pooled]
     methods = sorted(set(recipes.METHODS) - set(alone))
     pairs = ["+".join(pair) for pair in combinations(methods, 2)]
     lines = []
@@ -122,6 +118,15 @@ def _entry(name: str, *paragraphs: str) -> str:
     body = [line for text in paragraphs for line in textwrap.wrap(text, WIDTH, initial_indent=indent,
             subsequent_indent=indent)]  # fmt: skip
     return "\n".join([name, *body])
+
+
+def _values(method: str) -> dict[str, str]:
+    """Each hyper-parameter's default, and behind it the other words that it may be."""
+    words = recipes.words(method)
+    return {
+        key: " | ".join([_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)])
+        for key, value in recipes.hyper_parameters(method).items()
+    }
 
 
 def _plain(value: object) -> str:

@@ -14,14 +14,18 @@ import shutil
 from safetensors.torch import save
 
 from pipelines import cli, config, progress, tracking
-from pipelines.items import Item, rounds_csv
+from pipelines.items import Item
 from pipelines.provenance import fingerprint_of, git_commit, machine
+from plugins.core.component import Public
 from plugins.core.errors import UserError
 from plugins.data.files import replace_folder, write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
+from plugins.engines.record import rounds_csv
 
 log = logging.getLogger(__name__)
 ARTIFACTS = ("rounds.csv", "model.safetensors", "recorded.safetensors")
+# What reports say of the public split that training sees.
+SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
 
 
 def train(options: argparse.Namespace) -> None:
@@ -37,8 +41,8 @@ def train(options: argparse.Namespace) -> None:
         "recipe": item.recipe, "scenario": item.scenario, "seed": str(item.seed), "stage": f"train@{item.key}",
         "data_hash": item.data.checksum, "git_commit": git_commit(), "fingerprint": fingerprint,
         "engine": simulation.engine_name, "device": str(item.device),
-        "public": simulation.algorithm.public or "none", "leak": "; ".join(leaks) or "none",
-        "federated": "no" if simulation.algorithm.pools else "yes", **machine(item.device),
+        "public": SEEN.get(simulation.algorithm.needs.public, "none"), "leak": "; ".join(leaks) or "none",
+        "federated": "no" if simulation.algorithm.needs.pooled else "yes", **machine(item.device),
     }  # fmt: skip
     note = resume / "run_id"
     earlier = note.read_text() if note.exists() else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 from plugins.baselines.ccvr import CCVR
 from plugins.baselines.centralised import Centralised
@@ -14,6 +14,7 @@ from plugins.baselines.fedbabu import FedBABU
 from plugins.baselines.feddc import FedDC
 from plugins.baselines.feddf import FedDF
 from plugins.baselines.feddyn import FedDyn
+from plugins.baselines.feddyn_authors import FedDynAuthors
 from plugins.baselines.fedftg import FedFTG
 from plugins.baselines.fedgen import FedGen
 from plugins.baselines.fedlc import FedLC
@@ -23,15 +24,19 @@ from plugins.baselines.fedrs import FedRS
 from plugins.baselines.moon import MOON
 from plugins.baselines.qfedavg import QFedAvg
 from plugins.baselines.scaffold import Scaffold
-from plugins.baselines.sgdm import SGDM
+from plugins.baselines.scaffold_i import ScaffoldI
+from plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
 from plugins.ccn.algorithm import CCN
 from plugins.core.algorithm import Algorithm
-from plugins.core.component import Component, RecipeError, Setting
+from plugins.core.component import Component, Public, Setting
 from plugins.core.errors import nearest
+from plugins.core.options import RecipeError
 from plugins.fednlr.algorithm import FedNLR
 from plugins.fednnnn.algorithm import FedNNNN
 from plugins.fnr.algorithm import FNR
+from plugins.fnr.authors import FNRAuthors
 from plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
+from plugins.rfedavg.authors import RFedAvgAuthors, RFedAvgPlusAuthors
 
 METHODS: dict[str, type[Component]] = {
     kind.name: kind
@@ -44,6 +49,7 @@ METHODS: dict[str, type[Component]] = {
         FedDC,
         FedDF,
         FedDyn,
+        FedDynAuthors,
         FedFTG,
         FedGen,
         FedLC,
@@ -53,15 +59,22 @@ METHODS: dict[str, type[Component]] = {
         FedProx,
         FedRS,
         FNR,
+        FNRAuthors,
         MOON,
         QFedAvg,
         RFedAvg,
+        RFedAvgAuthors,
         RFedAvgPlus,
+        RFedAvgPlusAuthors,
         Scaffold,
+        ScaffoldI,
         SGDM,
+        SGDMLocal,
+        SGDMServer,
     )
 }
 
+_KINDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
 Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value
 
 
@@ -80,14 +93,18 @@ def parse(recipe: str) -> tuple[str, ...]:
 
 
 def hyper_parameters(method: str) -> dict[str, object]:
-    """The hyper-parameters of a method that a user may set, with their defaults."""
-    return {
-        field.name: field.default for field in dataclasses.fields(METHODS[method]) if field.name not in Setting._fields
-    }
+    """The hyper-parameters of a method, with their defaults."""
+    return {field.name: field.default for field in dataclasses.fields(METHODS[method])}
+
+
+def words(method: str) -> dict[str, tuple[str, ...]]:
+    """The hyper-parameters of a method that are words, and the words that each of them may be."""
+    hints = get_type_hints(METHODS[method], include_extras=True)
+    return {key: get_args(hints[key]) for key in hyper_parameters(method) if get_origin(hints[key]) is Literal}
 
 
 def check_settings(recipe: str, settings: Settings) -> None:
-    """RecipeError for a hyper-parameter that no method of the recipe has, or a value of the wrong kind."""
+    """RecipeError for a hyper-parameter that no method of the recipe has, or a value of the wrong kind or range."""
     methods = parse(recipe)
     for method, values in settings.items():
         if method not in methods:
@@ -96,48 +113,52 @@ def check_settings(recipe: str, settings: Settings) -> None:
                 f"recipe {recipe!r}: settings for {method!r}{nearest(method, methods)}, which is not part of it; "
                 f"allowed: {allowed}"
             )
-        known, hints = hyper_parameters(method), get_type_hints(METHODS[method])
-        for key, value in values.items():
-            if key not in known:
-                allowed = ", ".join(known) or "none"
-                raise RecipeError(
-                    f"recipe {recipe!r}: {method} has no hyper-parameter {key!r}{nearest(key, known)}; "
-                    f"allowed: {allowed}"
-                )
-            _check_kind(f"recipe {recipe!r}: {method}.{key}", value, hints[key])
-            allowed_words = METHODS[method].options.get(key, ())
-            if allowed_words and value not in allowed_words:
-                raise RecipeError(
-                    f"recipe {recipe!r}: {method}.{key} = {value!r} is unknown{nearest(str(value), allowed_words)}; "
-                    f"allowed: {', '.join(allowed_words)}"
-                )
+        _check(recipe, method, values)
 
 
 def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
     """The algorithm of a recipe with the given hyper-parameters, checked for the setting. Raises RecipeError."""
     check_settings(recipe, settings)
-    components = []
-    for method in parse(recipe):
-        kind = METHODS[method]
-        fields = {field.name for field in dataclasses.fields(kind)}
-        known = {key: value for key, value in setting._asdict().items() if key in fields}
-        components.append(kind(**known, **settings.get(method, {})))
-    leaks = any(component.leak for component in components)  # then the test set is the public split, of any size
-    for component in components:
-        if component.public and setting.n_public == 0 and not leaks:
+    components = [METHODS[method](**settings.get(method, {})) for method in parse(recipe)]
+    leaks = any(c.needs.public is Public.TEST_SET for c in components)
+    for c in components:
+        if c.needs.public in (Public.UNLABELLED, Public.LABELLED) and not (setting.n_public or leaks):
             raise RecipeError(
-                f"{component.name}: needs a public split, but data.public is 0; set data.public to a number of samples"
+                f"{c.name}: needs a public split, but data.public is 0; set data.public to a number of samples"
             )
-        component.check(setting)
-    return Algorithm.compose(components)
+    return Algorithm.compose(components, setting)
 
 
-def _check_kind(where: str, value: object, kind: type) -> None:
-    """Numbers must be finite numbers, a flag no number, a word one of text."""
-    if kind is float:
-        good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    else:
-        good = type(value) is kind
-    if not good:
-        wanted = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}[kind]
-        raise RecipeError(f"{where} = {value!r} must be {wanted}")
+def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
+    """RecipeError for an unknown hyper-parameter, or a value of the wrong kind, word or range."""
+    hints, known = get_type_hints(METHODS[method], include_extras=True), hyper_parameters(method)
+    for key, value in values.items():
+        if key not in known:
+            raise RecipeError(
+                f"recipe {recipe!r}: {method} has no hyper-parameter {key!r}{nearest(key, known)}; "
+                f"allowed: {', '.join(known) or 'none'}"
+            )
+        if get_origin(hints[key]) is Literal:
+            allowed = get_args(hints[key])
+            if type(value) is not str:
+                raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {value!r} must be text")
+            if value not in allowed:
+                raise RecipeError(
+                    f"recipe {recipe!r}: {method}.{key} = {value!r} is unknown{nearest(value, allowed)}; "
+                    f"allowed: {', '.join(allowed)}"
+                )
+            continue
+        plain, *ranges = get_args(hints[key]) if get_origin(hints[key]) is Annotated else (hints[key],)
+        number = plain is float and isinstance(value, int | float) and not isinstance(value, bool)
+        if not (_finite(value) if number else type(value) is plain):
+            raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {value!r} must be {_KINDS[plain]}")
+        for allowed in ranges:
+            if value not in allowed:
+                raise RecipeError(f"{method}: {key} = {value} must {allowed}")
+
+
+def _finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float holds
+        return False

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from plugins.core.component import Samples
-from plugins.engines.simulation import LocalTraining, Outcome, Schedule, Simulation
+from plugins.core.data import Samples
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Outcome, Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models import build
 from plugins.models.layers import Stacked
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from itertools import combinations
 
-# Small where a method's server learns, and above all deterministic in float32: FedDF's Adam would make whole steps of a
-# gradient that is nothing but rounding (a bias before a batch norm), so its step is tiny here.
+# Small where a method's server learns, and above all deterministic in float32: Adam makes whole steps of a gradient
+# that is nothing but rounding (a bias before a batch norm). So FedDF's step is tiny here, and FNR-FL refines with SGD.
 PARAMETERS: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
@@ -24,7 +24,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedrs": {"alpha": 0.3},
     "moon": {"mu": 0.5},
     "qfedavg": {"q": 0.7},
-    "scaffold": {"server_lr": 0.9},
+    "scaffold": {},
     "sgdm": {"gamma": 0.5},
     # the papers
     "fnr": {"p": 0.7, "epochs": 2, "batch_size": 8},
@@ -33,9 +33,23 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fednlr": {"mu0": 1.1},
     "rfedavg": {"lam": 0.01},
     "rfedavg_plus": {"lam": 0.01},
+    # other readings of a method
+    "feddyn_authors": {"alpha": 0.3, "clip": 1.0},
+    "fnr_authors": {
+        "p": 0.7, "epochs": 2, "batch_size": 8, "lam": 0.1, "public_data": "train_holdout", "refine_optimizer": "same",
+    },
+    "rfedavg_authors": {"lam": 0.01, "L": 3},
+    "rfedavg_plus_authors": {"lam": 0.01, "L": 3},
+    "scaffold_i": {"server_lr": 0.9},
+    "sgdm_local": {"gamma": 0.5},
+    "sgdm_server": {"gamma": 0.5},
 }  # fmt: skip
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
-BASES = tuple(method for method in PARAMETERS if method not in PAPERS)
+READINGS = (
+    "feddyn_authors", "fnr_authors", "rfedavg_authors", "rfedavg_plus_authors", "scaffold_i", "sgdm_local",
+    "sgdm_server",
+)  # fmt: skip
+BASES = tuple(method for method in PARAMETERS if method not in (*PAPERS, *READINGS))
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
 UNSOUND = {
@@ -64,15 +78,13 @@ def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, obje
 
 # Options of single methods that go another way through the code.
 VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
-    _with("sgdm", form="local"),
-    _with("sgdm", form="server"),
     _with("fedrs", form="soft"),
     _with("fedlc", form="excl"),
     _with("fedlc", absent="floor"),
     _with("fedftg", discrepancy="kl"),
-    _with("fnr", fnr_reg="squared_live", lam=0.1),
-    _with("fnr", fnr_reg="signed_live", lam=0.01, delta="all_others"),
-    _with("fnr", fnr_mode="train", fnr_reg="off"),
+    _with("fnr_authors", fnr_reg="squared_live", delta="rest"),
+    _with("fnr_authors", fnr_reg="signed_live", lam=0.01),
+    _with("fnr_authors", fnr_reg="off", fnr_mode="eval"),
     _with("fednnnn", norm="per_layer", n_zero="hold"),
     _with("fednnnn", norm="with_buffers", evaluate="sent"),
     _with("fednnnn", variant="momentum"),
@@ -82,25 +94,23 @@ VARIANTS: list[tuple[str, dict[str, dict[str, object]]]] = [
     _with("fednlr", mu="fc1=3", scale="sum1", log="e", M="units", last="prob", bias="unscaled"),
     _with("fednlr", last="skip"),
     _with("fednlr", since=2),
-    _with("rfedavg", mmd="sum", delta="batch", L=3, warmup="none", opt_state="persist"),
-    _with("rfedavg", delta_scope="sampled", delta_time="start", weights="uniform"),
-    _with("rfedavg_plus", delta="batch", L=3, warmup="none", opt_state="persist"),
-    _with("rfedavg_plus", delta_scope="sampled", plus="incl_self", weights="uniform"),
+    _with("rfedavg_authors", mmd="sum", delta_scope="known", warmup="none"),
+    _with("rfedavg_authors", delta="full", delta_time="start", weights="size", opt_state="reset"),
+    _with("rfedavg_plus_authors", delta_scope="known", warmup="none"),
+    _with("rfedavg_plus_authors", delta="full", plus="exclude", weights="size", opt_state="reset"),
     _with("fednova", mu=0.2),
     _with("fednova", nu="weights"),
-    _with("feddyn", alpha_adapt="authors", clip=1.0),
-    _with("scaffold", option="I"),
-    _with("scaffold", weights="size"),
+    _with("feddyn_authors", alpha_adapt="off", clip=0.5),
+    _with("scaffold", weights="size", server_lr=0.9),
 ]
 
 # Options that only a simulation may have.
 SIMULATED: list[tuple[str, dict[str, dict[str, object]]]] = [
-    _with(
-        "rfedavg", mmd="sum", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"
-    ),
-    _with("rfedavg", delta_scope="sampled", dp="repo", sigma=0.5, L=4, delta_time="start", weights="uniform"),
-    _with("rfedavg_plus", delta="batch", L=3, warmup="none", dp="paper", clip=1.0, sigma=0.5, opt_state="persist"),
-    _with("rfedavg_plus", delta_scope="sampled", plus="incl_self", dp="repo", sigma=0.5, L=4, weights="uniform"),
+    _with("fnr_authors", public_data="test"),
+    _with("rfedavg", dp="paper", clip=1.0, sigma=0.5, L=3),
+    _with("rfedavg_plus", dp="paper", clip=1.0, sigma=0.5, L=3),
+    _with("rfedavg_authors", dp="repo", sigma=0.5, delta_time="start"),
+    _with("rfedavg_plus_authors", dp="repo", sigma=0.5),
 ]
 
 

@@ -1,27 +1,32 @@
-"""docs/adding_a_method.md is run as it stands: its component, registry line, table row and pair."""
+"""docs/adding_a_method.md is run as it stands: its edits in a copy of the tree, and what it says is refused."""
 
 from __future__ import annotations
 
-import ast
+import os
 import re
+import shutil
+import subprocess
 import sys
 import types
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
-import numpy as np
 import pytest
 import torch
 
 from plugins import recipes
-from plugins.core.component import Component, Samples
-from plugins.core.trees import Params
-from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation
-from plugins.models import build
+from plugins.core.component import Answer, Claim, Client, Component, Needs, Reply, Server, Trace
+from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
+from plugins.core.task import Task
+from plugins.models.networks import mlp
+from tests import federation
 
-GUIDE = Path(__file__).parents[1] / "docs" / "adding_a_method.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
-CLIENTS = [np.arange(0, 5), np.arange(5, 12), np.arange(12, 30)]
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "docs" / "adding_a_method.md"
+COMPONENT, REGISTRY, TABLE, BY_HAND, PAIR = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+(COMMAND,) = re.findall(r"```bash\npython (.*?)\n```", GUIDE.read_text())
 
 
 @pytest.fixture
@@ -29,58 +34,101 @@ def fedexp(monkeypatch: pytest.MonkeyPatch) -> type[Component]:
     """The guide's component, as a module of its own and registered under its name."""
     module = types.ModuleType("fedexp_of_the_guide")
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(BLOCKS[0], str(GUIDE), "exec"), module.__dict__)
+    exec(compile(COMPONENT, str(GUIDE), "exec"), module.__dict__)
     found: type[Component] = module.__dict__["FedExP"]
     monkeypatch.setitem(recipes.METHODS, found.name, found)
     return found
 
 
-def run(recipe: str, settings: recipes.Settings, engine: str, rounds: int = 2) -> Params:
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(30, 1, 2, 3, generator=generator, dtype=torch.float64)
-    train = Samples(x, torch.randint(0, 3, (30,), generator=generator))
-    network = build("mlp", (1, 2, 3), 3, {"hidden": 4})
-    local = LocalTraining("sgd", lr=0.2, epochs=2, batch_size=4)
-    simulation = Simulation(
-        recipe, settings, network, train, CLIENTS, train, None, None, local, Schedule(rounds, 3, 0), engine=engine
-    )
-    return simulation.run().params
+def put(path: Path, behind: str, line: str) -> None:
+    text = path.read_text()
+    assert text.count(behind) == 1, f"{path.name}: {behind!r}"
+    path.write_text(text.replace(behind, behind + line))
 
 
-def test_the_row_of_the_table_runs_the_same_in_both_engines(fedexp: type[Component]) -> None:
-    settings = ast.literal_eval(BLOCKS[1])
-    assert list(settings) == [fedexp.name]
-    sequential, vectorized = run("fedexp", settings, "sequential"), run("fedexp", settings, "vectorized")
-    for key, leaf in sequential.items():
-        torch.testing.assert_close(vectorized[key], leaf, rtol=1e-9, atol=1e-12)
-
-
-def test_it_composes_with_what_is_there(fedexp: type[Component]) -> None:
-    one, other = run("fedexp+fedprox", {}, "sequential"), run("fedprox+fedexp", {}, "sequential")
-    assert all(torch.equal(one[key], other[key]) for key in one)
+def test_after_the_three_edits_the_suites_pass(tmp_path: Path) -> None:
+    """The command that the page gives, in a copy of the tree."""
+    for folder in ("plugins", "tests"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "plugins" / "baselines" / "fedexp.py").write_text(COMPONENT)
+    imported, entry = REGISTRY.splitlines(keepends=True)
+    put(tmp_path / "plugins" / "recipes.py", "import FedDynAuthors\n", imported)
+    put(tmp_path / "plugins" / "recipes.py", "    for kind in (\n", entry)
+    row, unsound = TABLE.splitlines(keepends=True)
+    put(tmp_path / "tests" / "recipe_table.py", "PARAMETERS: dict[str, dict[str, object]] = {\n", row)
+    put(tmp_path / "tests" / "recipe_table.py", "UNSOUND = {\n", unsound)
+    (tmp_path / "tests" / "methods" / "test_fedexp.py").write_text(BY_HAND)
+    done = subprocess.run(
+        [sys.executable, *COMMAND.split(), "-p", "no:cacheprovider"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None and int(passed[1]) >= 20, "the walks meet the method"
 
 
 def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
-    """Two clients that moved by (3, 0) and (0, 4) from 0: mean (1.5, 2), length 2.5; mean square (9 + 16) / 2 = 12.5.
+    """Two clients that moved by (3, 0) and (0, 4): mean (1.5, 2), squared length 6.25; mean square (9 + 16) / 2 = 12.5.
 
-    eta_g = 12.5 / (2 (6.25 + 0.25)) = 0.9615, so at least 1; with (3, 0) and (-1, 0): mean 1, mean square 5,
+    eta_g = 12.5 / (2 (6.25 + 0.25)) = 0.9615, so 1; with (3, 0) and (-1, 0): mean 1, mean square 5,
     eta_g = 5 / (2 (1 + 0.25)) = 2.
     """
-    from plugins.core.component import Reply, Update
 
-    def step(moves: list[list[float]]) -> torch.Tensor:
+    def step(moves: list[list[float]]) -> Any:
         deltas = {"w": torch.tensor(moves, dtype=torch.float64)}
-        ones = torch.ones(2)
-        replies = Reply((0, 1), deltas, {}, {}, ones, ones, ones, {})
-        update = Update(replies, deltas, torch.full((2,), 0.5, dtype=torch.float64), deltas, {})
-        direction, _ = fedexp(eps=0.25).step({"w": deltas["w"].mean(0)}, {}, update)
-        return direction["w"]
+        ones, w = torch.ones(2), {"w": torch.zeros(2, dtype=torch.float64)}
+        server = Server(
+            Task(mlp((2,), 2), SGD(0.1)), w, {}, 1, 2, start=w, replies=Reply((0, 1), deltas, {}, {}, ones, ones, ones),
+            weights=torch.full((2,), 0.5, dtype=torch.float64), update={"w": deltas["w"].mean(0)},
+        )  # fmt: skip
+        params = fedexp(eps=0.25).step(server).params
+        assert params is not None
+        return params["w"].tolist()
 
-    torch.testing.assert_close(step([[3, 0], [0, 4]]), torch.tensor([1.5, 2.0], dtype=torch.float64))
-    torch.testing.assert_close(step([[3, 0], [-1, 0]]), torch.tensor([2.0, 0.0], dtype=torch.float64))
+    assert step([[3, 0], [0, 4]]) == pytest.approx([1.5, 2.0])
+    assert step([[3, 0], [-1, 0]]) == pytest.approx([2.0, 0.0])
+
+
+@pytest.mark.parametrize("other", ["fednnnn", "feddyn", "feddc", "sgdm_server"])
+def test_it_is_refused_beside_another_owner_of_the_servers_step(other: str, fedexp: type[Component]) -> None:
+    with pytest.raises(RecipeError, match=rf"^(?=.*'fedexp')(?=.*'{other}').*both own the server step, and each says"):
+        federation.run(f"fedexp+{other}")
+
+
+def test_without_its_claim_it_is_told_which_to_add(fedexp: type[Component], monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the words of the page."""
+    told = "'fedexp' changes the server step and does not claim it; add Claim.SERVER_STEP to its claims"
+    assert told in GUIDE.read_text()
+    unclaimed = type("FedExP", (fedexp,), {"claims": frozenset[Claim]()})
+    monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)
+    with pytest.raises(RecipeError, match=re.escape(told)):
+        federation.run("fedexp", rounds=1)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_reading_local_data_it_is_told_what_to_declare(
+    engine: str, fedexp: type[Component], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass(frozen=True)
+    class Reads(fedexp):  # type: ignore[misc, valid-type]  # a class made at run time
+        def report(self, trace: Trace, client: Client) -> Answer:
+            return Answer({"counts": client.own.class_counts(client.task.network.n_classes)})
+
+    told = "client.own is there for methods that declare Needs(own=True)"
+    assert told in GUIDE.read_text()
+    monkeypatch.setitem(recipes.METHODS, "fedexp", Reads)
+    with pytest.raises(RecipeError, match=re.escape(told)):
+        federation.run("fedexp", rounds=1, engine=engine)
+
+    class Declares(Reads):
+        needs: ClassVar[Needs] = Needs(own=True)
+
+    monkeypatch.setitem(recipes.METHODS, "fedexp", Declares)
+    federation.run("fedexp", rounds=1, engine=engine)
 
 
 def test_the_pair_is_made_by_name(fedexp: type[Component]) -> None:
     made: dict[str, type] = {}
-    exec(BLOCKS[2], made)
-    assert {made["FedExPTrainer"].recipe, made["FedExPAggregator"].recipe} == {"fedexp"}
+    exec(PAIR, made)
+    assert {made["FedExPTrainer"].recipe, made["FedExPAggregator"].recipe} == {"fedexp"}  # type: ignore[attr-defined]  # set by `make_pair`

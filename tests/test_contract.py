@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 import sys
 from collections.abc import Callable
-from pathlib import Path
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from plugins.core import client
-from plugins.core.component import Server
-from plugins.core.trees import Tree, flatten, sub, tree_map
-from plugins.engines import sequential
-from plugins.engines.simulation import desk, drive, initial_model
+from plugins.core import training
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Ask, Client, Component, Reply, Setting, overrides
+from plugins.core.options import RecipeError
+from plugins.core.randomness import identity
+from plugins.core.training import Views
+from plugins.core.trees import Params, Tree, leaves, row, tree_map
+from plugins.engines import local, sequential
+from plugins.engines.packing import flatten
+from plugins.engines.simulation import Simulation, initial_model
 from plugins.recipes import METHODS
 from tests import federation
+from tests.recipe_table import ALONE
 
 EVERY = pytest.mark.parametrize("method", sorted(METHODS))
-# Centralised training has one client whatever the cohort.
-FEDERATED = pytest.mark.parametrize("method", sorted(name for name, kind in METHODS.items() if not kind.pools))
+POOLED = {name for name, kind in METHODS.items() if kind().needs.pooled}  # one client, whatever the cohort
+FEDERATED = pytest.mark.parametrize("method", sorted(METHODS.keys() - POOLED))
+ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 
 # Hyper-parameters with which a method is FedAvg, where mathematics says so: to the bit.
 NEUTRAL: dict[str, dict[str, object]] = {
@@ -36,11 +44,16 @@ NEUTRAL: dict[str, dict[str, object]] = {
     "fedrs": {"alpha": 1.0},
     "moon": {"mu": 0.0},
     "sgdm": {"gamma": 0.0},
+    "sgdm_local": {"gamma": 0.0},
+    "sgdm_server": {"gamma": 0.0},
     "fednlr": {"mu0": 1.0, "a1": 0.0, "a2": 0.0},
     "fedprox": {"mu": 0.0},
     "fnr": {"p": 0.0},
+    "fnr_authors": {"p": 0.0, "fnr_mode": "eval"},  # "train" leaves other running statistics
     "rfedavg": {"lam": 0.0},
+    "rfedavg_authors": {"lam": 0.0, "weights": "size"},
     "rfedavg_plus": {"lam": 0.0},
+    "rfedavg_plus_authors": {"lam": 0.0, "weights": "size"},
 }
 
 
@@ -87,70 +100,75 @@ def test_its_name_is_its_entry_and_its_module_names_a_source(method: str) -> Non
 
 
 @EVERY
-def test_the_readme_has_a_line_with_its_source(method: str) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (line,) = [line for line in readme.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
-    source = sys.modules[METHODS[method].__module__].__doc__ or ""
-    named = re.search(r"\]\((https?://[^)]+)\)", line)
-    assert METHODS[method].pools if named is None else named[1] in source
-
-
-@EVERY
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_state_and_memory_keep_structure_shapes_and_dtypes(method: str, batch_norm: bool) -> None:
     simulation = federation.simulation(method, batch_norm=batch_norm)
-    before = shapes(simulation.server._asdict()), shapes(simulation.engine.clients.memory)
+
+    def kept() -> object:
+        return shapes(simulation.loop.state._asdict()), shapes(simulation.engine.clients.memory)
+
+    before = kept()
     simulation.run()
-    assert (shapes(simulation.server._asdict()), shapes(simulation.engine.clients.memory)) == before
+    assert kept() == before
+
+
+def given(*args: Any) -> Tree:
+    """The trees that a client is given."""
+    trees: Tree = {}
+    for arg in args:
+        if isinstance(arg, dict):
+            trees["own"] = {key: leaf for key, leaf in arg.items() if key != "key"}
+        elif isinstance(arg, Ask):
+            trees["ask"] = {key: getattr(arg, key) for key in ("params", "buffers", "shared", "each")}
+        elif isinstance(arg, Client):
+            trees["client"] = {"params": arg.params, "buffers": arg.buffers}
+    return trees
 
 
 @FEDERATED
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_no_hook_changes_what_it_is_given(method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the client: model, buffers, messages and memory. On the server: model, buffers, state and replies."""
+    """On the client: model, buffers, messages and memory. On the server: model, buffers, state and replies. On both:
+    samples."""
 
     def watched(name: str) -> Callable[..., Any]:
-        real = getattr(client, name)
+        real = getattr(sequential, name)
 
         def watching(*args: Any) -> Any:
-            trees = [tree for tree in args if isinstance(tree, dict)][:4]  # behind them, where to put the model
-            before = [frozen_copy(tree) for tree in trees]
+            found = given(*args[:4])  # behind them, where training puts the model
+            before = frozen_copy(found)
             answered = real(*args)
-            for given, tree, copy in zip(("params", "buffers", "shared", "own"), trees, before, strict=True):
-                assert_equal(copy, tree, f"{name}, client's {given}")
+            assert_equal(before, found, f"{name}, on the client")
             return answered
 
         return watching
 
-    for name in ("train", "further"):
+    for name in ("train", "answer"):
         monkeypatch.setattr(sequential, name, watched(name))
-    simulation = federation.simulation(method, batch_norm=batch_norm)
+    of = federation.federation()
+    samples = {"x": of.train.x, "y": of.train.y, "public": of.public.x, "labels": of.public.y}
+    clean = frozen_copy(samples)
+    simulation = federation.simulation(method, batch_norm=batch_norm, of=of)
     replies: list[tuple[Tree, Tree]] = []
+    real = simulation.engine.answer
 
-    def answer(ask: Any) -> Any:
-        reply = simulation.engine.answer(ask, 1)
-        tree = {"params": reply.params, "buffers": reply.buffers, "upload": reply.upload}
-        kept = frozen_copy(tree)
-        if ask.job == "train" and not any(c.reads_models for c in simulation.algorithm.components):
-            kept["params"] = frozen_copy(sub(reply.params, ask.params))  # nobody reads them: they become differences
-        replies.append((tree, kept))
+    def answer(ask: Ask, round_: int) -> Reply:
+        reply = real(ask, round_)
+        tree = {"deltas": reply.deltas, "buffers": reply.buffers, "upload": reply.upload}
+        replies.append((tree, frozen_copy(tree)))
         return reply
 
-    server, of = simulation.server, federation.federation()
-    at_hand = desk(simulation.engine.clients.task, of.public, 0, 1, of.train.x)
-    for asks in (
-        lambda server: simulation.algorithm.begin(server, tuple(range(6))),
-        lambda server: simulation.algorithm.round(server, (0, 2, 3, 5), at_hand),
-        lambda server: simulation.algorithm.round(server, (1, 2, 3, 4), at_hand),
-        lambda server: simulation.algorithm.finish(server, server.params, tuple(range(6)), at_hand),
-    ):
-        before = frozen_copy(server._asdict())
-        out = drive(asks(server), answer)
-        assert_equal(before, server._asdict(), "server")
-        server = out if isinstance(out, Server) else out[0]
+    monkeypatch.setattr(simulation.engine, "answer", answer)
+    state = simulation.loop.state._asdict()
+    before = frozen_copy(state)
+    for _ in simulation.rounds():
+        assert_equal(before, state, "server")
         for tree, copy in replies:
             assert_equal(copy, tree, "reply")
-        replies.clear()  # the next round's models are put in the same place
+        replies.clear()  # the next round's updates are put in the same place
+        state = simulation.loop.state._asdict()
+        before = frozen_copy(state)
+    assert_equal(clean, samples, "samples")
 
 
 @EVERY
@@ -158,7 +176,7 @@ def test_a_run_repeats_to_the_bit(method: str) -> None:
     assert federation.equal(federation.run(method), federation.run(method))
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@ENGINES
 @pytest.mark.parametrize("method", NEUTRAL)
 def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str) -> None:
     for batch_norm in (False, True):
@@ -195,14 +213,107 @@ def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
 
 
 PAIRS = ["fedprox+fnr", "scaffold+ccn", "fednnnn+fednlr", "rfedavg_plus+fednnnn", "ccn+fednlr", "scaffold+fedprox"]
+LONG = [
+    "scaffold+fnr+ccn+fednlr+moon",
+    "fedgen+fedprox+fedlc+fednnnn+rfedavg_plus+datasharing",
+    "feddyn+fedftg+fednlr+rfedavg+ccn",
+]  # three of whose methods draw numbers
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-@pytest.mark.parametrize("pair", PAIRS)
-def test_the_order_of_a_recipe_does_not_matter(pair: str, engine: str) -> None:
-    a, b = pair.split("+")
-    runs = [federation.run(recipe, engine=engine, rounds=2) for recipe in (f"{a}+{b}", f"{b}+{a}")]
-    assert federation.equal(*runs)
+@ENGINES
+@pytest.mark.parametrize("recipe", [*PAIRS, *LONG])
+def test_order_and_names_of_a_recipe_do_not_matter(recipe: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit: neither shuffled, nor with other names, which sort in another order."""
+    methods = recipe.split("+")
+    plain = federation.run(recipe, engine=engine, rounds=2, batch_norm=True)
+    shuffled = random.Random(len(recipe)).sample(methods, len(methods))
+    for kinds in ({}, {f"{chr(ord('z') - i)}{i}": METHODS[method] for i, method in enumerate(shuffled)}):
+        for name, kind in kinds.items():
+            renamed = type(kind.__name__, (kind,), {"name": name, "__module__": kind.__module__})
+            monkeypatch.setitem(METHODS, name, renamed)
+        for order in (list(kinds) or methods)[::-1], list(kinds) or shuffled:
+            again = federation.run("+".join(order), engine=engine, rounds=2, batch_norm=True)
+            assert federation.equal_models(again, plain)
+
+
+@ENGINES
+@pytest.mark.parametrize("recipe", LONG)
+def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine: str) -> None:
+    """Without the sort of `compose`."""
+
+    def ran(order: Callable[[tuple[Component, ...]], tuple[Component, ...]]) -> Simulation:
+        simulation = federation.simulation(recipe, engine=engine, rounds=2, batch_norm=True, dtype=torch.float64)
+        algorithm = Algorithm(order(simulation.algorithm.components), simulation.algorithm.setting)
+        simulation.algorithm = simulation.loop.algorithm = simulation.engine.clients.algorithm = algorithm
+        simulation.run()
+        return simulation
+
+    plain = flatten(ran(lambda components: components).loop.state._asdict())
+    for order in (lambda found: found[::-1], lambda found: (*found[2:], *found[:2])):
+        again = flatten(ran(order).loop.state._asdict())
+        for key, leaf in plain.items():
+            torch.testing.assert_close(again[key], leaf, rtol=1e-12, atol=1e-12, msg=key)
+
+
+def test_no_two_components_of_a_recipe_draw_from_one_key() -> None:
+    """A variant draws what its method draws; the two do not compose."""
+    assert identity(METHODS["fnr_authors"]()) == identity(METHODS["fnr"]()) != identity(METHODS["ccvr"]())
+    for a, b in combinations(METHODS.values(), 2):
+        if identity(a()) == identity(b()):
+            with pytest.raises(RecipeError, match="can't be combined"):
+                Algorithm.compose([a(), b()], Setting(6, 4))
+
+
+def alone(hook: str) -> Any:
+    """The entries of the table whose method brings its own `hook`."""
+    return pytest.mark.parametrize(
+        "entry", [e for e, (method, _) in ALONE.items() if method != "fedavg" and overrides(METHODS[method](), hook)]
+    )
+
+
+@alone("gradient_term")
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_a_gradient_term_of_several_clients_is_that_of_each(
+    entry: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit: leaves [M, ...], rows of messages, memory and what was prepared."""
+    most: list[int] = []
+
+    def watching(views: Views, w: Params) -> Params:
+        for c, view in views.items():
+            found = c.gradient_term(w, view)
+            m = len(next(leaves(w)))
+            most.append(m)
+            for k in range(m):
+                parts = {part: row(getattr(view, part), k) for part in ("each", "memory", "prepared")}
+                one = c.gradient_term(row(w, k), dataclasses.replace(view, **parts))
+                assert (one is None) is (found is None)
+                for key, leaf in (one or {}).items():
+                    # What is the same for all may come without the axis.
+                    of_all = torch.broadcast_to((found or {})[key], w[key].shape)
+                    assert torch.equal(of_all[k], torch.broadcast_to(leaf, w[key].shape[1:])), key
+        return training.term(views, w)
+
+    monkeypatch.setattr(local, "term", watching)
+    method, settings = ALONE[entry]
+    federation.run(method, settings, engine="vectorized", batch_norm=batch_norm, cohort=6)
+    assert max(most) > 1
+
+
+@alone("update_factor")
+def test_an_update_factor_is_one_number_per_row(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Params] = []
+
+    def watching(views: Views) -> Params:
+        for c, view in views.items():
+            found.append(c.update_factor(view) or {})
+            assert all(rows.shape == view.params[name].shape[:1] for name, rows in found[-1].items())
+        return training.factor(views)
+
+    monkeypatch.setattr(local, "factor", watching)
+    method, settings = ALONE[entry]
+    federation.run(method, settings, batch_norm=True)
+    assert any(found)
 
 
 @FEDERATED
@@ -213,6 +324,7 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
     """
     special: Any = {
         "fnr": {"p": 1.0, "batch_size": 99},
+        "fnr_authors": {"p": 1.0, "batch_size": 99, "refine_optimizer": "same"},  # Adam makes steps of rounding
         "fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0},
     }
     settings = {method: special[method]} if method in special else {}
@@ -231,10 +343,10 @@ def test_it_moves_buffers_by_averaging_only(method: str) -> None:
     """Batch norms' running statistics are no parameters: no control variate, norm or momentum touches them."""
     simulation = federation.simulation(method, batch_norm=True)
     _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
-    assert simulation.server.buffers.keys() == buffers.keys()
+    assert simulation.loop.state.buffers.keys() == buffers.keys()
     # MOON's memory is a whole model, so it has buffers of its own.
     kept = {key: tree for key, tree in simulation.engine.clients.memory.items() if key != "moon"}
-    keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.server.state})}
+    keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.loop.state.slices})}
     memory = {key.rpartition("/")[2] for key in flatten(kept)}
     assert not (keys | memory) & buffers.keys()
     out = simulation.run()

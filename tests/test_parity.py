@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.core.trees import Params, flatten
-from plugins.engines.simulation import Outcome
+from plugins.core.trees import Params
+from plugins.engines.packing import flatten
+from plugins.engines.run import Outcome
 from plugins.models import build
 from tests import federation
 from tests.recipe_table import ALONE, EVERY
@@ -55,7 +56,7 @@ def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: tor
             recipe, settings, dtype=dtype, batch_norm=batch_norm, engine=engine, epochs=1
         )
         outcomes.append(simulation.run())
-        states.append(flatten({"state": simulation.server.state, "memory": simulation.engine.clients.memory}))
+        states.append(flatten({"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}))
     a, b = outcomes
     rtol = TOLERANCE[dtype]
     for part in ("params", "evaluated", "buffers"):
@@ -86,7 +87,7 @@ def test_convolutions_and_what_is_recorded(
     outcomes: list[Outcome] = []
     for engine in ("sequential", "vectorized"):
         simulation = federation.simulation(recipe, settings, of=images, dtype=torch.float64, engine=engine, rounds=2)
-        simulation.engine.clients.observing = simulation.recorder.observing = True
+        simulation.engine.clients.observing = simulation.loop.recorder.observing = True
         outcomes.append(simulation.run())
     a, b = outcomes
     close(b.params, a.params, 1e-8)

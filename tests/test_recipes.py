@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 import pytest
 
 from plugins import recipes
-from plugins.core.component import Component, RecipeError, Setting
+from plugins.core.component import Component, Setting
+from plugins.core.options import Range, RecipeError
 
-SETTING = Setting(n_clients=20, cohort=5, n_classes=10, feature_size=64, optimizer="sgd", lr=0.1, n_public=100)
+SETTING = Setting(n_clients=20, cohort=5, optimizer="sgd", lr=0.1, n_public=100)
 
 
 def refused(recipe: str, settings: Any, *words: str) -> None:
@@ -34,11 +39,18 @@ def test_blanks_around_names_do_not_matter() -> None:
     assert recipes.parse(" scaffold + fnr ") == ("scaffold", "fnr")
 
 
-def test_hyper_parameters_and_the_setting_are_filled_in() -> None:
+def test_hyper_parameters_are_filled_in() -> None:
     algorithm = recipes.build("scaffold+fnr", {"fnr": {"p": 0.2, "epochs": 1}}, SETTING)
     parts: dict[str, Any] = {c.name: c for c in algorithm.components}
-    assert (parts["fnr"].p, parts["fnr"].epochs, parts["fnr"].n_classes) == (0.2, 1, 10)
-    assert parts["scaffold"].n_clients == 20
+    assert (parts["fnr"].p, parts["fnr"].epochs, parts["fnr"].batch_size) == (0.2, 1, 32)
+    assert algorithm.setting == SETTING
+
+
+def test_a_method_on_public_data_needs_some() -> None:
+    for recipe in ("fnr", "feddf"):
+        with pytest.raises(RecipeError, match=f"{recipe}: needs a public split, but data.public is 0"):
+            recipes.build(recipe, {}, SETTING._replace(n_public=0))
+    recipes.build("fnr_authors", {"fnr_authors": {"public_data": "test"}}, SETTING._replace(n_public=0))
 
 
 def test_an_integer_will_do_for_a_number() -> None:
@@ -144,38 +156,52 @@ def test_no_number_of_any_method_takes_nan_infinity_a_flag_or_text(method: str, 
 )
 def test_values_out_of_range_name_method_and_key(recipe: str, settings: dict[str, float]) -> None:
     ((key, value),) = settings.items()
-    with pytest.raises(RecipeError, match=rf"{recipe}: .*{key} = {value}"):
-        recipes.build(recipe, {recipe: settings}, SETTING)
+    refused(recipe, {recipe: settings}, f"{recipe}: {key} = {value} must ")
 
 
-WORDS = [
-    (method, key)
-    for method in recipes.METHODS
-    for key, default in recipes.hyper_parameters(method).items()
-    if isinstance(default, str)
+RANGED = [
+    (method, key, value)
+    for method, kind in recipes.METHODS.items()
+    for key, hint in get_type_hints(kind, include_extras=True).items()
+    for of in get_args(hint)
+    if isinstance(of, Range)
+    for value in [of.low - 1] * (of.low > -math.inf) + [of.high + 1] * (of.high < math.inf)
 ]
 
 
-@pytest.mark.parametrize(("method", "key"), WORDS)
-def test_no_option_of_any_method_takes_a_word_it_does_not_know(method: str, key: str) -> None:
-    with pytest.raises(RecipeError, match=rf"{method}(\.|: .*){key} = 'nonsense'"):
-        recipes.build(method, {method: {key: "nonsense"}}, SETTING)
+@pytest.mark.parametrize(("method", "key", "value"), RANGED)
+def test_values_beyond_an_end_of_a_range_are_refused(method: str, key: str, value: float) -> None:
+    value = value if isinstance(recipes.hyper_parameters(method)[key], float) else int(value)
+    refused(method, {method: {key: value}}, f"{method}: {key} = {value} must ")
 
 
-OPTIONS = [(method, key) for method in recipes.METHODS for key in recipes.METHODS[method].options]
+@pytest.mark.parametrize(
+    ("of", "inside", "outside", "words"),
+    [
+        (Range(0), [0, 5], [-1], "be at least 0"),
+        (Range(0, open="("), [0.1], [0, -1], "be above 0"),
+        (Range(0, 1), [0, 1], [-0.1, 1.1], "lie in [0, 1]"),
+        (Range(0, 1, open=")"), [0, 0.9], [1], "lie in [0, 1)"),
+        (Range(0, 1, open="("), [0.1, 1], [0], "lie in (0, 1]"),
+    ],
+)
+def test_ranges_have_open_and_closed_ends(of: Range, inside: list[float], outside: list[float], words: str) -> None:
+    assert all(value in of for value in inside) and not any(value in of for value in outside)
+    assert str(of) == words
 
 
-@pytest.mark.parametrize(("method", "key"), OPTIONS)
-def test_options_take_their_words_and_name_the_nearest(method: str, key: str) -> None:
+WORDS = [(method, key, words) for method in recipes.METHODS for key, words in recipes.words(method).items()]
+
+
+@pytest.mark.parametrize(("method", "key", "words"), WORDS)
+def test_options_take_their_words_and_name_the_nearest(method: str, key: str, words: tuple[str, ...]) -> None:
     """Before anything is composed, so that params.yaml is refused as a whole."""
-    first, *others = recipes.METHODS[method].options[key]
-    assert recipes.hyper_parameters(method)[key] == first, "the default comes first"
-    for word in (first, *others):
+    assert recipes.hyper_parameters(method)[key] in words
+    for word in words:
         recipes.check_settings(method, {method: {key: word}})
-    allowed = ", ".join((first, *others))
-    refused(
-        method, {method: {key: others[0] + "x"}}, f"{method}.{key} = '{others[0]}x' is unknown", f"allowed: {allowed}"
-    )
+    typo = words[-1] + "x"
+    refused(method, {method: {key: typo}}, f"{method}.{key} = '{typo}' is unknown", f"allowed: {', '.join(words)}")
+    refused(method, {method: {key: 1}}, f"{method}.{key} = 1", "must be text")
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)
@@ -184,4 +210,13 @@ def test_every_method_builds_with_its_defaults(method: str) -> None:
     assert isinstance(component, Component)
     assert component.name == method
     for key, value in recipes.hyper_parameters(method).items():
-        assert getattr(component, key) == value, "a hyper-parameter has a default, what the setting fills in has none"
+        assert value is not None and getattr(component, key) == value, "every hyper-parameter has a default"
+
+
+@pytest.mark.parametrize("method", sorted(recipes.METHODS))
+def test_the_readme_has_a_line_with_its_source(method: str) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    (line,) = [line for line in readme.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
+    source = sys.modules[recipes.METHODS[method].__module__].__doc__ or ""
+    named = re.search(r"\]\((https?://[^)]+)\)", line)
+    assert recipes.METHODS[method]().needs.pooled if named is None else named[1] in source

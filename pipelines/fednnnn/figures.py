@@ -23,7 +23,7 @@ from pipelines.targets.settings import NONE
 from pipelines.targets.spec import Built, Target
 from plugins import models
 from plugins.core.errors import UserError
-from plugins.core.task import Pass
+from plugins.models.forward import Forward
 from plugins.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
 
 BASELINE = "FedAvg"
@@ -160,7 +160,7 @@ def _layers(target: Target) -> list[_Layer]:
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
     assert isinstance(net, Stacked), "all networks for images are"
     params, buffers = net.init(torch.Generator().manual_seed(0))
-    run, x = Pass(params, buffers, train=False), torch.zeros(1, *shape)
+    run, x = Forward(params, buffers, train=False), torch.zeros(1, *shape)
     found = [_Layer("Input", (NONE, _size(x), NONE, NONE))]
     flattened = ""
     normalised = 0  # parameters of a batch norm, which the paper lists with the ReLU behind it

@@ -26,12 +26,14 @@ from pipelines.targets import table
 from pipelines.targets.measured import Measured
 from pipelines.targets.pictures import panels, png
 from pipelines.targets.spec import Built, Target, address
-from plugins.core.reading import Read
+from plugins.core.data import Samples
 from plugins.data import noise
 from plugins.data.dataset import Dataset
-from plugins.data.randomness import key
+from plugins.data.reading import Read
+from plugins.data.streams import key
 from plugins.data.types import Ints
 
+METHODS = ("fnr", "fnr_authors")  # which refine
 ABOUT_CLIENTS = ("client", "samples", "entropy", "noise")  # columns of clients.csv before those of the classes
 
 
@@ -123,7 +125,8 @@ def _seen(data: Dataset, x: Tensor, sigma: float) -> Tensor:
     """A sample [1, ...] with noise, as a client of deviation `sigma` reads it."""
     std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
     drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))
-    return Read(drawn)(x, noise.alone(std, x), torch.zeros(1, dtype=torch.int64), 0)
+    one = torch.zeros(1, dtype=torch.int64)
+    return Read(drawn)(Samples(x, one, noise.alone(std, x)), one, 0)
 
 
 def _on_scale(data: Dataset, x: Tensor) -> Tensor:
@@ -244,12 +247,15 @@ def _worst(measured: Measured, panel: Mapping[str, Any], run: Result) -> Refined
     """The refined client of lowest accuracy in the last round; None where nobody was refined or looked at."""
     recorded, name = measured.recorded(run, panel["study"]), "test_" if panel["on"] == "test" else ""
     one = held(measured.folder(panel["study"]), panel["scenario"], run.seed)
-    if one is None or f"fnr/refine.{name}before" not in recorded:
+    method = next((method for method in run.composition.split("+") if method in METHODS), "")
+    if one is None or f"{method}/refine.{name}before" not in recorded:
         return None
-    refined = recorded["fnr/refined"][-1].nonzero().flatten()  # rows of the round's clients, ascending
-    worst = int(recorded["fnr/A"][-1][refined].argmin())
+    refined = recorded[f"{method}/refined"][-1].nonzero().flatten()  # rows of the round's clients, ascending
+    worst = int(recorded[f"{method}/A"][-1][refined].argmin())
     client = int(recorded["round/clients"][-1][refined[worst]])
-    before, after = (recorded[f"fnr/refine.{name}{when}"][-1, worst].double().numpy() for when in ("before", "after"))
+    before, after = (
+        recorded[f"{method}/refine.{name}{when}"][-1, worst].double().numpy() for when in ("before", "after")
+    )
     return Refined(client, one.counts[client], one.classes, before, after)
 
 

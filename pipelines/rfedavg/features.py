@@ -14,7 +14,6 @@ from pipelines import config
 from pipelines.figures import Values
 from pipelines.results import Result
 from pipelines.targets.measured import Measured
-from plugins.core.task import Pass
 from plugins.data import datasets
 from plugins.data.dataset import Dataset
 from plugins.data.indices import read_indices
@@ -55,7 +54,7 @@ def of_clients(measured: Measured, address: Mapping[str, Any], run: Result, clas
         part = parts[client][:: -(-len(parts[client]) // MOST)]
         x = replace(data, train_x=data.train_x[torch.from_numpy(part)]).normalised("train")
         with torch.no_grad():
-            phi = network.encode(Pass(params, buffers, train=False), x)
+            phi = network(params, buffers, x, False).features
         found.append(Shown(client, labels[part], phi.double().numpy()))
     return found
 

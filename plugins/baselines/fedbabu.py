@@ -16,8 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Options
-from plugins.core.task import Network
+from plugins.core.component import Claim, Component, Needs, Weights
 
 
 @dataclass(frozen=True)
@@ -25,15 +24,7 @@ class FedBABU(Component):
     """Trains the body under a classifier that keeps its random initial values."""
 
     name: ClassVar[str] = "fedbabu"
-    options: ClassVar[Options] = {"weights": ("size", "uniform")}
-    claims: ClassVar[frozenset[str]] = frozenset({"classifier"})
+    needs: ClassVar[Needs] = Needs(fixed_classifier=True)
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLASSIFIER})
 
-    weights: str = "size"  # CCN's n_r / n; the authors' code: uniform
-
-    @property
-    def weighting(self) -> str:
-        return self.weights
-
-    def fixed(self, network: Network) -> frozenset[str]:
-        """The head: its learning rate is 0."""
-        return frozenset(network.layers[-1].parameters)
+    weights: Weights = "size"  # CCN's n_r / n; the authors' code: uniform

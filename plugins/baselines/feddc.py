@@ -12,7 +12,8 @@ gradient.
 - With local momentum the correction is added to the gradient before the momentum.
 
 Meeting others: with FNR-FL, h_k and Delta_k come from the local training and the mean from the refined models. With
-CCN, the mean over S has CCN's weights and the rest stays uniform. Its FedML pair is `make_pair("feddc")`.
+CCN, the mean over S has CCN's weights and the rest stays uniform.
+FedML pair: `make_pair("feddc")`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
+from torch import Tensor
 
-from plugins.core.component import Component, Data, Desk, RecipeError, Setting, Trace, Update, View
-from plugins.core.task import Task
+from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace, Weights
+from plugins.core.options import NonNegative, RecipeError
 from plugins.core.trees import Params, Tree, add, sub, tree_map, zeros_like
 
 
@@ -32,54 +33,50 @@ class FedDC(Component):
     """Lets every client learn its own drift from the server's model, and takes it out of the average."""
 
     name: ClassVar[str] = "feddc"
-    broadcasts: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset(
-        {"client drift correction", "proximal term", "server step", "clients' average"}
-    )
-    weighting: ClassVar[str] = "uniform"
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE})
+    weights: ClassVar[Weights] = "uniform"
 
-    n_clients: int  # N
-    alpha: float = 0.01  # the authors' script for CIFAR-10
+    alpha: NonNegative = 0.01  # the authors' script for CIFAR-10
 
     def check(self, setting: Setting) -> None:
-        if not self.alpha >= 0:
-            raise RecipeError(f"feddc: alpha = {self.alpha} must be at least 0")
         if setting.optimizer != "sgd":
             raise RecipeError(
                 f"feddc: train.optimizer = {setting.optimizer!r} has no fixed step size, which Delta_k divides by; "
                 "allowed: sgd"
             )
 
-    def init_client(self, params: Params, buffers: Params, task: Task) -> Tree:
-        return {"h": zeros_like(params), "Delta": zeros_like(params)}
+    def init_client(self, client: Client) -> Tree:
+        return {"h": zeros_like(client.params), "Delta": zeros_like(client.params)}
 
-    def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """g + alpha (w - (w_t - h_k)) + Delta - Delta_k."""
-        own, shared = view.memory, view.shared
-        return tree_map(
-            lambda g, w, w_t, h_k, delta, delta_k: g + self.alpha * (w - (w_t - h_k)) + delta - delta_k,
-            tree, params, view.start, own["h"], shared["Delta"], own["Delta"],
-        )  # fmt: skip
+    def init_server(self, server: Server) -> Tree:
+        return {"h": zeros_like(server.params), "Delta": zeros_like(server.params)}
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def broadcast(self, server: Server) -> Tree:
+        return {"Delta": server.state["Delta"]}
+
+    def prepare(self, client: Client) -> Tree:
+        """What does not change in a round: w_t - h_k and Delta - Delta_k."""
+        own = client.memory
+        return {"w_h": sub(client.params, own["h"]), "drift": sub(client.shared["Delta"], own["Delta"])}
+
+    def gradient_term(self, w: Params, client: Client) -> Params:
+        """alpha (w - (w_t - h_k)) + Delta - Delta_k."""
+        kept = client.prepared
+        return tree_map(lambda w, w_h, drift: self.alpha * (w - w_h) + drift, w, kept["w_h"], kept["drift"])
+
+    def report(self, trace: Trace, client: Client) -> Answer:
         """h_k <- h_k + w_k - w_t; Delta_k <- Delta_k - Delta + (w_t - w_k) / (K eta)."""
-        own, k_eta = view.memory, trace.steps.clamp(min=1) * task.lr
-        moved = sub(trace.end, trace.start)
-        new = tree_map(lambda own, shared, d: own - shared - d / k_eta, own["Delta"], view.shared["Delta"], moved)
-        return {"dDelta": sub(new, own["Delta"])}, {"h": add(own["h"], moved), "Delta": new}
+        own, k_eta = client.memory, trace.steps.clamp(min=1) * client.task.lr
+        moved = sub(trace.params, client.params)
+        new = tree_map(lambda own, all_, d: own - all_ - d / k_eta, own["Delta"], client.shared["Delta"], moved)
+        return Answer({"dDelta": sub(new, own["Delta"])}, {"h": add(own["h"], moved), "Delta": new})
 
-    def init_server(self, params: Params, desk: Desk) -> Tree:
-        return {"h": zeros_like(params), "Delta": zeros_like(params)}
-
-    def broadcast(self, state: Tree) -> Tree:
-        return {"Delta": state["Delta"]}
-
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
+    def step(self, server: Server) -> Change:
         """Delta <- Delta + (1/N) sum over S of Delta_k's change; w = mean over S of w_k + (1/N) sum over all of h_k."""
 
-        def renewed(mean: torch.Tensor, changes: torch.Tensor) -> torch.Tensor:
-            return mean + changes.sum(0) / self.n_clients
+        def renewed(mean: Tensor, changes: Tensor) -> Tensor:
+            return mean + changes.sum(0) / server.n_clients
 
-        delta = tree_map(renewed, state["Delta"], update.replies.upload[self.name]["dDelta"])
-        h = tree_map(renewed, state["h"], update.trained)
-        return add(direction, h), {"h": h, "Delta": delta}
+        delta = tree_map(renewed, server.state["Delta"], server.replies.upload["dDelta"])
+        h = tree_map(renewed, server.state["h"], server.trained)
+        return Change({"h": h, "Delta": delta}, add(server.params, add(server.update, h)))

@@ -6,49 +6,41 @@ Algorithm 1: the server trains the average on with inputs that a generator G(z, 
 where student and clients disagree (hard samples) that the clients still assign to y, and the student learns the
 clients' ensemble on them. Labels follow p(y) ~ sum_k n_k^y (customised label sampling), and client k counts for label y
 with alpha_k^y = n_k^y / sum_i n_i^y (class-level ensemble). Numbers and terms are those of the authors' code:
-- discrepancy "l1", mean_c |student - client| of the logits with the clients' taken as given, is their hard-sample
-  term; "kl" is KL(ensemble || student).
+- discrepancy "l1" is their hard-sample term, mean_c |student - client| of the logits, where the clients' logits have no
+  gradient; "kl" is KL(ensemble || student).
 - The student's loss is a mean over classes too, so its step is 1/C of server_lr.
-- G is a perceptron with one hidden layer for inputs of any shape, theirs is a convolutional network for images. As
-  theirs it ends in a tanh and is then standardised per channel over the batch, as the data are.
-- G takes one step on the sum over clients; theirs takes one per client in turn, which hangs on the clients' order.
-- The step sizes don't decay, and weight decay is left out; theirs decay by 0.998 a round, with that of local training.
-- G outlives the round; its Adam begins anew in every round, as theirs.
+- G is a perceptron with one hidden layer for inputs of any shape; theirs is a convolutional network for images. As
+  theirs, G ends in a tanh, and its output is standardised per channel over the batch, as the data are.
+- G takes one step on the sum over clients. Theirs takes one step per client in turn, which depends on their order.
+- The step sizes don't decay, and weight decay is left out. Theirs decay by 0.998 a round, with that of local training.
+- G outlives the round. Its Adam begins anew in every round, as theirs.
 
-Running statistics of the student's batch norms move while it learns. Meeting others: the clients' models are those
-that enter the average, the student is the model after everybody's server step. Its FedML pair is `make_pair("fedftg")`.
+The running statistics of the student's batch norms move while it learns. Meeting others: the clients' models are those
+that enter the average. The student is the model after all methods' server steps. Its FedML pair is
+`make_pair("fedftg")`.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.component import (
-    Asks,
-    Component,
-    Data,
-    Desk,
-    Options,
-    RecipeError,
-    Server,
-    Setting,
-    Trace,
-    Update,
-    View,
-)
-from plugins.core.noise import fold, normal
+from plugins.core.component import Answer, Change, Claim, Client, Component, Needs, Server, Setting, Trace
+from plugins.core.data import Batch, cross_entropies
 from plugins.core.optimizers import SGD, Adam
-from plugins.core.task import Task
-from plugins.core.training import autograd
-from plugins.core.trees import Params, Tree, add, row
+from plugins.core.options import Count, CountOrNone, NonNegative, Positive, Range, RecipeError
+from plugins.core.randomness import fold, normal
+from plugins.core.task import Output, Task
+from plugins.core.training import descend
+from plugins.core.trees import Params, Tree
 
 Model = tuple[Params, Params]  # parameters and buffers
 
@@ -58,23 +50,20 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    reads_models: ClassVar[bool] = True
-    options: ClassVar[Options] = {"discrepancy": ("l1", "kl")}
-    claims: ClassVar[frozenset[str]] = frozenset({"distillation on the server"})
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
+    needs: ClassVar[Needs] = Needs(own=True)
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
 
-    n_classes: int  # C
-    iterations: int = 10  # I, per round: authors' code
-    generator_steps: int = 1  # I_g, per iteration: authors' code
-    model_steps: int = 5  # I_d, per iteration: authors' code
-    batch_size: int = 50  # authors' script for CIFAR-10
-    noise_dim: int = 100  # of z: authors' code
-    hidden: int = 256  # of G; ours
-    generator_lr: float = 0.01  # of Adam: authors' code
-    server_lr: float = 0.1  # of the model's SGD: authors' code
-    lambda_cls: float = 1.0  # authors' code
-    lambda_dis: float = 1.0  # authors' code
-    discrepancy: str = "l1"  # l1, kl: see above
+    iterations: CountOrNone = 10  # I, per round: authors' code
+    generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
+    model_steps: CountOrNone = 5  # I_d, per iteration: authors' code
+    batch_size: Annotated[int, Range(2)] = 50  # authors' script for CIFAR-10; one sample would be standardised to 0
+    noise_dim: Count = 100  # of z: authors' code
+    hidden: Count = 256  # of G; ours
+    generator_lr: Positive = 0.01  # of Adam: authors' code
+    server_lr: Positive = 0.1  # of the model's SGD: authors' code
+    lambda_cls: NonNegative = 1.0  # authors' code
+    lambda_dis: NonNegative = 1.0  # authors' code
+    discrepancy: Literal["l1", "kl"] = "l1"  # see above
 
     def check(self, setting: Setting) -> None:
         if setting.tokens:
@@ -82,68 +71,52 @@ class FedFTG(Component):
                 "fedftg: its generator makes samples by gradients, and the tokens of a text have none; use a model of "
                 "images, or fedgen, which generates features"
             )
-        for key in ("iterations", "generator_steps", "model_steps", "lambda_cls", "lambda_dis"):
-            if getattr(self, key) < 0:
-                raise RecipeError(f"fedftg: {key} = {getattr(self, key)} must be at least 0")
-        # A batch of one is standardised to nothing.
-        for key, least in (("batch_size", 2), ("noise_dim", 1), ("hidden", 1)):
-            if getattr(self, key) < least:
-                raise RecipeError(f"fedftg: {key} = {getattr(self, key)} must be at least {least}")
-        if min(self.generator_lr, self.server_lr) <= 0:
-            raise RecipeError(
-                f"fedftg: generator_lr = {self.generator_lr} and server_lr = {self.server_lr} must be above 0"
-            )
 
-    def init_server(self, params: Params, desk: Desk) -> Tree:
-        like, n_out = next(iter(params.values())), math.prod(desk.input_shape)
-        return {"generator": init(desk.key, self.noise_dim, self.n_classes, self.hidden, n_out, like)}
+    def init_server(self, server: Server) -> Tree:
+        like, n_out = next(iter(server.params.values())), math.prod(server.input_shape)
+        return {"generator": init(server.key, self.noise_dim, server.task.network.n_classes, self.hidden, n_out, like)}
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
-        assert data.own is not None
-        return {"counts": data.own.class_counts(self.n_classes).to(trace.loss.dtype)}, view.memory
+        return Answer({"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)})
 
-    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
+    def learn(self, server: Server) -> Change | None:
         """Algorithm 1: I times, I_g steps of G, which widens the discrepancy, then I_d of the model, on the same z."""
-        if self.iterations == 0:
-            return server
-        replies = update.replies
-        counts = replies.upload[self.name]["counts"]  # [M, C]
-        teachers = [(row(replies.params, k), row(replies.buffers, k)) for k in range(len(replies.clients))]
-        params, buffers, g = server.params, server.buffers, server.state[self.name]["generator"]
+        if not self.iterations:
+            return None
+        task, counts = server.task, server.replies.upload["counts"]  # [M, C]
+        teachers = list(server.client_models())  # at once: every step of G takes the gradient through all
+        params, buffers, g = server.params, server.buffers, server.state["generator"]
         adam, sgd = Adam(self.generator_lr), SGD(self.server_lr)
-        adam_state, sgd_state = adam.init(g), sgd.init(params)
+        state = adam.init(g)
         for i in range(self.iterations):
-            key = fold(desk.key, i)
-            y = draw_labels(fold(key, 0), counts, self.batch_size)
-            z = normal(fold(key, 1), self.batch_size, self.noise_dim, dtype=counts.dtype)
+            key = fold(server.key, i)
+            y = draw_labels(fold(key, "y"), counts, self.batch_size)
+            z = normal(fold(key, "z"), self.batch_size, self.noise_dim, dtype=counts.dtype)
             weights = label_weights(counts)[:, y]  # alpha_k^y, [M, B]
-            for _ in range(self.generator_steps):
-                loss = partial(self.generator_loss, desk, teachers, (params, buffers), weights, y, z)
-                grads, _ = autograd(loss, g)
-                step, adam_state = adam.step(grads, adam_state, g)
-                g = add(g, step)
-            x = self.inputs(desk, g, z, y)
-            target = self.ensemble(self.logits(desk.task, teachers, x), weights)
-            for s in range(self.model_steps):
-                loss = partial(self.model_loss, desk.task, buffers, x, target, fold(fold(key, 2), s))
-                grads, buffers = autograd(loss, params)
-                step, sgd_state = sgd.step(grads, sgd_state, params)
-                params = add(params, step)
-        return Server(params, buffers, server.state | {self.name: {"generator": g}})
-        yield
+            hard = partial(self.generator_loss, server, teachers, (params, buffers), weights)
+            made = descend(task, hard, g, [Batch(z, y)] * self.generator_steps, adam, state=state)
+            g, state = made.params, made.state
+            x = self.inputs(server, g, z, y)
+            target = self.ensemble(self.predicted(task, teachers, x), weights)
+            taught = descend(
+                task, partial(self.model_loss, task), params, [Batch(x, target)] * self.model_steps, sgd, buffers,
+                key=fold(key, "dropout"),
+            )  # fmt: skip
+            params, buffers = taught.params, taught.buffers
+        return Change({"generator": g}, params, buffers)
 
-    def inputs(self, desk: Desk, g: Params, z: Tensor, y: Tensor) -> Tensor:
+    def inputs(self, server: Server, g: Params, z: Tensor, y: Tensor) -> Tensor:
         """G(z, y): tanh, then mean 0 and variance 1 per channel over batch and positions; [B, *input_shape]."""
-        x = torch.tanh(generate(g, z, y, self.n_classes, slope=0.2)).reshape(-1, *desk.input_shape)
+        x = torch.tanh(generate(g, z, y, server.task.network.n_classes, slope=0.2)).reshape(-1, *server.input_shape)
         rest = (0, *range(2, x.ndim))
         centred = x - x.mean(rest, keepdim=True)
         return centred * torch.rsqrt(centred.square().mean(rest, keepdim=True) + 1e-5)
 
     @staticmethod
-    def logits(task: Task, models: list[Model], x: Tensor) -> Tensor:
-        """In eval mode, [models, B, C]."""
-        return torch.stack([task.forward(*model, x, train=False).logits for model in models])
+    def predicted(task: Task, models: Sequence[Model], x: Tensor) -> Tensor:
+        """Logits in eval mode, [models, B, C]."""
+        return torch.stack([task.eval(*model, x).logits for model in models])
 
     @staticmethod
     def ensemble(logits: Tensor, weights: Tensor) -> Tensor:
@@ -151,25 +124,29 @@ class FedFTG(Component):
         return (weights[:, :, None] * torch.softmax(logits, dim=2)).sum(0)
 
     def generator_loss(
-        self, desk: Desk, teachers: list[Model], student: Model, weights: Tensor, y: Tensor, z: Tensor, g: Params
-    ) -> tuple[Tensor, Tree]:
+        self,
+        server: Server,
+        teachers: Sequence[Model],
+        student: Model,
+        weights: Tensor,
+        g: Params,
+        _: Params,
+        batch: Batch,
+    ) -> tuple[Tensor, None]:
         """-L_md + lambda_cls L_cls + lambda_dis L_dis, with L_cls = sum_k alpha_k^y CE(D(x; w_k), y)."""
-        x = self.inputs(desk, g, z, y)
-        clients, (model,) = self.logits(desk.task, teachers, x), self.logits(desk.task, [student], x)
+        x = self.inputs(server, g, batch.x, batch.y)
+        clients, (model,) = self.predicted(server.task, teachers, x), self.predicted(server.task, [student], x)
         if self.discrepancy == "l1":
             apart = (weights * (model - clients.detach()).abs().mean(2)).sum(0)  # [B]
         else:
             target = self.ensemble(clients.detach(), weights)
             apart = F.kl_div(F.log_softmax(model, dim=1), target, reduction="none").sum(1)
-        losses = torch.stack([F.cross_entropy(of, y, reduction="none") for of in clients])  # [M, B]
-        classes = (weights * losses).sum(0)
-        value = (self.lambda_cls * classes - apart).mean() + self.lambda_dis * diversity(z, x.flatten(1))
-        return value, {}
+        classes = (weights * cross_entropies(clients, batch.y.expand(len(clients), -1))).sum(0)  # [B]
+        value = (self.lambda_cls * classes - apart).mean() + self.lambda_dis * diversity(batch.x, x.flatten(1))
+        return value, None
 
     @staticmethod
-    def model_loss(
-        task: Task, buffers: Params, x: Tensor, target: Tensor, key: Tensor, params: Params
-    ) -> tuple[Tensor, Tree]:
+    def model_loss(task: Task, w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
         """-mean over batch and classes of target log softmax(D(x; w)): KL(ensemble || student) / C up to a constant."""
-        out = task.forward(params, buffers, x, train=True, key=key)
-        return -(target * F.log_softmax(out.logits, dim=1)).mean(), out.buffers
+        out = task.train(w, buffers, batch)
+        return -(batch.y * F.log_softmax(out.logits, dim=1)).mean(), out

@@ -5,27 +5,28 @@ Algorithm 1: the server trains a generator G(y, eps) of features that the client
 clients train their models on with it from round 2 on. The terms are those of the authors' code for MNIST:
 - client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)], the KL with the
   labels y of the mini-batch and no gradient through the head, w_t = 0.98^(t - 1), alpha' and beta' `generative_*`.
-  Their factor gen_batch_size / batch_size is 1 by default and left out, as are the floor of 1e-4 under the weights
-  (round 570) and the end of the terms after 20 local epochs. The weights of 10 belong to their local step size of
-  0.01; with 0.1 on digits they keep the model from learning, and weights of 1 help.
-- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new average, theirs that before it.
-- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state outlives the round, its step size
+  Three things of theirs are left out: the factor gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4
+  under the weights (round 570), and the end of the terms after 20 local epochs. The weights of 10 belong to their local
+  step size of 0.01. With 0.1 on digits they keep the model from learning, and weights of 1 help.
+- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model, theirs the one before.
+- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state outlives the round. Its step size
   decays like w_t.
-- y' is uniform over all C classes. Theirs are the labels that occur at some client, which is the same unless a class
+- y' is uniform over all C classes. The authors draw from the labels that some client has, which differs only if a class
   has no samples at all.
 - The server's y follow the cohort's label counts, as in the paper; their code draws uniformly from labels with counts
-  above 1. Counts are those of the local set, theirs those of the batches seen plus one.
-- G has no batch norm: its running statistics would be sent beside its weights. Its output is linear, as theirs;
-  features behind a ReLU have no negative values, G's may.
+  above 1. The counts are those of the local set. The authors count the labels of the batches and add one.
+- G has no batch norm, whose running statistics would be sent beside the weights. Its output is linear, as in their
+  code, and may be negative. Features behind a ReLU are not.
 
-Meeting others: the teachers are the models that enter the average; "own prediction" is what the model says, before
-another method changes its logits. Its FedML pair is `make_pair("fedgen")`.
+Meeting others: the teachers are the models that enter the average. The student is the model after a learner such as
+FedDF. "Own prediction" is that of the model, before another method changes the logits. Its FedML pair is
+`make_pair("fedgen")`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 import torch
@@ -33,12 +34,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.component import Asks, Batch, Component, Data, Desk, RecipeError, Server, Setting, Trace, Update, View
-from plugins.core.noise import fold, integers, uniform
+from plugins.core.component import Answer, Change, Client, Component, Needs, Server, Trace
+from plugins.core.data import Batch, cross_entropies
 from plugins.core.optimizers import Adam
-from plugins.core.task import Output, Task, masked_mean
-from plugins.core.training import autograd
-from plugins.core.trees import Params, Tree, add, row, scale
+from plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive
+from plugins.core.randomness import fold, integers, uniform
+from plugins.core.task import Output, Task
+from plugins.core.training import descend
+from plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)
@@ -46,101 +49,92 @@ class FedGen(Component):
     """Trains a generator of features on the server, whose features the clients learn from."""
 
     name: ClassVar[str] = "fedgen"
-    reads_models: ClassVar[bool] = True
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
+    needs: ClassVar[Needs] = Needs(own=True)
 
-    n_classes: int  # C
-    feature_size: int  # d
-    generative_alpha: float = 10.0  # of the client's CE on G(y'): authors' code, MNIST
-    generative_beta: float = 10.0  # of the client's KL on G(y): authors' code, MNIST
-    decay: float = 0.98  # of these weights and of the generator's step size, per round: authors' code
-    gen_batch_size: int = 32  # y' per local step: authors' code
-    hidden: int = 256  # of G: authors' code, MNIST
-    noise_dim: int = 32  # of eps: authors' code, MNIST
-    steps: int = 50  # of G per round: authors' code
-    batch_size: int = 32  # of these: authors' code
-    generator_lr: float = 3e-4  # of Adam: authors' code, MNIST
-    weight_decay: float = 0.01  # of G: authors' code
-    alpha: float = 1.0  # teacher loss: authors' code
-    eta: float = 1.0  # diversity loss: authors' code
-    beta: float = 0.0  # student loss: authors' code
-
-    def check(self, setting: Setting) -> None:
-        for key in ("generative_alpha", "generative_beta", "weight_decay", "alpha", "eta", "beta", "steps"):
-            if getattr(self, key) < 0:
-                raise RecipeError(f"fedgen: {key} = {getattr(self, key)} must be at least 0")
-        for key in ("gen_batch_size", "hidden", "noise_dim", "batch_size"):
-            if getattr(self, key) < 1:
-                raise RecipeError(f"fedgen: {key} = {getattr(self, key)} must be at least 1")
-        if not 0 < self.decay <= 1 or not self.generator_lr > 0:
-            raise RecipeError(
-                f"fedgen: decay = {self.decay} must lie in (0, 1], generator_lr = {self.generator_lr} above 0"
-            )
-
-    def init_server(self, params: Params, desk: Desk) -> Tree:
-        like = next(iter(params.values()))
-        generator = init(desk.key, self.noise_dim, self.n_classes, self.hidden, self.feature_size, like)
-        return {"generator": generator, "adam": self.adam.init(generator), "round": like.new_zeros(())}
+    generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
+    generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST
+    decay: Decay = 0.98  # of these weights and of the generator's step size, per round: authors' code
+    gen_batch_size: Count = 32  # y' per local step: authors' code
+    hidden: Count = 256  # of G: authors' code, MNIST
+    noise_dim: Count = 32  # of eps: authors' code, MNIST
+    steps: CountOrNone = 50  # of G per round: authors' code
+    batch_size: Count = 32  # of these: authors' code
+    generator_lr: Positive = 3e-4  # of Adam: authors' code, MNIST
+    weight_decay: NonNegative = 0.01  # of G: authors' code
+    alpha: NonNegative = 1.0  # teacher loss: authors' code
+    eta: NonNegative = 1.0  # diversity loss: authors' code
+    beta: NonNegative = 0.0  # student loss: authors' code
 
     @property
     def adam(self) -> Adam:
         return Adam(self.generator_lr, weight_decay=self.weight_decay)
 
-    def broadcast(self, state: Tree) -> Tree:
-        """G and w_t: 0 in round 1, decay^(t - 1) from round 2 on."""
-        past = state["round"]
-        return {"generator": state["generator"], "weight": torch.where(past > 0, self.decay**past, 0 * past)}
+    def init_server(self, server: Server) -> Tree:
+        like, net = next(iter(server.params.values())), server.task.network
+        generator = init(server.key, self.noise_dim, net.n_classes, self.hidden, net.feature_size, like)
+        return {"generator": generator, "adam": self.adam.init(generator)}
 
-    def penalty(self, task: Task, params: Params, out: Output, batch: Batch, view: View) -> Tensor:
+    def broadcast(self, server: Server) -> Tree:
+        """G and w_t: 0 in round 1, decay^(t - 1) from round 2 on."""
+        weight = self.decay ** (server.round - 1) if server.round > 1 else 0.0
+        generator = server.state["generator"]
+        return {"generator": generator, "weight": generator["b1"].new_tensor(weight)}
+
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor:
         """w_t [alpha' CE(head(G(y', eps')), y') + beta' mean_B KL(softmax(head(G(y, eps))) || softmax(own logits))]."""
-        key = batch.key
+        key, n_classes = batch.key, client.task.network.n_classes
         assert key is not None
 
-        def logits(y: Tensor, number: int) -> Tensor:
-            eps = uniform(fold(key, number), len(y), self.noise_dim, dtype=out.logits.dtype)
-            return task.classify(params, generate(view.shared["generator"], eps, y, self.n_classes))
+        def logits(y: Tensor, word: str) -> Tensor:
+            eps = uniform(fold(key, word), len(y), self.noise_dim, dtype=out.logits.dtype)
+            return client.task.classify(w, generate(client.shared["generator"], eps, y, n_classes))
 
-        y = integers(fold(key, 0), self.n_classes, self.gen_batch_size)
-        teacher = F.cross_entropy(logits(y, 1), y)
-        target = torch.softmax(logits(batch.y, 2), dim=1).detach()  # [B, C]
+        y = integers(fold(key, "y'"), n_classes, self.gen_batch_size)
+        teacher = cross_entropies(logits(y, "eps'"), y).mean()
+        target = torch.softmax(logits(batch.y, "eps"), dim=1).detach()  # [B, C]
         apart = (torch.xlogy(target, target) - target * torch.log_softmax(out.logits, dim=1)).sum(1)  # [B]
-        latent = masked_mean(apart, batch.mask)
-        value: Tensor = view.shared["weight"] * (self.generative_alpha * teacher + self.generative_beta * latent)
+        latent = batch.mean(apart)
+        value: Tensor = client.shared["weight"] * (self.generative_alpha * teacher + self.generative_beta * latent)
         return value
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
-        assert data.own is not None
-        return {"counts": data.own.class_counts(self.n_classes).to(trace.loss.dtype)}, view.memory
+        return Answer({"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)})
 
-    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
-        """Algorithm 1, lines 10-13: `steps` steps of G on the loss below."""
-        state = server.state[self.name]
-        generator, adam = state["generator"], state["adam"]
-        counts = update.replies.upload[self.name]["counts"]  # [M, C]
-        teachers = [row(update.replies.params, k) for k in range(len(update.replies.clients))]
-        for s in range(self.steps):
-            key = fold(desk.key, s)
-            y = draw_labels(fold(key, 0), counts, self.batch_size)
-            eps = uniform(fold(key, 1), self.batch_size, self.noise_dim, dtype=counts.dtype)
-            loss = partial(self.objective, desk.task, teachers, server.params, label_weights(counts)[:, y], y, eps)
-            grads, _ = autograd(loss, generator)
-            step, adam = self.adam.step(grads, adam, generator)
-            generator = add(generator, scale(self.decay ** state["round"], step))
-        new = {"generator": generator, "adam": adam, "round": state["round"] + 1}
-        return server._replace(state=server.state | {self.name: new})
-        yield
+    def survey(self, server: Server) -> Change | None:
+        """Algorithm 1, lines 10-13: `steps` steps of G on the objective below."""
+        if server.round == 0:
+            return None
+        counts = server.replies.upload["counts"]  # [M, C]
+        head = server.task.network.layers[-1].parameters
+        teachers = [{name: w[name] for name in head if name in w} for w, _ in server.client_models()]
+
+        def draws() -> Iterator[Batch]:
+            for s in range(self.steps):
+                key = fold(server.key, s)
+                eps = uniform(fold(key, "eps"), self.batch_size, self.noise_dim, dtype=counts.dtype)
+                yield Batch(eps, draw_labels(fold(key, "y"), counts, self.batch_size))
+
+        def loss(g: Params, buffers: Params, batch: Batch) -> tuple[Tensor, None]:
+            weights = label_weights(counts)[:, batch.y]  # [M, B]
+            return self.objective(server.task, teachers, server.params, weights, batch.y, batch.x, g), None
+
+        found = descend(
+            server.task, loss, server.state["generator"], draws(), self.adam, state=server.state["adam"],
+            rate=lambda s: self.decay ** (server.round - 1),
+        )  # fmt: skip
+        return Change({"generator": found.params, "adam": found.state})
 
     def objective(
         self, task: Task, teachers: list[Params], student: Params, weights: Tensor, y: Tensor, eps: Tensor, g: Params
-    ) -> tuple[Tensor, Tree]:
+    ) -> Tensor:
         """alpha mean_B sum_k w_k^y CE(head_k(G), y) + eta diversity - beta KL(sum_k w_k^y head_k(G) || student(G))."""
-        features = generate(g, eps, y, self.n_classes)
+        features = generate(g, eps, y, task.network.n_classes)
         logits = torch.stack([task.classify(w_k, features) for w_k in teachers])  # [M, B, C]
-        losses = torch.stack([F.cross_entropy(of, y, reduction="none") for of in logits])  # [M, B]
+        losses = cross_entropies(logits, y.expand(len(logits), -1))  # [M, B]
         value = self.alpha * (weights * losses).sum(0).mean() + self.eta * diversity(eps, features)
         if self.beta:
             target = torch.softmax((weights[:, :, None] * logits).sum(0), dim=1)
             prediction = F.log_softmax(task.classify(student, features), dim=1)
             value = value - self.beta * F.kl_div(prediction, target, reduction="none").mean()  # over B and C, as theirs
-        return value, {}
+        return value

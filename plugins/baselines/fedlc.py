@@ -16,14 +16,16 @@ Meeting others: a refinement (FNR-FL) trains with the plain logits. Its FedML pa
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, Options, RecipeError, Setting, View
-from plugins.core.task import Output, Task, masked_mean
-from plugins.core.trees import Params, Tree, leaves
+from plugins.core.component import Claim, Client, Component, Needs
+from plugins.core.data import Batch
+from plugins.core.options import NonNegative
+from plugins.core.task import Output
+from plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)
@@ -31,42 +33,36 @@ class FedLC(Component):
     """Gives every class a margin in the local loss, the larger, the rarer the class is on the client."""
 
     name: ClassVar[str] = "fedlc"
-    options: ClassVar[Options] = {"form": ("all", "excl"), "absent": ("masked", "floor")}
-    claims: ClassVar[frozenset[str]] = frozenset({"logits of the local loss"})
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
+    needs: ClassVar[Needs] = Needs(own=True)
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.LOGITS})
 
-    n_classes: int  # C
-    tau: float = 1.0  # FedNLR, section 7.1
-    form: str = "all"
-    absent: str = "masked"
+    tau: NonNegative = 1.0  # FedNLR, section 7.1
+    form: Literal["all", "excl"] = "all"
+    absent: Literal["masked", "floor"] = "masked"
 
-    def check(self, setting: Setting) -> None:
-        if not self.tau >= 0:
-            raise RecipeError(f"fedlc: tau = {self.tau} must be at least 0")
-
-    def prepare(self, task: Task, view: View, data: Data) -> Tree:
+    def prepare(self, client: Client) -> Tree:
         """tau n_c^(-1/4), and which classes are in the softmax; both [C]."""
-        assert data.own is not None
-        n = data.own.class_counts(self.n_classes)
-        margin = (self.tau * n.clamp(min=1) ** -0.25).to(next(leaves(view.start)).dtype)
-        return {"margin": margin, "kept": n > 0 if self.absent == "masked" else n >= 0}
+        n = client.own.class_counts(client.task.network.n_classes)
+        return {"margin": self.tau * n.clamp(min=1) ** -0.25, "kept": n > 0 if self.absent == "masked" else n >= 0}
 
-    def adjust_logits(self, logits: Tensor, task: Task, params: Params, view: View) -> Tensor:
+    def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor:
         """z_c = o_c - tau n_c^(-1/4)."""
-        return _only(view.prepared["kept"], logits - view.prepared["margin"])
+        return _only(client.prepared["kept"], logits - client.prepared["margin"].to(logits.dtype))
 
-    def penalty(self, task: Task, params: Params, out: Output, batch: Batch, view: View) -> Tensor | None:
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: what its loss has beside the cross-entropy."""
         if self.form == "all":
             return None
-        z = self.adjust_logits(out.logits, task, params, view)  # [B, C]
-        others = _only(torch.arange(self.n_classes, device=z.device) != batch.y.unsqueeze(1), z)
+        z = self.logits(out.logits, w, client)  # [B, C]
+        others = _only(torch.arange(z.shape[1], device=z.device) != batch.y.unsqueeze(1), z)
         difference = torch.logsumexp(others, dim=1) - torch.logsumexp(z, dim=1)  # [B]
-        several = view.prepared["kept"].sum() > 1
-        return masked_mean(torch.where(several, difference, torch.zeros_like(difference)), batch.mask)
+        several = client.prepared["kept"].sum() > 1
+        return batch.mean(torch.where(several, difference, torch.zeros_like(difference)))
 
 
 def _only(kept: Tensor, z: Tensor) -> Tensor:
-    """`z` with a number in place of what is not kept that e^z takes to 0. Finite: a batch's padding may have any label,
-    and its loss is multiplied by 0."""
+    """`z`, with a number that e^z takes to 0 where `kept` is false.
+
+    Finite: a batch's padding may have any label, and its loss is multiplied by 0.
+    """
     return torch.where(kept, z, torch.finfo(z.dtype).min / 2)

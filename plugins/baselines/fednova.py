@@ -11,8 +11,8 @@ paper's ||a_k||_1, is how often the k-th client's update holds a gradient, so it
   `count="authors"`.
 - Adam (CCN compares with it; the paper has SGD): a = tau. Its bias-corrected mean of gradients has weights that sum to
   one, so every step counts 1. RMSProp counts as SGD with its own momentum does. Both scale the gradient, so that eta mu
-  is not the share that a step takes back: mu must be 0.
-- Weight decay is part of the gradient, as in the authors' code. Their server momentum (gmf) is `sgdm` here.
+  is not the fraction that a step takes back: mu must be 0.
+- Weight decay is part of the gradient, as in the authors' code. Their server momentum (gmf) is `sgdm_server` here.
 - The coefficients of the updates, tau_eff p_k / a_k, sum to (sum_k p_k a_k) (sum_k p_k / a_k) without mu. That is 1
   where all a_k are equal and above 1 where they differ. The new model then lies beyond the clients' mean. Recorded as
   `coefficient_sum`.
@@ -28,14 +28,15 @@ refused, since mu is that. Its FedML pair is `make_pair("fednova")`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from plugins.core.component import Component, Data, Options, RecipeError, Reply, Setting, Trace, Update, View
+from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
 from plugins.core.optimizers import Adam
+from plugins.core.options import NonNegative, RecipeError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, tree_map, weighted_sum
+from plugins.core.trees import Params, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,16 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
-    options: ClassVar[Options] = {"nu": ("direction", "weights"), "count": ("exact", "authors")}
-    broadcasts: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"clients' average", "proximal term", "optimiser's memory"})
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.AVERAGE, Claim.PROXIMAL, Claim.OPTIMIZER_MEMORY})
 
-    mu: float = 0.0  # the authors' code
-    nu: str = "direction"
-    count: str = "exact"  # of gradients, where momentum meets mu
+    mu: NonNegative = 0.0  # the authors' code
+    nu: Literal["direction", "weights"] = "direction"
+    count: Literal["exact", "authors"] = "exact"  # of gradients, where momentum meets mu
 
     def check(self, setting: Setting) -> None:
-        if not 0 <= self.mu * setting.lr < 1:
+        if self.mu * setting.lr >= 1:
             raise RecipeError(
-                f"fednova: mu = {self.mu} must be at least 0 and below 1 / train.lr = {1 / setting.lr}, "
+                f"fednova: mu = {self.mu} must be below 1 / train.lr = {1 / setting.lr}, "
                 "where one step would take the client back to the received model"
             )
         if self.mu and setting.optimizer != "sgd":
@@ -63,19 +62,16 @@ class FedNova(Component):
                 "the length eta mu that a_k counts; allowed: 0, or the optimizer sgd"
             )
 
-    def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """g + mu (w - w_t)."""
-        if not self.mu:
-            return tree
-        return tree_map(lambda g, w, w_t: g + self.mu * (w - w_t), tree, params, view.start)
+    def gradient_term(self, w: Params, client: Client) -> Params | None:
+        """mu (w - w_t)."""
+        return tree_map(lambda w, w_t: self.mu * (w - w_t), w, client.params) if self.mu else None
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """a_k; with mu, tau_k too."""
         tau = trace.steps.clamp(min=1)
-        # Steps differ from client to client and are at most those of the plan: all a, of which each takes its own.
-        table = tau.new_tensor(self.counts(task, len(data.steps)))
-        a = table.index_select(0, tau.long().reshape(1)).reshape(())
-        return {"a": a, "tau": tau} if self.mu else {"a": a}, view.memory
+        # Clients take different numbers of steps, so this is a table of a after 0, 1, ... `planned` steps.
+        a = tau.new_tensor(self.counts(client.task, trace.planned)).index_select(0, tau.long().reshape(1)).reshape(())
+        return Answer({"a": a, "tau": tau} if self.mu else {"a": a})
 
     def counts(self, task: Task, steps: int) -> list[float]:
         """a after 0, 1, ... `steps` steps."""
@@ -91,30 +87,24 @@ class FedNova(Component):
                 a.append(a[-1] + c)
         return a
 
-    def weigh(self, weights: Tensor, replies: Reply) -> Tensor:
-        """With nu = "weights", p_k / a_k over its sum."""
-        if self.nu == "direction":
-            return weights
-        product: Tensor = weights / replies.upload[self.name]["a"].to(weights.dtype)
-        return product / product.sum()
+    def weigh(self, server: Server) -> Tensor | None:
+        """With nu = "weights", 1 / a_k."""
+        return 1 / server.replies.upload["a"].double() if self.nu == "weights" else None
 
-    def average(self, update: Update) -> Params | None:
-        """-tau_eff sum_k p_k d_k = sum_k (tau_eff p_k / a_k) (w_k - w_t)."""
-        if self.nu == "weights":
-            return None
-        return weighted_sum(self.coefficients(update), update.deltas)
-
-    def coefficients(self, update: Update) -> Tensor:
-        """What each client's update is multiplied by, tau_eff p_k / a_k or the weights that `weigh` made, [M]."""
-        p = update.weights
+    def coefficients(self, server: Server) -> Tensor:
+        """Of the clients' updates, [M]: tau_eff p_k / a_k, or the weights that `weigh` led to."""
+        p, sent = server.weights, server.replies.upload
         if self.nu == "weights":
             return p
-        sent = update.replies.upload[self.name]
         a = sent["a"].to(p.dtype)
         tau_eff = p @ (sent["tau"].to(p.dtype) if self.mu else a)
         found: Tensor = tau_eff * p / a
         return found
 
-    def measure(self, state: Tree, update: Update) -> Tree:
+    def average(self, server: Server) -> Params:
+        """-tau_eff sum_k p_k d_k = sum_k (tau_eff p_k / a_k) (w_k - w_t)."""
+        return weighted_sum(self.coefficients(server), server.replies.deltas)
+
+    def step(self, server: Server) -> Change:
         """The sum of the coefficients: 1 for a mean of the clients' updates; above 1 the step goes beyond a mean."""
-        return {"coefficient_sum": self.coefficients(update).sum()}
+        return Change(metrics={"coefficient_sum": self.coefficients(server).sum()})

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, RecipeError, Setting, View
+from plugins.core.component import Claim, Client, Component
+from plugins.core.options import NonNegative
 from plugins.core.trees import Params, tree_map
 
 
@@ -20,15 +21,10 @@ class FedProx(Component):
     """Pulls the local model towards the received one."""
 
     name: ClassVar[str] = "fedprox"
-    broadcasts: ClassVar[bool] = True
-    claims: ClassVar[frozenset[str]] = frozenset({"proximal term"})
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.PROXIMAL})
 
-    mu: float = 0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
+    mu: NonNegative = 0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
 
-    def check(self, setting: Setting) -> None:
-        if self.mu < 0:
-            raise RecipeError(f"fedprox: mu = {self.mu} must be at least 0")
-
-    def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """Gradient of eq. 2: g + mu (w - w_t)."""
-        return tree_map(lambda g, w, w_t: g + self.mu * (w - w_t), tree, params, view.start)
+    def gradient_term(self, w: Params, client: Client) -> Params:
+        """Eq. 2: mu (w - w_t)."""
+        return tree_map(lambda w, w_t: self.mu * (w - w_t), w, client.params)

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.noise import fold, uniform
-from plugins.core.task import one_hot
+from plugins.core.data import one_hot
+from plugins.core.randomness import fold, uniform
 from plugins.core.trees import Params
 
 

@@ -3,15 +3,16 @@ https://arxiv.org/abs/2103.16257. The authors' code: https://github.com/QinbinLi
 
 Algorithm 1 with eqs. 3 and 5: loss = CE + mu l_con, where l_con pulls a sample's representation towards that of the
 received model and pushes it away from that of the client's previous local model.
-- z is the input of the classifier, whatever the model is. The default has no projection head (`moon_head=none`), which
-  is what FNR-FL counts: its traffic for MOON is 2M. The authors' head is an option of the model (`model_options:
-  {projection: 256}`), so that all methods of a table share it, as they do in the authors' code.
-- z of the two old models is computed in eval mode and has no gradient, that of the local model is from the training
-  pass; as in the authors' code.
-- One previous model (the authors' model buffer size 1), that after the client's last local training, with its buffers.
-  At the first participation it is w_0; where that is also the received model, l_con is log 2 without a gradient.
+- z is the input of the classifier in every model. The default has no projection head (`moon_head=none`), as FNR-FL
+  counts: its traffic for MOON is 2M. The authors' head is an option of the model (`model_options: {projection: 256}`),
+  so all methods of a table share it, as they do in the authors' code.
+- z of the two old models is computed in eval mode and has no gradient. z of the local model is from the training pass.
+  Both are as in the authors' code.
+- There is one previous model (the authors' model buffer size 1): the client's own after its last local training, with
+  its buffers. At the first participation it is w_0. If the received model is w_0, too, l_con is log 2 and has no
+  gradient.
 - The cosine with a zero vector is 0.
-- The authors run MOON with a local momentum of 0.9 and their other methods without; here train.momentum is everybody's.
+- The authors run MOON with a local momentum of 0.9 and their other methods without. Here all take train.momentum.
 
 Meeting others: z is as the network gives it, before other methods change the logits. With FNR-FL the previous model is
 that after local training, before the refinement. Its FedML pair is `make_pair("moon")`.
@@ -26,8 +27,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Batch, Component, Data, RecipeError, Setting, Trace, View
-from plugins.core.task import Output, Task, masked_mean
+from plugins.core.component import Answer, Client, Component, Trace
+from plugins.core.data import Batch
+from plugins.core.options import NonNegative, Positive
+from plugins.core.task import Output
 from plugins.core.trees import Params, Tree
 
 
@@ -37,30 +40,24 @@ class MOON(Component):
 
     name: ClassVar[str] = "moon"
 
-    mu: float = 1.0  # the authors' code; section 4.1 tunes it over 0.1, 1, 5, 10
-    tau: float = 0.5  # section 4.1
+    mu: NonNegative = 1.0  # the authors' code; section 4.1 tunes it over 0.1, 1, 5, 10
+    tau: Positive = 0.5  # section 4.1
 
-    def check(self, setting: Setting) -> None:
-        if not self.mu >= 0:
-            raise RecipeError(f"moon: mu = {self.mu} must be at least 0")
-        if not self.tau > 0:
-            raise RecipeError(f"moon: tau = {self.tau} must be above 0")
+    def init_client(self, client: Client) -> Tree:
+        return {"w": client.params, "buffers": client.buffers}
 
-    def init_client(self, params: Params, buffers: Params, task: Task) -> Tree:
-        return {"w": params, "buffers": buffers}
-
-    def penalty(self, task: Task, params: Params, out: Output, batch: Batch, view: View) -> Tensor | None:
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
         """mu l_con, eq. 3: l_con = -log(e^(sim(z, z_glob)/tau) / (e^(sim(z, z_glob)/tau) + e^(sim(z, z_prev)/tau)))."""
         if not self.mu:
             return None
-        z_glob = task.forward(view.start, view.buffers, batch.x, train=False).features.detach()  # [B, d]
-        z_prev = task.forward(view.memory["w"], view.memory["buffers"], batch.x, train=False).features.detach()
+        z_glob = client.task.eval(client.params, client.buffers, batch.x).features.detach()  # [B, d]
+        z_prev = client.task.eval(client.memory["w"], client.memory["buffers"], batch.x).features.detach()
         positive, negative = _cosine(out.features, z_glob), _cosine(out.features, z_prev)  # [B]
-        return self.mu * masked_mean(-F.logsigmoid((positive - negative) / self.tau), batch.mask)
+        return self.mu * batch.mean(-F.logsigmoid((positive - negative) / self.tau))
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """The next z_prev is that of the local model."""
-        return {}, {"w": trace.end, "buffers": trace.buffers}
+        return Answer(memory={"w": trace.params, "buffers": trace.buffers})
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:

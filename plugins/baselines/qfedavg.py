@@ -18,10 +18,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch.nn.functional as F
-
-from plugins.core.component import Batch, Component, Data, RecipeError, Setting, Trace, Update, View
-from plugins.core.task import Task
+from plugins.core.component import Answer, Claim, Client, Component, Needs, Server, Trace, Weights
+from plugins.core.data import Batch, cross_entropies
+from plugins.core.options import NonNegative
 from plugins.core.trees import Params, Tree, row_norms, weighted_sum
 
 
@@ -30,34 +29,25 @@ class QFedAvg(Component):
     """Counts a client the more, the higher its loss, with a step size that follows."""
 
     name: ClassVar[str] = "qfedavg"
-    claims: ClassVar[frozenset[str]] = frozenset({"clients' average"})
-    passes: ClassVar[frozenset[str]] = frozenset({"own"})
-    weighting: ClassVar[str] = "uniform"
+    needs: ClassVar[Needs] = Needs(own=True)
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.AVERAGE})
+    weights: ClassVar[Weights] = "uniform"
 
-    lr: float  # eta
-    q: float = 1.0  # rFedAvg, section VI-A; there 1e-4 on Sent140
+    q: NonNegative = 1.0  # rFedAvg, section VI-A; there 1e-4 on Sent140
 
-    def check(self, setting: Setting) -> None:
-        if not self.q >= 0:
-            raise RecipeError(f"qfedavg: q = {self.q} must be at least 0")
-
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """F_k(w_t)."""
-        assert data.own is not None
 
-        def sums(batch: Batch) -> Tree:
-            logits = task.forward(view.start, view.buffers, batch.x, train=False).logits
-            losses = F.cross_entropy(logits, batch.y, reduction="none")  # [B]
-            return {"F": losses.sum() if batch.mask is None else batch.mask.to(losses.dtype) @ losses}
+        def losses(batch: Batch) -> Tree:
+            return {"F": cross_entropies(client.task.eval(client.params, client.buffers, batch.x).logits, batch.y)}
 
-        return data.own.mean(sums), view.memory
+        return Answer(client.own.mean(losses))
 
-    def average(self, update: Update) -> Params:
+    def average(self, server: Server) -> Params:
         """-sum_k Delta_k / sum_k h_k, Delta_k = F_k^q L (w - w_k), h_k = q F_k^(q-1) ||L (w - w_k)||^2 + L F_k^q."""
-        big_l = 1 / self.lr
-        f = update.replies.upload[self.name]["F"].double() + 1e-10  # [M]
-        # Both sums have a factor F^q: as a share of the largest, so that no power underflows.
-        power = update.weights * (f / f.max()) ** self.q
-        square = (big_l * row_norms(update.deltas).double()) ** 2
-        h = power * (self.q * square / f + big_l)
-        return weighted_sum(power * big_l / h.sum(), update.deltas)
+        deltas, big_l = server.replies.deltas, 1 / server.task.lr
+        f = server.replies.upload["F"].double() + 1e-10  # [M]
+        # Both sums have a factor F^q: as a fraction of the largest, so that no power underflows.
+        power = server.weights * (f / f.max()) ** self.q
+        h = power * (self.q * (big_l * row_norms(deltas).double()) ** 2 / f + big_l)
+        return weighted_sum(power * big_l / h.sum(), deltas)

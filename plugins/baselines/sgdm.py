@@ -1,96 +1,101 @@
 """SGDM: SGD with momentum. Liu, Chen, Chen, Zhang: Accelerating Federated Learning via Momentum Gradient Descent, IEEE
 TPDS 31(8), 2020. https://arxiv.org/abs/1910.03197
 
-CCN compares "SGDM" and cites this paper and one without momentum, so `form` says which:
-- "mfl", Liu et al.: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the
-  same weights and sends both; clients start from its v. Theirs are full batches and everybody in every round; here,
+CCN compares "SGDM" and cites this paper and one without momentum, so there are three methods:
+- `sgdm`, Liu et al.'s MFL: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the same
+  weights and sends both; clients start from its v. Theirs are full batches and everybody in every round; here,
   mini-batches as elsewhere, and v is the average over the last cohort.
-- "local": the clients' v starts at 0 in every round.
-- "server": heavy ball on the server, d = gamma d + u, w = w + d, with the average update u. MOON's code multiplies u by
-  1 - gamma and FL-bench takes Nesterov's step; both are other methods.
-gamma = 0.9 is ours, CCN gives none. It is the momentum of local training ("mfl", "local"), so train.momentum must not
-say another one; "server" leaves local training alone.
+- `sgdm_local`: the clients' v starts at 0 in every round.
+- `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u. MOON's code multiplies
+  u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
+gamma = 0.9 is ours, CCN gives none. In the first two it is the momentum of local training, so train.momentum must not
+say another one; `sgdm_server` leaves local training alone.
 
 Meeting others: g is the gradient with what others add to it. CCN's weights reach w and v. FNR-FL's refinement runs
-with gamma too, from v = 0, and leaves the averaged v alone. With "server", u is the direction that the other
-components leave. Its FedML pair is `make_pair("sgdm")`.
+with gamma too, from v = 0, and leaves the averaged v alone. In `sgdm_server`, u is the aggregated update, of refined or
+re-weighted clients or by another method's average.
+FedML pairs: `make_pair("sgdm")`, `make_pair("sgdm_local")`, `make_pair("sgdm_server")`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from plugins.core.component import Component, Data, Desk, Options, RecipeError, Setting, Stage, Trace, Update, View
+from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
 from plugins.core.optimizers import SGD, Optimizer
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, tree_map, weighted_sum, zeros_like
+from plugins.core.options import Momentum, RecipeError
+from plugins.core.trees import Tree, add, tree_map, weighted_sum, zeros_like
 
 
 @dataclass(frozen=True)
-class SGDM(Component):
-    """Gives SGD a momentum: averaged with the model, or the clients' own, or the server's."""
+class SGDMLocal(Component):
+    """Gives local SGD a momentum."""
 
-    name: ClassVar[str] = "sgdm"
-    options: ClassVar[Options] = {"form": ("mfl", "local", "server")}
-    stage: ClassVar[Stage] = Stage.SCALE  # of the server's step; nothing else here depends on it
+    name: ClassVar[str] = "sgdm_local"
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.OPTIMIZER})
 
-    form: str = "mfl"
-    gamma: float = 0.9
-
-    @property
-    def claims(self) -> frozenset[str]:
-        owned: dict[str, set[str]] = {"mfl": {"optimiser's memory"}, "local": set(), "server": {"server step"}}
-        return frozenset(owned[self.form])
-
-    @property
-    def carries(self) -> bool:
-        """Whether v travels; without momentum there is none."""
-        return self.form == "mfl" and self.gamma > 0
+    gamma: Momentum = 0.9
 
     def check(self, setting: Setting) -> None:
-        if not 0 <= self.gamma < 1:
-            raise RecipeError(f"sgdm: gamma = {self.gamma} must lie in [0, 1)")
-        if self.form != "server" and setting.optimizer != "sgd":
+        if setting.optimizer != "sgd":
             raise RecipeError(
-                f"sgdm: train.optimizer = {setting.optimizer!r} with form = {self.form!r}, which is SGD with momentum; "
-                "allowed: sgd"
+                f"{self.name}: is SGD with momentum, got train.optimizer = {setting.optimizer!r}; allowed: sgd, or the "
+                "recipe sgdm_server"
             )
 
     def optimizer(self, given: Optimizer) -> Optimizer:
         """v = gamma v + g, w = w - eta v."""
-        if self.form == "server":
-            return given
         assert isinstance(given, SGD), "`check` refuses others"
         if given.momentum not in (0, self.gamma):
             raise RecipeError(
-                f"sgdm: train.momentum = {given.momentum} and sgdm.gamma = {self.gamma} are the same number of one "
-                "optimiser; leave train.momentum at null"
+                f"{self.name}: train.momentum = {given.momentum} and {self.name}.gamma = {self.gamma} are the same "
+                "number of one optimiser; leave train.momentum at null"
             )
-        return dataclasses.replace(given, momentum=self.gamma)
+        return replace(given, momentum=self.gamma)
 
-    def warm_start(self, state: Tree, view: View) -> Tree:
-        """With "mfl", v_k = v, the server's."""
-        return {"v": view.shared["v"]} if self.carries else state
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        """With "mfl", v_k after the last step."""
-        return {"v": trace.optimizer["v"]} if self.carries else {}, view.memory
+@dataclass(frozen=True)
+class SGDM(SGDMLocal):
+    """Averages the momentum with the model: {v}, or nothing where gamma = 0."""
 
-    def init_server(self, params: Params, desk: Desk) -> Tree:
-        if self.form == "server":
-            return {"d": zeros_like(params)}
-        return {"v": zeros_like(params)} if self.carries else {}
+    name: ClassVar[str] = "sgdm"
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.OPTIMIZER, Claim.OPTIMIZER_MEMORY})
 
-    def broadcast(self, state: Tree) -> Tree:
-        return {"v": state["v"]} if self.carries else {}
+    def init_server(self, server: Server) -> Tree:
+        """v = 0."""
+        return server.task.optimizer.init(server.params)
 
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """With "mfl", v = sum_k p_k v_k; with "server", d = gamma d + u, w = w + d."""
-        if self.carries:
-            return direction, {"v": weighted_sum(update.weights, update.replies.upload[self.name]["v"])}
-        if self.form == "server":
-            d = tree_map(lambda d, u: self.gamma * d + u, state["d"], direction)
-            return d, {"d": d}
-        return direction, state
+    def broadcast(self, server: Server) -> Tree:
+        return server.state
+
+    def warm_start(self, client: Client) -> Tree:
+        """v_k = v, the server's."""
+        return client.shared
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """v_k after the last step."""
+        return Answer(trace.optimizer)
+
+    def step(self, server: Server) -> Change:
+        """v = sum_k p_k v_k."""
+        return Change(weighted_sum(server.weights, server.replies.upload))
+
+
+@dataclass(frozen=True)
+class SGDMServer(Component):
+    """Gives the server a momentum."""
+
+    name: ClassVar[str] = "sgdm_server"
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+
+    gamma: Momentum = 0.9
+
+    def init_server(self, server: Server) -> Tree:
+        """d = 0."""
+        return {"d": zeros_like(server.params)}
+
+    def step(self, server: Server) -> Change:
+        """d = gamma d + u, w = w + d."""
+        d = tree_map(lambda d, u: self.gamma * d + u, server.state["d"], server.update)
+        return Change({"d": d}, add(server.params, d))

@@ -15,37 +15,25 @@ Eqs. 3-8. Choices where the paper is silent or double, and the options beside th
 
 Recorded are S, Lambda, the weights c_r, and the extremes of Lambda_r and of c_r / nu_r; for the latter nu_r is
 worked back from c_r, which leaves NaN in a round where some Lambda_r is 0.
-Meeting others: FedNova has c_r for p_r, in d and in tau_eff. SCAFFOLD's model step has nu_r = 1/m, its control variates
-stay uniform; so does FedDyn's h, whose mean of models is weighted. FedBABU averages the body with n_r/n. SGDM's "mfl"
-averages w and v with c_r. q-FedAvg's two sums carry c_r m. FedNNNN's u and E have c_r. FNR-FL: z_r is that of the
-unrefined local model, the weights are those of the refined ones.
+Meeting others: FedNova has c_r for p_r, in d and in tau_eff; with its own nu = "weights", Lambda_r multiplies p_r /
+a_r, and `nu="uniform"` here makes p_r = 1/m. SCAFFOLD's model step has nu_r = 1/m, its control variates stay uniform;
+so does FedDyn's h, whose mean of models is weighted. FedBABU averages the body with n_r/n. SGDM averages w and v with
+c_r. q-FedAvg's two sums carry c_r m. FedNNNN's u and E have c_r. FNR-FL: z_r is that of the unrefined local model, the
+weights are those of the refined ones.
 FedML pair: `CCNTrainer`, `CCNAggregator`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from plugins.core.client import mean_features
-from plugins.core.component import (
-    Batch,
-    Component,
-    Data,
-    Options,
-    Plan,
-    RecipeError,
-    Reply,
-    Setting,
-    Stage,
-    Trace,
-    Update,
-    View,
-)
-from plugins.core.task import Task
+from plugins.core.component import Answer, Change, Claim, Client, Component, Needs, Server, Setting, Trace, Weights
+from plugins.core.data import Batch
+from plugins.core.options import Positive, RecipeError
 from plugins.core.trees import Params, Tree
 
 
@@ -54,46 +42,46 @@ class CCN(Component):
     """Weighs a client the less, the more its mean representation resembles those of the others."""
 
     name: ClassVar[str] = "ccn"
-    options: ClassVar[Options] = {
-        "z_time": ("after", "before", "last_epoch_running"),
-        "z_act": ("post", "pre"),
-        "nu": ("base", "uniform"),
-    }
-    stage: ClassVar[Stage] = Stage.SCALE
-    claims: ClassVar[frozenset[str]] = frozenset({"clients' weights"})
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLIENT_WEIGHTS})
 
-    T: float = 0.5  # temperature, eq. 8
-    z_time: str = "after"
-    z_act: str = "post"
-    nu: str = "base"
+    T: Positive = 0.5  # temperature, eq. 8
+    z_time: Literal["after", "before", "last_epoch_running"] = "after"
+    z_act: Literal["post", "pre"] = "post"
+    nu: Literal["base", "uniform"] = "base"
 
     @property
-    def passes(self) -> frozenset[str]:  # an option decides
-        return frozenset({"last epoch" if self.z_time == "last_epoch_running" else "own"})
+    def needs(self) -> Needs:
+        return Needs(last_epoch=True) if self.z_time == "last_epoch_running" else Needs(own=True)
+
+    @property
+    def weights(self) -> Weights:
+        """nu_r, where no other method averages uniformly."""
+        return "uniform" if self.nu == "uniform" else "size"
 
     def check(self, setting: Setting) -> None:
-        if not self.T > 0:
-            raise RecipeError(f"ccn: T = {self.T} must be above 0")
         if self.z_act == "pre" and self.z_time == "last_epoch_running":
             raise RecipeError(
                 "ccn: z_act = 'pre' needs a pass of its own, and z_time = 'last_epoch_running' makes none; "
                 "allowed with it: z_act = 'post'"
             )
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
+    def report(self, trace: Trace, client: Client) -> Answer:
         """z_r, the mean of the final hidden layer over the local data, [d] (section III-A)."""
         if self.z_time == "last_epoch_running":
-            return {"z": trace.features}, view.memory
+            return Answer({"z": trace.features})
         before = self.z_time == "before"
-        params, buffers = (view.start, view.buffers) if before else (trace.end, trace.buffers)
-        mean = mean_features if self.z_act == "post" else mean_pre_activation
-        return {"z": mean(task, params, buffers, data.own)}, view.memory
+        params, buffers = (client.params, client.buffers) if before else (trace.params, trace.buffers)
 
-    def weigh(self, weights: Tensor, replies: Reply) -> Tensor:
-        """Eqs. 6-7: Lambda_r nu_r / (Lambda . nu)."""
-        nu = torch.full_like(weights, 1 / len(weights)) if self.nu == "uniform" else weights
-        product = self.contribution(replies.upload[self.name]["z"]).to(nu.dtype) * nu
-        return product / product.sum()
+        def final(batch: Batch) -> Tree:
+            if self.z_act == "pre":
+                return {"z": pre_activation(client, params, buffers, batch)}
+            return {"z": client.task.eval(params, buffers, batch.x).features}  # [B, d]
+
+        return Answer(client.own.mean(final))
+
+    def weigh(self, server: Server) -> Tensor:
+        """Eqs. 6-7: c_r = Lambda_r nu_r / (Lambda . nu)."""
+        return self.contribution(server.replies.upload["z"])
 
     def contribution(self, z: Tensor) -> Tensor:
         """Lambda_r of eq. 8, [R, d] -> [R]; 1 for a single client."""
@@ -102,20 +90,22 @@ class CCN(Component):
         # Row sums reach R/T, so the exponentials are shifted: softmax does that.
         return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
 
-    def measure(self, state: Tree, update: Update) -> Tree:
-        """S, Lambda and c of the round, and how far they tell clients apart."""
-        z = update.replies.upload[self.name]["z"]
+    def step(self, server: Server) -> Change:
+        """Recorded only: S, Lambda and c of the round, and how far they tell clients apart."""
+        z = server.replies.upload["z"]
         lam = self.contribution(z)
-        inverse = (update.weights / lam).sum()  # c_r / Lambda_r = nu_r / (Lambda . nu), and nu sums to one
-        return {
-            "S": similarity(z),
-            "Lambda": lam,
-            "weights": update.weights,
-            "lambda_min": lam.min(),
-            "lambda_max": lam.max(),
-            "weight_over_nu_min": lam.min() * inverse,
-            "weight_over_nu_max": lam.max() * inverse,
-        }
+        inverse = (server.weights / lam).sum()  # c_r / Lambda_r = nu_r / (Lambda . nu), and nu sums to one
+        return Change(
+            metrics={
+                "S": similarity(z),
+                "Lambda": lam,
+                "weights": server.weights,
+                "lambda_min": lam.min(),
+                "lambda_max": lam.max(),
+                "weight_over_nu_min": lam.min() * inverse,
+                "weight_over_nu_max": lam.max() * inverse,
+            }
+        )
 
 
 def similarity(z: Tensor) -> Tensor:
@@ -126,18 +116,12 @@ def similarity(z: Tensor) -> Tensor:
     return (unit @ unit.T).fill_diagonal_(1.0)
 
 
-def mean_pre_activation(task: Task, params: Params, buffers: Params, plan: Plan | None) -> Tensor:
-    """The mean input, over all samples of a plan, of the ReLU that makes the features, in eval mode, [d]."""
-    assert plan is not None, "`passes` has it"
-
-    def sums(batch: Batch) -> Tree:
-        z = task.pre_activation(params, buffers, batch.x)
-        if z is None:
-            raise RecipeError(
-                f"ccn: z_act = 'pre', but the classifier of train.model = {task.network.name!r} does not read the "
-                "output of a ReLU, as configured; allowed with it: post"
-            )
-        return {"z": z.sum(0) if batch.mask is None else batch.mask.to(z.dtype) @ z}
-
-    mean: Tensor = plan.mean(sums)["z"]
-    return mean
+def pre_activation(client: Client, params: Params, buffers: Params, batch: Batch) -> Tensor:
+    """The input of the ReLU that makes the features, in eval mode, [B, d]."""
+    z = client.task.pre_activation(params, buffers, batch.x)
+    if z is None:
+        raise RecipeError(
+            f"ccn: z_act = 'pre', but the classifier of train.model = {client.task.network.name!r} does not read the "
+            "output of a ReLU, as configured; allowed with it: post"
+        )
+    return z

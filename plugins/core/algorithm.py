@@ -2,56 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 
 from plugins.core.component import (
-    CLAIMS,
+    OWNS,
     Ask,
     Asks,
+    Change,
+    Claim,
     Component,
-    Desk,
     Exchanges,
-    RecipeError,
+    Needs,
+    Public,
     Reply,
-    Round,
     Server,
-    Steps,
-    Update,
+    Setting,
+    overrides,
 )
-from plugins.core.cores import all_cores
-from plugins.core.optimizers import Optimizer
-from plugins.core.task import Network
-from plugins.core.trees import Params, add, tree_map, weighted_sum
+from plugins.core.options import RecipeError
+from plugins.core.randomness import identity
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree, add, weighted_sum
+
+T = TypeVar("T")
+
+
+class State(NamedTuple):
+    """The server between rounds."""
+
+    params: Params  # the model that is sent
+    buffers: Params
+    slices: Tree  # by component
+
+
+class Round(NamedTuple):
+    """What a round leaves."""
+
+    state: State
+    evaluated: Params | None  # None: the model that is sent
+    metrics: Tree  # by component
+    trained: Params  # w_k - w_t of local training, [M, ...]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What every runtime runs. `a+b` equals `b+a`: components are kept in the order (stage, name)."""
+    """What every runtime runs. The order of `components` decides about rounding only; `compose` fixes it."""
 
     components: tuple[Component, ...] = ()
+    setting: Setting = field(default=Setting(1, 1))
 
     @staticmethod
-    def compose(components: Iterable[Component]) -> Algorithm:
+    def compose(components: Iterable[Component], setting: Setting) -> Algorithm:
         """Composes, or raises RecipeError that names both components, what they both claim, and why that can't be."""
-        ordered = tuple(sorted(components, key=lambda c: (c.stage, c.name)))
-        for a, b in combinations(ordered, 2):
+        found = tuple(sorted(components, key=identity))
+        for c in found:
+            _sound(c, setting)
+        for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
             if a.name == b.name:
                 raise RecipeError(f"recipe names {a.name!r} twice; a recipe is a set, name each method once")
-            for one, other in ((a, b), (b, a)):
-                if one.pools:
-                    raise RecipeError(
-                        f"{one.name!r} and {other.name!r} can't be combined: {one.name!r} trains one model on all "
-                        "data, so there are no clients for another method to act on; drop one of them"
-                    )
-            if clash := sorted(a.claims & b.claims):
-                why = "; ".join(f"both own the {claim}, and {CLAIMS.get(claim, 'only one can')}" for claim in clash)
+            if a.needs.pooled or b.needs.pooled:
+                raise RecipeError(
+                    f"{a.name!r} and {b.name!r} can't be combined: {(a if a.needs.pooled else b).name!r} trains one "
+                    "model on all data, so there are no clients for another method to act on; drop one of them"
+                )
+            if clash := sorted(claim.value for claim in a.claims & b.claims):
+                why = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
                 raise RecipeError(f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them")
-        return Algorithm(ordered)
+        return Algorithm(found, setting)
 
     @property
     def name(self) -> str:
@@ -59,137 +81,147 @@ class Algorithm:
         return "+".join(sorted(c.name for c in self.components)) or "fedavg"
 
     @property
-    def passes(self) -> frozenset[str]:
-        """The extra passes over data that some component makes."""
-        return frozenset().union(*(c.passes for c in self.components))
-
-    @property
-    def pools(self) -> bool:
-        """Whether one client has the data of all."""
-        return any(c.pools for c in self.components)
-
-    @property
-    def public(self) -> str:
-        """What the recipe sees of the public split: "labelled" or "unlabelled" samples, or "" for nothing."""
-        seen = {c.public for c in self.components}
-        return next((kind for kind in ("labelled", "unlabelled") if kind in seen), "")
+    def needs(self) -> Needs:
+        """What the components need together."""
+        own = [Needs(), *(c.needs for c in self.components)]
+        return Needs(**{f.name: max(getattr(needs, f.name) for needs in own) for f in fields(Needs)})
 
     @property
     def leak(self) -> str:
         """What of the test set the recipe sees, in words; "" if nothing."""
-        return "; ".join(c.leak for c in self.components if c.leak)
+        leaking = [c.name for c in self.components if c.needs.public is Public.TEST_SET]
+        return "; ".join(f"{name} trains on the test set" for name in leaking)
 
     @property
-    def simulation_only(self) -> str:
-        """Why the recipe may not be deployed on real silos, in words; "" if it may."""
-        return "; ".join(c.simulation_only for c in self.components if c.simulation_only)
-
-    def optimizer(self, given: Optimizer) -> Optimizer:
-        """The optimiser of local training."""
-        for c in self.components:
-            given = c.optimizer(given)
-        return given
-
-    def fixed(self, network: Network) -> frozenset[str]:
-        """Names of parameters that stay at their initial values."""
-        return frozenset().union(*(c.fixed(network) for c in self.components))
-
-    def shared(self, n_public: int) -> int:
-        """How many samples of the public split every client has beside its own."""
-        return max((c.shared(n_public) for c in self.components), default=0)
-
-    def owner(self, job: str) -> Component:
-        """The component that answers `job`, which is named "<component>.<what>"."""
-        return next(c for c in self.components if c.name == job.partition(".")[0])
-
-    def public_steps(self, job: str) -> Steps | None:
-        """The training on public data that `job` brings along."""
-        return None if job == "train" else self.owner(job).public_steps(job)
-
-    def exchanges(self, cohort: int) -> Exchanges:
+    def exchanges(self) -> Exchanges:
         """Asks before the first round, in every round, and after the last."""
-        parts = [c.exchanges(cohort) for c in self.components]
+        parts = [c.exchanges(self.setting) for c in self.components]
         return Exchanges(sum(p.begin for p in parts), 1 + sum(p.round for p in parts), sum(p.finish for p in parts))
 
-    def init(self, params: Params, buffers: Params, desk: Desk) -> Server:
+    def owned(self, claim: Claim, results: dict[Component, T | None]) -> T | None:
+        """The result of the one component that has one. RecipeError if that has no claim to it."""
+        for c, result in results.items():
+            if result is not None:
+                _claimed(c, claim)
+        return next((result for result in results.values() if result is not None), None)
+
+    def prepared(self, task: Task) -> Task:
+        """The task with the optimiser that a component brings."""
+        found = self.owned(Claim.OPTIMIZER, {c: c.optimizer(task.optimizer) for c in self.components})
+        return replace(task, optimizer=found or task.optimizer)
+
+    def init(self, at: Server) -> State:
         """The server before anything was sent."""
-        return Server(params, buffers, {c.name: c.init_server(params, desk) for c in self.components})
+        return State(at.params, at.buffers, {c.name: c.init_server(_seen(at, {}, c)) for c in self.components})
 
-    def begin(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """Exchanges before the first round, with all clients; returns the server."""
+    def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
+        """Exchanges about w_0, with everybody (`at.cohort`)."""
+        at = replace(at, params=state.params, buffers=state.buffers)
+        return state._replace(slices=(yield from self._survey(at, state.slices)))
+
+    def round(self, state: State, at: Server) -> Generator[Ask, Reply, Round]:
+        """One round with the clients `at.cohort`."""
+        slices, components = state.slices, self.components
+        now = replace(at, params=state.params, buffers=state.buffers)
+
+        def each(hook: Callable[[Component, Server], T]) -> dict[Component, T]:
+            return {c: hook(c, _seen(now, slices, c)) for c in components}
+
+        replies = yield Ask(
+            "train", at.cohort, now.params, now.buffers,
+            _named(each(lambda c, s: c.broadcast(s))), _named(each(lambda c, s: c.message(s))),
+        )  # fmt: skip
+        now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
+        refined: dict[Component, Reply | None] = {}
+        for c in components:
+            refined[c] = yield from _asked(c, c.refine(_seen(now, slices, c)))
+        found = self.owned(Claim.REFINEMENT, refined)
+        if found is not None:
+            own = {c: reply.upload for c, reply in refined.items() if reply is not None}
+            now = replace(now, replies=replace(found, upload=replies.upload | _named(own)))
+
+        uniform = any(c.weights == "uniform" for c in components)
+        weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
+        weights = weights / weights.sum()  # [M]
+        for factor in each(lambda c, s: c.weigh(s)).values():
+            weights = weights if factor is None else weights * factor.double() / (weights @ factor.double())
+        now = replace(now, weights=weights)
+        average = self.owned(Claim.AVERAGE, each(lambda c, s: c.average(s)))
+        now = replace(now, update=weighted_sum(weights, now.replies.deltas) if average is None else average)
+
+        steps = each(lambda c, s: c.step(s))
+        slices = {c.name: slices[c.name] | steps[c].state for c in components}
+        sent = self.owned(Claim.SERVER_STEP, {c: step.params for c, step in steps.items()})
+        evaluated = self.owned(Claim.SERVER_STEP, {c: step.evaluated for c, step in steps.items()})
+        buffers = weighted_sum(weights, now.replies.buffers)
+        now = replace(now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers)
+
+        learned = each(lambda c, s: c.learn(s))
+        model = self.owned(Claim.SERVER_LEARNING, learned)
+        if model is not None:
+            slices = {c.name: slices[c.name] | (learned[c] or Change()).state for c in components}
+            # The learner went on from the model that would be sent.
+            now, evaluated = replace(now, params=model.params or now.params, buffers=model.buffers or now.buffers), None
+        slices = yield from self._survey(now, slices)
+        metrics = {c: step.metrics for c, step in steps.items()}
+        return Round(State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained)
+
+    def finish(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
+        """Exchanges after the last round, with everybody; `state.params` is the evaluated model, which may change."""
+        now, changes = replace(at, params=state.params, buffers=state.buffers), {}
         for c in self.components:
-            server = yield from c.begin(server, clients)
-        return server
+            changes[c] = yield from _asked(c, c.finish(_seen(now, state.slices, c)))
+        change = self.owned(Claim.CLASSIFIER, changes)
+        return state if change is None else state._replace(params=change.params)
 
-    def round(self, server: Server, cohort: tuple[int, ...], desk: Desk) -> Asks:
-        """One round with the clients `cohort`, ascending; returns a Round."""
-        start, state = server.params, server.state
-        replies: Reply = yield Ask(
-            "train",
-            cohort,
-            start,
-            server.buffers,
-            shared={c.name: c.broadcast(state[c.name]) for c in self.components},
-            each={c.name: c.address(state[c.name], cohort) for c in self.components},
-        )
-        trained = replies
+    def _survey(self, now: Server, slices: Tree) -> Generator[Ask, Reply, Tree]:
+        changed = dict(slices)
         for c in self.components:
-            replies = yield from c.after_train(server, replies)
-
-        uniform = any(c.weighting == "uniform" for c in self.components)
-        n = torch.ones_like(replies.n) if uniform else replies.n
-        weights = n.double() / n.double().sum()  # [M]
-        for c in self.components:
-            weights = c.weigh(weights, replies)
-
-        refined = replies.params is not trained.params
-        if any(c.reads_models for c in self.components):
-            deltas = _deltas(replies.params, start)
-            unrefined = _deltas(trained.params, start) if refined else deltas
-        else:
-            deltas = _deltas_in_place(replies.params, start)
-            unrefined = _deltas_in_place(trained.params, start) if refined else deltas
-            replies = replies._replace(params={})
-        update = Update(replies, deltas, weights, unrefined, _deltas(replies.buffers, server.buffers))
-        own = [found for c in self.components if (found := c.average(update)) is not None]
-        direction = own[0] if own else weighted_sum(weights, deltas)  # a claim sees to it that there is but one
-        average, next_state = None, {}
-        for c in self.components:
-            if c.evaluates_average:
-                average = direction
-            direction, next_state[c.name] = c.step(direction, state[c.name], update)
-        sent = add(start, direction)
-        evaluated = sent if average is None else add(start, average)
-        measured = {c.name: c.measure(next_state[c.name], update) for c in self.components}
-
-        server = Server(sent, weighted_sum(weights, replies.buffers), next_state)
-        for c in self.components:
-            server = yield from c.after_step(server, update, desk)
-        if server.params is not sent:
-            evaluated = server.params  # a learner on the server (FedDF, FedFTG) went on from what would be sent
-        return Round(server, evaluated, measured, unrefined)
-
-    def finish(self, server: Server, evaluated: Params, clients: tuple[int, ...], desk: Desk) -> Asks:
-        """Exchanges after the last round, with all clients; returns (server, evaluated parameters)."""
-        if all(type(c).finish is Component.finish for c in self.components):
-            return server, evaluated
-        # Nothing is sent to be trained any more: what counts from here on is the model that is evaluated.
-        server = server._replace(params=evaluated)
-        for c in self.components:
-            server = yield from c.finish(server, clients, desk)
-        return server, server.params
+            change = yield from _asked(c, c.survey(_seen(now, slices, c)))
+            if change is not None:
+                changed[c.name] = slices[c.name] | change.state
+        return changed
 
 
-def _deltas(params: Params, start: Params) -> Params:
-    """w_k - w_t, [M, ...]."""
-    return tree_map(lambda w_k, w: w_k - w, params, start)
+def _sound(c: Component, setting: Setting) -> None:
+    """RecipeError where a component can't run, or does what it does not claim."""
+    c.check(setting)
+    for hook, claim in OWNS.items():
+        if overrides(c, hook):
+            _claimed(c, claim)
+    if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
+        why = "one model on the data of all, which may not leave their silos" if c.needs.pooled else "on the test set"
+        raise RecipeError(f"{c.name!r} is for simulations and can't be deployed: it trains {why}")
 
 
-def _deltas_in_place(params: Params, start: Params) -> Params:
-    """w_k - w_t in the place of w_k: all clients' models beside their differences are a large part of a round."""
+def _claimed(c: Component, claim: Claim) -> None:
+    if claim not in c.claims:
+        raise RecipeError(f"{c.name!r} changes the {claim.value[0]} and does not claim it; add {claim} to its claims")
 
-    def minus(w_k: Tensor, w: Tensor) -> Tensor:
-        with all_cores(w_k):
-            return w_k.sub_(w)
 
-    return tree_map(minus, params, start)
+def _named(found: dict[Component, T]) -> dict[str, T]:
+    return {c.name: result for c, result in found.items()}
+
+
+def _seen(now: Server, slices: Tree, c: Component) -> Server:
+    """The server as one component sees it: its own state, key and uploads, and the data that it declares."""
+    public = now.public if c.needs.public is not Public.NOTHING else Server.public
+    replies = _own(now.replies, c) if isinstance(now.replies, Reply) else now.replies
+    return replace(now, state=slices.get(c.name, {}), public=public, replies=replies, scope=identity(c))
+
+
+def _own(reply: Reply, c: Component) -> Reply:
+    return replace(reply, upload=reply.upload.get(c.name, {}))
+
+
+def _asked(c: Component, asks: Asks | T | None) -> Generator[Ask, Reply, Any]:
+    """Passes a component's Asks on, addressed to itself on the clients; returns what the hook returns."""
+    if not isinstance(asks, Generator):
+        return asks
+    try:
+        ask = next(asks)
+        while True:
+            reply = yield ask._replace(shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name)
+            ask = asks.send(_own(reply, c))
+    except StopIteration as stop:
+        return stop.value

@@ -1,474 +1,348 @@
 """Component: one idea of one paper, both its halves, client and server, as pure hooks.
 
-One round, with every hook in its place (`c` runs over the components of a recipe):
+One round. Every hook stands where it acts. The list is the order; there is no other.
 
-    before round 1   begin                                  server, may ask
-    server           broadcast, address                     what goes down with the model
-    client           optimizer, warm_start                  the local optimiser and where it starts
-                     prepare                                once, on the received model
-      each step        adjust_logits, penalty                 inside the loss
-                       correct (DEBIAS)                       the gradient
-                       optimiser
-                       correct (SCALE)                        the optimiser's update
-                     report                                 upload and next memory
-                     observe                                what only a simulation records
-    server           after_train                            may ask
-                     weighting, weigh                       the clients' weights
-                     average                                the direction, if not the weighted mean
-                     step                                   what is added to the model, next state
-                     measure                                what is recorded of the round
-                     after_step                             may ask
-    after the last   finish                                 server, may ask
-    answer           on the client, for each further Ask that the component made
+    server   broadcast, message     what goes down with the model: to all, to each
+    client   optimizer, warm_start  the local optimiser and the state that it starts from
+             prepare                once, on the received model
+               each step: logits, penalty        inside the loss
+                          gradient_term          added to the gradient
+                          update_factor          multiplies the optimiser's update
+             report                 what goes up, what the client keeps
+    server   refine *               may ask again, and replace the clients' updates
+             weigh                  multiplies the clients' weights
+             average                the aggregated update, if it is not the weighted mean
+             step                   the new model and the server's next state
+             learn                  the server trains the new model
+             survey *               may ask about the new model; before round 1, about w_0
+    last     finish *               may ask about the evaluated model, and replace it
 
-A component fills in only what its paper needs. State is passed in and returned, never kept on the object.
+`*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at one place of the list
+every component sees the same server, terms are summed, factors are multiplied, and all else needs a claim. So no
+component acts before another. What a component does not override costs nothing.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
+from enum import Enum, IntEnum
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
+from plugins.core.data import Batch, Pass, Samples
 from plugins.core.optimizers import Optimizer
-from plugins.core.reading import Noise, Reader
-from plugins.core.task import Network, Output, Task, one_hot
-from plugins.core.trees import Params, Tree, add, rows_at, tree_map
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold
+from plugins.core.task import Output, Task
+from plugins.core.trees import Params, Tree, add, row
+
+Weights = Literal["size", "uniform"]  # n_k / sum n, or 1 / M
+Asks = Generator["Ask", "Reply", Any]  # what a server hook may yield and gets back; returns a Change, `refine` a Reply
 
 
-class RecipeError(UserError):
-    """A recipe that can't be composed, with the reason."""
+class Claim(Enum):
+    """What only one component of a recipe may own, and why."""
+
+    AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
+    CLASSIFIER = "classifier", "one freezes it, the other trains it again"
+    CLIENT_WEIGHTS = "clients' weights", "each gives every client a weight of its own"
+    DRIFT = "client drift correction", "each corrects the local gradient for the same drift, which together is too much"
+    FEATURE_MEANS = "feature distribution regulariser", "each pulls the same features towards other clients' means"
+    LOGITS = "logits of the local loss", "each changes the logits for the client's label counts"
+    NEURON_RATES = "neurons' learning rates", "each gives every neuron a rate of its own"
+    OPTIMIZER = "local optimiser", "each brings its own"
+    OPTIMIZER_MEMORY = "optimiser's memory", "one fills what the other relies on being empty when a round starts"
+    PROXIMAL = "proximal term", "two pulls towards the received model are one, with the sum of their coefficients"
+    REFINEMENT = "refinement on public data", "each trains clients' models on the public split"
+    SERVER_LEARNING = "distillation on the server", "each trains the server's model, the later undoes the earlier"
+    SERVER_STEP = "server step", "each says how far the server moves, by momentum or by an exact combination"
 
 
-# What only one component of a recipe may own, and why.
-CLAIMS = {
-    "classifier": "one freezes it, the other trains it again",
-    "client drift correction": "each corrects the local gradient for the same drift, which together is too much",
-    "clients' average": "each puts its own average in place of the weighted mean",
-    "clients' weights": "each gives every client a weight of its own",
-    "distillation on the server": "each trains the server's model, and the later one would undo the earlier",
-    "feature distribution regulariser": "each pulls the same features towards other clients' means",
-    "logits of the local loss": "each changes the logits for the client's label counts",
-    "neurons' learning rates": "each gives every neuron a rate of its own",
-    "optimiser's memory": "one changes what the other relies on being empty at the start of a round",
-    "proximal term": "two pulls towards the received model are one, with the sum of their coefficients",
-    "refinement on public data": "each trains clients' models on the public split",
-    "server step": "each says how far the server moves, by momentum or by an exact combination",
-}
+class Public(IntEnum):
+    """What a method sees of the public split."""
 
-Options = Mapping[str, tuple[str, ...]]
-
-
-class Stage(IntEnum):
-    """Where a component acts when several act on one thing; within a stage the order can't matter."""
-
-    DEBIAS = 0  # adds to the gradient or the direction
-    SCALE = 1  # multiplies
-
-
-class Setting(NamedTuple):
-    """What a recipe is composed for; fields of a component with these names are filled in from here."""
-
-    n_clients: int  # N, all clients
-    cohort: int  # M, clients per round
-    n_classes: int  # C
-    feature_size: int  # d
-    optimizer: str  # of local training: sgd, adam, rmsprop
-    lr: float  # eta, of local training
-    n_public: int  # samples of the public split, 0 if there is none
-    tokens: bool = False  # whether samples are the numbers of tokens (text)
-
-
-class Batch(NamedTuple):
-    """One mini-batch of one client."""
-
-    x: Tensor  # [B, ...]
-    y: Tensor  # [B]
-    mask: Tensor | None  # [B], None when nothing is padded
-    live: Tensor | None  # 0-d bool; False: this client has fewer steps, discard this one
-    key: Tensor | None = None  # 0-d, of this step, for `plugins.core.noise`; only in training
-
-
-class Samples(NamedTuple):
-    """A data set that sits on the device once."""
-
-    x: Tensor  # [n, ...]
-    y: Tensor  # [n]
-    noise: Noise | None = None  # what their clients see of `x` has this added, whenever they look
+    NOTHING = 0
+    RECORDED = 1  # with labels, if there is one, and only for what is recorded
+    UNLABELLED = 2
+    LABELLED = 3
+    TEST_SET = 4  # a leak: the test set is handed to the recipe as its public split
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Batches as indices into samples: ragged (`sizes`, one flat index) or padded (`mask`, `live`).
+class Needs:
+    """What a method takes from the runtime beside the batches of training."""
 
-    Those of training may be several clients' at once: batches then have an axis [M] in front, [S, M, B] here.
-    """
-
-    samples: Samples
-    index: Tensor  # [sum of sizes], or [S, B] when padded
-    sizes: tuple[int, ...] | None = None
-    mask: Tensor | None = None  # [S, B]
-    live: Tensor | None = None  # [S] bool
-    last: Tensor | None = None  # [S], 1 for the steps of the last epoch; None unless `passes` has "last epoch"
-    read: Reader | None = None  # None: the samples are read as they are
-
-    def class_counts(self, n_classes: int) -> Tensor:
-        """n_c, how many samples of each class the batches hold, [C] float64; reads labels only."""
-        member = one_hot(self.samples.y[self.index], n_classes, torch.float64)
-        if self.mask is not None:
-            member = member * self.mask.unsqueeze(-1)
-        return member.reshape(-1, n_classes).sum(0)
-
-    def __len__(self) -> int:
-        return len(self.sizes) if self.sizes is not None else self.index.shape[0]
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self.batches()
-
-    def batches(self, in_place: bool = False) -> Iterator[Batch]:
-        """The batches in their order. `in_place`: the samples of one may take the place of those of the last."""
-        x, y, _ = self.samples
-        if self.sizes is not None:
-            room = x.new_empty(max(self.sizes, default=0), *x.shape[1:]) if in_place else None
-            for s, index in enumerate(torch.split(self.index, list(self.sizes))):
-                yield Batch(self._seen(index, s, room), rows_at(y, index), None, None)
-            return
-        room = x.new_empty(math.prod(self.index.shape[1:]), *x.shape[1:]) if in_place else None
-        ys = rows_at(y, self.index)
-        for s, index in enumerate(self.index):
-            mask = None if self.mask is None else self.mask[s]
-            yield Batch(self._seen(index, s, room), ys[s], mask, None if self.live is None else self.live[s])
-
-    def _seen(self, index: Tensor, step: int, room: Tensor | None) -> Tensor:
-        """The samples of a batch, [B, ...]."""
-        x, _, noise = self.samples
-        return rows_at(x, index, room) if self.read is None else self.read(x, noise, index, step)
-
-    def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
-        """Mean over all samples of a tree of per-batch *sums*: (sum over batches of fn) / (number of samples)."""
-        total: Tree | None = None
-        count: float | Tensor = 0
-        for batch in self:
-            part = fn(batch)
-            total = part if total is None else add(total, part)
-            count = count + (batch.y.shape[0] if batch.mask is None else batch.mask.sum())
-        if total is None:
-            raise UserError("a client without samples has no mean; every client needs at least one sample")
-        return tree_map(lambda leaf: leaf / count, total)
-
-
-class Data(NamedTuple):
-    """What one client can read in one job."""
-
-    steps: Plan  # the batches of this job's training, epochs after each other
-    own: Plan | None  # one pass over its whole local set; None unless a component's `passes` has "own"
-    public: Plan | None  # one pass over the public split; likewise "public"
-    key: Tensor  # 0-d, of this client, round and job, for `plugins.core.noise`
-
-
-class View(NamedTuple):
-    """What a component sees on a client: its own slices, and the model that was received."""
-
-    start: Params  # w_t
-    buffers: Params  # that came with it
-    shared: Tree  # the same for every client
-    each: Tree  # this client's own row
-    memory: Tree  # as returned in its last participation
-    prepared: Tree  # what `prepare` returned in this round
-
-
-class Trace(NamedTuple):
-    """What local training left behind."""
-
-    start: Params  # w_t
-    end: Params  # w_k
-    buffers: Params
-    steps: Tensor  # 0-d, steps really taken
-    loss: Tensor  # 0-d, mean over the steps
-    optimizer: Tree  # its state after the last step
-    features: Tensor | None  # [d], running mean over the last epoch; None unless `passes` has "last epoch"
-
-
-ValueAndGrad = Callable[[Callable[[Params], tuple[Tensor, Tree]], Params], tuple[Params, Tree]]
-
-
-class Work(NamedTuple):
-    """What a client has in its hands when it answers a further Ask."""
-
-    task: Task
-    params: Params  # sent with the Ask, or else its own result of this round's training
-    buffers: Params
-    view: View
-    data: Data
-    grad: ValueAndGrad
-    observing: bool  # whether `metrics` of the answer are recorded
-
-
-class Answer(NamedTuple):
-    """A client's answer to an Ask; empty trees where nothing is sent."""
-
-    params: Params
-    buffers: Params
-    upload: Tree
-    memory: Tree
-    metrics: Tree  # for the record of a simulation; never sent
-
-
-class Ask(NamedTuple):
-    """A request of the server to some clients."""
-
-    job: str  # "train", or "<component>.<what>"
-    to: tuple[int, ...]  # ascending client ids
-    params: Params  # empty: the clients use what they trained in this round
-    buffers: Params
-    shared: Tree  # by component
-    each: Tree  # by component, leaves [len(to), ...]
-
-
-class Reply(NamedTuple):
-    """The answers to one Ask, stacked in ascending client order; leaves are [M, ...].
-
-    In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by them, not by `Ask.to`. A
-    client whose answer was dropped keeps the memory that it had before this Ask.
-    """
-
-    clients: tuple[int, ...]
-    params: Params  # empty unless the job returns a model
-    buffers: Params
-    upload: Tree  # by component
-    n: Tensor  # [M], n_k
-    steps: Tensor  # [M]
-    loss: Tensor  # [M], mean loss over the local steps
-    metrics: Tree  # by component, what `observe` returned; empty in a deployment and where nothing is recorded
-
-
-class Update(NamedTuple):
-    """What the server's step sees of a round."""
-
-    replies: Reply
-    deltas: Params  # w_k - w_t, [M, ...]
-    weights: Tensor  # [M], float64, sum to one
-    trained: Params  # w_k - w_t as local training left them, before a refinement (FNR-FL) replaced them
-    buffer_deltas: Params  # the clients' buffers less those that were sent, [M, ...]
-
-
-class Desk(NamedTuple):
-    """What the server has at hand to work with."""
-
-    task: Task
-    public: Samples | None  # the public split
-    key: Tensor  # 0-d, of this round, for `plugins.core.noise`
-    input_shape: tuple[int, ...]  # of one sample
-
-
-class Server(NamedTuple):
-    """The server between rounds."""
-
-    params: Params  # the model that is sent
-    buffers: Params
-    state: Tree  # by component
-
-
-Asks = Generator[Ask, Reply, Any]  # what a server hook may yield, and gets back
+    own: bool = False  # `client.own`, a pass over the whole local set
+    public: Public = Public.NOTHING  # `client.public`, `server.public`
+    last_epoch: bool = False  # `trace.features`
+    pooled: bool = False  # one client has the data of all
+    shared: float = 0.0  # fraction of the public split that every client trains on
+    fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
 
 
 class Exchanges(NamedTuple):
-    """Asks beside the one that every round has."""
+    """Asks beside the training of every round."""
 
     begin: int = 0
     round: int = 0
     finish: int = 0
 
 
-class Steps(NamedTuple):
-    """The local training that a further job brings along."""
+class Setting(NamedTuple):
+    """What a recipe is composed for."""
 
-    epochs: int
-    batch_size: int
+    n_clients: int  # N, all clients
+    cohort: int  # M, clients per round
+    optimizer: str = "sgd"  # of local training: sgd, adam, rmsprop
+    lr: float = 0.1  # eta, of local training
+    n_public: int = 0  # samples of the public split, 0 if there is none
+    tokens: bool = False  # whether samples are the numbers of tokens (text)
+    deployed: bool = False  # on real silos, not in a simulation
 
 
-class Round(NamedTuple):
-    """What a round leaves."""
+def absent(why: str) -> Any:
+    """Stands where something is not there, and says why when a hook reads it."""
 
-    server: Server
-    evaluated: Params  # the same object as the server's parameters unless a method says otherwise
-    measured: Tree  # by component, what `measure` returned
-    trained: Params  # w_k - w_t of local training, [M, ...]
+    class Absent:
+        def __getattr__(self, name: str) -> Any:
+            raise RecipeError(why)
+
+        __iter__ = __getitem__ = __len__ = __getattr__
+
+    return Absent()
+
+
+@dataclass(frozen=True)
+class Client:
+    """All that a client's hook may read."""
+
+    task: Task
+    params: Params  # w_t; in `answer` the model of the Ask, or the client's own result if the Ask has none
+    buffers: Params
+    round: int  # 0 before the first
+    own: Pass = absent("client.own is there for methods that declare Needs(own=True)")
+    public: Pass = absent(
+        "client.public is there for methods that declare Needs(public=...), if there is a public split"
+    )
+    shared: Tree = field(default_factory=dict)  # from `broadcast`
+    each: Tree = field(default_factory=dict)  # this client's row of `message`
+    memory: Tree = field(default_factory=dict)  # as the client left it when it last took part
+    prepared: Tree = field(default_factory=dict)  # from `prepare`
+    job: str = "train"  # or that of the Ask
+    observing: bool = False  # whether `Answer.metrics` are recorded
+    keys: Tensor = absent("client.key is there in training and in `answer`")  # of this client, round and job
+    scope: int = 0  # the component's number among these keys
+
+    @property
+    def key(self) -> Tensor:
+        """For `plugins.core.randomness`, 0-d: of this component, client, round and job."""
+        return fold(self.keys, self.scope)
+
+
+class Trace(NamedTuple):
+    """What local training left behind."""
+
+    params: Params  # w_k
+    buffers: Params
+    steps: Tensor  # 0-d, steps taken
+    loss: Tensor  # 0-d, mean over the steps
+    optimizer: Tree  # its state after the last step
+    features: Tensor  # [d], mean over the samples of the last epoch; for methods that declare `Needs.last_epoch`
+    planned: int  # the most steps that a client of this batch of clients takes
+
+
+class Answer(NamedTuple):
+    """What a client's hook leaves. What it does not mention is not sent; memory that it does not mention is kept."""
+
+    upload: Tree = {}
+    memory: Tree = {}
+    params: Params = {}
+    buffers: Params = {}
+    metrics: Tree = {}  # recorded in simulations, never sent
+
+
+class Ask(NamedTuple):
+    """A request of the server to some clients. Without a model they use what they trained in this round."""
+
+    job: str  # "train", or a word of the component that asks
+    to: tuple[int, ...]  # ascending client ids
+    params: Params = {}
+    buffers: Params = {}
+    shared: Tree = {}  # a component's own; by component once the core has addressed it
+    each: Tree = {}  # likewise, leaves [len(to), ...]
+    owner: str = ""  # the component that asks, set by the core; "" for training
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The answers to one Ask, leaves [M, ...] in ascending client order.
+
+    In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by them, not by `Ask.to`. A
+    client whose answer was dropped keeps the memory that it had before this Ask.
+    """
+
+    clients: tuple[int, ...]
+    deltas: Params  # w_k - w_t; empty if the job returns no model
+    buffers: Params
+    upload: Tree  # a hook sees its component's own; by component outside
+    n: Tensor  # [M], n_k
+    steps: Tensor  # [M], local steps
+    loss: Tensor  # [M], mean loss over the local steps
+    metrics: Tree = field(default_factory=dict)  # by component; empty in a deployment and where nothing is recorded
+
+
+@dataclass(frozen=True)
+class Server:
+    """All that a server's hook may read. What a round has not reached yet is absent."""
+
+    task: Task
+    params: Params  # the model: w_t up to `step`, then the new one
+    buffers: Params
+    round: int  # 0 before the first
+    n_clients: int  # N
+    input_shape: tuple[int, ...] = ()  # of one sample
+    public: Samples = absent("server.public is there for methods that declare Needs(public=...), if there is a split")
+    state: Tree = field(default_factory=dict)
+    cohort: tuple[int, ...] = ()  # ascending ids; in round 0 and in `finish`, everybody
+    start: Params = field(default_factory=dict)  # w_t, from `refine` on
+    replies: Reply = absent("server.replies is there from `refine` to `survey`")
+    trained: Params = field(default_factory=dict)  # w_k - w_t as local training left them, before a refinement
+    weights: Tensor = absent("server.weights is there from `average` to `survey`")  # [M], float64, sum to one
+    update: Params = field(default_factory=dict)  # the aggregated update, from `step` on
+    keys: Tensor = absent("server.key is there in every hook")  # of this round
+    scope: int = 0  # the component's number among these keys
+
+    @property
+    def key(self) -> Tensor:
+        """For `plugins.core.randomness`, 0-d: of this component and round."""
+        return fold(self.keys, self.scope)
+
+    def client_models(self) -> Iterator[tuple[Params, Params]]:
+        """(parameters, buffers) of each client as they enter the average, one at a time."""
+        for k in range(len(self.replies.clients)):
+            yield add(self.start, row(self.replies.deltas, k)), row(self.replies.buffers, k)
+
+
+class Change(NamedTuple):
+    """What a server's hook changes. What it does not mention is kept."""
+
+    state: Tree = {}
+    params: Params | None = None
+    buffers: Params | None = None
+    evaluated: Params | None = None  # `step` only: the model that is evaluated, if it is not the one that is sent
+    metrics: Tree = {}  # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
 
 
 @dataclass(frozen=True)
 class Component:
-    """FedAvg's behaviour at every hook; a method overrides what its paper changes."""
+    """FedAvg's behaviour at every hook. A method overrides what its paper changes."""
 
     name: ClassVar[str]
-    stage: ClassVar[Stage] = Stage.DEBIAS
-    options: ClassVar[Options] = {}  # the words that a hyper-parameter of words may be, the default first
-    # What it sees of the public split: "labelled" or "unlabelled" samples; "" if it needs none.
-    public: ClassVar[str] = ""
-    pools: ClassVar[bool] = False  # one client has the data of all
-    # Whether a hook from `average` on reads the clients' models: else `update.replies.params` are gone by then.
-    reads_models: ClassVar[bool] = False
 
     @property
-    def broadcasts(self) -> bool:
-        """Whether `correct` works as it stands with leaves [M, ...] of several clients, beside those that are the same
-        for all. Without vmap it costs its arithmetic alone.
-        """
-        return False
+    def needs(self) -> Needs:
+        """What it takes from the runtime; a class variable unless an option decides."""
+        return Needs()
 
     @property
-    def passes(self) -> frozenset[str]:
-        """What it reads beside the batches: "own", "public": a pass over these data; "last epoch": `Trace.features`."""
+    def claims(self) -> frozenset[Claim]:
+        """What only one component of a recipe may own; likewise."""
         return frozenset()
 
     @property
-    def claims(self) -> frozenset[str]:
-        """What only one component of a recipe may own: keys of CLAIMS."""
-        return frozenset()
-
-    @property
-    def weighting(self) -> str:
-        """Of the clients: "size", n_k / sum n, or "uniform", 1 / M."""
+    def weights(self) -> Weights:
+        """The clients' weights; a field where it is an option."""
         return "size"
 
-    @property
-    def evaluates_average(self) -> bool:
-        """Whether the evaluated model is the plain average of this round's clients rather than the sent model."""
-        return False
-
-    @property
-    def leak(self) -> str:
-        """What of the test set the method sees, in words; "" if nothing. Such a recipe only reproduces a paper: the
-        test set is handed to it as its public split.
-        """
-        return ""
-
-    @property
-    def simulation_only(self) -> str:
-        """Why the method may not be deployed on real silos, in words; "" if it may."""
-        return self.leak
-
     def check(self, setting: Setting) -> None:
-        """Raises RecipeError if the method can't run in this setting or with these hyper-parameters."""
+        """RecipeError if the method can't run in this setting. Types, words and ranges are checked already."""
 
-    def fixed(self, network: Network) -> frozenset[str]:
-        """Names of parameters that stay at their initial values: nobody trains, sends or averages them.
-
-        Those that the network itself keeps (`Network.frozen`) are added.
-        """
-        return frozenset()
-
-    def shared(self, n_public: int) -> int:
-        """How many samples of the public split every client has beside its own, and trains on: the first ones."""
-        return 0
-
-    def exchanges(self, cohort: int) -> Exchanges:
+    def exchanges(self, setting: Setting) -> Exchanges:
         """How often the component asks beside the training of every round."""
         return Exchanges()
 
-    def public_steps(self, job: str) -> Steps | None:
-        """The training on the public split that belongs to `job`; None if there is none."""
-        return None
+    # client: leaves have no client axis ---------------------------------------------------------------------------
 
-    # client -------------------------------------------------------------------------------------------------------
-
-    def init_client(self, params: Params, buffers: Params, task: Task) -> Tree:
-        """The memory of a client that has not taken part yet, from w_0."""
+    def init_client(self, client: Client) -> Tree:
+        """The memory of a client that has not taken part yet; `client.params` is w_0."""
         return {}
 
-    def optimizer(self, given: Optimizer) -> Optimizer:
-        """The optimiser of local training, where the method brings its own."""
-        return given
+    def optimizer(self, given: Optimizer) -> Optimizer | None:
+        """The optimiser of local training, if the method brings its own (a claim)."""
 
-    def warm_start(self, state: Tree, view: View) -> Tree:
-        """The optimiser's state before the first step, where it does not begin empty."""
-        return state
+    def warm_start(self, client: Client) -> Tree | None:
+        """The optimiser's state before the first step, if it is not empty (a claim)."""
 
-    def prepare(self, task: Task, view: View, data: Data) -> Tree:
-        """Computed once per round, before the first step, on the received model."""
+    def prepare(self, client: Client) -> Tree:
+        """`client.prepared`: computed once per round on the received model."""
         return {}
 
-    def adjust_logits(self, logits: Tensor, task: Task, params: Params, view: View) -> Tensor:
-        """Logits [B, C] as the loss sees them."""
-        return logits
+    def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor | None:
+        """Logits [B, C] as the loss sees them (a claim)."""
 
-    def penalty(self, task: Task, params: Params, out: Output, batch: Batch, view: View) -> Tensor | None:
-        """A term of the loss, 0-d; None for no term."""
-        return None
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
+        """A term of the loss, 0-d."""
 
-    def correct(self, tree: Params, params: Params, view: View) -> Params:
-        """The gradient at `params` (stage DEBIAS), or the optimiser's update (stage SCALE).
+    def gradient_term(self, w: Params, client: Client) -> Params | None:
+        """What is added to the gradient at w. Elementwise: leaves may have an axis [M] in front."""
 
-        Stage SCALE multiplies by what does not depend on the update, as it may be given a multiple of it. Leaves are
-        new, or those of `tree`: they are overwritten.
-        """
-        return tree
+    def update_factor(self, client: Client) -> Params | None:
+        """Factors of the optimiser's update, by parameter: one per row (neuron)."""
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        """(upload, next memory) after local training."""
-        return {}, view.memory
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """After local training."""
+        return Answer()
 
-    def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
-        """Quantities of the paper that only the client knows: recorded in a simulation if asked for, never sent."""
-        return {}
+    def answer(self, client: Client) -> Answer:
+        """The client's side of an Ask of this component; `client.job` says of which."""
+        raise NotImplementedError(f"{self.name} asks {client.job!r} but does not answer it")
 
-    def answer(self, job: str, work: Work) -> Answer:
-        """The client's side of a further Ask of this component."""
-        raise NotImplementedError(f"{self.name} asks {job!r} but does not answer it")
+    # server: leaves of replies are [M, ...]; a hook that asks nothing is a plain function --------------------------
 
-    # server; a `yield` behind a `return` makes a generator that asks nothing ---------------------------------------
-
-    def init_server(self, params: Params, desk: Desk) -> Tree:
+    def init_server(self, server: Server) -> Tree:
         """The server's state before the first round."""
         return {}
 
-    def broadcast(self, state: Tree) -> Tree:
+    def broadcast(self, server: Server) -> Tree:
         """What goes to every client with the model."""
         return {}
 
-    def address(self, state: Tree, cohort: tuple[int, ...]) -> Tree:
-        """What goes to each client on its own, leaves [M, ...]."""
+    def message(self, server: Server) -> Tree:
+        """What goes to each client of `server.cohort` on its own, leaves [M, ...]."""
         return {}
 
-    def begin(self, server: Server, clients: tuple[int, ...]) -> Asks:
-        """Before the first round; returns the server."""
-        return server
-        yield
+    def refine(self, server: Server) -> Asks | None:
+        """Asks the clients again after training; returns the replies as all others see them (a claim)."""
 
-    def after_train(self, server: Server, replies: Reply) -> Asks:
-        """After local training; returns the replies as the other components and the average are to see them."""
-        return replies
-        yield
+    def weigh(self, server: Server) -> Tensor | None:
+        """Factors of the clients' weights, [M]; the core divides by the sum."""
 
-    def weigh(self, weights: Tensor, replies: Reply) -> Tensor:
-        """The clients' weights [M], which sum to one, given those of earlier stages."""
-        return weights
+    def average(self, server: Server) -> Params | None:
+        """The aggregated update in place of sum_k weights_k (w_k - w_t) (a claim)."""
 
-    def average(self, update: Update) -> Params | None:
-        """The direction in place of sum_k weights_k (w_k - w_t); None to keep that."""
-        return None
+    def step(self, server: Server) -> Change:
+        """The next state, and the new model if it is not w_t plus the aggregated update (a claim)."""
+        return Change()
 
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """(what is added to the model, next state); `direction` begins as the average."""
-        return direction, state
+    def learn(self, server: Server) -> Change | None:
+        """Training of the new model on the server (a claim)."""
 
-    def measure(self, state: Tree, update: Update) -> Tree:
-        """Quantities of the paper that the server knows: 0-d leaves become columns of rounds.csv, others are kept
-        as they are. `state` is that after the step."""
-        return {}
+    def survey(self, server: Server) -> Asks | Change | None:
+        """Asks about the new model, and in round 0 about w_0; may change the state."""
 
-    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
-        """After the model was updated; returns the server. The cohort is `update.replies.clients`."""
-        return server
-        yield
+    def finish(self, server: Server) -> Asks | None:
+        """Asks everybody after the last round; may change the evaluated model (a claim)."""
 
-    def finish(self, server: Server, clients: tuple[int, ...], desk: Desk) -> Asks:
-        """After the last round; returns the server. Its model is the evaluated one, which it may replace."""
-        return server
-        yield
+
+# Overriding one of these means owning what it changes. Of `optimizer`, `warm_start` and `step` an option may decide.
+OWNS = {
+    "logits": Claim.LOGITS, "refine": Claim.REFINEMENT, "average": Claim.AVERAGE, "learn": Claim.SERVER_LEARNING,
+    "finish": Claim.CLASSIFIER,
+}  # fmt: skip
+
+
+def overrides(component: Component, hook: str) -> bool:
+    """Whether a component brings its own `hook`."""
+    return getattr(type(component), hook) is not getattr(Component, hook)

@@ -1,152 +1,159 @@
-"""Local training, for one client or for many at once, whose trees then have an axis [M] in front of every leaf.
+"""Local training for one client, and the one loop behind it.
 
-Nothing here looks at that axis: what a network or a component's hook does with the trees of one client is handed in as
-a function that takes those of all.
+`train` is the plain form: one client, one step after the other. Engines bring their own loop for the same local
+problem, and tests prove that it is equal. Refinements and learners on the server call `descend`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from plugins.core.component import Batch, Plan, Trace, ValueAndGrad
-from plugins.core.noise import fold
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Answer, Ask, Claim, Client, Component, Public, Trace, absent
+from plugins.core.data import Batch, Pass, cross_entropy
 from plugins.core.optimizers import Optimizer
-from plugins.core.task import Output, cross_entropy, masked_mean
-from plugins.core.trees import Params, Tree, detach, select, tree_map
+from plugins.core.randomness import identity
+from plugins.core.task import Output, Task
+from plugins.core.trees import Params, Tree, add, combined, leading, scale, select
 
-Forward = Callable[[Params, Params, Batch], Output]
-# (parameters, buffers, batch, the last gradient) -> gradient of the mean cross-entropy, in the last one's place, and
-# what `autograd` gives beside it, but for the loss: that of each sample, [..., B].
-Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
-
-
-def autograd(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """(gradient, detached aux) by the autograd tape; of several losses [M] each depends on its own rows only."""
-    with torch.enable_grad():
-        watched = {key: value.detach().requires_grad_() for key, value in params.items()}
-        value, aux = loss(watched)
-        grads = torch.autograd.grad(value.sum(), list(watched.values()))
-    # A convolution's gradient can come in its input's layout; parameters stay as they are.
-    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, detach(aux)
+Views = Mapping[Component, Client]  # the client as each component sees it
+Loss = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]  # (w, buffers, batch) -> loss, forward pass
+NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
 
 
-def functional(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
-    """(gradient, aux) by torch.func: the way that vmap can batch."""
-    grads, aux = torch.func.grad(loss, has_aux=True)(params)
-    return grads, aux
+class Descent(NamedTuple):
+    """Where a descent ended."""
+
+    params: Params
+    buffers: Params
+    state: Tree  # the optimiser's
+    steps: Tensor  # 0-d
+    loss: Tensor  # 0-d, summed over the steps
+    features: Tensor | None  # [d], mean over the last epoch
 
 
-def aux_of(loss: Tensor, out: Output, features: bool) -> Tree:
-    """What a step leaves beside its gradient."""
-    aux = {"loss": loss, "buffers": out.buffers}
-    return aux | {"features": out.features} if features else aux
+def descend(
+    task: Task, loss: Loss, params: Params, batches: Iterable[Batch], optimizer: Optimizer,
+    buffers: Params | None = None, *, state: Tree | None = None, key: Tensor | None = None,
+    term: Callable[[Params], Params] | None = None, factor: Params | None = None,
+    rate: Callable[[int], float | Tensor] | None = None,
+) -> Descent:  # fmt: skip
+    """For each batch: w <- w + rate factor optimiser(grad loss(w) + term(w))."""
+    buffers, state = buffers or {}, optimizer.init(params) if state is None else state
+    zero = next(iter(params.values())).new_zeros(())
+    steps, total, seen, features = zero, zero, zero, None
+    for s, batch in enumerate(batches):
+        batch = batch if key is None else batch._replace(keys=key, step=s)
+
+        def value(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
+            found, out = loss(w, buffers, batch)
+            return found, {"loss": found} | ({} if out is None else {"buffers": out.buffers, "h": out.features})
+
+        grads, left = task.grad(value, params)
+        grads = grads if term is None else combined(torch.add, grads, term(params))
+        update, next_state = optimizer.step(grads, state, params)
+        update = update if factor is None else scaled(update, factor)
+        moved = add(params, update if rate is None else scale(rate(s), update))
+        new = {"w": moved, "state": next_state, "buffers": left.get("buffers", buffers), "loss": total + left["loss"]}
+        if batch.live is not None:  # the client may have no such step
+            new = select(batch.live, new, {"w": params, "state": state, "buffers": buffers, "loss": total})
+        params, state, buffers, total = (new[name] for name in ("w", "state", "buffers", "loss"))
+        steps = steps + (1 if batch.live is None else batch.live)
+        if batch.last_epoch is not None:
+            part = batch.last_epoch * batch.sum(left["h"])
+            features = part if features is None else features + part
+            seen = seen + batch.last_epoch * batch.sum(torch.ones_like(left["h"][:, 0]))
+    return Descent(params, buffers, state, steps, total, None if features is None else features / seen.clamp(min=1))
 
 
-class Hooks(NamedTuple):
-    """What methods add to local training; None where nobody does."""
-
-    penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None  # terms of the loss
-    adjust_logits: Callable[[Tensor, Params], Tensor] | None = None
-    correct_gradient: Callable[[Params, Params], Params] | None = None  # (gradient, parameters)
-    correct_update: Callable[[Params, Params], Params] | None = None  # (the update or a multiple of it, parameters)
+def scaled(update: Params, factor: Params) -> Params:
+    """The update with its rows multiplied; parameters without a factor stay as they are."""
+    return {name: leading(factor[name], leaf) * leaf if name in factor else leaf for name, leaf in update.items()}
 
 
-def local_steps(
-    forward: Forward,
-    optimizer: Optimizer,
-    params: Params,
-    buffers: Params,
-    state: Tree,
-    steps: Plan,
-    key: Tensor,
-    grad: ValueAndGrad,
-    hooks: Hooks = Hooks(),  # noqa: B008, immutable
-    written: Written | None = None,
-    into: Params | None = None,
-    draws: bool = True,
-) -> Trace:
-    """Runs the batches of `steps` from `params` and returns their trace.
+def train(
+    algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, steps: Pass
+) -> tuple[Trace, dict[str, Answer]]:  # fmt: skip
+    """Local training from the received model: (trace, the answers by component), for one client."""
+    task, views = client.task, seen(algorithm, client, sent, memory)
+    views = {c: replace(view, prepared=c.prepare(view)) for c, view in views.items()}
 
-    `state`: the optimiser's. `key`: of the client, or of each [M]. `written`: takes the place of `forward` and `grad`
-    where no hook changes the loss. `into`: where the parameters may be put. `draws`: whether batches have keys.
-    """
-    written = written if hooks.penalty is None and hooks.adjust_logits is None else None
-    start = params
-    some = next(iter(params.values()))
-    zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
-    losses: list[Tensor] = []
-    seen, last = zero, steps.last
-    features: Tensor | None = None
-    gradient: Params = {}
-    keys: Sequence[Tensor | None] = (None,) * len(steps)
-    if draws:  # at once: a step is short
-        keys = fold(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
-    # What lies where the last batch lay is in the cache; a hook, or autograd, might still have that one in its hands.
-    for step, plain in enumerate(steps.batches(in_place=written is not None)):
-        batch = plain._replace(key=keys[step])
+    def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
+        out = task.train(w, buffers, batch)
+        value = cross_entropy(adjusted(algorithm, views, out.logits, w), batch.y, batch.mask)
+        extra = penalty(views, w, out, batch)
+        return value if extra is None else value + extra, out
 
-        def loss(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
-            out = forward(w, buffers, batch)
-            logits = out.logits if hooks.adjust_logits is None else hooks.adjust_logits(out.logits, w)
-            value = cross_entropy(logits, batch.y, batch.mask)
-            extra = None if hooks.penalty is None else hooks.penalty(w, out, batch)
-            value = value if extra is None else value + extra
-            return value, aux_of(value, out, last is not None)
-
-        gradient, aux = grad(loss, params) if written is None else written(params, buffers, batch, gradient)
-        losses.append(aux["loss"])
-        grads = gradient
-        if last is not None:
-            mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
-            share = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
-            part = torch.einsum("...b,...bd->...d", share, aux["features"])
-            features, seen = part if features is None else features + part, seen + share.sum(-1)
-        if hooks.correct_gradient is not None:
-            grads = hooks.correct_gradient(grads, params)
-        if optimizer.rate is not None:
-            # A scaled gradient times eta is the scaled update, and can be added at once.
-            if hooks.correct_update is not None:
-                grads = hooks.correct_update(grads, params)
-            update, factor, next_state = grads, -optimizer.rate, state
-        else:
-            update, next_state = optimizer.step(grads, state, params)
-            factor = 1.0
-            if hooks.correct_update is not None:
-                update = hooks.correct_update(update, params)
-        # In place: a step's time is that of going through memory. The received model, and parameters that a client who
-        # stands still keeps, are others' too.
-        mine = step > 0 and batch.live is None
-        stepped = _added(params, update, factor, params if mine else into if batch.live is None else None)
-        if batch.live is None:
-            params, state, buffers = stepped, next_state, aux["buffers"]
-        else:
-            live = batch.live
-            params, state = select(live, stepped, params), select(live, next_state, state)
-            buffers = select(live, aux["buffers"], buffers)
-    mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
-    count = zero + (len(steps) if steps.live is None else steps.live.sum(0))
-    total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
-    return Trace(start, params, buffers, count, total / count.clamp(min=1), state, mean)
+    found = descend(
+        task, loss, client.params, steps, task.optimizer, client.buffers, key=client.keys,
+        state=started(algorithm, views), term=lambda w: term(views, w), factor=factor(views),
+    )  # fmt: skip
+    return ended(algorithm, views, found, len(steps))
 
 
-def _step_losses(losses: list[Tensor], steps: Plan, by_sample: bool) -> Tensor:
-    """The mean loss of each step, [S, ...], 0 where a client stands still."""
-    if steps.sizes is not None:
-        return torch.stack([loss.mean() for loss in losses])
-    found = torch.stack(losses)
-    if by_sample:  # means of all steps at once: one by one they take longer than what they are of
-        return masked_mean(found, steps.mask, found.ndim - 1)
-    return found if steps.live is None else torch.where(steps.live, found, 0)
+def seen(algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared: Tree | None = None) -> Views:
+    """The client as each component sees it: its own slices and key, and the data that it declares."""
+    return {c: _seen(client, c, sent, memory, (prepared or {}).get(c.name, {})) for c in algorithm.components}
 
 
-def _added(params: Params, update: Params, factor: float, into: Params | None) -> Params:
-    """params + factor update, put into `into` if there is such."""
-    if into is None:
-        return tree_map(lambda p, u: torch.add(p, u, alpha=factor), params, update)
-    if into is params:  # vmap knows `add_`, but not `out`
-        return tree_map(lambda p, u: p.add_(u, alpha=factor), params, update)
-    return tree_map(lambda p, u, out: torch.add(p, u, alpha=factor, out=out), params, update, into)
+def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
+    own, public = c.needs.own, c.needs.public is not Public.NOTHING
+    trees = sent.shared.get(c.name, {}), sent.each.get(c.name, {}), memory.get(c.name, {}), prepared
+    return Client(
+        client.task, client.params, client.buffers, client.round, client.own if own else Client.own,
+        client.public if public else Client.public, *trees, client.job, client.observing, client.keys, identity(c),
+    )  # fmt: skip
+
+
+def started(algorithm: Algorithm, views: Views) -> Tree | None:
+    """The optimiser's state before the first step, if it is not empty."""
+    return algorithm.owned(Claim.OPTIMIZER_MEMORY, {c: c.warm_start(view) for c, view in views.items()})
+
+
+def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:
+    """The logits as the loss sees them."""
+    changed = algorithm.owned(Claim.LOGITS, {c: c.logits(logits, w, view) for c, view in views.items()})
+    return logits if changed is None else changed
+
+
+def penalty(views: Views, w: Params, out: Output, batch: Batch) -> Tensor | None:
+    """The sum of the components' terms of the loss."""
+    own = {c: batch._replace(scope=view.scope) for c, view in views.items()}
+    terms = [found for c, view in views.items() if (found := c.penalty(w, out, own[c], view)) is not None]
+    return torch.stack(terms).sum() if terms else None
+
+
+def term(views: Views, w: Params) -> Params:
+    """The sum of what the components add to the gradient."""
+    return combined(torch.add, *(c.gradient_term(w, view) for c, view in views.items()))
+
+
+def factor(views: Views) -> Params:
+    """The product of the components' factors of the update."""
+    return combined(torch.mul, *(c.update_factor(view) for c, view in views.items()))
+
+
+def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
+    """What training left, and the components' answers."""
+    params, buffers, state, steps, loss, features = found
+    whole = Trace(params, buffers, steps, loss / steps.clamp(min=1), state, features, planned)  # type: ignore[arg-type]
+    bare = whole._replace(features=absent(NO_FEATURES))
+    own = {c: whole if c.needs.last_epoch else bare for c in views}
+    return whole, {c.name: kept(c.report(own[c], view), view) for c, view in views.items()}
+
+
+def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:
+    """One client's answer to an Ask that a component made; `client.params` is the model to look at."""
+    c = next(c for c in algorithm.components if c.name == ask.owner)
+    view = _seen(client, c, ask, memory, {})
+    return kept(c.answer(view), view)
+
+
+def kept(found: Answer, view: Client) -> Answer:
+    """An answer whose memory has what it does not mention, too, and whose metrics are there only if recorded."""
+    return found._replace(memory=view.memory | found.memory, metrics=found.metrics if view.observing else {})

@@ -11,8 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from plugins.core.cores import all_cores
-
 Tree = dict[str, Any]
 Params = dict[str, Tensor]
 
@@ -21,12 +19,11 @@ PART = 512  # numbers whose squares are added up one after the other
 
 def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
     """Applies `fn` to the tensors that stand at the same place in all trees. KeyError if the structures differ."""
-    return {
-        key: tree_map(fn, value, *(other[key] for other in rest))
-        if isinstance(value, dict)
-        else fn(value, *(other[key] for other in rest))
-        for key, value in tree.items()
-    }
+    found = {}
+    for key, value in tree.items():
+        others = [other[key] for other in rest]
+        found[key] = tree_map(fn, value, *others) if isinstance(value, dict) else fn(value, *others)
+    return found
 
 
 def leaves(tree: Tree) -> Iterator[Tensor]:
@@ -53,6 +50,15 @@ def sub(a: Tree, b: Tree) -> Tree:
     return tree_map(torch.sub, a, b)
 
 
+def combined(op: Callable[[Tensor, Tensor], Tensor], *trees: Params | None) -> Params:
+    """The flat trees by `op` where names meet; None and names of one tree alone stay out of it."""
+    found: Params = {}
+    for tree in trees:
+        for name, leaf in (tree or {}).items():
+            found[name] = op(found[name], leaf) if name in found else leaf
+    return found
+
+
 def scale(factor: float | Tensor, tree: Tree) -> Tree:
     """factor * tree; `factor` is a number or a 0-d tensor."""
     return tree_map(lambda leaf: factor * leaf, tree)
@@ -72,15 +78,14 @@ def leaf_row_norms(leaf: Tensor) -> Tensor:
     """The L2 norm of each row of `[M, ...]`, as `[M]`.
 
     Part by part: torch's kernel adds up a row's squares in few sums, which in float32 can be off by a thousandth for a
-    million numbers, and takes a third of the time of squares that are laid down first.
+    million numbers, and takes a third of the time of stored squares.
     """
     rows = leaf.reshape(len(leaf), -1)
     whole = rows.shape[1] // PART * PART
     if whole <= PART:
         norms: Tensor = torch.linalg.vector_norm(rows, dim=1)
         return norms
-    with all_cores(rows):
-        parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
+    parts = torch.linalg.vector_norm(rows[:, :whole].reshape(len(leaf), -1, PART), dim=2)
     rest = torch.linalg.vector_norm(rows[:, whole:], dim=1, keepdim=True)
     return leaf_row_norms(torch.cat([parts, rest], dim=1))
 
@@ -103,29 +108,14 @@ def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:
     return tree_map(total, stacked)
 
 
-def stack(trees: Sequence[Tree]) -> Tree:
-    """Trees of one structure to one tree with a new first axis."""
-    return tree_map(lambda *rows: torch.stack(rows), trees[0], *trees[1:])
-
-
 def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
     """Row `index` (or, for a slice or an index tensor, the rows) of a stacked tree."""
     return tree_map(lambda leaf: leaf[index], stacked)
 
 
-def rows_at(leaf: Tensor, index: Tensor, room: Tensor | None = None) -> Tensor:
-    """leaf[index], which for whole rows copies five times as fast; [n, ...] and [...] -> [..., ...].
-
-    `room`: where they may be put, [at least as many rows, ...].
-    """
-    flat = index.reshape(-1)
-    rows = leaf.index_select(0, flat) if room is None else torch.index_select(leaf, 0, flat, out=room[: len(flat)])
-    return rows.reshape(index.shape + leaf.shape[1:])
-
-
-def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
-    """Writes `tree` into row `index` of a stacked tree, in place: engines only, for storage that is their own."""
-    tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)
+def rows_at(leaf: Tensor, index: Tensor) -> Tensor:
+    """leaf[index], [n, ...] and [...] -> [..., ...]: for whole rows five times as fast (docs/performance.md)."""
+    return leaf.index_select(0, index.reshape(-1)).reshape(index.shape + leaf.shape[1:])
 
 
 def leading(values: Tensor, like: Tensor) -> Tensor:
@@ -138,30 +128,6 @@ def select(condition: Tensor, a: Tree, b: Tree) -> Tree:
     return tree_map(lambda x, y: torch.where(leading(condition, x), x, y), a, b)
 
 
-def detach(tree: Tree) -> Tree:
-    """The same values, cut off from autograd."""
-    return tree_map(torch.Tensor.detach, tree)
-
-
 def n_bytes(tree: Tree) -> int:
     """The size of all tensors in bytes."""
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves(tree))
-
-
-def flatten(tree: Tree, prefix: str = "") -> Params:
-    """A nested tree as a flat one with keys `outer/inner`. Empty dicts vanish."""
-    flat: Params = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(flatten(value, f"{prefix}{key}/"))
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def unflatten(flat: Params, like: Tree, prefix: str = "") -> Tree:
-    """The inverse of `flatten` for a tree of the structure `like`. KeyError if a tensor is missing."""
-    return {
-        key: unflatten(flat, value, f"{prefix}{key}/") if isinstance(value, dict) else flat[prefix + key]
-        for key, value in like.items()
-    }

@@ -25,7 +25,7 @@ def epochs(
 ) -> Order:
     """`n_epochs` passes over `indices`, reshuffled each time, or if `steps` is above 0 as many batches as that.
 
-    The last, short batch of a pass is kept unless `drop_last`; then whoever has less than one batch keeps what he has.
+    The last, short batch of a pass is kept unless `drop_last`. A client with less than one full batch keeps that batch.
     """
     n = len(indices)
     sizes, kept = _sizes(n, batch_size, drop_last)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from plugins.core.errors import UserError
-from plugins.core.reading import Noise
 from plugins.data.checks import known, real_number, refusal
+from plugins.data.reading import Noise
 from plugins.data.types import Ints
 
 FORMS = ("level", "equal", "space")

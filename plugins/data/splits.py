@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from plugins.data.checks import real_number, refusal, whole_number
-from plugins.data.randomness import stream
+from plugins.data.streams import stream
 from plugins.data.types import Ints
 
 

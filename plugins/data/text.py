@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from plugins.core.errors import UserError
-from plugins.data.randomness import stream
+from plugins.data.streams import stream
 from plugins.data.types import Floats
 
 PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD stands behind a sequence and nowhere else

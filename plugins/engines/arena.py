@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plugins.core.trees import Params, Tree
+from plugins.core.trees import Params, Tree, tree_map
 
 ALIGNED = 64  # bytes, as torch lays tensors: matrix products round differently elsewhere
 
@@ -22,14 +22,14 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
     `memory`: makes so many bytes, aligned; torch does, on the device of `like`, if None.
     """
 
-    def room(leaf: Tensor) -> Tensor:
+    def rows(leaf: Tensor) -> Tensor:
         width = -(-leaf.numel() * leaf.element_size() // ALIGNED) * ALIGNED
         size = m * width
         flat = torch.empty(size, dtype=torch.uint8, device=leaf.device) if memory is None else memory(size)[:size]
         whole = flat.view(leaf.dtype).reshape(m, -1)
         return whole[:, : leaf.numel()].view(m, *leaf.shape)
 
-    return {key: room(leaf) for key, leaf in like.items()}
+    return {key: rows(leaf) for key, leaf in like.items()}
 
 
 def shared(size: int) -> Tensor:
@@ -57,7 +57,7 @@ class Arena:
         self._used = 0
 
     def clear(self) -> None:
-        """Makes room: what was put in before is overwritten by what comes next."""
+        """Empties the arena: the next tree overwrites what was put in before."""
         self._used = 0
 
     def put(self, tree: Tree) -> Tree:
@@ -90,3 +90,8 @@ class Arena:
         for axis in place.shape:
             n *= axis
         return self._bytes[place.offset : place.offset + n].view(place.dtype).reshape(place.shape)
+
+
+def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
+    """Writes `tree` into row `index` of a stacked tree, in place: for storage that is the engine's own."""
+    tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)

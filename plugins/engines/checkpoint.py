@@ -10,8 +10,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, flatten, unflatten
+from plugins.core.trees import Params, Tree
 from plugins.data.files import write_whole
+from plugins.engines.packing import flatten, unflatten
 
 RECORDED = "recorded/"  # begins the names of tensors that the run doesn't need to go on, only to report
 
@@ -24,6 +25,7 @@ class Checkpoint(NamedTuple):
     holders: list[int]  # clients that hold the server's model already
     rows: list[dict[str, float]]  # of rounds.csv
     recorded: Params  # what else was recorded, by name
+    differs: bool  # whether the evaluated model is another than the sent one
 
 
 def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
@@ -33,6 +35,7 @@ def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
         "round": checkpoint.round,
         "holders": checkpoint.holders,
         "rows": checkpoint.rows,
+        "differs": checkpoint.differs,
     }
     everything = flatten(checkpoint.trees) | {RECORDED + key: leaf for key, leaf in checkpoint.recorded.items()}
     # safetensors refuses tensors that share memory, such as an evaluated model that is the sent one: copies of the
@@ -60,7 +63,7 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             head = json.loads((file.metadata() or {})["checkpoint"])
-            made_by, found = str(head["fingerprint"]), [head[key] for key in ("round", "holders", "rows")]
+            made_by, found = str(head["fingerprint"]), [head[key] for key in ("round", "holders", "rows", "differs")]
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a readable checkpoint ({error}); delete it to start afresh") from None
@@ -76,5 +79,5 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
         raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
     # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
     trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
-    round_, holders, rows = found
-    return Checkpoint(round_, trees, holders, rows, recorded)
+    round_, holders, rows, differs = found
+    return Checkpoint(round_, trees, holders, rows, recorded, differs)

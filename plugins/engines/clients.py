@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -13,21 +13,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Reply, Samples
-from plugins.core.cores import all_cores
+from plugins.core.component import Ask, Client, Reply
+from plugins.core.data import Samples
 from plugins.core.errors import NonFiniteError, UserError, nearest
-from plugins.core.noise import fold
-from plugins.core.optimizers import Optimizer
-from plugins.core.optimizers import build as build_optimizer
-from plugins.core.reading import OWN, PAD, STEPS, Read
-from plugins.core.task import PRECISIONS, Task
+from plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
+from plugins.core.randomness import fold
+from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
-from plugins.data.randomness import Streams, key
+from plugins.data.reading import PAD, Read
+from plugins.data.streams import Streams, key
 from plugins.data.types import Ints
+from plugins.engines.cores import all_cores
+from plugins.models.forward import PRECISIONS, Model
 
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
 PASS_BATCH = 500  # samples per batch of a pass without training
-READ = -4  # which of the keys that belong to a client's is for reading its samples; rFedAvg and FNR-FL have -1 to -3
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,18 @@ class LocalTraining:
     steps: int = 0  # above 0: this many steps in place of `epochs`
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
-    precision: str = "float32"  # one of plugins.core.task.PRECISIONS
+    precision: str = "float32"  # one of plugins.models.forward.PRECISIONS
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
-        return build_optimizer(self.optimizer, self.lr, self.momentum, self.weight_decay)
+        if self.optimizer not in OPTIMIZERS:
+            raise UserError(
+                f"optimizer {self.optimizer!r} is unknown{nearest(self.optimizer, OPTIMIZERS)}; "
+                f"allowed: {', '.join(OPTIMIZERS)}"
+            )
+        kind = OPTIMIZERS[self.optimizer]
+        own = {} if self.momentum is None else {"momentum": self.momentum}
+        return kind(self.lr, weight_decay=self.weight_decay, **own)
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
         """UserError if samples of this shape can't be trained on like this, there."""
@@ -87,6 +95,7 @@ class Clients:
         `observing`: whether replies have metrics.
         """
         self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
+        self.needs = algorithm.needs
         self.observing = observing
         self.train, self.public = train, public
         self.indices = dict(sorted(indices.items()))
@@ -97,33 +106,23 @@ class Clients:
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.
-        first = {c.name: c.init_client(params, buffers, task) for c in algorithm.components}
+        unmet = Client(task, params, buffers, 0)
+        first = {c.name: c.init_client(unmet) for c in algorithm.components}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
+        self.start: Params = {}  # w_t of the round in which they were trained
         read = train.noise is not None or local.augment
-        self._draws = bool(algorithm.components) or task.network.draws or read
+        self._draws = bool(algorithm.components) or cast("Model", task.network).draws or read
         self._drawing: tuple[str, int, Streams] | None = None  # the last ones
 
     @property
     def device(self) -> torch.device:
         return self.train.x.device
 
-    def steps(self, client: int, job: str, round_: int) -> tuple[Order, Samples]:
-        """The batches that `job` trains on, and the samples that they index; no steps for a job without training."""
-        if job == "train":
-            rng = self._streams("batches", round_)(client)
-            local = self.local
-            order = epochs(
-                self.indices[client], local.epochs, local.batch_size, rng, local.steps, local.drop_last
-            )  # fmt: skip
-            return order, self.train
-        steps = self.algorithm.public_steps(job)
-        if steps is None:
-            return Order(np.empty(0, dtype=np.int64), ()), self.train
-        assert self.public is not None
-        rng = self._streams("public", round_)(client)
-        everything = np.arange(len(self.public.y))
-        return epochs(everything, steps.epochs, steps.batch_size, rng), self.public
+    def steps(self, client: int, round_: int) -> Order:
+        """The batches of a client's local training."""
+        rng, local = self._streams("batches", round_)(client), self.local
+        return epochs(self.indices[client], local.epochs, local.batch_size, rng, local.steps, local.drop_last)
 
     def _streams(self, name: str, round_: int) -> Streams:
         """The clients' streams of a round."""
@@ -132,26 +131,22 @@ class Clients:
         return self._drawing[2]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
-        """Of the random numbers that each client draws in a job, [M]; nothing to draw from where nobody does."""
+        """Of the random numbers that each client draws in a job, [M]. NaN where no client draws: it can't be folded."""
         if not self._draws:
             return torch.full((len(ask.to),), math.nan, device=self.device)
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
         return fold(shared, numbers(ask.to, shared.device)).to(self.device)
 
-    def reads(self, job: str, key: Tensor) -> tuple[Read | None, Read | None]:
-        """How a client reads the batches that `job` trains on, and a pass over its own samples; `key` is the client's.
+    def reads(self, key: Tensor) -> tuple[Read | None, Read | None]:
+        """How a client reads the batches of training, and a pass over its own samples; `key` is the client's.
 
-        A client's samples are noisy whenever it looks at them; it crops and flips what it trains on. None else.
+        A client's samples are noisy at every read. It crops and flips those that it trains on. None: as they are.
         """
         noisy, augment = self.train.noise is not None, self.local.augment
         if not (noisy or augment):
             return None, None
-        at = fold(key, READ)
-        # Further jobs train on the public split, which is as it is.
-        return (
-            Read(fold(at, STEPS), augment) if job == "train" else None,
-            Read(fold(at, OWN)) if noisy else None,
-        )
+        at = fold(key, "read")
+        return Read(fold(at, "steps"), augment), Read(fold(at, "own")) if noisy else None
 
     def own_pass(self, client: int) -> Order:
         """One pass over all of a client's samples."""
@@ -164,7 +159,7 @@ class Clients:
 
     def holds(self, ask: Ask) -> bool:
         """Whether results of training are kept for further Asks of the same round."""
-        return ask.job == "train" and self.algorithm.exchanges(len(ask.to)).round > 1
+        return ask.job == "train" and self.algorithm.exchanges.round > 1
 
     def hold(self, client: int, params: Params, buffers: Params) -> None:
         """Keeps a client's result of training."""
@@ -188,7 +183,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
     if math.isfinite(_squares(reply)):
         return
     good = torch.isfinite(reply.loss)
-    for sent in (reply.params, reply.upload):
+    for sent in (reply.deltas, reply.upload):
         if any(True for _ in leaves(sent)):
             good = good & torch.isfinite(row_norms(sent))
     bad = [client for client, fine in zip(reply.clients, good.tolist(), strict=True) if not fine]
@@ -202,7 +197,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
 def _squares(reply: Reply) -> float:
     """The squares of all that was sent and the losses, added up: quick to find, and finite only if each norm is."""
     total = reply.loss.sum()
-    for leaf in (*leaves(reply.params), *leaves(reply.upload)):
+    for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
         flat = leaf.reshape(-1)
         with all_cores(flat):
             total = total + flat.dot(flat)

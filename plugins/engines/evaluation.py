@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Samples
-from plugins.core.reading import Read
-from plugins.core.task import Network, Pass
+from plugins.core.data import Samples
+from plugins.core.task import Network
 from plugins.core.trees import Params
+from plugins.data.reading import Read
 
 
 class Evaluation(NamedTuple):
@@ -36,10 +37,10 @@ def evaluate(
     predictions, losses = [], []
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
+    model = replace(cast("Any", network), plain=True)
     for step, (x, y, index) in enumerate(zip(*parts, strict=True)):
-        seen = x if read is None else read(samples.x, samples.noise, index, step)
-        run = Pass(params, buffers, train=False, plain=True)
-        logits = network.classify(run, network.encode(run, seen))
+        seen = x if read is None else read(samples, index, step)
+        logits = model(params, buffers, seen, False).logits
         predictions.append(logits.argmax(1))
         losses.append(F.cross_entropy(logits, y, reduction="sum"))
     predicted, y = torch.cat(predictions).cpu(), samples.y.cpu()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Reply, Round, Samples, Server
+from plugins.core.algorithm import Round, State
+from plugins.core.component import Ask, Reply
+from plugins.core.data import Samples
 from plugins.core.errors import NonFiniteError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten, leaf_row_norms, norm, row_norms, together, tree_map
+from plugins.core.trees import Params, Tree, leaf_row_norms, norm, row_norms, together, tree_map
 from plugins.engines.clients import numbers, refuse_non_finite
 from plugins.engines.evaluation import evaluate
+from plugins.engines.packing import flatten
 from plugins.engines.traffic import Meter
 
 
@@ -35,11 +40,11 @@ class Recorder:
         self._observed: Tree = {}
         self._groups: dict[str, list[str]] = {}
 
-    def begin(self, server: Server) -> None:
+    def begin(self, state: State) -> None:
         """A round begins with this server."""
-        self._began, self._start, self._observed = time.perf_counter(), server.params, {}
+        self._began, self._start, self._observed = time.perf_counter(), state.params, {}
         if not self._groups:
-            self._groups = _groups(self.task, server.params)
+            self._groups = _groups(self.task, state.params)
 
     def exchange(self, ask: Ask, reply: Reply, round_: int) -> None:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
@@ -47,23 +52,25 @@ class Recorder:
         self.meter.count(ask, reply)
         if ask.job == "train":
             self._trained = reply
-        what = "" if ask.job == "train" else ask.job.partition(".")[2] + "."
+        what = f"{ask.job}." if ask.owner else ""
         for key, leaf in flatten(reply.metrics).items():
             component, _, quantity = key.partition("/")
             self._observed[f"{component}/{what}{quantity}"] = leaf
-        if self.observing and ask.job != "train" and reply.params:
+        if self.observing and ask.owner and reply.deltas:
             assert self._trained is not None, "what is trained again was trained in this round"
-            name = ask.job.replace(".", "/", 1)
+            name = f"{ask.owner}/{ask.job}"
             self._observed[f"{name}.test_before"] = self._by_class(self._trained, reply.clients)
             self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients)
 
-    def end(self, round_: int, done: Round, look: bool = True) -> dict[str, float]:
-        """The row of the round that ends; NaN where `look` is False or there is nothing to look at.
+    def end(self, round_: int, done: Round, evaluating: bool = True) -> dict[str, float]:
+        """The row of the round that ends; NaN where nothing is evaluated.
 
         Raises NonFiniteError when the server's update is not finite.
         """
-        server = done.server
-        moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in server.params.items()}
+        state = done.state
+        differs = done.evaluated is not None
+        evaluated = state.params if done.evaluated is None else done.evaluated
+        moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in state.params.items()}
         length = together(list(moved.values())).item()
         if not math.isfinite(length):
             raise NonFiniteError(
@@ -71,16 +78,15 @@ class Recorder:
             )
         row: dict[str, float] = {"round": round_}
         for name, samples in (("test", self.test), ("validation", self.validation)):
-            row |= self._looked(name, done.evaluated, server.buffers, samples if look else None)
+            row |= self._evaluated(name, evaluated, state.buffers, samples if evaluating else None)
         up, down = self.meter.read()
         assert self._trained is not None, "every round trains"
         kept, self._trained = self._trained, None
         row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length)
-        measured: Tree = {key: leaf.detach() for key, leaf in flatten(done.measured).items()}
-        row |= {key.replace("/", "_"): leaf.item() for key, leaf in measured.items() if leaf.ndim == 0}
+        metrics: Tree = {key: leaf.detach() for key, leaf in flatten(done.metrics).items()}
+        row |= {key.replace("/", "_"): leaf.item() for key, leaf in metrics.items() if leaf.ndim == 0}
         # What was sent and what is evaluated differ in few methods; then both are of interest.
-        differs = done.evaluated is not server.params
-        sent = self._looked("sent", server.params, server.buffers, self.test if look and differs else None)
+        sent = self._evaluated("sent", state.params, state.buffers, self.test if evaluating and differs else None)
         row |= {"sent_accuracy": sent["sent_accuracy"] if differs else row["test_accuracy"]}
         row |= {
             "bytes_up": sum(up.values()),
@@ -89,7 +95,7 @@ class Recorder:
         }
         self.rows.append(row)
         clients, cpu = kept.clients, torch.device("cpu")
-        self._keep({key: leaf for key, leaf in measured.items() if leaf.ndim} | self._observed)
+        self._keep({key: leaf for key, leaf in metrics.items() if leaf.ndim} | self._observed)
         self._keep(
             {
                 "round/clients": numbers(clients, cpu),
@@ -98,18 +104,19 @@ class Recorder:
             }
         )
         if self.observing:
-            self._keep({"round/similarity_to_global": self._cosines(done.trained, server.params)})
+            self._keep({"round/similarity_to_global": self._cosines(done.trained, state.params)})
         return row
 
     def _by_class(self, reply: Reply, clients: Sequence[int]) -> Tensor:
         """Test accuracy of the models of some clients by class, [len(clients), C]; NaN for a class without samples."""
         found = []
         for row in map(reply.clients.index, clients):
-            params, buffers = ({key: leaf[row] for key, leaf in tree.items()} for tree in (reply.params, reply.buffers))
+            params = {key: self._start[key] + leaf[row] for key, leaf in reply.deltas.items()}
+            buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
             found.append(evaluate(self.task.network, self.task.whole(params), buffers, self.test).per_class_accuracy)
         return torch.stack(found)
 
-    def _looked(self, name: str, params: Params, buffers: Params, samples: Samples | None) -> dict[str, float]:
+    def _evaluated(self, name: str, params: Params, buffers: Params, samples: Samples | None) -> dict[str, float]:
         if samples is None:
             return {f"{name}_accuracy": math.nan, f"{name}_loss": math.nan}
         found = evaluate(self.task.network, self.task.whole(params), buffers, samples)
@@ -142,6 +149,15 @@ class Recorder:
             # In a deployment a defence may drop a silo: then the shapes differ, and only the last round is kept.
             fits = old is not None and old.shape[1:] == new.shape[1:]
             self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
+
+
+def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:
+    """rounds.csv: one line per round; a cell is empty where nothing was measured."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(rows[0])
+    table.writerows(["" if math.isnan(value) else value for value in row.values()] for row in rows)
+    return text.getvalue()
 
 
 def _groups(task: Task, params: Params) -> dict[str, list[str]]:

@@ -2,100 +2,166 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from plugins.core.client import Alone, further, train
-from plugins.core.component import Ask, Data, Plan, Reply, Samples
-from plugins.core.reading import Reader
-from plugins.core.training import autograd
-from plugins.core.trees import Params, Tree, replace_row, row, tree_map
+from plugins.core.component import Ask, Client, Reply
+from plugins.core.data import Pass, Reader, Samples
+from plugins.core.task import Task
+from plugins.core.training import answer
+from plugins.core.trees import Params, Tree, row, tree_map
 from plugins.data.batches import Order
-from plugins.engines.arena import rows_for
+from plugins.engines.arena import replace_row, rows_for
 from plugins.engines.clients import Clients, to_device
+from plugins.engines.local import Forward, Written, forward_of, train, written_of
+
+
+@dataclass
+class Alone:
+    """One client; `make` makes it, where a component reads it."""
+
+    make: Callable[[], Client]
+    alone: ClassVar[bool] = True
+
+    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        return fn
+
+    def every(self, tree: Tree) -> Tree:
+        return tree
+
+    def forward(self, task: Task) -> Forward:
+        return forward_of(task)
+
+    def written(self, task: Task) -> Written | None:
+        return written_of(task, 0)
+
+    def client(self, own: Tree) -> Client:
+        return self._client
+
+    @cached_property
+    def _client(self) -> Client:
+        return self.make()
+
+
+def plain(task: Task) -> Task:
+    """The task of one client at a time: nothing transforms its passes."""
+    return replace(task, network=replace(cast("Any", task.network), plain=True))
 
 
 class Sequential:
     """Runs each client by itself, without padding; what the other runtimes are compared with.
 
-    The models that training ends with lie in memory that the next round's are put into.
+    The updates that training ends with lie in memory that the next round's take.
     """
 
-    def __init__(self, clients: Clients, models: Params | None = None) -> None:
-        """`models`: room for those of a cohort, as from `rows_for`; made at need if None."""
+    def __init__(self, clients: Clients, updates: Params | None = None) -> None:
+        """`updates`: memory for those of a cohort, as from `rows_for`; made at need if None."""
         self.clients = clients
-        self.task = replace(clients.task, plain=True)
-        self.models = models or {}
+        self.task = plain(clients.task)
+        self.updates = updates or {}
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         m = len(ask.to)
         if ask.job != "train":
             return Reply(ask.to, **self.some(ask, round_, range(m)))
-        if not self.models or len(next(iter(self.models.values()))) < m:
-            self.models = rows_for(ask.params, m)
+        if not self.updates or len(next(iter(self.updates.values()))) < m:
+            self.updates = rows_for(ask.params, m)
         found = self.some(ask, round_, range(m))
-        return Reply(ask.to, params=row(self.models, slice(m)), **found)
+        return Reply(ask.to, row(self.updates, slice(m)), **found)
 
     @torch.no_grad()
     def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
         """The stacked answers of those of `ask.to` at `positions`: the fields of a Reply.
 
-        Of training, without `params`, which are put into the rows `positions` of `models`.
+        Of training, without `deltas`, which are put into the rows `positions` of `updates`.
         """
         keys, training = self.clients.keys(ask, round_), ask.job == "train"
+        if self.clients.holds(ask):
+            self.clients.start = tree_map(torch.clone, ask.params)
         stacked: Tree = {}
         for n, position in enumerate(positions):
-            own = row(self.models, position) if training else None
-            one = self._one(ask, ask.to[position], position, round_, keys[position], own)
-            if own is not None:
-                trained = one.pop("params")
-                if self.clients.holds(ask):
-                    self.clients.hold(ask.to[position], trained, one["buffers"])
-                for key, leaf in trained.items():
-                    if leaf is not own[key]:  # a client without a step ends where it began
-                        own[key].copy_(leaf)
+            if training:
+                one = self._trained(ask, position, round_, keys[position], row(self.updates, position))
+            else:
+                one = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would hold everything twice.
             stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one)
             replace_row(stacked, n, one)
         return stacked
 
-    def _one(self, ask: Ask, client: int, position: int, round_: int, key: Tensor, into: Params | None) -> Tree:
-        clients = self.clients
-        own, public = "own" in clients.algorithm.passes, "public" in clients.algorithm.passes
-        steps, samples = clients.steps(client, ask.job, round_)
-        read_steps, read_own = clients.reads(ask.job, key)
-        data = Data(
-            self._plan(steps, samples, read_steps, "last epoch" in clients.algorithm.passes and ask.job == "train"),
-            self._plan(clients.own_pass(client), clients.train, read_own) if own else None,
-            self._plan(clients.public_pass(), clients.public) if public and clients.public else None,
-            key,
-        )
+    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
+        """A client's answer to training, whose update is put into `out`."""
+        clients, client = self.clients, ask.to[position]
+        order = clients.steps(client, round_)
+        read_steps, read_own = clients.reads(key)
+        steps = self._pass(order, clients.train, read_steps, clients.needs.last_epoch)
+        side = Alone(partial(self._client, ask.params, ask.buffers, round_, key, client, read_own))
+        own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
+        found, answers = train(clients.algorithm, self.task, ask, own, steps, side, out)
+        replace_row(clients.memory, clients.row[client], answers.pop("memory"))
+        if aliased(answers, found.params):
+            answers = tree_map(torch.clone, answers)
+        if clients.holds(ask):
+            clients.hold(client, found.params, found.buffers)
+        for name, leaf in found.params.items():  # a client without a step ends where it began
+            torch.sub(leaf, ask.params[name], out=out[name])
+        return {"buffers": found.buffers, **answers, **self._counts(client, found.steps, found.loss)}
+
+    def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
+        """A client's answer to an Ask of a component."""
+        clients, client = self.clients, ask.to[position]
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
-        # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
-        memory = tree_map(lambda leaf: leaf[clients.row[client]].clone(), clients.memory)
-        mine: Tree = {"key": key, "each": row(ask.each, position), "memory": memory}
-        given, sent, trace = (clients.algorithm, self.task), (params, buffers, ask.shared, mine), None
-        if ask.job == "train":
-            answered, trace = train(*given, *sent, data.steps, Alone(data), clients.observing, into)
-        else:
-            answered = further(*given, ask.job, *sent, data, autograd, clients.observing)
-        replace_row(clients.memory, clients.row[client], answered.memory)
+        _, read_own = clients.reads(key)
+        seen = replace(self._client(params, buffers, round_, key, client, read_own), job=ask.job)
+        sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
+        found = answer(clients.algorithm, seen, sent, memory)
+        replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
-            "params": answered.params,
-            "buffers": answered.buffers,
-            "upload": answered.upload,
-            "n": torch.tensor(len(clients.indices[client]), device=clients.device),
-            "steps": zero if trace is None else trace.steps,
-            "loss": zero if trace is None else trace.loss,
-            "metrics": answered.metrics,
+            "deltas": tree_map(torch.sub, found.params, clients.start) if found.params else {},
+            "buffers": found.buffers,
+            "upload": {ask.owner: found.upload},
+            "metrics": {ask.owner: found.metrics},
+            **self._counts(client, zero, zero),
         }
 
-    def _plan(self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False) -> Plan:
+    def _counts(self, client: int, steps: Tensor, loss: Tensor) -> Tree:
+        n = torch.tensor(len(self.clients.indices[client]), device=self.clients.device)
+        return {"n": n, "steps": steps, "loss": loss / steps.clamp(min=1)}
+
+    def _memory(self, client: int) -> Tree:
+        # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
+        return tree_map(lambda leaf: leaf[self.clients.row[client]].clone(), self.clients.memory)
+
+    def _client(
+        self, params: Params, buffers: Params, round_: int, key: Tensor, client: int, read_own: Reader | None
+    ) -> Client:
+        clients, needs = self.clients, self.clients.needs
+        own = self._pass(clients.own_pass(client), clients.train, read_own) if needs.own else Client.own
+        public = clients.public if needs.public else None
+        return Client(
+            self.task, params, buffers, round_, own,
+            Client.public if public is None else self._pass(clients.public_pass(), public),
+            observing=clients.observing, keys=key,
+        )  # fmt: skip
+
+    def _pass(self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False) -> Pass:
         n, device = len(order.sizes), self.clients.device
         late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
-        return Plan(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)
+        return Pass(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)
+
+
+def aliased(tree: Tree, params: Params) -> bool:
+    """Whether a tree holds memory of these parameters, which become differences in place."""
+    own = {leaf.data_ptr() for leaf in params.values()}
+
+    def found(tree: Tree) -> bool:
+        return any(found(leaf) if isinstance(leaf, dict) else leaf.data_ptr() in own for leaf in tree.values())
+
+    return found(tree)

@@ -1,55 +1,39 @@
-"""A whole federated run in one process: rounds, cohorts, evaluation, traffic, checkpoints."""
+"""A whole federated run on one machine: the run loop, an engine that answers, checkpoints."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, cast
 
 import numpy as np
 import torch
 
 from plugins import recipes
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Asks, Desk, RecipeError, Reply, Round, Samples, Server, Setting
+from plugins.core.algorithm import Algorithm, State
+from plugins.core.component import Ask, Public, Reply, Setting
+from plugins.core.data import Samples
 from plugins.core.errors import UserError, nearest
-from plugins.core.task import Network, Task
+from plugins.core.options import RecipeError
+from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, tree_map
-from plugins.data.randomness import key, stream, torch_stream
+from plugins.data.streams import torch_stream
 from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
 from plugins.engines.clients import Clients, Engine, LocalTraining
 from plugins.engines.record import Recorder
-from plugins.engines.sequential import Sequential
+from plugins.engines.run import Outcome, Row, Run, Schedule
+from plugins.engines.sequential import Sequential, plain
 from plugins.engines.vectorized import Vectorized, chunks
 from plugins.engines.workers import Workers
+from plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
 ENOUGH = 2  # clients side by side on average, from which on a dense model's steps are cheaper than one by one
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How many rounds with how many clients, and when to look."""
-
-    rounds: int
-    cohort: int  # M, clients per round
-    seed: int
-    evaluate_every: int = 1  # rounds; the last one always
-
-
-class Outcome(NamedTuple):
-    """What a run leaves."""
-
-    params: Params  # the sent model
-    evaluated: Params  # the evaluated one; the same object unless a method says otherwise
-    buffers: Params
-    rows: list[dict[str, float]]  # of rounds.csv
-    tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
 
 
 def resolve_device(name: str) -> torch.device:
@@ -71,7 +55,7 @@ def abreast(steps: Sequence[int], cohort: int) -> float:
     return one_by_one / max(sum(longest * share for longest, share in together), 1)
 
 
-def choose_engine(name: str, network: Network, device: torch.device, together: float) -> tuple[str, str]:
+def choose_engine(name: str, network: Model, device: torch.device, together: float) -> tuple[str, str]:
     """(engine, why) for `auto | sequential | vectorized`. UserError for another name, or for what vmap can't take.
 
     `together`: how many clients move at a time on average if the cohort runs side by side. The choice is by counts and
@@ -94,34 +78,30 @@ def choose_engine(name: str, network: Network, device: torch.device, together: f
     return "vectorized", f"a dense model on a CPU: side by side {together:.0f} clients move at a time"
 
 
-def initial_model(network: Network, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
+def initial_model(network: Model, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
     """(w_0, buffers) of a seed, the same in every runtime; dtype and device of `like`."""
     params, buffers = network.init(torch_stream(seed, "init"))
     return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
 
 
 def start(
-    algorithm: Algorithm, network: Network, local: LocalTraining, seed: int, like: torch.Tensor
+    algorithm: Algorithm, network: Model, local: LocalTraining, seed: int, like: torch.Tensor
 ) -> tuple[Task, Params, Params]:
     """(task, w_0, buffers) of an algorithm; parameters that stay as they are belong to the task, not to w_0.
 
     RecipeError if there are no others.
     """
     params, buffers = initial_model(network, seed, like)
-    fixed = {name: params[name] for name in sorted(algorithm.fixed(network) | network.frozen)}
+    classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
+    fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
     trained = {name: leaf for name, leaf in params.items() if name not in fixed}
     if not trained:
         raise RecipeError(
             f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no layer "
             "before its classifier; use a model with a hidden layer, such as mlp"
         )
-    return Task(network, algorithm.optimizer(local.build()), fixed, precision=local.precision), trained, buffers
-
-
-def desk(task: Task, public: Samples | None, seed: int, round_: int, like: torch.Tensor) -> Desk:
-    """What the server has at hand in a round; 0 is before the first. `like`: samples, for their shape and device."""
-    at = torch.tensor(key(seed, "server", round_), device=like.device)
-    return Desk(task, public, at, tuple(like.shape[1:]))
+    configured = replace(cast("Any", network), precision=local.precision)
+    return algorithm.prepared(Task(configured, local.build(), fixed)), trained, buffers
 
 
 def with_shared(
@@ -131,7 +111,7 @@ def with_shared(
 
     These stay clean: they are the server's, and the same for every client.
     """
-    shared = 0 if public is None else algorithm.shared(len(public.y))
+    shared = 0 if public is None else round(algorithm.needs.shared * len(public.y))
     if public is None or not shared:
         return train, clients
     noise = train.noise
@@ -143,15 +123,7 @@ def with_shared(
     return joined, [np.concatenate([positions, added]) for positions in clients]
 
 
-def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
-    """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
-    if size == n_clients:
-        return tuple(range(n_clients))
-    chosen = stream(seed, "cohort", round_).choice(n_clients, size, replace=False)
-    return tuple(sorted(chosen.tolist()))
-
-
-def drive(asks: Asks, answer: Callable[[Ask], Reply]) -> Any:
+def drive(asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply]) -> Any:
     """Runs a generator of Asks to its end and returns what it returns."""
     try:
         ask = next(asks)
@@ -168,7 +140,7 @@ class Simulation:
         self,
         recipe: str,
         settings: recipes.Settings,
-        network: Network,
+        network: Model,
         train: Samples,
         clients: Sequence[Ints],
         test: Samples,
@@ -195,17 +167,15 @@ class Simulation:
                 f"cohort of {schedule.cohort} clients: must be at least 1 and at most the {n} clients there are"
             )
         setting = Setting(
-            n, schedule.cohort, network.n_classes, network.feature_size, local.optimizer, local.lr,
-            0 if public is None else len(public.y), network.tokens,
-        )  # fmt: skip
+            n, schedule.cohort, local.optimizer, local.lr, 0 if public is None else len(public.y), network.tokens
+        )
         self.algorithm = recipes.build(recipe, settings, setting)
-        if self.algorithm.leak:
+        if self.algorithm.needs.public is Public.TEST_SET:
             public = test
-        if self.algorithm.pools:
+        if self.algorithm.needs.pooled:
             clients, schedule = [np.concatenate(list(clients))], replace(schedule, cohort=1)
         train, clients = with_shared(self.algorithm, train, clients, public)
         n = len(clients)
-        self.schedule, self.public = schedule, public
         per_round = [
             local.steps or local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients
         ]
@@ -224,13 +194,12 @@ class Simulation:
             self.engine = Workers(store, processes, schedule.cohort)
         else:
             self.engine = Sequential(store)
-        self.server = self.algorithm.init(params, buffers, self._desk(0))
-        self.evaluated = params
-        self.recorder = Recorder(task, test, validation, observing)
-        self.start_round = 0
+        recorder = Recorder(task, test, validation, observing)
+        self.loop = Run(self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x)
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():
             self._resume(checkpoint)
+        self.start_round = self.loop.done
 
     def run(self) -> Outcome:
         """Runs the rounds that are left. Raises NonFiniteError."""
@@ -240,65 +209,52 @@ class Simulation:
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
         """Runs a round that is left each time that it is asked for a row. Raises NonFiniteError."""
-        everybody = tuple(range(len(self.engine.clients.indices)))
-        if self.start_round == 0:
-            self.server = drive(self.algorithm.begin(self.server, everybody), partial(self._answer, 0))
-        for t in range(self.start_round + 1, self.schedule.rounds + 1):
-            yield self._round(t, everybody)
-            if self.checkpoint is not None and (t % self.checkpoint_every == 0 or t == self.schedule.rounds):
-                self._save(self.checkpoint, t)
+        loop, answer = self.loop, self._answer
+        if loop.done == 0:
+            drive(loop.begin(), partial(answer, 0))
+        while loop.done < loop.schedule.rounds:
+            yield drive(loop.round(), partial(answer, loop.done + 1))
+            if self.checkpoint is not None and (
+                loop.done % self.checkpoint_every == 0 or loop.done == loop.schedule.rounds
+            ):
+                self._save(self.checkpoint)
 
     @property
     def outcome(self) -> Outcome:
         """What the rounds so far leave."""
-        whole = self.recorder.task.whole
-        return Outcome(
-            whole(self.server.params), whole(self.evaluated), self.server.buffers, self.rows, self.recorder.tensors
-        )
+        return self.loop.outcome
 
     @property
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
-        return self.recorder.rows
-
-    def _desk(self, t: int) -> Desk:
-        clients = self.engine.clients
-        return desk(clients.task, self.public, self.schedule.seed, t, clients.train.x)
-
-    def _round(self, t: int, everybody: tuple[int, ...]) -> dict[str, float]:
-        self.recorder.begin(self.server)
-        cohort = draw_cohort(self.schedule.seed, t, len(everybody), self.schedule.cohort)
-        answer, at_hand = partial(self._answer, t), self._desk(t)
-        done: Round = drive(self.algorithm.round(self.server, cohort, at_hand), answer)
-        last = t == self.schedule.rounds
-        if last:
-            server, evaluated = drive(self.algorithm.finish(done.server, done.evaluated, everybody, at_hand), answer)
-            done = done._replace(server=server, evaluated=evaluated)
-        self.server, self.evaluated = done.server, done.evaluated
-        return self.recorder.end(t, done, last or t % self.schedule.evaluate_every == 0)
+        return self.loop.recorder.rows
 
     def _answer(self, t: int, ask: Ask) -> Reply:
         reply = self.engine.answer(ask, t)
-        self.recorder.exchange(ask, reply, t)
+        self.loop.recorder.exchange(ask, reply, t)
         return reply
 
     def _trees(self) -> Tree:
+        state, evaluated = self.loop.state, self.loop.evaluated
         return {
-            "server": self.server._asdict(),
+            "server": state._asdict(),
             "memory": self.engine.clients.memory,
-            "evaluated": self.evaluated,
+            # The sent model stands in where it is the evaluated one.
+            "evaluated": state.params if evaluated is None else evaluated,
         }
 
-    def _save(self, path: Path, t: int) -> None:
-        recorder = self.recorder
-        holders = recorder.meter.holders(self.server.params)
-        found = checkpoints.Checkpoint(t, self._trees(), holders, self.rows, recorder.tensors)
+    def _save(self, path: Path) -> None:
+        loop, recorder = self.loop, self.loop.recorder
+        holders = recorder.meter.holders(loop.state.params)
+        found = checkpoints.Checkpoint(
+            loop.done, self._trees(), holders, recorder.rows, recorder.tensors, loop.evaluated is not None
+        )
         checkpoints.write(path, found, self.fingerprint)
 
     def _resume(self, path: Path) -> None:
-        found = checkpoints.read(path, self._trees(), self.fingerprint)
-        self.server = Server(**found.trees["server"])
+        found, loop = checkpoints.read(path, self._trees(), self.fingerprint), self.loop
+        state = State(**found.trees["server"])
         self.engine.clients.memory = found.trees["memory"]
-        self.evaluated, self.start_round = found.trees["evaluated"], found.round
-        self.recorder.rows, self.recorder.tensors = found.rows, found.recorded
-        self.recorder.meter.restore(self.server.params, found.holders)
+        loop.resume(found.round, state, found.trees["evaluated"] if found.differs else None)
+        loop.recorder.rows, loop.recorder.tensors = found.rows, found.recorded
+        loop.recorder.meter.restore(state.params, found.holders)

@@ -33,7 +33,7 @@ class Meter:
             self._holders.update(ask.to)
         aside = n_bytes(ask.shared) + n_bytes(ask.each) // len(ask.to)
         # All that were asked have answered, also those whose answers a defence dropped.
-        answered = (n_bytes(reply.params) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(reply.clients)
+        answered = (n_bytes(reply.deltas) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(reply.clients)
         self._down.update(dict.fromkeys(ask.to, aside))
         self._up.update(dict.fromkeys(ask.to, answered))
 

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.client import further, train, written_of
-from plugins.core.component import Ask, Batch, Data, Plan, Reply, Samples
-from plugins.core.reading import Noise, Reader
-from plugins.core.task import Output, Pass, Task
-from plugins.core.training import Forward, Written, functional
+from plugins.core.component import Ask, Client, Reply
+from plugins.core.data import Batch, Pass, Reader, Samples
+from plugins.core.task import Loss, Output, Task
+from plugins.core.training import answer
 from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.arena import rows_for
 from plugins.engines.clients import Clients, numbers, to_device
+from plugins.engines.local import Forward, Written, train, written_of
+from plugins.models.forward import Model
 
+NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 APART = 2.0  # on a CPU, where what stands still until the longest is done costs as much as what moves
 
 
@@ -39,13 +43,20 @@ def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list
     return found
 
 
+def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
+    """(gradient, aux) by torch.func, which vmap can batch."""
+    grads, aux = torch.func.grad(loss, has_aux=True)(params)
+    return grads, aux
+
+
 @dataclass(frozen=True)
 class Beside:
-    """Clients side by side; `read` is what one of them reads."""
+    """Clients side by side; `seen` makes one of them of its trees."""
 
     count: int  # M
     dense: bool  # whether the network takes several clients' trees itself
-    read: Callable[[Tree], Data]
+    seen: Callable[[Tree], Client]
+    alone: ClassVar[bool] = False
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return torch.func.vmap(fn)
@@ -55,18 +66,19 @@ class Beside:
 
     def forward(self, task: Task) -> Forward:
         if self.dense:
-            return lambda params, buffers, batch: task.forward(
-                params, buffers, batch.x, train=True, mask=batch.mask, key=batch.key, axes=1
+            model = cast("Model", task.network)
+            return lambda params, buffers, batch, key: model(
+                task.whole(params), buffers, batch.x, True, batch.mask, key, axes=1
             )
 
-        def one(params: Params, buffers: Params, batch: Tree) -> Output:
-            return task.forward(params, buffers, **batch, train=True)
+        def one(params: Params, buffers: Params, given: Tree) -> Output:
+            return task.network(task.whole(params), buffers, given["x"], True, given.get("mask"), given.get("key"))
 
         lifted = torch.func.vmap(one)
 
-        def forward(params: Params, buffers: Params, batch: Batch) -> Output:
-            given = {"x": batch.x, "mask": batch.mask, "key": batch.key}
-            out: Output = lifted(params, buffers, {key: leaf for key, leaf in given.items() if leaf is not None})
+        def forward(params: Params, buffers: Params, batch: Batch, key: Tensor | None) -> Output:
+            given = {"x": batch.x, "mask": batch.mask, "key": key}
+            out: Output = lifted(params, buffers, {name: leaf for name, leaf in given.items() if leaf is not None})
             return out
 
         return forward
@@ -74,110 +86,115 @@ class Beside:
     def written(self, task: Task) -> Written | None:
         return written_of(task, 1) if self.dense else None
 
-    def data(self, own: Tree) -> Data:
-        return self.read(own)
+    def client(self, own: Tree) -> Client:
+        return self.seen(own)
 
 
 class Vectorized:
     """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
 
-    As there, the models that training ends with may be overwritten by the next round's.
+    As there, the memory of the updates that training ends with is the next round's.
     """
 
     def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
         self.clients = clients
         self.memory_mb = memory_mb
+        self._lifted = replace(clients.task, grad=functional)  # what hooks see: vmap transforms them
         self._sizes: dict[str, int] = {}  # of chunks, by job
-        self._models: Params = {}  # room for those of a cohort: fresh memory has to be faulted in
+        self._updates: Params = {}  # memory for those of a cohort: fresh memory has to be faulted in
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        steps = [self.clients.steps(client, ask.job, round_) for client in ask.to]
-        keys, pieces = self.clients.keys(ask, round_), []
-        # A GPU has room for what stands still, and wants few launches.
-        apart = APART if self.clients.device.type == "cpu" else math.inf
+        clients, training = self.clients, ask.job == "train"
+        orders = [clients.steps(client, round_) if training else NO_STEPS for client in ask.to]
+        keys, pieces = clients.keys(ask, round_), []
+        # A GPU has memory for clients that wait, and wants few launches.
+        apart = APART if clients.device.type == "cpu" else math.inf
         if ask.job not in self._sizes:
             self._sizes[ask.job] = self.chunk_size(ask)
-        parts = chunks([len(order.sizes) for order, _ in steps], self._sizes[ask.job], apart)
-        into = self._room(ask) if ask.job == "train" and len(parts) == 1 else None
+        parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], apart)
+        out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
-            orders = [steps[position][0] for position in chunk]
-            pieces.append(self._chunk(ask, keys, chunk, orders, steps[0][1], into))
+            rows = numbers((clients.row[ask.to[position]] for position in chunk), clients.device)
+            own: Tree = {"each": row(ask.each, numbers(chunk, clients.device)), "memory": row(clients.memory, rows)}
+            own["key"] = keys[numbers(chunk, clients.device)]
+            if clients.needs.own:
+                own["own"] = self._batched([clients.own_pass(ask.to[position]) for position in chunk], live=False)
+            if training:
+                found = self._trained(ask, round_, own, [orders[position] for position in chunk], out)
+            else:
+                found = self._answered(ask, round_, own, [ask.to[position] for position in chunk])
+            # Rows of different clients: no two writes meet.
+            memory, kept = found.pop("memory"), clients.memory
+            tree_map(lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new), {k: kept[k] for k in memory}, memory)
+            pieces.append(found)
         stacked: Tree = pieces[0]
         if len(parts) > 1:
             stacked = tree_map(lambda *leaves: torch.cat(leaves), *pieces)
         order = [position for chunk in parts for position in chunk]
         if order != sorted(order):
-            stacked = row(stacked, numbers(order, self.clients.device).argsort())
-        n = numbers((len(self.clients.indices[client]) for client in ask.to), self.clients.device)
-        if self.clients.holds(ask):
+            stacked = row(stacked, numbers(order, clients.device).argsort())
+        n = numbers((len(clients.indices[client]) for client in ask.to), clients.device)
+        params = stacked.pop("params")
+        if clients.holds(ask):
+            clients.start = tree_map(torch.clone, ask.params)
             for position, client in enumerate(ask.to):
-                self.clients.hold(client, row(stacked["params"], position), row(stacked["buffers"], position))
-        return Reply(ask.to, n=n, **stacked)
+                clients.hold(client, row(params, position), row(stacked["buffers"], position))
+        if training:
+            deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
+        else:
+            deltas = tree_map(torch.sub, params, clients.start) if params else {}
+        return Reply(ask.to, deltas, n=n, **stacked)
 
     def chunk_size(self, ask: Ask) -> int:
         """How many clients fit into the memory bound: copies of the model, and what a batch's layers put out."""
         clients = self.clients
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
-        run = Pass(clients.task.whole(params), dict(buffers), train=False)
-        clients.task.network.classify(run, clients.task.network.encode(run, clients.train.x[:1]))
+        outputs = cast("Model", clients.task.network).outputs(clients.task.whole(params), buffers, clients.train.x[:1])
         # Parameters, gradient, update, their successors and the received model; forward and backward of a batch.
         model = 8 * n_bytes(params)
-        batch = 3 * run.outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
+        batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
-    def _room(self, ask: Ask) -> Params:
-        if not self._models or len(next(iter(self._models.values()))) != len(ask.to):
-            self._models = rows_for(ask.params, len(ask.to))
-        return self._models
+    def _memory(self, ask: Ask) -> Params:
+        if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):
+            self._updates = rows_for(ask.params, len(ask.to))
+        return self._updates
 
-    def _chunk(
-        self, ask: Ask, keys: Tensor, chunk: list[int], orders: list[Order], samples: Samples, into: Params | None
-    ) -> Tree:
-        clients, training = self.clients, ask.job == "train"
-        ids = [ask.to[position] for position in chunk]
-        at = numbers(chunk, clients.device)
-        rows = numbers((clients.row[client] for client in ids), clients.device)
-        own: Tree = {"each": row(ask.each, at), "memory": row(clients.memory, rows), "key": keys[at]}
-        own["steps"] = self._batched(orders, live=True)
-        if "last epoch" in clients.algorithm.passes and training:
-            own["steps"]["last"] = self._last(orders, samples.x.dtype)
-        if "own" in clients.algorithm.passes:
-            own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
-        public = None
-        if "public" in clients.algorithm.passes and clients.public is not None:
+    def _client(self, ask: Ask, round_: int, own: Tree) -> Client:
+        """One client of its trees."""
+        clients, public = self.clients, Client.public
+        if clients.needs.public and clients.public is not None:
             order = clients.public_pass()
-            public = Plan(clients.public, to_device(order.index, clients.device), sizes=order.sizes)
+            public = Pass(clients.public, to_device(order.index, clients.device), sizes=order.sizes)
+        model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
+        _, read_own = clients.reads(own["key"])
+        return Client(
+            self._lifted, model["params"], model["buffers"], round_,
+            Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.own,
+            public, job=ask.job, observing=clients.observing, keys=own["key"],
+        )  # fmt: skip
 
-        def data(own: Tree) -> Data:
-            """What one of the clients reads."""
-            read_steps, read_own = clients.reads(ask.job, own["key"])
-            return Data(
-                Plan(samples, **own["steps"], read=read_steps),
-                Plan(clients.train, **own["own"], read=read_own) if "own" in own else None,
-                public,
-                own["key"],
-            )
+    def _trained(self, ask: Ask, round_: int, own: Tree, orders: list[Order], out: Params | None) -> Tree:
+        """The answers to training."""
+        clients, task = self.clients, self.clients.task
+        # [S, M, ...]: a step of all clients is one entry.
+        batched: dict[str, Any] = {
+            name: leaf.transpose(0, 1).contiguous() for name, leaf in self._batched(orders, live=True).items()
+        }
+        if clients.needs.last_epoch:
+            batched["last"] = self._last(orders, clients.train.x.dtype).t()
+        steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
+        side = Beside(len(orders), cast("Model", task.network).dense, partial(self._client, ask, round_))
+        found, answers = train(clients.algorithm, task, ask, own, steps, side, out)
+        # The models become differences in place. What a component sends of them stays as it is.
+        models = {leaf.data_ptr() for leaf in found.params.values()}
+        answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)
+        mean = found.loss / found.steps.clamp(min=1)
+        return answers | {"params": found.params, "buffers": found.buffers, "steps": found.steps, "loss": mean}
 
-        if training:
-            side = Beside(len(ids), clients.task.network.dense, data)
-            # [S, M, ...]: a step of all clients is one entry.
-            steps = {name: leaf.transpose(0, 1).contiguous() for name, leaf in own["steps"].items()}
-            read = self._reader(own["key"])
-            given = ask.params, ask.buffers, ask.shared, own, Plan(samples, **steps, read=read)
-            answered, trace = train(clients.algorithm, clients.task, *given, side, clients.observing, into)
-            found: Tree = answered._asdict() | {"steps": trace.steps, "loss": trace.loss}
-            # The models become differences in place; what a component sends of them stays as it is.
-            models = {leaf.data_ptr() for leaf in answered.params.values()}
-            found["upload"] = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answered.upload)
-        else:
-            found = self._further(ask, ids, own, data)
-        # Rows of different clients: no two writes meet.
-        tree_map(lambda leaf, new: leaf.index_copy_(0, rows, new), clients.memory, found.pop("memory"))
-        return found
-
-    def _further(self, ask: Ask, ids: list[int], own: Tree, data: Callable[[Tree], Data]) -> Tree:
+    def _answered(self, ask: Ask, round_: int, own: Tree, ids: list[int]) -> Tree:
         """The answers to an Ask of a component."""
         clients = self.clients
         if not ask.params:
@@ -186,26 +203,25 @@ class Vectorized:
             own = own | {"model": models}
 
         def one(own: Tree) -> Tree:
-            model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
-            return further(
-                clients.algorithm, clients.task, ask.job, **model, shared=ask.shared, own=own, data=data(own),
-                grad=functional, observing=clients.observing,
-            )._asdict()  # fmt: skip
+            sent = ask._replace(each=own["each"])
+            found = answer(clients.algorithm, self._client(ask, round_, own), sent, own["memory"])
+            named = {field: {ask.owner: getattr(found, field)} for field in ("upload", "memory", "metrics")}
+            return named | {"params": found.params, "buffers": found.buffers}
 
         none = own["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
-        found: Tree = torch.func.vmap(one)(own)
-        return found | {"steps": none, "loss": none}
+        answered: Tree = torch.func.vmap(one)(own)
+        return answered | {"steps": none, "loss": none}
 
     def _reader(self, keys: Tensor) -> Reader | None:
         """How a step's samples of all clients are read."""
-        if self.clients.reads("train", keys)[0] is None:
+        if self.clients.reads(keys)[0] is None:
             return None
 
-        def read(x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
+        def read(samples: Samples, index: Tensor, step: int) -> Tensor:
             def one(key: Tensor, index: Tensor) -> Tensor:
-                reading, _ = self.clients.reads("train", key)
+                reading, _ = self.clients.reads(key)
                 assert reading is not None
-                return reading(x, noise, index, step)
+                return reading(samples, index, step)
 
             seen: Tensor = torch.func.vmap(one)(keys, index)
             return seen

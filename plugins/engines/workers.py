@@ -22,15 +22,15 @@ import torch
 from torch import Tensor
 
 from plugins.core.component import Ask, Reply
-from plugins.core.cores import lend
 from plugins.core.errors import UserError
 from plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
 from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from plugins.engines.clients import Clients
+from plugins.engines.cores import lend
 from plugins.engines.sequential import Sequential
 
 WATCH_S = 0.5
-ROOM = 4  # models per client that an answer has room for: its own, and what methods send beside it
+SPACE = 4  # an answer's memory, in models per client: its own, and what methods send beside it
 
 
 class _Worker(NamedTuple):
@@ -48,7 +48,7 @@ class Workers:
     def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
-        self._asks, self._models = Arena(0), Params()
+        self._asks, self._updates = Arena(0), Params()
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -67,7 +67,7 @@ class Workers:
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
                 connection = self._workers[number].connection
-                connection.send((ask.job, ask.to, places, round_, piece, first))
+                connection.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
                 busy[connection] = number, piece
 
         for number in range(self.processes):
@@ -89,7 +89,7 @@ class Workers:
 
         stacked: Tree = tree_map(together, *found)
         if ask.job == "train":
-            stacked["params"] = row(self._models, slice(len(ask.to)))
+            stacked["deltas"] = row(self._updates, slice(len(ask.to)))
         lend(self.processes)  # the workers wait for the next Ask
         return Reply(ask.to, **stacked)
 
@@ -97,18 +97,18 @@ class Workers:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
         memory = Arena(n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory))))
         self.clients.memory = memory.get(memory.put(self.clients.memory))
-        self._asks = Arena(ROOM * model * (1 + self.cohort))
-        self._models = rows_for(ask.params, self.cohort, shared)
+        self._asks = Arena(SPACE * model * (1 + self.cohort))
+        self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
-            answers = Arena(ROOM * model * self.cohort)
+            answers = Arena(SPACE * model * self.cohort)
             others = [worker.connection for worker in self._workers]
             process = context.Process(
                 target=_work,
                 args=(
                     os.getpid(),
-                    Sequential(self.clients, self._models),
+                    Sequential(self.clients, self._updates),
                     self._asks,
                     answers,
                     theirs,
@@ -124,7 +124,7 @@ class Workers:
     def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
         """Takes what worker `number` does next out of the positions of the Ask that are left, large clients first."""
         if ask.params:
-            piece = left[: share([sizes[position] for position in left], self.processes)]
+            piece = left[: portion([sizes[position] for position in left], self.processes)]
         else:  # a client goes on from what it holds
             piece = [position for position in left if self._home[ask.to[position]] == number]
         if ask.job == "train":
@@ -134,7 +134,7 @@ class Workers:
         return sorted(piece)
 
 
-def share(sizes: Sequence[int], processes: int) -> int:
+def portion(sizes: Sequence[int], processes: int) -> int:
     """How many of the clients that are left one process takes at a time: half of its part of their samples."""
     load, whole = 0, sum(sizes)
     for number, size in enumerate(sizes, start=1):
@@ -160,7 +160,7 @@ def _end(workers: Sequence[_Worker]) -> None:
     lend(1)
     for worker in workers:
         worker.connection.close()
-        worker.process.kill()  # it may be in the middle of a long share, of which nobody wants to know any more
+        worker.process.kill()  # it may be in the middle of a long piece that nobody waits for any more
     for worker in workers:
         worker.process.join()
 
@@ -188,11 +188,11 @@ def _work(
     lend(1)
     try:
         while True:
-            job, to, places, round_, piece, first = connection.recv()
+            job, to, owner, places, round_, piece, first = connection.recv()
             if first:
                 answers.clear()
             try:
-                found = engine.some(Ask(job, to, **asks.get(places)), round_, piece)
+                found = engine.some(Ask(job, to, owner=owner, **asks.get(places)), round_, piece)
                 connection.send(answers.put(found))
             except Exception as error:  # whatever it is, it is the run's: it is raised again in front
                 error.add_note("in a worker process:\n" + traceback.format_exc())

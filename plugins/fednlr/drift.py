@@ -1,6 +1,7 @@
 """Neuron drift as FedNLR defines it: bound neurons (definition 1) and what training does to them (appendix A, table 4).
 
-Both need samples of all classes, which no client has.
+Both need samples of all classes, which no client has. Where a simulation observes its clients, it takes the public
+split for that. Training does not touch the public split.
 """
 
 from __future__ import annotations
@@ -8,7 +9,36 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from plugins.core.task import one_hot
+from plugins.core.component import Client, Trace
+from plugins.core.data import Pass, one_hot
+from plugins.core.task import Task
+from plugins.core.trees import Params, Tree
+
+
+def recorded(trace: Trace, client: Client) -> Tree:
+    """Table 4, where there is a public split: the mean activations [C, M_l] of the last hidden layer on its samples of
+    each class before and after training, the neurons bound to each class [C, M_l] before training, and the drift [C] of
+    their activation.
+    """
+    task, public = client.task, client.public
+    if len(task.network.layers) < 2 or not isinstance(public, Pass):
+        return {}
+    labels, n_classes = torch.cat([batch.y for batch in public]), task.network.n_classes
+    before = last_hidden(task, client.params, client.buffers, public)
+    after = last_hidden(task, trace.params, trace.buffers, public)
+    return {
+        "before": class_means(before, labels, n_classes),
+        "after": class_means(after, labels, n_classes),
+        "bound": bound(before, labels, n_classes),
+        "drift": drift(before, after, labels, n_classes),
+    }
+
+
+def last_hidden(task: Task, params: Params, buffers: Params, public: Pass) -> Tensor:
+    """The activation of each neuron of the last hidden layer on each sample, a channel's mean over space, [n, M_l]."""
+    layer = task.network.layers[-2].name
+    found = [task.activations(params, buffers, batch.x)[layer] for batch in public]
+    return torch.cat([h.flatten(2).mean(2) if h.ndim > 2 else h for h in found])
 
 
 def class_means(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:

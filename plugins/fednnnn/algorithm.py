@@ -18,9 +18,9 @@ counts samples. Choices, and the options beside them:
   N = E / sqrt(m): with m = 100 they are above the bound while E is above 8e-5.
 
 Recorded are N (eq. 4), E (eq. 5) and E / N (0 where N is near 0), by layer with "per_layer"; figures 8 and 9 call
-||w_{t+1} - w_t|| N, which is recorded for every recipe. The state keeps N and E for that alone.
-Meeting others: u is the direction that the other components leave (a refined, re-weighted or scaled average), and q_k
-are their weights, so N <= E as long as nothing stretches the average. Evaluated is w_t + u with that u.
+||w_{t+1} - w_t|| N, which is recorded for every recipe.
+Meeting others: u is the aggregated update, of refined or re-weighted clients or by another method's average. q_k are
+the clients' final weights, so N <= E as long as nothing stretches the average. Evaluated is w_t + u with that u.
 FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
 """
 
@@ -28,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from plugins.core.component import Component, Desk, Options, RecipeError, Setting, Stage, Update
-from plugins.core.trees import Params, Tree, norm, row_norms, tree_map, weighted_sum, zeros_like
+from plugins.core.component import Change, Claim, Component, Server, Weights
+from plugins.core.options import Momentum, Positive
+from plugins.core.trees import Params, Tree, add, norm, row_norms, sub, tree_map, weighted_sum, zeros_like
 
 
 @dataclass(frozen=True)
@@ -42,38 +43,39 @@ class FedNNNN(Component):
     """Stretches the average update to the mean length of the clients' updates, with momentum."""
 
     name: ClassVar[str] = "fednnnn"
-    options: ClassVar[Options] = {
-        "variant": ("fednnnn", "norm_norm", "momentum"),
-        "n_zero": ("skip_term", "hold"),
-        "norm": ("all", "per_layer", "with_buffers"),
-        "evaluate": ("average", "sent"),
-    }
-    stage: ClassVar[Stage] = Stage.SCALE
-    claims: ClassVar[frozenset[str]] = frozenset({"server step"})
-    weighting: ClassVar[str] = "uniform"
+    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+    weights: ClassVar[Weights] = "uniform"
 
-    beta: float = 0.7  # table 5, MNIST, non-IID, balanced; not used by "momentum", and 1.0 there for "norm_norm"
-    gamma: float = 0.8  # likewise; not used by "norm_norm", and 0.9 there for "momentum"
-    variant: str = "fednnnn"
-    n_zero: str = "skip_term"  # not used by "momentum", which divides by nothing
-    norm: str = "all"  # with "momentum", only of what is recorded
-    evaluate: str = "average"  # section 4.1
+    beta: Positive = 0.7  # table 5, MNIST, non-IID, balanced; not used by "momentum", and 1.0 there for "norm_norm"
+    gamma: Momentum = 0.8  # likewise; not used by "norm_norm", and 0.9 there for "momentum"
+    variant: Literal["fednnnn", "norm_norm", "momentum"] = "fednnnn"
+    n_zero: Literal["skip_term", "hold"] = "skip_term"  # not used by "momentum", which divides by nothing
+    norm: Literal["all", "per_layer", "with_buffers"] = "all"  # with "momentum", only of what is recorded
+    evaluate: Literal["average", "sent"] = "average"  # section 4.1
 
-    @property
-    def evaluates_average(self) -> bool:
-        return self.evaluate == "average"
-
-    def check(self, setting: Setting) -> None:
-        if not self.beta > 0:
-            raise RecipeError(f"fednnnn: beta = {self.beta} must be above 0")
-        if not 0 <= self.gamma < 1:
-            raise RecipeError(f"fednnnn: gamma = {self.gamma} must lie in [0, 1)")
-
-    def init_server(self, params: Params, desk: Desk) -> Tree:
+    def init_server(self, server: Server) -> Tree:
         """d_0 = 0."""
-        some = next(iter(params.values()))
-        n, e = ({layer: some.new_zeros(()) for layer in self.layers(params)} for _ in range(2))
-        return {"d": zeros_like(params), "N": n, "E": e}
+        return {"d": zeros_like(server.params)}
+
+    def step(self, server: Server) -> Change:
+        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d. Eq. 8: gamma = 0. Eqs. 10-11: d <- gamma d + u."""
+        gamma = 0.0 if self.variant == "norm_norm" else self.gamma
+        n, e, d, moved = {}, {}, {}, {}
+        for layer, names in self.layers(server.update).items():
+            n[layer], e[layer] = self.lengths(server, names)
+            stays = near_zero(n[layer], e[layer]) & (self.n_zero == "hold" and self.variant != "momentum")
+            factor = 1.0 if self.variant == "momentum" else self.beta * ratio(n[layer], e[layer])
+            for name in names:
+                before, u = server.state["d"][name], server.update[name]
+                d[name] = torch.where(stays, before, gamma * before + factor * u)
+                moved[name] = torch.where(stays, 0 * u, d[name])
+        found = {"N": n, "E": e, "ratio": tree_map(ratio, n, e)}
+        return Change(
+            {"d": d},
+            add(server.params, moved),
+            evaluated=add(server.params, server.update) if self.evaluate == "average" else None,
+            metrics=found if self.norm == "per_layer" else {key: of["model"] for key, of in found.items()},
+        )
 
     def layers(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The parameters that one norm is over, by layer; "model" for all of them."""
@@ -82,34 +84,15 @@ class FedNNNN(Component):
             found.setdefault(name.rpartition(".")[0] if self.norm == "per_layer" else "model", []).append(name)
         return found
 
-    def lengths(self, u: Params, update: Update, names: Iterable[str]) -> tuple[Tensor, Tensor]:
+    def lengths(self, server: Server, names: Iterable[str]) -> tuple[Tensor, Tensor]:
         """N = ||u|| (eq. 4) and E = sum_k q_k ||w_k - w_t|| (eq. 5) of the parameters `names`, 0-d."""
-        mean, deltas = {name: u[name] for name in names}, {name: update.deltas[name] for name in names}
+        u: Params = {name: server.update[name] for name in names}
+        deltas: Params = {name: server.replies.deltas[name] for name in names}
         if self.norm == "with_buffers":
-            mean |= weighted_sum(update.weights, update.buffer_deltas)
-            deltas |= update.buffer_deltas
+            moved = sub(server.replies.buffers, server.buffers)  # [M, ...]
+            u, deltas = u | weighted_sum(server.weights, moved), deltas | moved
         each = row_norms(deltas)  # [M]
-        return norm(mean), update.weights.to(each.dtype) @ each
-
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
-        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d. Eq. 8: gamma = 0. Eqs. 10-11: d <- gamma d + u."""
-        gamma = 0.0 if self.variant == "norm_norm" else self.gamma
-        n, e, d, moved = {}, {}, {}, {}
-        for layer, names in self.layers(direction).items():
-            n[layer], e[layer] = self.lengths(direction, update, names)
-            small = near_zero(n[layer], e[layer])
-            stays = small & (self.n_zero == "hold" and self.variant != "momentum")
-            factor = 1.0 if self.variant == "momentum" else self.beta * ratio(n[layer], e[layer])
-            for name in names:
-                before, u = state["d"][name], direction[name]
-                d[name] = torch.where(stays, before, gamma * before + factor * u)
-                moved[name] = torch.where(stays, torch.zeros_like(u), d[name])
-        return moved, {"d": d, "N": n, "E": e}
-
-    def measure(self, state: Tree, update: Update) -> Tree:
-        """N, E and E / N of the round."""
-        found = {"N": state["N"], "E": state["E"], "ratio": tree_map(ratio, state["N"], state["E"])}
-        return found if self.norm == "per_layer" else {key: of["model"] for key, of in found.items()}
+        return norm(u), server.weights.to(each.dtype) @ each
 
 
 def near_zero(n: Tensor, e: Tensor) -> Tensor:

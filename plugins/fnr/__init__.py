@@ -1,4 +1,4 @@
-"""FNR-FL: `algorithm` is the method, `pair` its FedML pair, imported only when it is asked for."""
+"""FNR-FL: `algorithm` is the paper, `authors` their code, `pair` the FedML pair, imported only when it is asked for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["FNRAggregator", "FNRTrainer"]
 
 
 def __getattr__(name: str) -> object:
-    # FedML takes 11 s and 1 GB: whoever only trains or simulates never meets it.
+    # FedML takes 11 s and 1 GB: a simulation never imports it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from plugins.fnr import pair

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from plugins.core.errors import UserError, nearest
-from plugins.core.task import Network
+from plugins.models.forward import Model
 from plugins.models.networks import (
     cnn,
     fednnnn_cifar,
@@ -23,7 +23,7 @@ from plugins.models.networks import (
 )
 from plugins.models.recurrent import lstm
 
-MODELS: dict[str, Callable[..., Network]] = {
+MODELS: dict[str, Callable[..., Model]] = {
     "logistic_regression": logistic_regression,
     "mlp": mlp,
     "cnn": cnn,
@@ -45,7 +45,7 @@ def build(
     n_classes: int,
     options: Mapping[str, int | bool] | None = None,
     embedding: Tensor | None = None,
-) -> Network:
+) -> Model:
     """The network `name` for samples of shape `input_shape`.
 
     `embedding` [V, width]: the vectors of the tokens, if samples are text. UserError for an unknown name or option, and

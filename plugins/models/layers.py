@@ -1,4 +1,4 @@
-"""The blocks that networks are made of, as pure functions of a `Pass`."""
+"""The blocks that networks are made of, as pure functions of a `Forward`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.noise import fold, uniform
-from plugins.core.task import Layer, Pass, WithGradient, masked_mean
+from plugins.core.data import masked_mean
+from plugins.core.randomness import fold, uniform
+from plugins.core.task import Layer
 from plugins.core.trees import Params
+from plugins.models.forward import Forward, Model, WithGradient
 from plugins.models.initial import Initial, as_torch
 
 # Takes the gradient of a block's output to that of its input (None if nobody wants it) and of its parameters.
@@ -31,7 +33,7 @@ class Block(Protocol):
         """(parameters, buffers), keys carry the block's name."""
         ...
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor: ...
+    def __call__(self, run: Forward, x: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -47,28 +49,28 @@ class Linear:
         weight, bias = self.initial(generator, (self.n_out, self.n_in))
         return {f"{self.name}.weight": weight, f"{self.name}.bias": bias}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         weight, bias = self._of(run)
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
         return out
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         weight, bias = self._of(run)
         out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            room = run.room.get(f"{self.name}.weight")
+            memory = run.out.get(f"{self.name}.weight")
             if weight.ndim == 2:
-                found = grad @ weight if through else None, torch.mm(grad.t(), x, out=room), grad.sum(0)
+                found = grad @ weight if through else None, torch.mm(grad.t(), x, out=memory), grad.sum(0)
             else:
-                found = _beside_backward(grad, x, weight, through, room)
+                found = _beside_backward(grad, x, weight, through, memory)
             return found[0], {f"{self.name}.weight": found[1], f"{self.name}.bias": found[2]}
 
         return out, pull
 
-    def _of(self, run: Pass) -> tuple[Tensor, Tensor]:
+    def _of(self, run: Forward) -> tuple[Tensor, Tensor]:
         return run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
 
 
@@ -78,11 +80,11 @@ def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _beside_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, through: bool, room: Tensor | None = None
+    grad: Tensor, x: Tensor, weight: Tensor, through: bool, out: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), in `room`, and of b."""
+    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), in `out`, and of b."""
     of_x = torch.bmm(grad, weight) if through else None
-    return of_x, torch.bmm(grad.transpose(1, 2), x, out=room), grad.sum(1)
+    return of_x, torch.bmm(grad.transpose(1, 2), x, out=out), grad.sum(1)
 
 
 class _Beside(torch.autograd.Function):
@@ -120,13 +122,13 @@ class Conv:
         params = {f"{self.name}.weight": weight}
         return params | ({f"{self.name}.bias": bias} if self.bias else {}), {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         bias = run.params[f"{self.name}.bias"] if self.bias else None
         return F.conv2d(
             run.images(x), run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding
         )
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         seen, weight = run.images(x), run.params[f"{self.name}.weight"]
         names = [f"{self.name}.weight", f"{self.name}.bias"][: 1 + self.bias]
 
@@ -159,7 +161,7 @@ class BatchNorm:
         params = {f"{self.name}.weight": torch.ones(self.n), f"{self.name}.bias": torch.zeros(self.n)}
         return params, {f"{self.name}.mean": torch.zeros(self.n), f"{self.name}.var": torch.ones(self.n)}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         if run.plain and run.mask is None and x.numel() > self.n:
             return self._kernel(run, x)
         if run.train:
@@ -175,11 +177,11 @@ class BatchNorm:
         shift = run.params[f"{self.name}.bias"] - mean * factor
         return x * self._beside(run, factor, x) + self._beside(run, shift, x)
 
-    def _beside(self, run: Pass, values: Tensor, x: Tensor) -> Tensor:
+    def _beside(self, run: Forward, values: Tensor, x: Tensor) -> Tensor:
         """Values per neuron, [..., n], as they lie in `x` [..., B, n, ...]."""
         return values.unsqueeze(-2).reshape(*values.shape[:-1], 1, self.n, *[1] * (x.ndim - run.axes - 2))
 
-    def _kernel(self, run: Pass, x: Tensor) -> Tensor:
+    def _kernel(self, run: Forward, x: Tensor) -> Tensor:
         params = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
         mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
         if run.train:
@@ -187,7 +189,7 @@ class BatchNorm:
             run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"] = mean, var
         return F.batch_norm(x, mean, var, *params, run.train, self.momentum, self.eps)
 
-    def _moments(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
+    def _moments(self, run: Forward, x: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
         """Mean and biased variance per channel [..., n], and the factor n / (n - 1) that makes the latter unbiased."""
         space = tuple(range(run.axes + 2, x.ndim))
         positions = math.prod(x.shape[run.axes + 2 :])
@@ -215,10 +217,10 @@ class ReLU:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return run.activate(self.of, x)
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         # In place: no block before it needs its own output, none behind it the gradient of its input.
         h = torch.relu_(x)
 
@@ -239,11 +241,11 @@ class Output:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         run.note(self.of, x)
         return x
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         return x, lambda grad, through: (grad, {})
 
 
@@ -256,10 +258,10 @@ class MaxPool:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return F.max_pool2d(run.images(x), self.size)
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         seen, window = run.images(x), [self.size] * 2
         h, indices = torch.ops.aten.max_pool2d_with_indices(seen, window, window)
 
@@ -277,10 +279,10 @@ class Flatten:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x.flatten(run.axes + 1)
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         return x.flatten(run.axes + 1), lambda grad, through: (grad.reshape(x.shape), {})
 
 
@@ -291,7 +293,7 @@ class GlobalAverage:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 
 
@@ -310,14 +312,14 @@ class Dropout:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return {}, {}
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x * self._kept(run, x) if run.train else x
 
-    def traced(self, run: Pass, x: Tensor) -> tuple[Tensor, Pull]:
+    def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         kept = self._kept(run, x)
         return x * kept, lambda grad, through: (grad * kept, {})
 
-    def _kept(self, run: Pass, x: Tensor) -> Tensor:
+    def _kept(self, run: Forward, x: Tensor) -> Tensor:
         """0 for what is dropped, and what all else is multiplied by."""
         if run.key is None:
             raise ValueError(
@@ -341,7 +343,7 @@ class Order:
             if isinstance(first, ReLU) and isinstance(second, MaxPool):
                 self.fast[i : i + 2] = second, first
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         for block in self.recorded if run.record else self.fast:
             x = block(run, x)
             run.outputs += x.numel()
@@ -366,14 +368,14 @@ class Residual:
     def _order(self) -> tuple[Order, Order]:
         return Order(self.body), Order(self.shortcut)
 
-    def __call__(self, run: Pass, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         body, shortcut = self._order
         return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
 # Blocks whose gradient is written out: `traced` gives their output, and what takes its gradient to that of their input.
 CHAIN = (Linear, Conv, ReLU, MaxPool, Dropout, Output, Flatten)
-DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Pass.axes`
+DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Forward.axes`
 
 
 def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[Params, Params]:
@@ -393,8 +395,8 @@ def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
 
 
 @dataclass(frozen=True)
-class Stacked:
-    """A network that is a row of blocks and a linear classifier. Implements `plugins.core.task.Network`."""
+class Stacked(Model):
+    """A network that is a row of blocks and a linear classifier."""
 
     name: str
     blocks: tuple[Block, ...]
@@ -402,6 +404,8 @@ class Stacked:
     vmappable: bool = True
     tokens: bool = False
     frozen: frozenset[str] = frozenset()
+    plain: bool = False
+    precision: str = "float32"
 
     @property
     def n_classes(self) -> int:
@@ -446,7 +450,7 @@ class Stacked:
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.blocks, self.head), generator)
 
-    def _with_gradient(self, run: Pass, x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
+    def _with_gradient(self, run: Forward, x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
         pulls: list[Pull] = []
         for block in self._order.fast:
             assert isinstance(block, CHAIN)
@@ -467,10 +471,10 @@ class Stacked:
 
         return x, logits, back
 
-    def encode(self, run: Pass, x: Tensor) -> Tensor:
+    def encode(self, run: Forward, x: Tensor) -> Tensor:
         return self._order(run, x)
 
-    def classify(self, run: Pass, h: Tensor) -> Tensor:
+    def logits(self, run: Forward, h: Tensor) -> Tensor:
         logits = self.head(run, h)
         run.outputs += logits.numel()
         run.note(self.head.name, logits)

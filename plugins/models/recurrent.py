@@ -10,17 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.errors import UserError
-from plugins.core.task import Layer, Pass
+from plugins.core.task import Layer
 from plugins.core.trees import Params
 from plugins.data.text import PAD
+from plugins.models.forward import Forward, Model
 from plugins.models.layers import Linear
 
 EMBEDDING = "embedding.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrent:
-    """Word vectors that are never trained, an LSTM, a linear classifier. Implements `plugins.core.task.Network`.
+class Recurrent(Model):
+    """Word vectors that are never trained, an LSTM, a linear classifier.
 
     The features are the LSTM's output at the last token before the padding: what packed sequences give, for an LSTM
     reads forward. `layers` has the classifier alone: a recurrent neuron has the rows of four gates and no ReLU, so
@@ -33,11 +34,10 @@ class Recurrent:
     depth: int
     head: Linear
     vmappable: bool = False  # torch has no vmap rule for its LSTM
-    dense: bool = False
-    with_gradient: None = None
-    draws: bool = False
     tokens: bool = True
     frozen: frozenset[str] = frozenset({EMBEDDING})
+    plain: bool = False
+    precision: str = "float32"
 
     @property
     def n_classes(self) -> int:
@@ -67,7 +67,7 @@ class Recurrent:
             shapes |= {f"lstm.bias_ih_l{layer}": (gates,), f"lstm.bias_hh_l{layer}": (gates,)}
         return shapes
 
-    def encode(self, run: Pass, x: Tensor) -> Tensor:
+    def encode(self, run: Forward, x: Tensor) -> Tensor:
         tokens = x.long()  # [B, L]
         vectors = F.embedding(tokens, run.params[EMBEDDING])  # [B, L, width]
         zero = vectors.new_zeros(self.depth, len(x), self.hidden)
@@ -78,7 +78,7 @@ class Recurrent:
         last = (tokens != PAD).sum(1) - 1  # [B]
         return out[torch.arange(len(x), device=x.device), last]
 
-    def classify(self, run: Pass, h: Tensor) -> Tensor:
+    def logits(self, run: Forward, h: Tensor) -> Tensor:
         logits = self.head(run, h)
         run.outputs += logits.numel()
         run.note(self.head.name, logits)

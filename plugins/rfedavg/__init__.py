@@ -11,7 +11,7 @@ __all__ = ["RFedAvgAggregator", "RFedAvgPlusAggregator", "RFedAvgPlusTrainer", "
 
 
 def __getattr__(name: str) -> object:
-    # FedML takes 11 s and 1 GB: whoever only trains or simulates never meets it.
+    # FedML takes 11 s and 1 GB: training and simulation do without it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from plugins.rfedavg import pair

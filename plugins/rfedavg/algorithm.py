@@ -1,143 +1,208 @@
 """rFedAvg and rFedAvg+. Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
-Data, ICDE 2022. The authors' code, "the repo" below: https://github.com/BUAA-BDA/rfedavg
+Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 
 Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with those of the others.
-phi is the input of the classifier. The gradient goes through the mean over the client's own mini-batch; the others'
-delta are numbers. Choices, and the options beside them:
-- rFedAvg's r is eq. 5 with its factor 1/(N-1); `mmd="sum"` is what sections IV-B and V print. rFedAvg+ has no such sum,
-  and its gradient is that of "mean" only.
-- delta is the mean over the full local set (line 10), in eval mode. `delta="batch"`: over L of its samples, drawn anew
-  for each map (the repo: one random training batch).
-- rFedAvg maps with the local model after training; `delta_time="start"`: with the received w_cE, as line 10 prints.
-- rFedAvg+ maps with the new global model. Its mean leaves the client itself out; `plus="incl_self"`: not (the repo).
-- Under partial participation the last known delta of every client counts. `delta_scope="sampled"`: this round's cohort
-  only (the repo). In rFedAvg, with what each of them mapped when it last took part. rFedAvg+ needs maps by the model of
-  the round, and the next cohort is not known when that model is: so all clients map, and only the cohort counts.
-- delta_0 is computed with w_0 in an exchange before round 1, d floats per client; the paper does not define it.
-  `warmup="none"`: no such exchange; unknown clients are left out, and lambda is 0 for whom nobody else is known.
+phi is the input of the classifier. The gradient goes through the mean over the client's own mini-batch. The others'
+delta are numbers. Choices where the paper is silent or unclear:
+- rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum, and its gradient is that of this mean only.
+- delta is the mean over the full local set (line 10), in eval mode.
+- rFedAvg maps with the local model after training, as the text says; line 10 prints the received one.
+- rFedAvg+ maps with the new global model. Its mean leaves the client itself out (line 18).
+- Under partial participation the last known delta of every client counts.
+- The paper does not define delta_0. Here every client maps its data with w_0 before round 1 and sends d floats.
 - `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0) and adds
-  N(0, (sigma C_0 / L)^2), with n_k for L if that is less. `dp="repo"`: no clipping; noise of std sigma on every feature
-  of a batch, which is sigma / sqrt(L) on its mean. In rFedAvg on the client's mean; in rFedAvg+ on the average that the
-  server sends, one draw a round for all, which hides nothing from the server. Both measure what noise does to accuracy:
-  it repeats with the run's seed, so a deployment, where somebody could draw it again, is refused.
-- Clients weigh n_k / n; `weights="uniform"` (the repo). The optimiser starts each round afresh; `opt_state="persist"`:
-  where the client's last round left it (the repo).
+  N(0, (sigma C_0 / L)^2), with n_k for L if that is less. It measures what noise does to accuracy. The noise repeats
+  with the run's seed, so anybody who knows the seed could draw it again: a deployment is refused.
+- `L` is not read from the local training. Set it to its batch size.
 
-`L` is not read from the local training: set it to its batch size.
+The readings of the authors' code are in `authors.py`.
 Meeting others: rFedAvg maps before FNR-FL refines. rFedAvg+ maps with the model that is sent next, also under FedNNNN,
-and after a distillation on the server (FedDF, FedFTG), whose `after_step` comes before by the order of names.
+and after a distillation on the server (FedDF, FedFTG).
 FedML pairs: `RFedAvgTrainer`, `RFedAvgAggregator`, `RFedAvgPlusTrainer`, `RFedAvgPlusAggregator`.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from plugins.core.component import Asks, Data, Desk, Exchanges, Options, Plan, Server, Trace, Update, View
-from plugins.core.noise import fold
-from plugins.core.task import Task, masked_mean
-from plugins.core.trees import Params, Tree
-from plugins.rfedavg.delta import NOISE, DistributionRegularised, known
-from plugins.rfedavg.privacy import noisy
+from plugins.core.component import (
+    Answer,
+    Ask,
+    Asks,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Exchanges,
+    Needs,
+    Reply,
+    Server,
+    Setting,
+    Trace,
+)
+from plugins.core.data import Batch, Pass
+from plugins.core.options import Count, NonNegative, RecipeError
+from plugins.core.randomness import fold, noisy
+from plugins.core.task import Output
+from plugins.core.trees import Params, Tree, n_bytes, row
 
 
 @dataclass(frozen=True)
-class RFedAvg(DistributionRegularised):
-    """Pulls the mean feature of each mini-batch towards the delayed mean feature of every other client."""
+class MeanFeatures(Component):
+    """What both algorithms share: delta, the clients' mean features, and the server's table of them."""
+
+    needs: ClassVar[Needs] = Needs(own=True)
+
+    lam: NonNegative = 1e-4  # lambda, section VI-A, MNIST
+    dp: Literal["none", "paper"] = "none"
+    sigma: NonNegative = 0.0  # sigma_2; up to 5 is said to do no harm (section VI-B.8)
+    clip: NonNegative = 0.0  # C_0
+    L: Count = 100  # batch size, section VI-A, cross-silo
+
+    @property
+    def claims(self) -> frozenset[Claim]:
+        return frozenset({Claim.FEATURE_MEANS})
+
+    def check(self, setting: Setting) -> None:
+        if self.dp == "none" and (self.sigma or self.clip):
+            raise RecipeError(f"{self.name}: dp = 'none' does nothing with sigma and clip; set dp")
+        if self.dp == "paper" and not self.clip:
+            raise RecipeError(
+                f"{self.name}: clip = {self.clip} must be above 0 with dp = 'paper'; take the median norm of delta, "
+                f"which a run with dp = 'none' records as {self.name}_delta_norm_median"
+            )
+        if self.dp != "none" and setting.deployed:
+            raise RecipeError(
+                f"{self.name}: the noise of dp = {self.dp!r} is drawn from the run's seed, which the server knows, so "
+                "it hides nothing from the server; use FedML's local privacy (dp_args)"
+            )
+        if (fewest := self.fewest(setting)) < 2:
+            raise RecipeError(f"{self.name}: compares clients, so it needs at least 2, got {fewest}")
+
+    def fewest(self, setting: Setting) -> int:
+        """How many clients are compared."""
+        return setting.n_clients
+
+    def exchanges(self, setting: Setting) -> Exchanges:
+        return Exchanges(begin=1)
+
+    def init_server(self, server: Server) -> Tree:
+        some = next(iter(server.params.values()))
+        return {"delta": some.new_zeros(server.n_clients, server.task.network.feature_size)}  # [N, d]
+
+    def r(self, phi: Tensor, others: Tree) -> Tensor:
+        """r_k of a mean feature phi [d], 0-d; `others` is what `message` sent."""
+        raise NotImplementedError
+
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor:
+        """lambda r_k, with phi the mean over the mini-batch."""
+        return self.lam * self.r(batch.mean(out.features), client.each)
+
+    def answer(self, client: Client) -> Answer:
+        """delta^k = 1/n_k sum_j phi(x_kj) under `client.params`, [d]."""
+
+        def phi(batch: Batch) -> Tree:
+            return {"delta": client.task.eval(client.params, client.buffers, batch.x).features}
+
+        delta: Tensor = client.own.mean(phi)["delta"]
+        return Answer({"delta": self.protected(delta, client.own, fold(client.key, "noise"))})
+
+    def protected(self, delta: Tensor, own: Pass, key: Tensor) -> Tensor:
+        """delta / max(1, ||delta|| / C_0) + 1/L N(0, sigma^2 C_0^2 I) (section VI-B.8)."""
+        if self.dp != "paper":
+            return delta
+        within = delta / (torch.linalg.vector_norm(delta) / self.clip).clamp(min=1)
+        return noisy(within, self.sigma * self.clip / self.batch(own, delta), key)
+
+    def batch(self, own: Pass, like: Tensor) -> Tensor:
+        """L, or n_k if that is less; 0-d."""
+        return (own.n * like.new_ones(())).clamp(max=self.L)
+
+    def map(self, server: Server, to: tuple[int, ...]) -> Asks:
+        """Clients map their data with the server's model. In round 0 a dropped answer is the mean of the others'."""
+        replies = yield Ask("map", to, server.params, server.buffers)
+        state, delta = server.state, replies.upload["delta"]
+        if server.round == 0:
+            state = state | {"delta": delta.mean(0).repeat(server.n_clients, 1)}
+        return Change(self.renewed(state, replies))
+
+    def renewed(self, state: Tree, replies: Reply) -> Tree:
+        """The table with the rows of the clients that replied."""
+        rows = torch.tensor(replies.clients, device=state["delta"].device)
+        return state | {"delta": state["delta"].index_copy(0, rows, replies.upload["delta"])}
+
+    def recorded(self, server: Server, state: Tree) -> Tree:
+        """MMD between the cohort's clients (eq. 2), the mean of their r, the median norm of all delta, and the size of
+        the delta that one client is sent (table III, bytes). A row of NaN is a delta that is not known.
+        """
+        cohort, delta = server.replies.clients, state["delta"]
+        own, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
+        r = torch.stack([self.r(phi, row(sent, k)) for k, phi in enumerate(own)])
+        return {
+            "mmd": torch.cdist(own, own, compute_mode="donot_use_mm_for_euclid_dist"),  # [M, M]
+            "r": r.nanmean(),
+            "delta_norm_median": torch.linalg.vector_norm(delta, dim=1).nanquantile(0.5),
+            "delta_bytes": torch.tensor(n_bytes(sent) // len(cohort)),
+        }
+
+
+@dataclass(frozen=True)
+class RFedAvg(MeanFeatures):
+    """Algorithm 1: pulls the mean feature of each mini-batch towards the delayed ones of every other client."""
 
     name: ClassVar[str] = "rfedavg"
-    options: ClassVar[Options] = {
-        **DistributionRegularised.options,
-        "mmd": ("mean", "sum"),
-        "delta_time": ("end", "start"),
-    }
 
-    mmd: str = "mean"
-    delta_time: str = "end"
+    def message(self, server: Server) -> Tree:
+        """Line 3: every other client's delta, [M, N-1, d]."""
+        others = [[j for j in range(server.n_clients) if j != k] for k in server.cohort]
+        return {"others": server.state["delta"][torch.tensor(others, device=server.state["delta"].device)]}
 
-    def exchanges(self, cohort: int) -> Exchanges:
-        return Exchanges(begin=int(self.warmup == "delta0"))
+    def r(self, phi: Tensor, others: Tree) -> Tensor:
+        """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5)."""
+        r: Tensor = (phi - others["others"]).square().sum(1).mean()
+        return r
 
-    def address(self, state: Tree, cohort: tuple[int, ...]) -> Tree:
-        """Line 3: every other client's delta, [M, N-1, d], and which of them are known, [M, N-1]."""
-        others = [[j for j in self.counted(cohort) if j != k] for k in cohort]
-        index = torch.tensor(others, dtype=torch.int64, device=state["delta"].device)  # [M, N-1]
-        return {"others" if key == "delta" else key: table[index] for key, table in state.items()}
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """Line 10: delta^k with the local model after training."""
+        return self.answer(replace(client, params=trace.params, buffers=trace.buffers))
 
-    def regulariser(self, phi: Tensor, others: Tree) -> Tensor:
-        """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5); N - 1 counts the known."""
-        distances = (phi - others["others"]).square().sum(1)  # [N-1]
-        mask = others.get("known")
-        mean = masked_mean(distances, mask)
-        return mean if self.mmd == "mean" else mean * (len(distances) if mask is None else mask.sum())
-
-    def protected(self, delta: Tensor, own: Plan, key: Tensor) -> Tensor:
-        """As the paper has it, or, with "repo", noise of std sigma on every feature of a batch, seen in its mean."""
-        if self.dp != "repo":
-            return super().protected(delta, own, key)
-        return noisy(delta, self.sigma / self.batch(own, delta).sqrt(), key)
-
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        """Line 10, with the local model after training, or as printed, before."""
-        model = (trace.end, trace.buffers) if self.delta_time == "end" else (view.start, view.buffers)
-        return {"delta": self.mapped(task, *model, data)}, self.kept(trace)
-
-    def step(self, direction: Params, state: Tree, update: Update) -> tuple[Params, Tree]:
+    def step(self, server: Server) -> Change:
         """Line 13: the server keeps the new delta."""
-        return direction, self.renewed(state, update.replies)
+        state = self.renewed(server.state, server.replies)
+        return Change(state, metrics=self.recorded(server, state))
+
+    def survey(self, server: Server) -> Asks | None:
+        """Line 1: delta_0, with w_0."""
+        return self.map(server, server.cohort) if server.round == 0 else None
 
 
 @dataclass(frozen=True)
-class RFedAvgPlus(DistributionRegularised):
-    """Pulls it towards the mean of the others' features, all mapped with the same global model."""
+class RFedAvgPlus(MeanFeatures):
+    """Algorithm 2: pulls it towards the mean of the others' features, all mapped with the same global model."""
 
     name: ClassVar[str] = "rfedavg_plus"
-    options: ClassVar[Options] = {**DistributionRegularised.options, "plus": ("exclude", "incl_self")}
 
-    plus: str = "exclude"
+    def exchanges(self, setting: Setting) -> Exchanges:
+        return Exchanges(begin=1, round=1)
 
-    def exchanges(self, cohort: int) -> Exchanges:
-        return Exchanges(begin=int(self.warmup == "delta0"), round=1)
+    def message(self, server: Server) -> Tree:
+        """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d]."""
+        delta = server.state["delta"]
+        return {"mean": (delta.sum(0) - delta[list(server.cohort)]) / (server.n_clients - 1)}
 
-    def init_server(self, params: Params, desk: Desk) -> Tree:
-        state = super().init_server(params, desk)
-        return state | {"noise": self.noise(state, desk)} if self.dp == "repo" else state
-
-    def noise(self, state: Tree, desk: Desk) -> Tensor:
-        """The repo's, on the average that is sent in the next round, [d]."""
-        return noisy(torch.zeros_like(state["delta"][0]), self.sigma / math.sqrt(self.L), fold(desk.key, NOISE))
-
-    def address(self, state: Tree, cohort: tuple[int, ...]) -> Tree:
-        """Lines 4 and 18: delta^{-k}, the mean over the other clients, [M, d], and whether any is known, [M]."""
-        table, is_known = state["delta"], known(state)
-        counted, rows = list(self.counted(cohort)), list(cohort)
-        total, count = table[counted].sum(0), is_known[counted].sum()
-        n_others = count - is_known[rows]  # [M]
-        if self.plus == "exclude":
-            mean = (total - table[rows]) / n_others.clamp(min=1).unsqueeze(1)
-        else:
-            mean = (total / count.clamp(min=1)).expand(len(rows), -1)
-        mean = mean + state["noise"] if self.dp == "repo" else mean
-        return {"mean": mean} | ({"known": (n_others > 0).to(mean.dtype)} if "known" in state else {})
-
-    def regulariser(self, phi: Tensor, others: Tree) -> Tensor:
+    def r(self, phi: Tensor, others: Tree) -> Tensor:
         """||phi - delta^{-k}||^2 (section IV-C)."""
         r: Tensor = (phi - others["mean"]).square().sum()
-        return r * others["known"] if "known" in others else r
+        return r
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        return {}, self.kept(trace)
+    def step(self, server: Server) -> Change:
+        """Nothing new yet; recorded are the delta that this round used."""
+        return Change(metrics=self.recorded(server, server.state))
 
-    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
-        """Lines 13-18: the cohort, or all of whom the next is drawn, map their data with the new model."""
-        clients = tuple(range(self.n_clients)) if self.delta_scope == "sampled" else update.replies.clients
-        server = yield from self.map(server, clients)
-        state = server.state[self.name]
-        if self.dp == "repo":
-            state = state | {"noise": self.noise(state, desk)}
-        return server._replace(state=server.state | {self.name: state})
+    def survey(self, server: Server) -> Asks | None:
+        """Lines 13-18: the cohort maps its data with the new model; in round 0 every client, with w_0."""
+        return self.map(server, server.replies.clients if server.round else server.cohort)

@@ -7,13 +7,16 @@ from collections.abc import Callable, Generator, Mapping
 import numpy as np
 import torch
 
-from plugins.core.component import Ask, Desk, Reply, Round, Samples
+from plugins.core.component import Ask, Reply
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, row, stack, tree_map
+from plugins.core.trees import Params, Tree, row, tree_map
 from plugins.engines.clients import Clients, refuse_non_finite
+from plugins.engines.packing import stack
 from plugins.engines.record import Recorder
-from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import Outcome, desk, draw_cohort, start, with_shared
+from plugins.engines.run import Outcome, Row, Run, Schedule
+from plugins.engines.sequential import Sequential, plain
+from plugins.engines.simulation import start, with_shared
 from plugins.silo import wire
 from plugins.silo.settings import Terms
 from plugins.silo.wire import Down, Up
@@ -91,7 +94,8 @@ class Silo:
             tree_map(lambda leaf: leaf.to(device), tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each)
         )
         each = row(each, torch.tensor([position], device=device))
-        return self.engine.answer(Ask(ask.job, (self.client,), params, buffers, shared, each), round_)
+        own = Ask(ask.job, (self.client,), params, buffers, shared, each, ask.owner)
+        return self.engine.answer(own, round_)
 
     @staticmethod
     def parts(reply: Reply) -> Tree:
@@ -113,11 +117,13 @@ class Conversation:
         on_round: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences)."""
-        self.terms, self.settle, self.on_round = terms, settle, on_round
-        self.task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, test.x)
-        self.public, self._like = public, test.x[:1]
-        self.server = terms.algorithm.init(params, buffers, self._desk(0))
-        self.recorder = Recorder(self.task, test, validation)
+        self.terms, self.on_round = terms, on_round
+        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, test.x)
+        schedule = Schedule(terms.rounds, terms.cohort, terms.seed)
+        recorder = Recorder(task, test, validation)
+        self.loop = Run(
+            terms.algorithm, plain(task), params, buffers, terms.silos, schedule, recorder, public, test.x, settle
+        )
         self.outcome: Outcome | None = None
         self._round = self._exchange = 0
         # One silo with one sample that is always at hand: what it replies declares the structure of every upload.
@@ -129,14 +135,13 @@ class Conversation:
         self.down = self._next(None)
 
     @property
-    def rows(self) -> list[dict[str, float]]:
+    def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
-        return self.recorder.rows
+        return self.loop.recorder.rows
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending. Raises UserError that names a silo."""
-        job = self.down.ask.job if self.down.ask else ""
-        schema = self._schemas.get(job, {})
+        schema = {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
         found = {client: wire.opened(uploads[client], client, self.down, schema) for client in sorted(uploads)}
         return {client: reply for client, reply in found.items() if reply is not None}
 
@@ -148,8 +153,8 @@ class Conversation:
         if not replies:
             raise UserError(f"round {self._round}: no silo is left to average")
         clients = tuple(sorted(replies))
-        reply = Reply(clients, **stack([replies[client] for client in clients]), metrics={})
-        self.recorder.exchange(ask, reply, self._round)
+        reply = Reply(clients, **stack([replies[client] for client in clients]))
+        self.loop.recorder.exchange(ask, reply, self._round)
         self.down = self._next(reply)
         return self.down
 
@@ -163,33 +168,16 @@ class Conversation:
             self._ask = None
             return wire.down(self._exchange, self._round, None, self.terms.fingerprint, counted)
         self._ask = ask
-        if ask.job not in self._schemas:
-            self._schemas[ask.job] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
+        if wire.name(ask) not in self._schemas:
+            self._schemas[wire.name(ask)] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
         return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, counted)
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
-        terms, algorithm = self.terms, self.terms.algorithm
-        everybody = tuple(range(terms.silos))
-        self.server = yield from algorithm.begin(self.server, everybody)
-        for t in range(1, terms.rounds + 1):
-            self._round = t
-            self.recorder.begin(self.server)
-            cohort = draw_cohort(terms.seed, t, terms.silos, terms.cohort)
-            done: Round = yield from algorithm.round(self.server, cohort, self._desk(t))
-            server, evaluated = done.server, done.evaluated
-            if t == terms.rounds:
-                server, evaluated = yield from algorithm.finish(server, evaluated, everybody, self._desk(t))
-            settled = self.settle(server.params)
-            evaluated = settled if evaluated is server.params else self.settle(evaluated)
-            self.server = server._replace(params=settled)
-            # `seconds` include the waiting for the silos.
-            row = self.recorder.end(t, Round(self.server, evaluated, done.measured, done.trained))
+        loop = self.loop
+        yield from loop.begin()
+        while loop.done < loop.schedule.rounds:
+            self._round = loop.done + 1
+            found = yield from loop.round()  # its `seconds` include the waiting for the silos
             if self.on_round is not None:
-                self.on_round(row)
-        whole = self.task.whole
-        self.outcome = Outcome(
-            whole(self.server.params), whole(evaluated), self.server.buffers, self.rows, self.recorder.tensors
-        )
-
-    def _desk(self, t: int) -> Desk:
-        return desk(self.task, self.public, self.terms.seed, t, self._like)
+                self.on_round(found)
+        self.outcome = loop.outcome

@@ -21,11 +21,13 @@ import torch
 from torch import Tensor
 
 from plugins import recipes
-from plugins.core.component import Component, Samples
+from plugins.core.component import overrides
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
-from plugins.core.task import Network
-from plugins.core.trees import Params, Tree, flatten, unflatten
+from plugins.core.trees import Params, Tree, add
 from plugins.data.noise import alone
+from plugins.engines.packing import flatten, unflatten
+from plugins.models import forward
 from plugins.silo import settings, wire
 from plugins.silo.conversation import Conversation, Silo
 from plugins.silo.wire import Down, Up
@@ -41,7 +43,7 @@ with warnings.catch_warnings():
 class Model(torch.nn.Module):
     """What FedML takes for the model: it only ever moves it to a device. The network itself is functions."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: forward.Model) -> None:
         super().__init__()
         self.network = network
 
@@ -125,7 +127,7 @@ class HostTrainer(_Hooked, ClientTrainer):
         """FedML's hook (local privacy noise) sees all that leaves the silo, but for n, steps and loss."""
         if self._reply is None:
             return
-        leaving = {key: self._reply[key] for key in ("params", "buffers", "upload")}
+        leaving = {key: self._reply[key] for key in ("deltas", "buffers", "upload")}
         with self._showing(flatten(leaving)):
             super().on_after_local_training(train_data, device, args)
             assert self._shown is not None
@@ -150,8 +152,9 @@ class HostAggregator(_Hooked, ServerAggregator):
         """`public` is the silos' public split; `on_round` gets each new row, `on_start` is called when all silos are
         there. Raises UserError.
         """
-        super().__init__(model, args)
+        # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+        super().__init__(model, args)
         _refuse_protection(terms)
         self.conversation = Conversation(terms, test, validation, public, self._settle, on_round)
         self.on_start = on_start
@@ -170,20 +173,21 @@ class HostAggregator(_Hooked, ServerAggregator):
         uploads = {client: up for client, (_, up) in enumerate(raw_client_model_or_grad_list)}
         replies = self.conversation.open(uploads)
         clients = list(replies)
-        if not any(reply["params"] for reply in replies.values()):
+        if not any(reply["deltas"] for reply in replies.values()):
             return list(replies.items()), clients
-        models = [(float(reply["n"]), OrderedDict(reply["params"])) for reply in replies.values()]
-        with self._showing(self.conversation.server.params):
+        start = self.conversation.loop.state.params  # w_t: FedML's hooks take models, replies are differences to it
+        models = [(float(reply["n"]), OrderedDict(add(start, reply["deltas"]))) for reply in replies.values()]
+        with self._showing(start):
             hooked, kept = super().on_before_aggregation(models)
         if len(hooked) != len(kept):
             raise UserError(
                 f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they are is unknown"
             )
-        pairs = zip(kept, hooked, strict=True)
-        return (
-            [(clients[i], replies[clients[i]] | {"params": dict(model)}) for i, (_, model) in pairs],
-            [clients[i] for i in kept],
-        )
+        found = []
+        for i, (_, model) in zip(kept, hooked, strict=True):
+            reply = replies[clients[i]]
+            found.append((clients[i], reply | {"deltas": _differences(model, start, reply["deltas"])}))
+        return found, [clients[i] for i in kept]
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
         """The next message: of this round, of the next one, or that the run is over."""
@@ -198,12 +202,24 @@ class HostAggregator(_Hooked, ServerAggregator):
     def _settle(self, params: Params) -> Params:
         model = OrderedDict(params)
         hooked = self.on_after_aggregation(model)
-        return params if hooked is model else dict(hooked)
+        # FedML may change the model in place; one that it left alone stays the same object.
+        return params if all(hooked[key] is leaf for key, leaf in params.items()) else dict(hooked)
 
     def test(self, test_data: Any, device: torch.device, args: Any) -> tuple[float, float, None, None]:
         """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
         rows = self.conversation.rows
         return (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None) if rows else (0.0, 0.0, None, None)
+
+
+def _differences(model: Params, start: Params, deltas: Params) -> Params:
+    """w - w_t of a hooked model; a leaf that the hook left alone keeps its bits.
+
+    By value: FedML clips in place, and its attacks put new tensors into the model that they are given.
+    """
+    return {
+        key: delta if torch.equal(model[key], start[key] + delta) else model[key] - start[key]
+        for key, delta in deltas.items()
+    }
 
 
 def _samples(data: Any, device: torch.device) -> Samples:
@@ -224,8 +240,8 @@ def _refuse_protection(terms: settings.Terms) -> None:
     early = [
         c.name
         for c in terms.algorithm.components
-        if (type(c).after_step is not Component.after_step and c.exchanges(terms.cohort).round)
-        or c.exchanges(terms.silos).finish
+        if (overrides(c, "survey") and c.exchanges(terms.algorithm.setting).round)
+        or c.exchanges(terms.algorithm.setting).finish
     ]
     if early and (
         FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled() or defender.is_defense_after_aggregation()

@@ -1,8 +1,8 @@
-"""One process of a cross-silo run, or a rehearsal of all of them on this machine.
+"""One process of a cross-silo run, or a loopback run of all of them on this machine.
 
     python -m plugins.silo.launch --role server --rank 0 --config pipelines/fedml_config.yaml
     python -m plugins.silo.launch --role client --rank 1 --config pipelines/fedml_config.yaml
-    python -m plugins.silo.launch rehearse --recipe fednnnn --silos 3
+    python -m plugins.silo.launch loopback --recipe fednnnn --silos 3
 
 Errors are one line on stderr, and exit code 2.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import torch
 
 from plugins.core.errors import UserError
-from plugins.core.task import Network
+from plugins.models import forward
 from plugins.silo import results, settings, shards, transport, wire
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Process:
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
 
     @property
-    def network(self) -> Network:
+    def network(self) -> forward.Model:
         """That of the configuration, for the samples of the shard."""
         return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)
 
@@ -245,10 +245,10 @@ def run(role: str, rank: int, config: Path) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] == ["rehearse"]:
-        from plugins.silo import rehearse
+    if arguments[:1] == ["loopback"]:
+        from plugins.silo import loopback
 
-        return rehearse.main(arguments[1:])
+        return loopback.main(arguments[1:])
     parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--role", choices=ROLES, required=True)

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from pathlib import Path
 
 from safetensors.torch import save
 
 from plugins.data.files import write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.simulation import Outcome
+from plugins.engines.record import rounds_csv
+from plugins.engines.run import Outcome
 
 ROUNDS, MODEL = "rounds.csv", "model.safetensors"
 
 
 def write_rounds(path: Path, rows: list[dict[str, float]]) -> None:
-    """rounds.csv, as far as the run has come; a cell is empty where nothing was measured."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(rows[0])
-    table.writerows(["" if math.isnan(value) else value for value in row.values()] for row in rows)
-    write_whole(path, text.getvalue())
+    """rounds.csv, as far as the run has come."""
+    write_whole(path, rounds_csv(rows))
 
 
 def write_model(path: Path, outcome: Outcome) -> str:

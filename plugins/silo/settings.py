@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import yaml
@@ -17,17 +17,12 @@ from torch import Tensor
 from plugins import models, recipes
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Setting
-from plugins.core.errors import UserError, nearest
-from plugins.core.task import Network
+from plugins.core.errors import UserError
 from plugins.engines.clients import LocalTraining
 from plugins.engines.hashing import weights_sha256
 from plugins.engines.simulation import initial_model
-
-
-class Section(BaseModel):
-    """A section of the file; keys that it does not have are errors, so that no typing mistake passes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+from plugins.models.forward import Model
+from plugins.settings import Count, LocalSettings, Section, mistakes
 
 
 class CommonArgs(Section):
@@ -40,35 +35,32 @@ class CommonArgs(Section):
 class DataArgs(Section):
     dataset: str = "digits"
     data_cache_dir: str = "data/raw"
-    partition_method: str = "dirichlet"  # of a rehearsal; a deployed silo has its shard
+    partition_method: str = "dirichlet"  # of a loopback run; a deployed silo has its shard
     partition_alpha: float = Field(default=0.5, gt=0)
     shard: str = "deploy/shards/{rank}.safetensors"  # ours: {rank} is 0 for the server, 1.. for the silos
 
 
 class ModelArgs(Section):
     model: str = "mlp"
-    model_options: dict[str, int | bool] = {}  # ours
+    model_options: dict[str, int | bool] = Field(default={})  # ours
 
 
-class TrainArgs(Section):
+class TrainArgs(LocalSettings):
     federated_optimizer: Literal["FedAvg"] = "FedAvg"  # what FedML runs; what we run is `recipe`
     recipe: str = "fedavg"  # ours
-    settings: dict[str, dict[str, bool | int | float | str]] = {}  # ours: method -> hyper-parameter -> value
+    # Ours: method -> hyper-parameter -> value.
+    settings: dict[str, dict[str, bool | int | float | str]] = Field(default={})
     rounds: int = Field(default=2, ge=1)  # ours; FedML's comm_round is computed from it
     cohort: int = Field(default=0, ge=0)  # ours: silos per round, 0 for all
     client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
     client_num_in_total: int = Field(default=3, ge=1)
     client_num_per_round: int = Field(default=3, ge=1)
-    epochs: int = Field(default=1, ge=1)
-    batch_size: int = Field(default=32, ge=1)
+    epochs: Count = 1
+    batch_size: Count = 32
     client_optimizer: str = "sgd"
     learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
-    momentum: float | None = Field(default=None, ge=0, lt=1)
-    weight_decay: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    local_steps: int = Field(default=0, ge=0)  # ours: above 0, steps per round in place of epochs
-    drop_last: bool = False  # ours: leave the last, short batch of an epoch out
-    augment: bool = False  # ours: crop and flip images at random in training
-    precision: Literal["float32", "bf16"] = "float32"  # ours: of matrix products and convolutions in training
+    # Beside momentum and weight_decay: ours are local_steps, drop_last, augment, precision.
+    precision: Literal["float32", "bf16"] = "float32"
 
 
 class ValidationArgs(Section):
@@ -113,7 +105,7 @@ class Deployment(BaseModel):
         """N."""
         return self.train_args.client_num_in_total
 
-    def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Network:
+    def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Model:
         """The network that the file describes, for samples of this shape; `embedding` [V, width] is that of a text."""
         return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding)
 
@@ -126,7 +118,11 @@ class Deployment(BaseModel):
         return yaml.safe_dump(self.model_dump(), sort_keys=False)
 
 
-SECTIONS = {name: field.annotation for name, field in Deployment.model_fields.items() if name[-5:] == "_args"}
+SECTIONS: dict[str, type[BaseModel]] = {
+    name: kind
+    for name, kind in ((name, field.annotation) for name, field in Deployment.model_fields.items())
+    if isinstance(kind, type) and issubclass(kind, Section)
+}
 # Keys of FedML that can't be honoured, and why.
 REFUSED = {
     "comm_round": "it is computed from train_args.rounds, because a round may take several exchanges; leave it out",
@@ -149,7 +145,7 @@ def read(path: Path) -> Deployment:
 def check(content: object, where: str) -> Deployment:
     """The deployment of a nested mapping; `where` begins every message."""
     if not isinstance(content, dict):
-        raise UserError(f"{where}: holds no sections; allowed: {', '.join(SECTIONS)}")
+        raise UserError(f"{where}: holds no sections; allowed: {', '.join(Deployment.model_fields)}")
     for section, values in content.items():
         for key in values if isinstance(values, dict) else ():
             if key in REFUSED:
@@ -157,7 +153,7 @@ def check(content: object, where: str) -> Deployment:
     try:
         deployment = Deployment.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{where}: {_first(error)}") from None
+        raise UserError(f"{where}: {mistakes(error, {'': Deployment, **SECTIONS})[0]}") from None
     train = deployment.train_args
     if train.client_num_per_round != train.client_num_in_total:
         raise UserError(
@@ -178,25 +174,11 @@ def check(content: object, where: str) -> Deployment:
     return deployment
 
 
-def _first(error: ValidationError) -> str:
-    """The first thing that is wrong, in words."""
-    found = error.errors(include_url=False)[0]
-    *sections, key = found["loc"]
-    name = ".".join(str(part) for part in found["loc"])
-    if found["type"] == "extra_forbidden":
-        kind = cast("type[BaseModel]", SECTIONS[str(sections[0])]) if sections else Deployment
-        allowed = list(kind.model_fields)
-        return f"unknown key {name!r}{nearest(str(key), allowed)}; allowed: {', '.join(allowed)}"
-    value = found["input"]
-    return f"{name} = {value!r} is refused: {found['msg'][0].lower()}{found['msg'][1:]}"
-
-
 def from_args(args: object) -> Deployment:
     """The deployment that FedML flattened into the attributes of `args`."""
     content = {
         section: {key: getattr(args, key) for key in kind.model_fields if hasattr(args, key)}
         for section, kind in SECTIONS.items()
-        if isinstance(kind, type) and issubclass(kind, Section)
     }
     # FedML overwrites these two: the ids that it made up, and the name of its default.
     content["train_args"]["client_id_list"] = "[]"
@@ -211,7 +193,7 @@ class Terms:
     """What server and silos have to agree on."""
 
     algorithm: Algorithm
-    network: Network
+    network: Model
     local: LocalTraining
     seed: int
     rounds: int
@@ -222,37 +204,28 @@ class Terms:
     @property
     def comm_round(self) -> int:
         """The exchanges of a whole run: what FedML calls rounds."""
-        asks = self.algorithm.exchanges(self.cohort)
-        everybody = self.algorithm.exchanges(self.silos)
-        return everybody.begin + self.rounds * asks.round + everybody.finish
+        asks = self.algorithm.exchanges
+        return asks.begin + self.rounds * asks.round + asks.finish
 
 
 def local_training(train: TrainArgs) -> LocalTraining:
     """How a silo trains in one round."""
-    return LocalTraining(
-        train.client_optimizer, train.learning_rate, train.epochs, train.batch_size, train.momentum, train.weight_decay,
-        train.local_steps, train.drop_last, train.augment, train.precision,
-    )  # fmt: skip
+    return train.training(train.client_optimizer, train.learning_rate)
 
 
-def terms(deployment: Deployment, recipe: str, network: Network, n_public: int) -> Terms:
+def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) -> Terms:
     """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
     train = deployment.train_args
     local = local_training(train)
     local.build()  # refuses what it can't be, before anything runs
     cohort = train.cohort or deployment.silos
-    setting = Setting(
-        deployment.silos, cohort, network.n_classes, network.feature_size, local.optimizer, local.lr, n_public,
-        network.tokens,
-    )  # fmt: skip
+    setting = Setting(deployment.silos, cohort, local.optimizer, local.lr, n_public, network.tokens, deployed=True)
     algorithm = recipes.build(recipe, train.settings, setting)
-    if algorithm.simulation_only:
-        raise UserError(f"recipe {recipe!r} is for simulations and can't be deployed: {algorithm.simulation_only}")
     # These are never sent, so every process has to have them already.
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
     agreed: Mapping[str, object] = {
-        "algorithm": repr(algorithm),
+        "algorithm": repr(algorithm.components),
         "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list"}),
         "seed": deployment.common_args.random_seed,

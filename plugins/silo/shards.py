@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
 from plugins.data import noise
 from plugins.data.dataset import Dataset

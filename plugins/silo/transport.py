@@ -50,9 +50,9 @@ def check_port(rank: int) -> None:
 
 @contextmanager
 def claim(wait_s: float) -> Iterator[None]:
-    """Holds FedML's ports on this machine against other rehearsals. UserError if they are still held after `wait_s`.
+    """Holds FedML's ports on this machine against other loopback runs. UserError if they are still held after `wait_s`.
 
-    A free port says little: the other rehearsal may be importing FedML, for half a minute, before it listens.
+    A free port says little: the other loopback run may be importing FedML, for half a minute, before it listens.
     """
     path = Path(tempfile.gettempdir()) / f"fedml-ports-{BASE_PORT}.lock"
     end = time.monotonic() + wait_s
@@ -64,8 +64,8 @@ def claim(wait_s: float) -> Iterator[None]:
             except OSError:
                 if time.monotonic() > end:
                     raise UserError(
-                        f"another rehearsal has held FedML's ports, {BASE_PORT} and up, for {wait_s:.0f} s ({path}); "
-                        "let it end first"
+                        f"another loopback run has held FedML's ports, {BASE_PORT} and up, for {wait_s:.0f} s "
+                        f"({path}); let it end first"
                     ) from None
                 time.sleep(0.2)
         yield

@@ -15,11 +15,12 @@ from torch import Tensor
 
 from plugins.core.component import Ask
 from plugins.core.errors import NonFiniteError, UserError
-from plugins.core.trees import Params, Tree, flatten, tree_map, unflatten
+from plugins.core.trees import Params, Tree, tree_map
+from plugins.engines.packing import flatten, unflatten
 
 Up = dict[str, Any]
 # What a silo's reply is made of; `upload` is by component, n, steps and loss are 0-d.
-PARTS = ("params", "buffers", "upload", "n", "steps", "loss")
+PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
 STOPPED = "the server stopped the run: "  # begins what a silo says that was told to stop
 KEYS = {"client", "exchange", "leaves", "error"}
 
@@ -38,9 +39,16 @@ class Down(NamedTuple):
 def down(exchange: int, round_: int, ask: Ask | None, terms: str, counted: tuple[int, ...] = ()) -> Down:
     """A message to the silos."""
     if ask is not None:
-        trees = (tree_map(_compact, tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each))
-        ask = Ask(ask.job, ask.to, *trees)
+        params, buffers, shared, each = (
+            tree_map(_compact, tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each)
+        )
+        ask = Ask(ask.job, ask.to, params, buffers, shared, each, ask.owner)
     return Down(exchange, round_, ask, terms, counted)
+
+
+def name(ask: Ask) -> str:
+    """What is asked for, in messages."""
+    return f"{ask.owner}.{ask.job}" if ask.owner else ask.job
 
 
 def stop(reason: str) -> Down:
@@ -80,7 +88,7 @@ def opened(message: object, client: int, sent: Down, schema: Tree) -> Tree | Non
         if leaves:
             raise UserError(f"{where}: upload has {len(leaves)} tensors, but this silo was not asked")
         return None
-    where = f"{where}, job {sent.ask.job!r}"
+    where = f"{where}, job {name(sent.ask)!r}"
     expected = flatten(schema)
     for key in (*expected, *leaves):
         if key not in leaves:

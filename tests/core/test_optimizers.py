@@ -10,6 +10,7 @@ import torch
 from plugins.core import optimizers
 from plugins.core.errors import UserError
 from plugins.core.trees import Params, add, leaves
+from plugins.engines.clients import LocalTraining
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -32,6 +33,10 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 STEPS = 20
 
 
+def build(name: str, lr: float, momentum: float | None = None, weight_decay: float = 0.0) -> optimizers.Optimizer:
+    return LocalTraining(name, lr, 1, 1, momentum, weight_decay).build()
+
+
 def gradient(params: Params) -> Params:
     """Of a bowl with a ripple, so that directions change: sum(w^4 / 4 + sin(5 w))."""
     return {key: w**3 + 5 * torch.cos(5 * w) for key, w in params.items()}
@@ -44,7 +49,7 @@ def test_twenty_steps_equal_torch_optim(name: str, options: dict[str, float], dt
     params = {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in (("w", (3, 2)), ("b", (3,)))}
     theirs = {key: torch.nn.Parameter(leaf.clone()) for key, leaf in params.items()}
     reference = TORCH[name](list(theirs.values()), lr=0.02, **options)
-    pure = optimizers.build(name, 0.02, options.get("momentum"), options.get("weight_decay", 0.0))
+    pure = build(name, 0.02, options.get("momentum"), options.get("weight_decay", 0.0))
 
     state = pure.init(params)
     for _ in range(STEPS):
@@ -61,7 +66,7 @@ def test_twenty_steps_equal_torch_optim(name: str, options: dict[str, float], dt
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_a_step_changes_nothing_in_place_but_the_gradient(name: str, options: dict[str, float]) -> None:
     """And its update, which is overwritten too, lies nowhere else."""
-    pure = optimizers.build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
+    pure = build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
     params, grads = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}
     state = pure.init(params)
     first, after = pure.step({"w": grads["w"].clone()}, state, params)
@@ -74,7 +79,7 @@ def test_a_step_changes_nothing_in_place_but_the_gradient(name: str, options: di
 
 @pytest.mark.parametrize(("name", "options"), CASES)
 def test_the_state_keeps_its_structure(name: str, options: dict[str, float]) -> None:
-    pure = optimizers.build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
+    pure = build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
     params = {"w": torch.ones(2, 3, dtype=torch.float64)}
     before = pure.init(params)
     _, after = pure.step(params, before, params)
@@ -84,12 +89,27 @@ def test_the_state_keeps_its_structure(name: str, options: dict[str, float]) -> 
         assert all(k == l_ and a.shape == b.shape and a.dtype == b.dtype for (k, a), (l_, b) in pairs)
 
 
+@pytest.mark.parametrize("norm", [0.5, 100.0])
+def test_clipped_gradients_are_torchs(norm: float) -> None:
+    """(3, 4) and 12 have norm 13."""
+    grads = {"w": torch.tensor([3.0, 4.0], dtype=torch.float64), "b": torch.tensor([12.0], dtype=torch.float64)}
+    theirs = [torch.nn.Parameter(torch.zeros_like(g)) for g in grads.values()]
+    for leaf, g in zip(theirs, grads.values(), strict=True):
+        leaf.grad = g.clone()
+    torch.nn.utils.clip_grad_norm_(theirs, norm)
+    pure = optimizers.SGD(0.1, clip=norm)
+    update, _ = pure.step(grads, pure.init(grads), grads)
+    for found, leaf in zip(update.values(), theirs, strict=True):
+        assert leaf.grad is not None
+        torch.testing.assert_close(found, -0.1 * leaf.grad, rtol=1e-12, atol=0)
+
+
 def test_without_a_momentum_adam_keeps_its_own() -> None:
-    assert optimizers.build("adam", 0.1) == optimizers.Adam(0.1, momentum=0.9)
-    assert optimizers.build("adam", 0.1, 0.5) == optimizers.Adam(0.1, momentum=0.5)
-    assert optimizers.build("sgd", 0.1, None, 0.2) == optimizers.SGD(0.1, weight_decay=0.2)
+    assert build("adam", 0.1) == optimizers.Adam(0.1, momentum=0.9)
+    assert build("adam", 0.1, 0.5) == optimizers.Adam(0.1, momentum=0.5)
+    assert build("sgd", 0.1, None, 0.2) == optimizers.SGD(0.1, weight_decay=0.2)
 
 
 def test_an_unknown_optimiser_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"):
-        optimizers.build("adm", 0.1)
+        build("adm", 0.1)

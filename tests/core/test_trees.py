@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from plugins.core import trees
+from plugins.engines.packing import stack
 
 A = {"w": torch.tensor([[1.0, -2.0]]), "inner": {"b": torch.tensor([2.0])}}
 B = {"w": torch.tensor([[10.0, 20.0]]), "inner": {"b": torch.tensor([30.0])}}
@@ -39,7 +40,7 @@ def test_norm_is_that_of_one_vector() -> None:
 
 
 def test_row_norms_are_the_norms_of_the_rows() -> None:
-    stacked = trees.stack([A, B])
+    stacked = stack([A, B])
     assert trees.row_norms(stacked).tolist() == pytest.approx([3.0, math.sqrt(100 + 400 + 900)])
     assert trees.row_norms({"scalar": torch.tensor([3.0, -4.0])}).tolist() == [3.0, 4.0]
 
@@ -56,16 +57,22 @@ def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
 
 def test_weighted_sum_keeps_the_dtype_of_the_leaves() -> None:
     """0.25 A + 0.75 B, with float64 weights and float32 leaves."""
-    found = trees.weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), trees.stack([A, B]))
+    found = trees.weighted_sum(torch.tensor([0.25, 0.75], dtype=torch.float64), stack([A, B]))
     assert lists(found) == {"w": [[7.75, 14.5]], "inner": {"b": [23.0]}}
     assert found["w"].dtype == torch.float32
 
 
 def test_stack_and_row_are_inverse() -> None:
-    stacked = trees.stack([A, B])
+    stacked = stack([A, B])
     assert stacked["w"].shape == (2, 1, 2)
     assert lists(trees.row(stacked, 1)) == lists(B)
-    assert lists(trees.row(stacked, torch.tensor([1, 0]))) == lists(trees.stack([B, A]))
+    assert lists(trees.row(stacked, torch.tensor([1, 0]))) == lists(stack([B, A]))
+
+
+def test_flat_trees_are_combined_where_their_names_meet() -> None:
+    one, two = {"a": torch.tensor(2.0), "b": torch.tensor(3.0)}, {"b": torch.tensor(5.0), "c": torch.tensor(7.0)}
+    assert lists(trees.combined(torch.mul, one, None, two)) == {"a": 2.0, "b": 15.0, "c": 7.0}
+    assert trees.combined(torch.add, None) == {}
 
 
 def test_select_takes_all_of_one_tree() -> None:
@@ -73,23 +80,9 @@ def test_select_takes_all_of_one_tree() -> None:
     assert lists(trees.select(torch.tensor(False), A, B)) == lists(B)
 
 
-def test_detach_cuts_off_autograd() -> None:
-    watched = {"w": torch.ones(2, requires_grad=True) * 2}
-    assert not trees.detach(watched)["w"].requires_grad
-
-
 def test_n_bytes_counts_each_dtype_at_its_size() -> None:
     assert trees.n_bytes({"a": torch.zeros(3), "b": {"c": torch.zeros(2, dtype=torch.float64)}}) == 3 * 4 + 2 * 8
     assert trees.n_bytes({}) == 0
-
-
-def test_flatten_and_unflatten_are_inverse() -> None:
-    tree = {"x": A, "empty": {}, "y": torch.zeros(1)}
-    flat = trees.flatten(tree)
-    assert list(flat) == ["x/w", "x/inner/b", "y"]
-    assert lists(trees.unflatten(flat, tree)) == lists(tree)
-    with pytest.raises(KeyError):
-        trees.unflatten({"y": flat["y"]}, tree)
 
 
 def test_leaves_come_in_insertion_order() -> None:
@@ -98,5 +91,5 @@ def test_leaves_come_in_insertion_order() -> None:
 
 def test_nothing_is_changed_in_place() -> None:
     before = lists(A), lists(B)
-    trees.add(A, B), trees.sub(A, B), trees.scale(3, A), trees.select(torch.tensor(True), A, B), trees.stack([A, B])
+    trees.add(A, B), trees.sub(A, B), trees.scale(3, A), trees.select(torch.tensor(True), A, B), stack([A, B])
     assert (lists(A), lists(B)) == before

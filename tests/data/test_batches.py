@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plugins.data.batches import epochs
-from plugins.data.randomness import stream
+from plugins.data.streams import stream
 
 OWN = np.array([3, 5, 8, 9, 11, 20, 21])
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from plugins.core.errors import UserError
 from plugins.data.alike import alike, of_owners
 from plugins.data.partitions import BY_OWNER, PARTITIONS, partition
-from plugins.data.randomness import stream
 from plugins.data.statistics import class_counts
+from plugins.data.streams import stream
 from tests.data.test_partitions import DIGITS, everything
 
 # Users 7, 3, 900 and 5 with 4, 1, 3 and 2 samples.

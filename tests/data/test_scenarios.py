@@ -13,8 +13,8 @@ from scipy.sparse.csgraph import maximum_flow
 from plugins.core.errors import UserError
 from plugins.data.partitions import dealing, label_and_quantity, partition
 from plugins.data.partitions.quantity import exact_sizes
-from plugins.data.randomness import stream
 from plugins.data.statistics import class_counts, gini, label_distance
+from plugins.data.streams import stream
 from tests.data.test_partitions import DIGITS, check, everything, populations, refuse
 
 # MNIST's training set.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,21 +11,22 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask, Samples
+from plugins.core.component import Ask
+from plugins.core.data import Batch, Pass, Samples
 from plugins.core.errors import NonFiniteError, UserError
-from plugins.core.noise import fold
+from plugins.core.randomness import fold
 from plugins.data.noise import deviations, held
 from plugins.engines.clients import Clients
+from plugins.engines.run import draw_cohort
 from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import draw_cohort
 from plugins.models.layers import Dropout, Flatten, Linear, Stacked
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 
 
-def order(recipe: str, client: int, round_: int, job: str = "train", **options: Any) -> tuple[list[int], Any]:
-    found, _ = federation.simulation(recipe, **options).engine.clients.steps(client, job, round_)
+def order(recipe: str, client: int, round_: int, **options: Any) -> tuple[list[int], Any]:
+    found = federation.simulation(recipe, **options).engine.clients.steps(client, round_)
     return found.index.tolist(), found.sizes
 
 
@@ -40,10 +42,10 @@ def test_batches_depend_on_seed_round_and_client_only() -> None:
 
 def test_batches_do_not_depend_on_what_was_asked_before() -> None:
     clients = federation.simulation("fedavg").engine.clients
-    wanted = clients.steps(3, "train", 2)[0].index.tolist()
+    wanted = clients.steps(3, 2).index.tolist()
     for round_ in range(4):
-        clients.steps(5, "train", round_)
-    assert clients.steps(3, "train", 2)[0].index.tolist() == wanted
+        clients.steps(5, round_)
+    assert clients.steps(3, 2).index.tolist() == wanted
 
 
 def test_clients_of_equal_size_read_in_different_orders() -> None:
@@ -61,17 +63,29 @@ def test_every_epoch_reads_every_sample_once_in_a_new_order() -> None:
     assert order("fedavg", 2, 1)[1] == (4, 3, 4, 3)
 
 
-def test_the_public_split_is_read_from_its_own_stream() -> None:
-    settings = {"fnr": {"epochs": 2, "batch_size": 10}}
-    clients = federation.simulation("fnr", settings).engine.clients
-    found, samples = clients.steps(3, "fnr.refine", 1)
-    assert samples is clients.public
-    assert found.sizes == (10, 5, 10, 5)
-    assert sorted(found.index[:15]) == list(range(15))
-    other, _ = clients.steps(4, "fnr.refine", 1)
-    assert other.index.tolist() != found.index.tolist()
-    none, _ = federation.simulation("rfedavg").engine.clients.steps(3, "rfedavg.map", 1)
-    assert none.sizes == ()
+def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another for each client and round, the same in every recipe; 15 samples in batches of 10, two epochs."""
+    seen: list[tuple[int, ...]] = []
+    public = federation.federation().public
+    assert public is not None
+    where = {tuple(x.tolist()): i for i, x in enumerate(public.x)}
+
+    def shuffled(self: Pass, key: torch.Tensor, epochs: int, batch_size: int) -> Iterator[Batch]:
+        batches = list(whole(self, key, epochs, batch_size))
+        assert [len(batch.y) for batch in batches] == [10, 5, 10, 5]
+        seen.append(tuple(where[tuple(x.tolist())] for batch in batches for x in batch.x))
+        yield from batches
+
+    whole = Pass.shuffled
+    monkeypatch.setattr(Pass, "shuffled", shuffled)
+    options: Any = {"settings": {"fnr": {"p": 1.0, "epochs": 2, "batch_size": 10}}, "rounds": 2}
+    federation.run("fnr", cohort=6, **options)
+    assert len(seen) == len(set(seen)) == 2 * 6
+    for order in seen:
+        assert sorted(order[:15]) == sorted(order[15:]) == list(range(15)) and order[:15] != order[15:]
+    first, seen[:] = seen[6:], []
+    federation.run("scaffold+fnr", cohort=6, **options)
+    assert seen[6:] == first
 
 
 def test_a_pass_over_its_own_samples_is_in_order() -> None:
@@ -102,7 +116,7 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int,
     """Training, then FNR-FL's refinement of the result, sample by sample: a silo's tensors lie elsewhere in memory."""
     settings = {"fnr": {"p": 1.0, "epochs": 1, "batch_size": 1}}
     whole = federation.simulation("scaffold+fnr", settings, batch_norm=batch_norm, cohort=6, seed=seed)
-    server, all_clients = whole.server, whole.engine.clients
+    server, all_clients = whole.loop.state, whole.engine.clients
     own = {client: all_clients.indices[client]}
     alone = Sequential(
         Clients(
@@ -110,17 +124,17 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int,
             all_clients.public, server.params, server.buffers,
         )
     )  # fmt: skip
-    shared = {"scaffold": {"c": server.state["scaffold"]["c"]}}
+    shared = {"scaffold": {"c": server.slices["scaffold"]["c"]}}
 
     def ask(job: str, to: tuple[int, ...]) -> Ask:
         if job == "train":
             return Ask(job, to, server.params, server.buffers, shared, {"scaffold": {}, "fnr": {}})
-        return Ask(job, to, {}, {}, {}, {"fnr": {"delta": torch.zeros(len(to), federation.N_CLASSES)}})
+        return Ask(job, to, each={"fnr": {"delta": torch.zeros(len(to), federation.N_CLASSES)}}, owner="fnr")
 
-    for job in ("train", "fnr.refine"):
+    for job in ("train", "refine"):
         mine, theirs = alone.answer(ask(job, (client,)), 1), whole.engine.answer(ask(job, tuple(range(6))), 1)
         assert mine.clients == (client,)
-        for part in ("params", "buffers"):
+        for part in ("deltas", "buffers"):
             for key, leaf in getattr(mine, part).items():
                 assert torch.equal(leaf[0], getattr(theirs, part)[key][client]), f"{job}: {key}"
     for key, leaf in alone.clients.memory["scaffold"]["c_i"].items():
@@ -175,7 +189,7 @@ def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
     level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))
     of = federation.images()
     noisy = replace(of, train=of.train._replace(noise=held(level, of.clients, of.train.x)))
-    flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4), {}, {}, {}, {})
+    flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4))
 
     def keys(recipe: str, **options: Any) -> torch.Tensor:
         return federation.simulation(recipe, **({"of": of, "model": flat} | options)).engine.clients.keys(ask, 1)

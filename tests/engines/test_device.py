@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Outcome, Schedule, Simulation
+from plugins.engines.run import Outcome, Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models import build
 from tests.recipe_table import ALONE
 

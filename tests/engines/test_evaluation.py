@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.engines.evaluation import evaluate
 from plugins.engines.simulation import initial_model
 from plugins.models import build

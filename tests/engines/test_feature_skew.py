@@ -4,26 +4,30 @@ none."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from plugins.baselines.datasharing import DataSharing
 from plugins.core.algorithm import Algorithm
-from plugins.core.component import Answer, Ask, Component, Data, Plan, Samples, Steps, Trace, View, Work
+from plugins.core.component import Answer, Ask, Client, Component, Needs, Public, Setting, Trace
+from plugins.core.data import Batch, Pass, Samples
 from plugins.core.errors import UserError
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, flatten
+from plugins.core.task import Output
+from plugins.core.trees import Params
 from plugins.data.noise import deviations, held
+from plugins.engines import local
 from plugins.engines.clients import Clients, LocalTraining
+from plugins.engines.packing import flatten
 from plugins.engines.sequential import Sequential
 from plugins.engines.simulation import start, with_shared
-from plugins.engines.vectorized import Vectorized
+from plugins.engines.vectorized import Vectorized, chunks
 from plugins.models import build
 from tests import federation
 from tests.recipe_table import PARAMETERS
@@ -31,6 +35,7 @@ from tests.test_parity import close, close_together
 
 N = len(federation.SIZES)
 SHAPE = (1, 6, 6)
+SETTING = Setting(N, N, n_public=15)
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 RECIPES = ("fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "qfedavg", "datasharing+ccn", "centralised",
            "scaffold+fnr+rfedavg_plus+ccn")  # fmt: skip
@@ -61,7 +66,7 @@ def test_engines_agree(recipe: str, form: str) -> None:
         of = skewed(form)
         run = simulation(recipe, of=of, augment=True, engine=engine)
         outcomes.append(run.run())
-        states.append(flatten({"state": run.server.state, "memory": run.engine.clients.memory}))
+        states.append(flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory}))
     close(outcomes[1].params, outcomes[0].params, 1e-8)
     close(outcomes[1].evaluated, outcomes[0].evaluated, 1e-8)
     close_together(states[1], states[0], 1e-8)
@@ -69,13 +74,13 @@ def test_engines_agree(recipe: str, form: str) -> None:
 
 def test_engines_agree_on_a_delta_of_one_batch() -> None:
     """rFedAvg draws a batch of its own from a client's samples: that is a look at them as well."""
-    settings = {"rfedavg": {"lam": 0.01, "delta": "batch", "L": 3}}
+    settings = {"rfedavg_authors": {"lam": 0.01, "delta": "batch", "L": 3}}
     a, b, clean = (
-        federation.run("rfedavg", settings, model=network(), of=of, engine=engine)
+        federation.run("rfedavg_authors", settings, model=network(), of=of, engine=engine)
         for of, engine in ((skewed(), "sequential"), (skewed(), "vectorized"), (federation.images(), "sequential"))
     )
     close(b.params, a.params, 1e-8)
-    first = "rfedavg/mmd"
+    first = "rfedavg_authors/mmd"
     assert not torch.equal(a.tensors[first], clean.tensors[first])
     torch.testing.assert_close(b.tensors[first], a.tensors[first], rtol=1e-8, atol=1e-12, equal_nan=True)
 
@@ -123,47 +128,53 @@ def test_evaluation_is_neither_augmented_nor_noisy() -> None:
 
     found = evaluate(net, out.params, out.buffers, federation.images().test)
     assert out.rows[-1]["test_loss"] == found.loss
-    assert run.recorder.test.noise is None
+    assert run.loop.recorder.test.noise is None
 
 
 # who sees what ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Spy(Component):
     """Keeps what a client sees in each pass."""
 
-    name = "spy"
-    seen: dict[tuple[int, str], list[Tensor]] = field(default_factory=dict)
-    note: bool = True
+    name: ClassVar[str] = "spy"
+    needs: ClassVar[Needs] = Needs(own=True, public=Public.UNLABELLED)
+    seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
-    @property
-    def passes(self) -> frozenset[str]:
-        return frozenset({"own", "public"})
+    def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
+        self.seen.setdefault("steps", []).append(batch.x)
+        return None
 
-    def public_steps(self, job: str) -> Steps | None:
-        return Steps(epochs=1, batch_size=4)
+    def look(self, client: Client) -> Answer:
+        passes = {"own": client.own, "public": client.public}
+        self.seen.update({name: [batch.x for batch in of] for name, of in passes.items()})
+        return Answer()
 
-    def look(self, data: Data) -> Tree:
-        """Stacked batches where all are of one size, as in a vectorized run."""
-        passes = {"steps": data.steps, "own": data.own, "public": data.public}
-        found = {name: [batch.x for batch in plan] for name, plan in passes.items() if plan is not None}
-        if self.note:
-            self.seen.update({(len(self.seen), name): batches for name, batches in found.items()})
-            return {}
-        return {name: torch.stack(batches) for name, batches in found.items()}
+    def report(self, trace: Trace, client: Client) -> Answer:
+        return self.look(client)
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        return self.look(data), {}
+    def answer(self, client: Client) -> Answer:
+        self.seen["shuffled"] = [batch.x for batch in client.public.shuffled(client.key, 1, 4)]
+        return self.look(client)
 
-    def answer(self, job: str, work: Work) -> Answer:
-        return Answer({}, {}, self.look(work.data), {}, {})
+
+@dataclass(frozen=True)
+class Sends(Component):
+    """Sends what a client sees in the passes that are not training; all batches are of one size."""
+
+    name: ClassVar[str] = "sends"
+    needs: ClassVar[Needs] = Spy.needs
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        passes = {"own": client.own, "public": client.public}
+        return Answer({name: torch.stack([batch.x for batch in of]) for name, of in passes.items()})
 
 
 def clients(
-    of: federation.Federation, spy: Spy, augment: bool = False, seed: int = 0
+    of: federation.Federation, spy: Component, augment: bool = False, seed: int = 0
 ) -> tuple[Clients, Params, Params]:
-    algorithm, local = Algorithm.compose([spy]), LocalTraining("sgd", 0.1, 2, 4, augment=augment)
+    algorithm, local = Algorithm.compose([spy], SETTING), LocalTraining("sgd", 0.1, 2, 4, augment=augment)
     task, params, buffers = start(algorithm, network(False), local, seed, of.train.x)
     store = Clients(algorithm, task, local, seed, of.train, dict(enumerate(of.clients)), of.public, params, buffers)
     return store, params, buffers
@@ -175,16 +186,17 @@ def looked(
     """(what a client sees, what lies there) in the passes of one job, batch by batch."""
     spy = Spy()
     store, params, buffers = clients(of, spy, augment, seed)
-    Sequential(store).answer(Ask(job, (client,), params, buffers, {}, {}), round_)
-    seen = {name: batches for (_, name), batches in spy.seen.items()}
-    order, samples = store.steps(client, job, round_)
-    orders = {"steps": (order, samples), "own": (store.own_pass(client), of.train)}
+    Sequential(store).answer(Ask(job, (client,), params, buffers, owner="" if job == "train" else "spy"), round_)
+    orders: dict[str, Any] = {
+        "steps": (store.steps(client, round_), of.train),
+        "own": (store.own_pass(client), of.train),
+    }
     orders["public"] = (store.public_pass(), of.public)
     lies = {
         name: list(torch.split(at.x[torch.from_numpy(positions.index)], list(positions.sizes)))
         for name, (positions, at) in orders.items()
     }
-    return seen, lies
+    return spy.seen, lies
 
 
 def same(a: list[Tensor], b: list[Tensor]) -> bool:
@@ -224,7 +236,7 @@ def test_noise_is_fresh_in_each_round_job_pass_and_step_and_each_client_has_its_
     twins = replace(of, clients=[of.clients[3]] * 6)
     wanted = eps(of=of)
     assert torch.equal(eps(of=of), wanted), "the same key draws the same numbers"
-    others = [eps(of=of, round_=2), eps(of=of, job="spy.look"), eps(of=of, seed=1), eps(of=twins, client=4)]
+    others = [eps(of=of, round_=2), eps(of=of, job="look"), eps(of=of, seed=1), eps(of=twins, client=4)]
     assert torch.equal(eps(of=twins), wanted)
     assert all(other.shape == wanted.shape and not (other == wanted).any() for other in others)
     steps = eps("steps", of=of)  # two epochs of twelve samples
@@ -240,23 +252,37 @@ def test_augmentation_is_for_training_only() -> None:
                for x, y in zip(torch.cat(seen["steps"]), torch.cat(lies["steps"]), strict=True))  # fmt: skip
     assert same(seen["own"], lies["own"]) and same(seen["public"], lies["public"])
     assert torch.equal(eps(augment=True), eps(augment=False)), "nor in noise"
-    seen, lies = looked(skewed(), 3, job="spy.look", augment=True)
-    assert len(seen["steps"]) == 4
-    assert same(seen["steps"], lies["steps"]) and same(seen["public"], lies["public"])
+    seen, lies = looked(skewed(), 3, job="look", augment=True)
+    assert "steps" not in seen and same(seen["public"], lies["public"])
+    assert [len(batch) for batch in seen["shuffled"]] == [4, 4, 4, 3]
+    shuffled, lie = (sorted(torch.cat(of).flatten(1).tolist()) for of in (seen["shuffled"], lies["public"]))
+    assert shuffled == lie
 
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one another, padded, and alone."""
     monkeypatch.setattr("plugins.engines.vectorized.APART", math.inf)  # all of them together
-    of = skewed()
-    store, params, buffers = clients(of, Spy(note=False), augment)
-    reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers, {}, {}), 1)
+    of, steps = skewed(), list[Tensor]()
+    store, params, buffers = clients(of, Sends(), augment)
+    batches = local._batches
+
+    def watched(*given: Any) -> Iterator[Batch]:
+        for batch in batches(*given):
+            steps.append(batch.x)
+            yield batch
+
+    with monkeypatch.context() as patched:
+        patched.setattr(local, "_batches", lambda of, in_place: watched(of, False))
+        reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers), 1)
+    assert len(steps) == 6 and all(x.shape == (N, 4, *SHAPE) for x in steps)
+    (trained,) = chunks([len(store.steps(client, 1).sizes) for client in range(N)], N, math.inf)  # in that order
+    found = reply.upload["sends"] | {"steps": torch.stack(steps, 1)[np.argsort(trained)]}
     for client in range(N):
         seen, _ = looked(of, client, augment=augment)
         for part in ("steps", "own", "public"):
             for step, batch in enumerate(seen[part]):
-                assert torch.equal(reply.upload["spy"][part][client, step, : len(batch)], batch)
+                assert torch.equal(found[part][client, step, : len(batch)], batch)
 
 
 def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> None:
@@ -271,7 +297,7 @@ def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> 
 
 def test_samples_that_all_share_stay_clean() -> None:
     of = skewed("equal")
-    sharing = Algorithm.compose([_sharing()])
+    sharing = Algorithm.compose([DataSharing()], SETTING)
     train, positions = with_shared(sharing, of.train, of.clients, of.public)
     joined = federation.Federation(train, list(positions), of.test, of.public)
     seen, lies = looked(joined, 3)
@@ -279,29 +305,18 @@ def test_samples_that_all_share_stay_clean() -> None:
     assert changed[:12].all() and not changed[12:].any() and len(changed) == 12 + 15
 
 
-def _sharing() -> Component:
-    @dataclass(frozen=True)
-    class Sharing(Component):
-        name = "sharing"
-
-        def shared(self, n_public: int) -> int:
-            return n_public
-
-    return Sharing()
-
-
 def test_without_either_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch is one gather, as ever."""
     store, _, _ = clients(federation.images(), Spy())
-    assert store.reads("train", torch.tensor(1)) == (None, None)
+    assert store.reads(torch.tensor(1)) == (None, None)
 
     def fail(*_: object) -> Callable[..., Tensor]:
         raise AssertionError
 
-    monkeypatch.setattr("plugins.core.reading.Read.__call__", fail)
+    monkeypatch.setattr("plugins.data.reading.Read.__call__", fail)
     simulation("rfedavg_plus", of=federation.images()).run()
-    plan = Plan(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
-    assert next(iter(plan)).x.tolist() == [2, 0]
+    of = Pass(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
+    assert next(iter(of)).x.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize("shape", [(6,), (1, 4, 6), (3, 6, 4), (1, 30)])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models import build
 
 ROOT = Path(__file__).parents[2]
@@ -42,10 +43,11 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
 CROSS_DEVICE = """
 import resource
 import numpy as np, torch
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.data.dataset import Dataset, Raw
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models import build
 
 def images(n):

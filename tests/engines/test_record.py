@@ -15,19 +15,15 @@ from plugins.core.component import (
     Answer,
     Ask,
     Asks,
+    Change,
+    Client,
     Component,
-    Data,
-    Desk,
     Exchanges,
     Reply,
     Server,
+    Setting,
     Trace,
-    Update,
-    View,
-    Work,
 )
-from plugins.core.task import Task
-from plugins.core.trees import Tree
 from plugins.models.layers import Stacked
 from plugins.models.networks import cnn
 from tests import federation
@@ -43,10 +39,7 @@ def test_lengths_are_fednnnns_e_and_n_and_its_integral() -> None:
     total = 0.0
     starts = [ask.params for ask, _ in listened(ran)] + [ran.outcome.params]
     for (ask, reply), row, after in zip(listened(ran), ran.outcome.rows, starts[1:], strict=True):
-        lengths = [
-            np.sqrt(sum(((leaf[k] - ask.params[key]) ** 2).sum().item() for key, leaf in reply.params.items()))
-            for k in range(3)
-        ]
+        lengths = [np.sqrt(sum((leaf[k] ** 2).sum().item() for leaf in reply.deltas.values())) for k in range(3)]
         n = np.sqrt(sum(((after[key] - leaf) ** 2).sum().item() for key, leaf in ask.params.items()))
         total += n
         assert row["update_norm_client"] == pytest.approx(np.mean(lengths), rel=1e-12)
@@ -59,12 +52,12 @@ def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
     """CCN's figure 1 (b), for whom it is asked."""
     assert "round/similarity_to_global" not in hand.run("fedavg").outcome.tensors
     ran = hand.run("fedavg", rounds=2, observing=True)
-    (_, last) = listened(ran)[-1]
+    (ask, last) = listened(ran)[-1]
     found = ran.outcome.tensors["round/similarity_to_global"]
     assert found.shape == (2, 3)
     end = np.concatenate([leaf.numpy().ravel() for leaf in ran.outcome.params.values()])
     for k in range(3):
-        own = np.concatenate([leaf[k].numpy().ravel() for leaf in last.params.values()])
+        own = np.concatenate([(ask.params[key] + leaf[k]).numpy().ravel() for key, leaf in last.deltas.items()])
         wanted = own @ end / np.linalg.norm(own) / np.linalg.norm(end)
         assert found[-1, k].item() == pytest.approx(wanted, rel=1e-12)
 
@@ -104,22 +97,22 @@ class Watcher(Component):
     name: ClassVar[str] = "watcher"
     level: float = 1.0
 
-    def exchanges(self, cohort: int) -> Exchanges:
+    def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(round=1)
 
-    def observe(self, task: Task, trace: Trace, view: View, data: Data) -> Tree:
-        return {"moved": torch.stack([trace.end["fc2.bias"], trace.start["fc2.bias"]])}
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """Nobody may have asked for it: what is not recorded is dropped."""
+        return Answer(metrics={"moved": torch.stack([trace.params["fc2.bias"], client.params["fc2.bias"]])})
 
-    def measure(self, state: Tree, update: Update) -> Tree:
-        return {"level": torch.tensor(self.level), "n": update.replies.n}
+    def step(self, server: Server) -> Change:
+        return Change(metrics={"level": torch.tensor(self.level), "n": server.replies.n})
 
-    def after_step(self, server: Server, update: Update, desk: Desk) -> Asks:
-        yield Ask("watcher.again", update.replies.clients, server.params, server.buffers, {}, {})
-        return server
+    def survey(self, server: Server) -> Asks:
+        if server.round:
+            yield Ask("again", server.replies.clients, server.params, server.buffers)
 
-    def answer(self, job: str, work: Work) -> Answer:
-        seen = {"seen": work.params["fc2.bias"]} if work.observing else {}
-        return Answer({}, {}, {}, work.view.memory, seen)
+    def answer(self, client: Client) -> Answer:
+        return Answer(metrics={"seen": client.params["fc2.bias"]} if client.observing else {})
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ import torch
 
 from plugins.core.component import Ask, Reply
 from plugins.core.trees import n_bytes
-from plugins.engines.simulation import draw_cohort, initial_model
+from plugins.engines.run import draw_cohort
+from plugins.engines.simulation import initial_model
 from plugins.engines.traffic import Meter
 from tests import federation
 from tests.recipe_table import ALONE
@@ -111,10 +112,10 @@ BESIDE = {
     "fedrs": (0, 0, 0, 0),
     "moon": (0, 0, 0, 0),
     "qfedavg": (0, 1, 0, 0),
-    "scaffold,option=I": (1, 0, 1, 0),
+    "scaffold_i": (1, 0, 1, 0),
     "sgdm": (1, 0, 1, 0),
-    "sgdm,form=local": (0, 0, 0, 0),
-    "sgdm,form=server": (0, 0, 0, 0),
+    "sgdm_local": (0, 0, 0, 0),
+    "sgdm_server": (0, 0, 0, 0),
 }
 
 
@@ -146,7 +147,7 @@ def test_ccvr_asks_everybody_once_for_statistics() -> None:
 def test_feddyn_asks_for_counts_before_the_first_round_where_it_adapts() -> None:
     """M down to everybody, who then hold the model of round 1; alpha_k down in each round."""
     _, m = model(False)
-    rows = federation.run("feddyn", {"feddyn": {"alpha_adapt": "authors"}}).rows
+    rows = federation.run("feddyn_authors").rows
     assert [row["bytes_up"] for row in rows] == [COHORT * m] * 3
     assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [COHORT * (m + FLOAT)] * 2
 
@@ -173,8 +174,8 @@ def test_the_meter_starts_again_after_each_reading() -> None:
     meter, w = Meter(), {"w": torch.zeros(3)}
 
     def exchange(*to: int) -> None:
-        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)), {})
-        meter.count(Ask("x.map", to, w, {}, {"x": torch.zeros(1)}, {}), nothing)
+        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)))
+        meter.count(Ask("map", to, w, shared={"x": {"x": torch.zeros(1)}}, owner="x"), nothing)
 
     exchange(0, 1)
     assert meter.read() == ({0: 0, 1: 0}, {0: 12 + 4, 1: 12 + 4})

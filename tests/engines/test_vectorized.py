@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask, Component, Data, Trace, Update, View
-from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.core.trees import Tree, flatten, n_bytes, stack, tree_map
+from plugins.core.component import Answer, Ask, Change, Client, Component, Server, Trace
+from plugins.core.trees import n_bytes, tree_map
 from plugins.data.batches import Order, padded
+from plugins.engines.packing import flatten, stack
 from plugins.engines.simulation import abreast, choose_engine
 from plugins.engines.vectorized import Vectorized, chunks
 from plugins.models import build
@@ -48,14 +47,14 @@ def test_chunks_of_any_size_give_the_same_result(recipe: str, size: int, monkeyp
 def test_a_memory_bound_of_one_client_is_kept_by_going_one_by_one() -> None:
     simulation = federation.simulation("fedavg", engine="vectorized")
     assert isinstance(simulation.engine, Vectorized)
-    ask = Ask("train", (0, 1, 2, 3), simulation.server.params, simulation.server.buffers, {}, {})
+    ask = Ask("train", (0, 1, 2, 3), simulation.loop.state.params, simulation.loop.state.buffers)
     simulation.engine.memory_mb = 0
     assert simulation.engine.chunk_size(ask) == 1
     simulation.engine.memory_mb = 1
     one = simulation.engine.chunk_size(ask)
     simulation.engine.memory_mb = 8
     assert simulation.engine.chunk_size(ask) == pytest.approx(8 * one, rel=0.01)
-    assert one * n_bytes(simulation.server.params) <= 1 << 20, "the models of a chunk fit into the bound"
+    assert one * n_bytes(simulation.loop.state.params) <= 1 << 20, "the models of a chunk fit into the bound"
 
 
 def test_a_tight_bound_gives_the_same_result() -> None:
@@ -71,13 +70,15 @@ def test_replies_come_back_in_the_order_of_the_ask() -> None:
     replies = []
     for engine in ("sequential", "vectorized"):
         simulation = federation.simulation("ccn", dtype=torch.float64, engine=engine)
-        ask = Ask("train", (1, 3, 4, 5), simulation.server.params, simulation.server.buffers, {"ccn": {}}, {"ccn": {}})
+        ask = Ask(
+            "train", (1, 3, 4, 5), simulation.loop.state.params, simulation.loop.state.buffers, {"ccn": {}}, {"ccn": {}}
+        )
         replies.append(simulation.engine.answer(ask, 1))
     a, b = replies
     assert a.clients == b.clients == (1, 3, 4, 5)
     assert a.n.tolist() == b.n.tolist() == [4, 12, 2, 9]
     assert a.steps.tolist() == b.steps.tolist() == [2.0, 6.0, 2.0, 6.0]
-    close(b.params, a.params)
+    close(b.deltas, a.deltas)
     torch.testing.assert_close(b.loss, a.loss, rtol=1e-10, atol=0)
     torch.testing.assert_close(b.upload["ccn"]["z"], a.upload["ccn"]["z"], rtol=1e-6, atol=0)
 
@@ -88,12 +89,12 @@ class Sends(Component):
 
     name: ClassVar[str] = "sends"
 
-    def report(self, task: Task, trace: Trace, view: View, data: Data) -> tuple[Tree, Tree]:
-        return {"w": trace.end}, view.memory
+    def report(self, trace: Trace, client: Client) -> Answer:
+        return Answer({"w": trace.params})
 
-    def measure(self, state: Tree, update: Update) -> Tree:
-        sent = update.replies.upload[self.name]["w"]
-        return {"start": {key: (leaf - update.deltas[key])[0] for key, leaf in sent.items()}}
+    def step(self, server: Server) -> Change:
+        sent, deltas = server.replies.upload["w"], server.replies.deltas
+        return Change(metrics={"start": {key: (leaf - deltas[key])[0] for key, leaf in sent.items()}})
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -102,7 +103,7 @@ def test_what_is_sent_of_a_model_stays_when_the_models_become_differences(
 ) -> None:
     monkeypatch.setitem(METHODS, "sends", Sends)
     simulation = federation.simulation("sends", dtype=torch.float64, engine=engine, rounds=1, cohort=1)
-    start = simulation.server.params
+    start = simulation.loop.state.params
     found = simulation.run().tensors
     close({key: found[f"sends/start/{key}"][0] for key in start}, start)
 
@@ -142,25 +143,23 @@ def test_the_choice_of_an_engine() -> None:
 def test_a_dense_network_takes_several_clients_trees(kind: str, train: bool) -> None:
     """Outputs, buffers and gradients are those of each client by itself, whose batch is padded or not."""
     options = {"batch_norm": {"batch_norm": True}, "projection": {"projection": 4}}.get(kind, {})
-    task = Task(
-        build("logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options), SGD(0.1)
-    )
-    assert task.network.dense
+    made = build("logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options)
+    assert made.dense
     generator = torch.Generator().manual_seed(0)
     models = [tree_map(torch.Tensor.double, {"p": p, "b": b})
-              for p, b in (task.network.init(generator) for _ in range(3))]  # fmt: skip
+              for p, b in (made.init(generator) for _ in range(3))]  # fmt: skip
     x = torch.randn(3, 5, 1, 4, 2, generator=generator, dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool() if train else None
     stacked = stack(models)
     params = {key: leaf.requires_grad_() for key, leaf in stacked["p"].items()}
-    out = task.forward(params, stacked["b"], x, train=train, mask=mask, axes=1)
+    out = made(params, stacked["b"], x, train, mask, axes=1)
     weights = torch.randn(out.logits.shape, generator=generator, dtype=torch.float64)
     weights = weights if mask is None else weights * mask.unsqueeze(-1)
     grads = torch.autograd.grad((out.logits * weights).sum(), list(params.values()))
     for k, model in enumerate(models):
         n = 5 if mask is None else int(mask[k].sum())
         own = {key: leaf.requires_grad_() for key, leaf in model["p"].items()}
-        alone = task.forward(own, model["b"], x[k, :n], train=train)
+        alone = made(own, model["b"], x[k, :n], train)
         torch.testing.assert_close(out.logits[k, :n], alone.logits, rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(out.features[k, :n], alone.features, rtol=1e-10, atol=1e-12)
         close({key: leaf[k] for key, leaf in out.buffers.items()}, alone.buffers)
@@ -180,10 +179,10 @@ def test_padding_marks_what_is_real() -> None:
 def test_a_client_alone_equals_itself_among_longer_ones() -> None:
     """Client 0 takes 2 steps of one sample; beside client 3 it is padded to 6 steps of 4."""
     simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, engine="vectorized")
-    server = simulation.server
-    alone = simulation.engine.answer(Ask("train", (0,), server.params, server.buffers, {}, {}), 1)
-    among = simulation.engine.answer(Ask("train", (0, 3), server.params, server.buffers, {}, {}), 1)
+    server = simulation.loop.state
+    alone = simulation.engine.answer(Ask("train", (0,), server.params, server.buffers), 1)
+    among = simulation.engine.answer(Ask("train", (0, 3), server.params, server.buffers), 1)
     assert alone.steps.tolist() == [2.0]
     assert among.steps.tolist() == [2.0, 6.0]
-    close({k: leaf[0] for k, leaf in among.params.items()}, {k: leaf[0] for k, leaf in alone.params.items()})
+    close({k: leaf[0] for k, leaf in among.deltas.items()}, {k: leaf[0] for k, leaf in alone.deltas.items()})
     close({k: leaf[0] for k, leaf in among.buffers.items()}, {k: leaf[0] for k, leaf in alone.buffers.items()})

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core import cores
 from plugins.core.component import Ask
 from plugins.core.errors import UserError
-from plugins.core.trees import Tree, flatten
+from plugins.core.trees import Tree
+from plugins.engines import cores
 from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
+from plugins.engines.packing import flatten
 from plugins.engines.sequential import Sequential
 from plugins.engines.simulation import Simulation
-from plugins.engines.workers import Workers, share
+from plugins.engines.workers import Workers, portion
 from plugins.models import build
 from tests import federation
 from tests.processes import alive
@@ -86,7 +87,7 @@ def test_the_same_bits_where_the_process_in_front_takes_their_cores(monkeypatch:
     ],
 )
 def test_pieces_by_hand(sizes: list[int], processes: int, taken: int) -> None:
-    assert share(sizes, processes) == taken
+    assert portion(sizes, processes) == taken
 
 
 def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> No
     assert federation.equal(made.run(), alone)
     assert isinstance(made.engine, Workers)
     sizes = sorted(map(len, made.engine.clients.indices.values()), reverse=True)
-    first = share(sizes, 2)
+    first = portion(sizes, 2)
     assert sorted(made.engine._home.values()) == [0] * first + [1] * (5 - first)  # nothing but its first piece
 
 
@@ -180,14 +181,14 @@ simulation("fedavg").run()
 
 def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
     made = simulation("fedavg")
-    made.run()
+    rounds = made.rounds()
+    next(rounds)
     assert isinstance(made.engine, Workers)
     pid = made.engine._workers[1].process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    made.start_round = 0
     with pytest.raises(UserError, match="a worker process ended without an answer"):
-        made.run()
+        next(rounds)
 
 
 def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plugins.core.component import Ask, Reply, Samples
-from plugins.engines.simulation import LocalTraining, Outcome, Schedule, Simulation
+from plugins.core.algorithm import State
+from plugins.core.component import Ask, Reply
+from plugins.core.data import Samples
+from plugins.core.trees import add
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Outcome, Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models.layers import Stacked
 from plugins.models.networks import mlp
 
@@ -132,21 +137,27 @@ class Ran:
     exchanges: list[tuple[Ask, Reply]]
 
     @property
-    def server(self) -> Any:
-        return self.simulation.server
+    def server(self) -> State:
+        return self.simulation.loop.state
 
     def state(self, name: str) -> Any:
-        return self.simulation.server.state[name]
+        return self.server.slices[name]
 
     def memory(self, name: str) -> Any:
         return self.simulation.engine.clients.memory[name]
 
     def jobs(self) -> list[tuple[str, tuple[int, ...]]]:
-        return [(ask.job, ask.to) for ask, _ in self.exchanges]
+        """("train", clients) and ("<component>.<job>", clients)."""
+        return [(f"{ask.owner}.{ask.job}" if ask.owner else ask.job, ask.to) for ask, _ in self.exchanges]
 
-    def batches(self, client: int, round_: int, job: str = "train") -> list[Array]:
+    def trained(self, exchange: int) -> Any:
+        """w_k of the clients that were asked to train, leaves [M, ...]."""
+        ask, reply = self.exchanges[exchange]
+        return add(ask.params, reply.deltas)
+
+    def batches(self, client: int, round_: int) -> list[Array]:
         """The positions that the client read in each step: which batches there are is not what is tested here."""
-        order, _ = self.simulation.engine.clients.steps(client, job, round_)
+        order = self.simulation.engine.clients.steps(client, round_)
         return np.split(order.index, np.cumsum(order.sizes)[:-1])
 
 

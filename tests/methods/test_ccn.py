@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from plugins import recipes
 from plugins.ccn.algorithm import CCN
-from plugins.core.component import RecipeError, Reply, Setting, Update
+from plugins.core.component import Needs, Reply, Server, Setting
 from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
 from plugins.core.task import Task
-from plugins.engines.simulation import draw_cohort
+from plugins.engines.run import draw_cohort
 from plugins.models import build
 from plugins.models.layers import Stacked
 from plugins.models.networks import logistic_regression, mlp
@@ -132,11 +134,11 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(engine: str, 
         "ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}}, engine=engine,
         network=Normalised(net.name, net.blocks, net.head, start=w),
     )  # fmt: skip
-    for ask, reply in ran.exchanges:
+    for t, (ask, reply) in enumerate(ran.exchanges):
         for k, client in enumerate(hand.CLIENTS):
             model = ask.params | ask.buffers
             if z_time == "after":
-                model = {key: leaf[k] for key, leaf in (reply.params | reply.buffers).items()}
+                model = {key: leaf[k] for key, leaf in (ran.trained(t) | reply.buffers).items()}
             v = {key: leaf.numpy() for key, leaf in model.items()}
             o = (before_relu(v, hand.X[client]) - v["bn1.mean"]) / np.sqrt(v["bn1.var"] + 1e-5)
             h = o * v["bn1.weight"] + v["bn1.bias"]
@@ -145,8 +147,8 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(engine: str, 
 
 
 def test_which_passes_it_makes() -> None:
-    assert CCN().passes == CCN(z_time="before").passes == {"own"}
-    assert CCN(z_time="last_epoch_running").passes == {"last epoch"}
+    assert CCN().needs == CCN(z_time="before").needs == Needs(own=True)
+    assert CCN(z_time="last_epoch_running").needs == Needs(last_epoch=True)
 
 
 def test_r_are_the_clients_of_the_round(engine: str) -> None:
@@ -189,7 +191,7 @@ def test_fedbabus_body_is_weighted(engine: str) -> None:
 def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
     """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r v_r."""
     gamma = 0.7
-    ran = hand.run("sgdm+ccn", {"ccn": {"T": T}, "sgdm": {"form": "mfl", "gamma": gamma}}, engine=engine)
+    ran = hand.run("sgdm+ccn", {"ccn": {"T": T}, "sgdm": {"gamma": gamma}}, engine=engine)
     w, v = hand.W0, hand.zeros()
     for _ in range(2):
         local, momenta = [], []
@@ -260,7 +262,7 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
     assert found is not None
     assert found.shape == (5, 16)
     assert bool((found < 0).any())
-    assert torch.equal(found.clamp(min=0), task.forward(params, buffers, x, train=False).features)
+    assert torch.equal(found.clamp(min=0), task.eval(params, buffers, x).features)
 
 
 class Double(Stacked):
@@ -340,23 +342,30 @@ def test_identical_representations_leave_the_weights_of_the_base() -> None:
     z = torch.ones(3, 4, dtype=torch.float64)
     np.testing.assert_allclose(found(np.ones((3, 4))), [2 / 3] * 3, rtol=1e-14)
     for nu, wanted in (("base", [0.5, 0.3, 0.2]), ("uniform", [1 / 3] * 3)):
-        c = CCN(nu=nu).weigh(torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), replies(z))
-        np.testing.assert_allclose(c, wanted, rtol=1e-14)
+        np.testing.assert_allclose(weighed(CCN(nu=nu), z, [5, 3, 2]), wanted, rtol=1e-14)
 
 
-def replies(z: torch.Tensor) -> Reply:
+def server(z: torch.Tensor) -> Server:
+    """What the server sees of clients with these representations."""
     m = len(z)
-    return Reply(tuple(range(m)), {}, {}, {"ccn": {"z": z}}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
+    reply = Reply(tuple(range(m)), {}, {}, {"z": z}, torch.ones(m), torch.ones(m), torch.zeros(m))
+    return Server(Task(hand.given(), SGD(0.1)), {}, {}, 1, m, replies=reply)
+
+
+def weighed(method: CCN, z: torch.Tensor, n: list[int]) -> torch.Tensor:
+    """c of clients with n_k samples, as the core multiplies."""
+    nu = torch.tensor(n if method.weights == "size" else [1] * len(n), dtype=torch.float64)
+    c = method.weigh(server(z)) * nu
+    return c / c.sum()
 
 
 def test_what_is_recorded_in_numbers() -> None:
     """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~ ((e+1)/4, (e+1)/4, e)."""
     z = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]])
-    nu, e = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64), math.e
-    c = CCN(T=1.0).weigh(nu, replies(z))
+    c, e = weighed(CCN(T=1.0), z, [1, 1, 2]), math.e
     total = (e + 1) / 2 + e
     np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
-    seen = CCN(T=1.0).measure({}, Update(replies(z), {}, c, {}, {}))
+    seen = CCN(T=1.0).step(replace(server(z), weights=c)).metrics
     np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
     np.testing.assert_allclose(seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12)
     assert torch.equal(seen["weights"], c)
@@ -367,9 +376,9 @@ def test_what_is_recorded_in_numbers() -> None:
 def test_a_silenced_client_hides_what_its_weight_was() -> None:
     """Lambda = (1, 0, 1): c_2 = 0 whatever nu_2 is."""
     z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
-    c = CCN(T=1e-4).weigh(torch.full((3,), 1 / 3, dtype=torch.float64), replies(z))
+    c = weighed(CCN(T=1e-4), z, [1, 1, 1])
     assert c.tolist() == [0.5, 0.0, 0.5]
-    seen = CCN(T=1e-4).measure({}, Update(replies(z), {}, c, {}, {}))
+    seen = CCN(T=1e-4).step(replace(server(z), weights=c)).metrics
     assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
     assert math.isnan(seen["weight_over_nu_max"].item())
 
@@ -408,15 +417,9 @@ def test_both_engines_agree_on_ragged_clients_with_a_batch_norm(z_time: str) -> 
 @pytest.mark.parametrize("temperature", [0.0, -1.0])
 def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> None:
     with pytest.raises(RecipeError, match="T = "):
-        CCN(T=temperature).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        recipes.check_settings("ccn", {"ccn": {"T": temperature}})
 
 
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"z_act": "pre", "z_time": "last_epoch_running"}, "ccn: z_act = 'pre' needs a pass of its own"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        CCN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+def test_a_pre_activation_needs_a_pass() -> None:
+    with pytest.raises(RecipeError, match="ccn: z_act = 'pre' needs a pass of its own"):
+        recipes.build("ccn", {"ccn": {"z_act": "pre", "z_time": "last_epoch_running"}}, Setting(3, 3))

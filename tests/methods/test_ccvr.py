@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from plugins.baselines.ccvr import CCVR
-from plugins.core.component import RecipeError, Setting
-from plugins.core.noise import fold, normal, uniform
-from plugins.data.randomness import key
+from plugins.core.component import Setting
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold, identity, normal, uniform
+from plugins.data.streams import key
 from plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 
-SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+SETTING = Setting(3, 3)
 CALIBRATE: dict[str, object] = {"samples": 7, "epochs": 2, "batch_size": 4, "server_lr": 0.3, "momentum": 0.5}
 ENCODER = ("fc1.weight", "fc1.bias")
 
@@ -90,8 +91,8 @@ def test_the_classifier_is_trained_on_virtual_features(engine: str) -> None:
     """Two epochs of SGD with momentum over 2 x 7 features z = mu_c + Sigma_c^(1/2) eps, in batches of 4."""
     ran = hand.run("ccvr", {"ccvr": CALIBRATE}, engine=engine)
     w = received(ran)
-    at = torch.tensor(key(0, "server", 2))
-    eps = normal(fold(at, 0), 2, 7, 2, dtype=torch.float64).numpy()
+    at = fold(torch.tensor(key(0, "server", 2)), identity(CCVR()))
+    eps = normal(fold(at, "noise"), 2, 7, 2, dtype=torch.float64).numpy()
     h = hand.hidden(w, hand.X)
     z, y = [], []
     for c in (0, 1):
@@ -101,7 +102,7 @@ def test_the_classifier_is_trained_on_virtual_features(engine: str) -> None:
     features, labels = np.concatenate(z), np.array(y)
     velocity = {"fc2.weight": np.zeros((2, 2)), "fc2.bias": np.zeros(2)}
     for epoch in range(2):
-        order = np.argsort(uniform(fold(fold(at, 1), epoch), 14).numpy(), kind="stable")
+        order = np.argsort(uniform(fold(fold(at, "order"), epoch), 14).numpy(), kind="stable")
         for batch in np.split(order, [4, 8, 12]):
             f = features[batch]
             o = f @ w["fc2.weight"].T + w["fc2.bias"]
@@ -132,12 +133,12 @@ def test_everybody_is_asked_once_after_the_last_round() -> None:
     assert ran.jobs()[-1][1] == (0, 1, 2)
     reply = ran.exchanges[-1][1]
     assert sum(leaf[0].numel() for leaf in reply.upload["ccvr"].values()) == 12
-    assert not reply.params
+    assert not reply.deltas
 
 
 def virtual(n: Any, mean: Any, cov: Any, samples: int, seed: int = 0) -> tuple[hand.Array, hand.Array]:
     as_tensor = [torch.tensor(np.asarray(value, dtype=float)) for value in (n, mean, cov)]
-    z, y = CCVR(n_classes=len(n), samples=samples).virtual(torch.tensor(seed), *as_tensor)
+    z, y = CCVR(samples=samples).virtual(torch.tensor(seed), *as_tensor)
     return z.numpy(), y.numpy()
 
 

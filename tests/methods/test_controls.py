@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError, Samples, Setting
+from plugins.core.component import Setting
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
-from plugins.recipes import build
+from plugins.core.options import RecipeError
+from plugins.recipes import build, check_settings
 from plugins.silo import settings
 from tests import federation
 from tests.methods import by_hand as hand
@@ -44,14 +46,20 @@ def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -
     ran = hand.run("ccn+datasharing", engine=engine, rounds=1, batch_size=16)
     (_, reply) = ran.exchanges[0]
     for k, client in enumerate(hand.CLIENTS):
-        w_k = {key: leaf[k].numpy() for key, leaf in reply.params.items()}
+        w_k = {key: leaf[k].numpy() for key, leaf in ran.trained(0).items()}
         z = hand.hidden(w_k, ALL_X[np.concatenate([client, [6, 7, 8, 9]])]).mean(0)
         np.testing.assert_allclose(reply.upload["ccn"]["z"][k], z, rtol=1e-12)
 
 
 def test_sharing_needs_a_public_split() -> None:
     with pytest.raises(RecipeError, match=r"datasharing: needs a public split, but data.public is 0"):
-        build("datasharing", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        build("datasharing", {}, Setting(3, 3))
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1])
+def test_a_share_is_a_fraction(share: float) -> None:
+    with pytest.raises(RecipeError, match=rf"datasharing: share = {share} must lie in \[0, 1\]"):
+        check_settings("datasharing", {"datasharing": {"share": share}})
 
 
 def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
@@ -70,14 +78,15 @@ def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
 def test_centralised_may_have_the_public_split_as_well() -> None:
     ran = hand.run("centralised", {"centralised": {"with_public": True}}, rounds=1, batch_size=16)
     hand.same(ran.outcome.params, hand.descend(hand.W0, [np.arange(10)] * 2, x=ALL_X, y=ALL_Y))
-    with pytest.raises(RecipeError, match=r"centralised: with_public = True, .*data.public"):
-        build("centralised", {"centralised": {"with_public": True}}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+    with pytest.raises(RecipeError, match=r"centralised: needs a public split, but data.public is 0"):
+        build("centralised", {"centralised": {"with_public": True}}, Setting(3, 3))
+    build("centralised", {}, Setting(3, 3))
 
 
 @pytest.mark.parametrize("other", ["fedprox", "fnr", "datasharing", "scaffold"])
 def test_centralised_composes_with_nothing(other: str) -> None:
     with pytest.raises(RecipeError, match=rf"'centralised' and '{other}' can't be combined: .*no clients"):
-        build(f"{other}+centralised", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 4))
+        build(f"{other}+centralised", {}, Setting(3, 3, n_public=4))
 
 
 def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
@@ -88,19 +97,17 @@ def test_centralised_resumes_to_the_same_bits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "methods", "why"),
+    ("recipe", "values", "why"),
     [
-        ("centralised", {}, "trains one model on the data of all"),
-        ("fnr", {"fnr": {"public_data": "test"}}, "test set"),
-        ("rfedavg", {"rfedavg": {"dp": "paper", "sigma": 1.0, "clip": 1.0}}, "drawn from the run's seed"),
-        ("rfedavg_plus", {"rfedavg_plus": {"dp": "repo", "sigma": 1.0}}, "drawn from the run's seed"),
+        ("centralised", {}, "'centralised' .* can't be deployed: it trains one model on the data of all"),
+        ("fnr_authors", {"public_data": "test"}, "'fnr_authors' .* can't be deployed: it trains on the test set"),
+        ("rfedavg", {"dp": "paper", "sigma": 1.0, "clip": 1.0}, "drawn from the run's seed"),
+        ("rfedavg_plus_authors", {"dp": "repo", "sigma": 1.0}, "drawn from the run's seed"),
     ],
 )
-def test_what_only_a_simulation_may_do_is_not_deployed(
-    recipe: str, methods: dict[str, dict[str, str]], why: str
-) -> None:
-    deployment = settings.check({"train_args": {"recipe": recipe, "settings": methods}}, "test")
-    with pytest.raises(UserError, match=rf"recipe '{recipe}' is for simulations and can't be deployed: .*{why}"):
+def test_what_only_a_simulation_may_do_is_not_deployed(recipe: str, values: dict[str, object], why: str) -> None:
+    deployment = settings.check({"train_args": {"recipe": recipe, "settings": {recipe: values}}}, "test")
+    with pytest.raises(UserError, match=why):
         settings.terms(deployment, recipe, federation.network(), 4)
 
 

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from plugins.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from plugins import recipes
-from plugins.core.component import RecipeError
-from plugins.core.trees import flatten
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins.core.options import RecipeError
+from plugins.engines.clients import LocalTraining
+from plugins.engines.packing import flatten
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from plugins.models.networks import logistic_regression
 from tests import federation
 from tests.methods import by_hand as hand
@@ -61,7 +63,7 @@ def test_the_head_keeps_its_initial_values_to_the_bit_and_never_travels(engine: 
     for key in HEAD:
         assert np.array_equal(ran.outcome.params[key].numpy(), hand.W0[key])
     for ask, reply in ran.exchanges:
-        assert set(ask.params) == set(reply.params) == set(BODY)
+        assert set(ask.params) == set(reply.deltas) == set(BODY)
     assert not torch.equal(ran.outcome.params["fc1.weight"], torch.tensor(hand.W0["fc1.weight"]))
 
 
@@ -87,7 +89,7 @@ def test_other_methods_see_the_body_only(method: str) -> None:
     simulation = federation.simulation(f"fedbabu+{method}", dtype=torch.float64)
     before = {key: leaf.clone() for key, leaf in simulation.engine.clients.task.fixed.items()}
     out = simulation.run()
-    kept = flatten({"state": simulation.server.state, "memory": simulation.engine.clients.memory})
+    kept = flatten({"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory})
     assert not {key.rpartition("/")[2] for key in kept} & set(HEAD)
     assert set(before) == set(HEAD)
     assert all(torch.equal(out.params[key], before[key]) for key in HEAD)

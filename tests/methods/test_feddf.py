@@ -9,14 +9,22 @@ import pytest
 import torch
 
 from plugins.baselines.feddf import FedDF
-from plugins.core.component import RecipeError, Setting
-from plugins.core.noise import fold, uniform
-from plugins.data.randomness import key
+from plugins.core.component import Server, Setting
+from plugins.core.data import Samples
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold, identity, uniform
+from plugins.core.trees import add
+from plugins.data.streams import key
 from plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 
-SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 4)
+SETTING = Setting(3, 3, n_public=4)
+
+
+def server_key(t: int) -> torch.Tensor:
+    """FedDF's own in round t."""
+    return fold(torch.tensor(key(0, "server", t)), identity(FedDF()))
 
 
 def kl_gradient(w: hand.Tree, x: hand.Array, target: hand.Array, tau: float) -> hand.Tree:
@@ -40,7 +48,7 @@ def distil(
     w: hand.Tree, target: hand.Array, t: int, *, steps: int, batch_size: int, lr: float, tau: float, clip: float
 ) -> hand.Tree:
     """Adam (0.9, 0.999, 1e-8) along a cosine, on batches of the round's own order."""
-    at = torch.tensor(key(0, "server", t))
+    at = fold(server_key(t), "order")
     m, v = hand.zeros(), hand.zeros()
     batches: list[hand.Array] = []
     for epoch in range(steps):
@@ -130,27 +138,18 @@ def test_teachers_answer_with_their_own_running_statistics() -> None:
     simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, rounds=1)
     task, exchanges = simulation.engine.clients.task, hand.tapped(simulation)
     simulation.run()
-    asked = [reply for _, reply in exchanges]
+    ((ask, reply),) = exchanges
     x = torch.randn(1203, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    found, (reply,) = FedDF.mean_logits(task, asked[0], x).numpy(), asked
+    split = Samples(x, torch.zeros(1203, dtype=torch.int64))
+    found = FedDF.mean_logits(Server(task, {}, {}, 1, 4, public=split, start=ask.params, replies=reply)).numpy()
+    models = add(ask.params, reply.deltas), reply.buffers
     wanted = np.zeros((1203, 3))
     for k in range(4):
-        w, b = ({name: leaf[k].numpy() for name, leaf in tree.items()} for tree in (reply.params, reply.buffers))
+        w, b = ({name: leaf[k].numpy() for name, leaf in tree.items()} for tree in models)
         z = x.numpy() @ w["fc1.weight"].T + w["fc1.bias"]
         z = (z - b["bn1.mean"]) / np.sqrt(b["bn1.var"] + 1e-5) * w["bn1.weight"] + w["bn1.bias"]
         wanted += (np.maximum(z, 0) @ w["fc2.weight"].T + w["fc2.bias"]) / 4
     np.testing.assert_allclose(found, wanted, rtol=1e-9)
-
-
-def test_batches_are_epochs_in_new_orders() -> None:
-    method = FedDF(steps=7, batch_size=4)
-    first, again, other = (method.batches(torch.tensor(seed), 10) for seed in (5, 5, 6))
-    assert [len(batch) for batch in first] == [4, 4, 2, 4, 4, 2, 4]
-    epochs = [torch.cat(first[3 * e : 3 * e + 3]) for e in (0, 1)]
-    assert all(sorted(epoch.tolist()) == list(range(10)) for epoch in epochs)
-    assert not torch.equal(*epochs)
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
 @pytest.mark.parametrize(

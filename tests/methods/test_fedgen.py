@@ -12,14 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError, Setting
-from plugins.core.noise import fold, integers, uniform
-from plugins.data.randomness import key
+from plugins.baselines.fedgen import FedGen
+from plugins.core.component import Setting
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold, identity, integers, step_key, uniform
+from plugins.data.streams import key
 from plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 
-SETTING = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
+SETTING = Setting(3, 3)
+SCOPE = identity(FedGen())  # of its keys
 SMALL: dict[str, Any] = {
     "generative_alpha": 0.7, "generative_beta": 1.3, "decay": 0.5, "gen_batch_size": 3, "hidden": 3, "noise_dim": 2,
     "steps": 2, "batch_size": 4, "generator_lr": 0.02, "weight_decay": 0.1, "alpha": 0.9, "eta": 1.5,
@@ -60,15 +63,15 @@ def slopes(loss: Callable[[hand.Tree], float], at: hand.Tree, step: float = 1e-6
 def local(w: hand.Tree, g: hand.Tree, weight: float, client_key: torch.Tensor, batches: list[hand.Array]) -> hand.Tree:
     """Steps on CE + weight (alpha' CE(head(G(y', eps')), y') + beta' KL(softmax(head(G(y, eps))) || p))."""
     for s, batch in enumerate(batches):
-        x, y, at = hand.X[batch], hand.Y[batch], fold(client_key, s)
+        x, y, at = hand.X[batch], hand.Y[batch], step_key(client_key, s, SCOPE)
         h = hand.hidden(w, x)
         p = hand.softmax(head(w, h))
-        target = hand.softmax(head(w, made(g, draw(fold(at, 2), len(y)), y)))
+        target = hand.softmax(head(w, made(g, draw(fold(at, "eps"), len(y)), y)))
         # d/do of CE is p - onehot, of KL(target || softmax(o)) it is p - target; both are means over the batch.
         do = ((p - ONE_HOT[y]) + weight * SMALL["generative_beta"] * (p - target)) / len(y)
         dz = (do @ w["fc2.weight"]) * (h > 0)
-        new_y = integers(fold(at, 0), 2, 3).numpy()
-        f = made(g, draw(fold(at, 1), 3), new_y)
+        new_y = integers(fold(at, "y'"), 2, 3).numpy()
+        f = made(g, draw(fold(at, "eps'"), 3), new_y)
         df = weight * SMALL["generative_alpha"] * (hand.softmax(head(w, f)) - ONE_HOT[new_y]) / 3
         grads = {
             "fc1.weight": dz.T @ x,
@@ -88,10 +91,10 @@ class Server:
 
     def round(self, t: int, w: list[hand.Tree], student: hand.Tree, counts: hand.Array, beta: float) -> None:
         for s in range(SMALL["steps"]):
-            at = fold(torch.tensor(key(0, "server", t)), s)
-            u = uniform(fold(at, 0), 4, dtype=torch.float64).numpy() * counts.sum()
+            at = fold(fold(torch.tensor(key(0, "server", t)), SCOPE), s)
+            u = uniform(fold(at, "y"), 4, dtype=torch.float64).numpy() * counts.sum()
             y = np.array([int(u_i >= counts[:, 0].sum()) for u_i in u])
-            eps = draw(fold(at, 1), 4)
+            eps = draw(fold(at, "eps"), 4)
 
             def loss(g: hand.Tree, y: hand.Array = y, eps: hand.Array = eps) -> float:
                 f = made(g, eps, y)
@@ -135,11 +138,27 @@ def test_three_rounds(engine: str, beta: float) -> None:
         keys = ran.simulation.engine.clients.keys(ask, t)
         w = [local(start, g, sent["weight"].item(), keys[k], ran.batches(k, t)) for k in range(3)]
         for k in range(3):
-            hand.same({name: leaf[k] for name, leaf in reply.params.items()}, w[k])
+            hand.same({name: leaf[k] for name, leaf in ran.trained(t - 1).items()}, w[k])
         server.round(t, w, hand.average(np.array(hand.SIZES) / 6, w), counts, beta)
     hand.same(ran.state("fedgen")["generator"], server.g, rtol=1e-5)
     hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, w))
-    assert ran.state("fedgen")["round"] == 3
+
+
+def test_the_student_is_the_model_after_a_learner(engine: str) -> None:
+    """With beta > 0 the generator depends on the student, which FedDF has trained."""
+    settings: dict[str, dict[str, object]] = {
+        "fedgen": SMALL | {"beta": 0.9},
+        "feddf": {"steps": 20, "server_lr": 0.1},
+    }
+    ran = hand.run("fedgen+feddf", settings, engine=engine, rounds=1)
+    counts = np.array([[(hand.Y[client] == c).sum() for c in (0, 1)] for client in hand.CLIENTS])
+    w = [numpy({name: leaf[k] for name, leaf in ran.trained(0).items()}) for k in range(3)]
+    found, first = ran.state("fedgen")["generator"], ran.exchanges[0][0].shared["fedgen"]["generator"]
+    after, before = Server(numpy(first)), Server(numpy(first))
+    after.round(1, w, numpy(ran.outcome.params), counts, 0.9)
+    before.round(1, w, hand.average(np.array(hand.SIZES) / 6, w), counts, 0.9)
+    hand.same(found, after.g, rtol=1e-5)
+    assert max(np.abs(found[name].numpy() - leaf).max() for name, leaf in before.g.items()) > 1e-4
 
 
 def test_the_first_round_is_fedavg_to_the_bit(engine: str) -> None:

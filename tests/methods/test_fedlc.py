@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError
-from plugins.engines.simulation import draw_cohort
+from plugins.core.options import RecipeError
+from plugins.engines.run import draw_cohort
 from plugins.models.networks import mlp
 from tests import federation
 from tests.methods import by_hand as hand
@@ -113,13 +113,13 @@ def test_counts_are_the_clients_not_the_batchs(engine: str, form: str, absent: s
 def test_what_is_masked_keeps_its_row_to_the_bit(engine: str, form: str) -> None:
     """Neither the classes a client lacks, nor anything where it has one class only: loss and gradient are 0."""
     ran = hand.run("fedlc", {"fedlc": {"form": form}}, engine=engine, network=network(), rounds=1)
-    reply = ran.exchanges[0][1]
+    reply, trained = ran.exchanges[0][1], ran.trained(0)
     for k, counts in enumerate(COUNTS):
         for c in np.flatnonzero(counts == 0):
-            assert np.array_equal(reply.params["fc2.weight"][k, c].numpy(), W0["fc2.weight"][c])
-            assert reply.params["fc2.bias"][k, c].item() == W0["fc2.bias"][c]
+            assert np.array_equal(trained["fc2.weight"][k, c].numpy(), W0["fc2.weight"][c])
+            assert trained["fc2.bias"][k, c].item() == W0["fc2.bias"][c]
     assert reply.loss[0].item() == 0
-    assert all(np.array_equal(leaf[0].numpy(), W0[key]) for key, leaf in reply.params.items())
+    assert all(np.array_equal(leaf[0].numpy(), W0[key]) for key, leaf in trained.items())
     assert reply.loss[1].item() != 0
 
 
@@ -141,7 +141,7 @@ def test_the_rarer_the_class_the_larger_its_margin() -> None:
     ran = hand.run("fedlc", {"fedlc": {"tau": 1.0}}, epochs=1, rounds=1, lr=1.0, network=network(start))
     p = np.exp([-1.0, -(2**-0.25)])
     p /= p.sum()
-    found = ran.exchanges[0][1].params["fc2.bias"][2].numpy()  # - mean over the samples 1, 1, 0 of (p - onehot)
+    found = ran.trained(0)["fc2.bias"][2].numpy()  # - mean over the samples 1, 1, 0 of (p - onehot)
     np.testing.assert_allclose(found, [1 / 3 - p[0], 2 / 3 - p[1], 0.0], rtol=1e-12, atol=1e-15)
     assert p[1] > p[0]
 
@@ -167,7 +167,7 @@ def test_logits_of_any_size_do_not_bring_a_masked_class_back() -> None:
     """Far below: o = -1e6 for the classes that are there."""
     start = W0 | {"fc2.bias": np.array([-1e6, -1e6, 0.1])}
     ran = hand.run("fedlc", network=network(start), rounds=1)
-    assert ran.exchanges[0][1].params["fc2.bias"][2, 2].item() == 0.1
+    assert ran.trained(0)["fc2.bias"][2, 2].item() == 0.1
     assert ran.exchanges[0][1].loss[2].item() < 10
 
 

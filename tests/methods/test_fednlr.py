@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Data, Plan, RecipeError, Samples, Setting, View
+from plugins import recipes
+from plugins.core.component import Client, Setting
+from plugins.core.data import Pass, Samples
 from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
 from plugins.core.task import Layer, Task
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, initial_model
-from plugins.fednlr.algorithm import FedNLR, _last_hidden
-from plugins.fednlr.drift import bound, class_means, drift
+from plugins.core.training import scaled
+from plugins.core.trees import Params
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation, initial_model
+from plugins.fednlr.algorithm import FedNLR
+from plugins.fednlr.drift import bound, class_means, drift, last_hidden
 from plugins.models.layers import Stacked
 from plugins.models.networks import cnn, mlp
 from tests.methods import by_hand as hand
 
-KEY = torch.tensor(0)
 MU0, A1, A2 = 1.2, 0.45, 0.3
 
 
 ONE = MU0 + A1 * 1 / 2 + A2 * math.log10(2)  # eq. 17 of the two layers, M_1 = M_2 = 2, L = 2
 TWO = MU0 + A1 * 2 / 2 + A2 * math.log10(2)
+
+
+def received(net: Stacked, params: Params, buffers: Params, own: Pass) -> Client:
+    """In round 1, before training."""
+    return Client(Task(net, SGD(0.1)), params, buffers, 1, own)
 
 
 def rates(h: hand.Array, mu: float) -> hand.Array:
@@ -159,7 +171,7 @@ def test_the_largest_rate_is_mu_times_the_smallest_and_the_mean_is_one(
     """Eq. 16 for any activations: large ones that hardly differ, small ones that differ much."""
     shares = torch.tensor([0.3, 1.0, 0.7, 0.0, 0.5, 0.1, 0.9], dtype=torch.float64)
     h = (offset + spread * shares).to(dtype)
-    scale = FedNLR.factors(h, mu)
+    scale = FedNLR().factors(h, mu)
     assert scale.dtype == dtype
     assert (scale.max() / scale.min()).item() == pytest.approx(mu, rel=1e-4)
     assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
@@ -168,33 +180,33 @@ def test_the_largest_rate_is_mu_times_the_smallest_and_the_mean_is_one(
 
 def test_the_rates_in_numbers() -> None:
     """h = (0, 1), mu = 3: T = 1 / ln 3, e^{h/T} = (1, 3), q = (1/4, 3/4), rates (1/2, 3/2)."""
-    scale = FedNLR.factors(torch.tensor([0.0, 1.0], dtype=torch.float64), 3.0)
+    scale = FedNLR().factors(torch.tensor([0.0, 1.0], dtype=torch.float64), 3.0)
     torch.testing.assert_close(scale, torch.tensor([0.5, 1.5], dtype=torch.float64))
 
 
 def test_rates_that_sum_to_eta() -> None:
     """Lemma 4 on the same numbers: eta q."""
-    scale = FedNLR.factors(torch.tensor([0.0, 1.0], dtype=torch.float64), 3.0, "sum1")
+    scale = FedNLR(scale="sum1").factors(torch.tensor([0.0, 1.0], dtype=torch.float64), 3.0)
     torch.testing.assert_close(scale, torch.tensor([0.25, 0.75], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize("h", [[0.0, 0.0, 0.0], [7.5, 7.5, 7.5], [3.0], [-1.0, -1.0]])
-def test_neurons_of_equal_activation_keep_the_rate(h: list[float], scale: str) -> None:
+def test_neurons_of_equal_activation_keep_the_rate(h: list[float], scale: Literal["mean1", "sum1"]) -> None:
     """max h = min h: T = 0."""
-    assert FedNLR.factors(torch.tensor(h), 2.0, scale).tolist() == [1.0] * len(h)
+    assert FedNLR(scale=scale).factors(torch.tensor(h), 2.0).tolist() == [1.0] * len(h)
 
 
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize("mu", [1.0, 0.9, 0.0])
-def test_a_ratio_of_at_most_one_keeps_the_rate(mu: float, scale: str) -> None:
+def test_a_ratio_of_at_most_one_keeps_the_rate(mu: float, scale: Literal["mean1", "sum1"]) -> None:
     """ln mu <= 0."""
-    assert FedNLR.factors(torch.tensor([0.0, 1.0, 5.0]), mu, scale).tolist() == [1.0, 1.0, 1.0]
+    assert FedNLR(scale=scale).factors(torch.tensor([0.0, 1.0, 5.0]), mu).tolist() == [1.0, 1.0, 1.0]
 
 
 def test_activations_that_hardly_differ_make_no_nan() -> None:
     """ln mu / spread would overflow float32."""
-    scale = FedNLR.factors(torch.tensor([0.0, 1e-39, 0.0]), 2.0)
+    scale = FedNLR().factors(torch.tensor([0.0, 1e-39, 0.0]), 2.0)
     assert torch.isfinite(scale).all()
 
 
@@ -233,8 +245,8 @@ def test_channels_are_averaged_over_space_before_pooling(counting: str, sizes: t
 
     component = FedNLR(mu0=MU0, a1=A1, a2=A2, M=counting)
     # Two batches of the pass, 3 and 2 samples: the mean is over samples, not over batches.
-    plan = Plan(data, torch.arange(5), sizes=(3, 2))
-    found = component.prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
+    plan = Pass(data, torch.arange(5), sizes=(3, 2))
+    found = component.prepare(received(net, params, buffers, plan))
     for depth, (name, units) in enumerate(zip(means, sizes, strict=True), start=1):
         wanted = rates(np.mean(means[name], axis=0), MU0 + A1 * depth / 4 + A2 * math.log10(units))
         for part in ("weight", "bias"):
@@ -244,7 +256,7 @@ def test_channels_are_averaged_over_space_before_pooling(counting: str, sizes: t
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("last", ["logits", "prob"])
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
-def test_the_factors_of_more_than_two_neurons(last: str, scale: str, padded: bool) -> None:
+def test_the_factors_of_more_than_two_neurons(last: str, scale: Literal["mean1", "sum1"], padded: bool) -> None:
     """Of two neurons only the order would matter. 4 hidden neurons, 3 classes, 5 samples in batches of 3 and 2."""
     net = mlp((2,), 3, hidden=4)
     x = np.random.default_rng(7).normal(size=(5, 2))
@@ -256,22 +268,23 @@ def test_the_factors_of_more_than_two_neurons(last: str, scale: str, padded: boo
         "fc1": rates(hand.hidden(w, x).mean(0), MU0 + A1 / 2 + A2 * math.log10(4)) / (4 if scale == "sum1" else 1),
         "fc2": rates(outputs.mean(0), MU0 + A1 + A2 * math.log10(3)) / (3 if scale == "sum1" else 1),
     }
-    plan = Plan(data, torch.arange(5), sizes=(3, 2))
+    plan = Pass(data, torch.arange(5), sizes=(3, 2))
     if padded:
         mask = torch.tensor([[True] * 3, [True, True, False]])
-        plan = Plan(data, torch.tensor([[0, 1, 2], [3, 4, 0]]), mask=mask)
+        plan = Pass(data, torch.tensor([[0, 1, 2], [3, 4, 0]]), mask=mask)
     component = FedNLR(mu0=MU0, a1=A1, a2=A2, last=last, scale=scale)
-    found = component.prepare(Task(net, SGD(0.1)), View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY))
+    found = component.prepare(received(net, params, buffers, plan))
     for layer, factor in wanted.items():
         np.testing.assert_allclose(found[f"{layer}.weight"], factor, rtol=1e-10)
 
 
 def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
     """Eq. 18: w_{l,m} are all weights of neuron m; a kernel's rows are its first axis."""
+    net, own = mlp((2,), 2), Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
     scale = torch.tensor([2.0, 3.0])
     tree = {"conv.weight": torch.ones(2, 1, 3, 3), "conv.bias": torch.ones(2), "other": torch.ones(4)}
-    view = View({}, {}, {}, {}, {}, {"conv.weight": scale, "conv.bias": scale})
-    out = FedNLR().correct(tree, tree, view)
+    view = replace(received(net, {}, {}, own), prepared={"conv.weight": scale, "conv.bias": scale})
+    out = scaled(tree, FedNLR().update_factor(view))
     assert out["conv.weight"].flatten(1).unique(dim=1).tolist() == [[2.0], [3.0]]
     assert out["conv.bias"].tolist() == [2.0, 3.0]
     assert out["other"].tolist() == [1.0] * 4
@@ -283,9 +296,8 @@ def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons(bias: str) -> None
     net = mlp((2,), 2, hidden=3, batch_norm=True)
     data = Samples(torch.tensor(hand.X), torch.tensor(hand.Y))
     params, buffers = initial_model(net, 0, data.x)
-    plan = Plan(data, torch.arange(6), sizes=(6,))
-    view, at_hand = View(params, buffers, {}, {}, {}, {}), Data(plan, plan, None, KEY)
-    found = FedNLR(bias=bias).prepare(Task(net, SGD(0.1)), view, at_hand)
+    plan = Pass(data, torch.arange(6), sizes=(6,))
+    found = FedNLR(bias=bias).prepare(received(net, params, buffers, plan))
     if bias == "unscaled":
         assert found.keys() == {"fc1.weight", "fc2.weight"}
         return
@@ -389,7 +401,7 @@ def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
 def test_observing_changes_nothing(engine: str) -> None:
     _, simulation = observed(engine, {})
     plain = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine, rounds=1)
-    assert all(torch.equal(simulation.server.params[key], plain.server.params[key]) for key in hand.W0)
+    assert all(torch.equal(simulation.loop.state.params[key], plain.server.params[key]) for key in hand.W0)
 
 
 def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:
@@ -398,8 +410,8 @@ def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() 
     rng = np.random.default_rng(4)
     data = Samples(torch.tensor(rng.normal(size=(5, 1, 4, 4))), torch.tensor([0, 2, 0, 0, 2]))
     params, buffers = initial_model(net, 1, data.x)
-    plan = Plan(data, torch.arange(5), sizes=(3, 2))
-    found = _last_hidden(Task(_Shallow(net, layers), SGD(0.1)), params, buffers, plan)
+    plan = Pass(data, torch.arange(5), sizes=(3, 2))
+    found = last_hidden(Task(_Shallow(net, layers), SGD(0.1)), params, buffers, plan)
     w = {key: leaf.numpy() for key, leaf in params.items()}
     rows = []
     for image in data.x.numpy():
@@ -437,30 +449,17 @@ def test_rounds_before_the_first_with_rates_are_fedavg_to_the_bit(engine: str) -
     assert tensors["fednlr/factor/fc1"].eq(1).all(), "what is recorded is what was in force"
 
 
-@pytest.mark.parametrize("since", [0, -1])
-def test_a_first_round_that_is_none_is_refused(since: int) -> None:
-    with pytest.raises(RecipeError, match=f"fednlr: since = {since} must be a round, 1 or later"):
-        FedNLR(since=since).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
-
-
-@pytest.mark.parametrize("key", ["mu0", "a1", "a2"])
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf")])
-def test_bad_hyper_parameters_are_refused(key: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=f"fednlr: {key} ="):
-        FedNLR(**{key: value}).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
-
-
 @pytest.mark.parametrize(
     "mu", ["fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3", "fc1=0.5", "fc1=nan", "fc1=inf"]
 )
 def test_ratios_in_another_form_are_refused(mu: str) -> None:
     with pytest.raises(RecipeError, match=r"fednlr: mu = .* must be layer=number"):
-        FedNLR(mu=mu).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        recipes.build("fednlr", {"fednlr": {"mu": mu}}, Setting(3, 3))
 
 
 def test_a_layer_named_twice_is_refused() -> None:
     with pytest.raises(RecipeError, match="fednlr: mu = 'fc1=2 fc1=3' names a layer twice"):
-        FedNLR(mu="fc1=2 fc1=3").check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        recipes.build("fednlr", {"fednlr": {"mu": "fc1=2 fc1=3"}}, Setting(3, 3))
 
 
 def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError, Reply, Setting, Update
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins import recipes
+from plugins.core.component import Reply, Server
+from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
+from plugins.core.task import Task
+from plugins.core.trees import Tree
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from plugins.fednnnn.algorithm import FedNNNN
 from plugins.models.layers import Stacked
 from plugins.models.networks import logistic_regression, mlp
@@ -132,7 +139,7 @@ def test_norms_with_buffers_and_without(engine: str, norm: str) -> None:
     for (ask, reply), row in zip(ran.exchanges, ran.outcome.rows, strict=True):
         hand.same(ask.params, w)
         hand.same(ask.buffers, buffers)
-        deltas = [{key: leaf[k].numpy() - w[key] for key, leaf in reply.params.items()} for k in range(3)]
+        deltas = [{key: leaf[k].numpy() for key, leaf in reply.deltas.items()} for k in range(3)]
         steps = [{key: leaf[k].numpy() - buffers[key] for key, leaf in reply.buffers.items()} for k in range(3)]
         u, moved = hand.average([1 / 3] * 3, deltas), hand.average([1 / 3] * 3, steps)
         plain = hand.length(u), float(np.mean([hand.length(delta) for delta in deltas]))
@@ -175,15 +182,25 @@ def test_momentum_of_zero_is_the_uniform_average(engine: str) -> None:
     assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
 
 
-def test_u_is_the_direction_that_others_leave(engine: str) -> None:
-    """SCAFFOLD's eta_g halves u: N halves, E does not, and the evaluated model is w_t + u. c = c_i = 0 in round 1."""
-    ran = hand.run("scaffold+fednnnn", settings() | {"scaffold": {"server_lr": 0.5}}, engine=engine, rounds=1)
-    reference = Reference(BETA, GAMMA)
-    ((n, e),) = reference.round().values()
+def test_u_is_the_aggregated_update_that_others_leave(engine: str) -> None:
+    """FedNova's average, 2, 4 and 6 steps: u = tau_eff mean(delta_k / tau_k), tau_eff = 4; E is that of the delta_k."""
+    ran = hand.run("fednova+fednnnn", settings(), engine=engine, rounds=1, batch_size=1)
+    local = [hand.descend(hand.W0, ran.batches(k, 1)) for k in range(3)]
+    deltas = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
+    u = hand.average([4 / 3 / tau for tau in (2, 4, 6)], deltas)
+    n, e = hand.length(u), float(np.mean([hand.length(delta) for delta in deltas]))
+    assert abs(n - hand.length(hand.average([1 / 3] * 3, deltas))) > 0.01, "it is not the mean"
     (row,) = ran.outcome.rows
-    assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx((n / 2, e), rel=1e-10)
-    hand.same(ran.outcome.params, reference.w)  # E / (N / 2) times u / 2
-    hand.same(ran.outcome.evaluated, hand.each(lambda w, new: (w + new) / 2, hand.W0, reference.average))
+    assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx((n, e), rel=1e-10)
+    hand.same(ran.outcome.params, hand.each(lambda w, u: w + BETA * e / n * u, hand.W0, u))
+    hand.same(ran.outcome.evaluated, hand.each(np.add, hand.W0, u))
+
+
+def test_another_step_of_the_server_is_refused() -> None:
+    """SCAFFOLD's eta_g would scale u a second time."""
+    with pytest.raises(RecipeError, match="both own the server step"):
+        hand.run("scaffold+fednnnn", {"scaffold": {"server_lr": 0.5}})
+    hand.run("scaffold+fednnnn", rounds=1)
 
 
 def test_without_momentum_the_server_moves_by_beta_e(engine: str) -> None:
@@ -201,15 +218,21 @@ def tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
     return torch.tensor(values, dtype=dtype)
 
 
-def update(
-    *deltas: dict[str, list[float]], dtype: torch.dtype = torch.float64
-) -> tuple[dict[str, torch.Tensor], Update]:
-    """(u, what the server sees) for these clients' updates."""
+def update(*deltas: dict[str, list[float]], dtype: torch.dtype = torch.float64) -> Server:
+    """What the server sees of these clients' updates at w_t = 0."""
     stacked = {key: torch.stack([tensor(*delta[key], dtype=dtype) for delta in deltas]) for key in deltas[0]}
-    m = len(deltas)
-    weights = torch.full((m,), 1 / m, dtype=torch.float64)
-    reply = Reply(tuple(range(m)), {}, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m), {})
-    return {key: leaf.mean(0) for key, leaf in stacked.items()}, Update(reply, stacked, weights, stacked, {})
+    m, u = len(deltas), {key: leaf.mean(0) for key, leaf in stacked.items()}
+    reply = Reply(tuple(range(m)), stacked, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m))
+    w, q = {key: torch.zeros_like(leaf) for key, leaf in u.items()}, torch.full((m,), 1 / m, dtype=torch.float64)
+    task = Task(hand.given(), SGD(0.1))
+    return Server(task, w, {}, 1, m, start=w, replies=reply, trained=stacked, weights=q, update=u)
+
+
+def stepped(method: FedNNNN, before: Tree, seen: Server) -> tuple[dict[str, torch.Tensor], Tree, Tree]:
+    """(w_{t+1} - w_t, the state, what is recorded)."""
+    found = method.step(replace(seen, state=before))
+    assert found.params is not None
+    return found.params, found.state, found.metrics
 
 
 def before(dtype: torch.dtype = torch.float64, **d: list[float]) -> dict[str, dict[str, torch.Tensor]]:
@@ -218,41 +241,41 @@ def before(dtype: torch.dtype = torch.float64, **d: list[float]) -> dict[str, di
 
 def test_the_step_in_numbers() -> None:
     """Deltas (6, 0), (0, 8): u = (3, 4), N = 5, E = 7; d = 1/2 (10, 20) + 5 * 7/5 * (3, 4) = (26, 38)."""
-    u, seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
-    d, state = FedNNNN(beta=5.0, gamma=0.5).step(u, before(w=[10.0, 20.0]), seen)
+    seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
+    d, state, measured = stepped(FedNNNN(beta=5.0, gamma=0.5), before(w=[10.0, 20.0]), seen)
     torch.testing.assert_close(d["w"], tensor(26.0, 38.0))
+    assert state.keys() == {"d"}
     assert torch.equal(state["d"]["w"], d["w"])
-    measured = FedNNNN(beta=5.0, gamma=0.5).measure(state, seen)
     assert {key: leaf.item() for key, leaf in measured.items()} == pytest.approx({"N": 5.0, "E": 7.0, "ratio": 1.4})
 
 
 def test_e_has_the_weights_of_u() -> None:
     """q = (1/4, 3/4), as CCN might give: u = (3/2, 6), E = 6/4 + 3/4 * 8 = 15/2."""
-    _, seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
-    seen = seen._replace(weights=tensor(0.25, 0.75))
-    _, state = FedNNNN().step({"w": tensor(1.5, 6.0)}, before(w=[0.0, 0.0]), seen)
-    assert (state["N"]["model"].item(), state["E"]["model"].item()) == pytest.approx((38.25**0.5, 7.5))
+    seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
+    seen = replace(seen, weights=tensor(0.25, 0.75), update={"w": tensor(1.5, 6.0)})
+    _, _, measured = stepped(FedNNNN(), before(w=[0.0, 0.0]), seen)
+    assert (measured["N"].item(), measured["E"].item()) == pytest.approx((38.25**0.5, 7.5))
 
 
 def test_a_block_of_layers_is_no_layer() -> None:
     """block.a: N = 1, E = 2; block.b: N = E = 3."""
-    u, seen = update({"block.a.weight": [3.0], "block.b.weight": [2.0]},
+    seen = update({"block.a.weight": [3.0], "block.b.weight": [2.0]},
                      {"block.a.weight": [-1.0], "block.b.weight": [4.0]})  # fmt: skip
-    d, _ = FedNNNN(beta=1.0, norm="per_layer").step(u, before(**{key: [0.0] for key in u}), seen)
+    d, _, _ = stepped(FedNNNN(beta=1.0, norm="per_layer"), before(**{key: [0.0] for key in seen.update}), seen)
     assert (d["block.a.weight"].item(), d["block.b.weight"].item()) == (2.0, 3.0)
 
 
 def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
     """a: deltas (6), (0) and biases (0), (8), the numbers above; b: deltas 2 and 4, N = E = 3, where all agree."""
-    u, seen = update({"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
+    seen = update({"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
                      {"a.weight": [0.0], "a.bias": [8.0], "b.weight": [4.0]})  # fmt: skip
-    zero = before(**{key: [0.0] for key in u})
-    d, _ = FedNNNN(beta=5.0, norm="per_layer").step(u, zero, seen)
+    zero = before(**{key: [0.0] for key in seen.update})
+    d, _, _ = stepped(FedNNNN(beta=5.0, norm="per_layer"), zero, seen)
     assert {key: leaf.item() for key, leaf in d.items()} == pytest.approx(
         {"a.weight": 21.0, "a.bias": 28.0, "b.weight": 15.0}
     )
     # As one vector: N = sqrt(25 + 9), E = (sqrt(36 + 4) + sqrt(64 + 16)) / 2.
-    d, _ = FedNNNN(beta=1.0).step(u, zero, seen)
+    d, _, _ = stepped(FedNNNN(beta=1.0), zero, seen)
     assert d["b.weight"].item() == pytest.approx((40**0.5 + 80**0.5) / 2 / 34**0.5 * 3)
 
 
@@ -260,22 +283,22 @@ def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
 @pytest.mark.parametrize("gamma", [0.5, 0.0])
 def test_when_clients_cancel(scale: float, gamma: float) -> None:
     """N = 0, "return w_t as is": the normalised term is dropped and d = gamma d; or w and d stay."""
-    u, seen = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
+    seen = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
     for n_zero, moved, kept in (
         ("skip_term", [gamma, 3 * gamma], [gamma, 3 * gamma]),
         ("hold", [0.0, 0.0], [1.0, 3.0]),
     ):
         method = FedNNNN(beta=5.0, gamma=gamma, n_zero=n_zero)
-        d, state = method.step(u, before(w=[1.0, 3.0]), seen)
+        d, state, measured = stepped(method, before(w=[1.0, 3.0]), seen)
         assert d["w"].tolist() == moved
         assert state["d"]["w"].tolist() == kept
-        assert method.measure(state, seen)["ratio"].item() == 0
+        assert measured["ratio"].item() == 0
 
 
 def test_momentum_knows_no_division() -> None:
     """Eqs. 10-11: with N = 0 it is d = gamma d whatever `n_zero` says."""
-    u, seen = update({"w": [1.0]}, {"w": [-1.0]})
-    d, state = FedNNNN(gamma=0.5, variant="momentum", n_zero="hold").step(u, before(w=[3.0]), seen)
+    seen = update({"w": [1.0]}, {"w": [-1.0]})
+    d, state, _ = stepped(FedNNNN(gamma=0.5, variant="momentum", n_zero="hold"), before(w=[3.0]), seen)
     assert (d["w"].item(), state["d"]["w"].item()) == (1.5, 1.5)
 
 
@@ -297,9 +320,9 @@ BITS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}  # eps: the gap betwee
 def test_what_counts_as_close_to_zero(size: float, off: int, small: bool, dtype: torch.dtype) -> None:
     """N <= 64 eps max(1, E); else the step has length beta E. Deltas size and off eps - size: all numbers are exact."""
     first, second = size, off * BITS[dtype] - size
-    u, seen = update({"w": [first]}, {"w": [second]}, dtype=dtype)
-    assert u["w"].item() == off / 2 * BITS[dtype]
-    d, _ = FedNNNN(beta=1.0, gamma=0.0).step(u, before(dtype, w=[0.0]), seen)
+    seen = update({"w": [first]}, {"w": [second]}, dtype=dtype)
+    assert seen.update["w"].item() == off / 2 * BITS[dtype]
+    d, _, _ = stepped(FedNNNN(beta=1.0, gamma=0.0), before(dtype, w=[0.0]), seen)
     assert d["w"].item() == (0.0 if small else pytest.approx((first - second) / 2))
 
 
@@ -316,10 +339,10 @@ def test_opposite_updates_cancel_but_for_rounding(
 ) -> None:
     """w_k = w_t +- the same: N is rounding noise, and the step is the momentum's alone; d was 1, gamma = 1/2."""
     w = torch.linspace(0.1, 1.7, 50, dtype=dtype)
-    u, seen = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
-    n = torch.linalg.vector_norm(u["w"]).item()
+    seen = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
+    n = torch.linalg.vector_norm(seen.update["w"]).item()
     assert 0 < n < 50**0.5 * 1.7 * BITS[dtype], "the example rounds"
-    d, state = FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero).step(u, before(dtype, w=[1.0] * 50), seen)
+    d, state, _ = stepped(FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero), before(dtype, w=[1.0] * 50), seen)
     assert d["w"].tolist() == [moved] * 50
     assert state["d"]["w"].tolist() == [kept] * 50
 
@@ -328,14 +351,14 @@ def test_a_layer_cancels_in_float32_by_itself() -> None:
     """a: opposite updates with rounding noise; b: deltas 2 and 4, so N = E = 3. beta = 2, d before is 0."""
     w = torch.linspace(0.1, 1.7, 50)
     one, other = steps_from(w, 0.3)["w"], steps_from(w, -0.3)["w"]
-    u, seen = update({"a.weight": one, "b.weight": [2.0]}, {"a.weight": other, "b.weight": [4.0]}, dtype=w.dtype)
-    assert u["a.weight"].any(), "the example rounds"
+    seen = update({"a.weight": one, "b.weight": [2.0]}, {"a.weight": other, "b.weight": [4.0]}, dtype=w.dtype)
+    assert seen.update["a.weight"].any(), "the example rounds"
     zero = before(w.dtype, **{"a.weight": [0.0] * 50, "b.weight": [0.0]})
     method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer")
-    d, state = method.step(u, zero, seen)
+    d, _, measured = stepped(method, zero, seen)
     assert not d["a.weight"].any()
     assert d["b.weight"].item() == 6.0
-    assert {key: leaf.item() for key, leaf in method.measure(state, seen)["ratio"].items()} == {"a": 0, "b": 1}
+    assert {key: leaf.item() for key, leaf in measured["ratio"].items()} == {"a": 0, "b": 1}
 
 
 def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> None:
@@ -363,13 +386,13 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
 
 def test_one_layer_can_cancel_by_itself() -> None:
     """a: N = 0; b: deltas 2 and 4, so N = E = 3. d before is 1 everywhere, gamma = 1/2, beta = 2."""
-    u, seen = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
+    seen = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
     for n_zero, moved, kept in (("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)):
         method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer", n_zero=n_zero)
-        d, state = method.step(u, before(**{"a.weight": [1.0], "b.weight": [1.0]}), seen)
+        d, state, measured = stepped(method, before(**{"a.weight": [1.0], "b.weight": [1.0]}), seen)
         assert (d["a.weight"].item(), state["d"]["a.weight"].item()) == (moved, kept)
         assert d["b.weight"].item() == state["d"]["b.weight"].item() == 6.5
-        assert {key: leaf.item() for key, leaf in method.measure(state, seen)["ratio"].items()} == {"a": 0, "b": 1}
+        assert {key: leaf.item() for key, leaf in measured["ratio"].items()} == {"a": 0, "b": 1}
 
 
 def test_holding_is_skipping_where_nothing_cancels(engine: str) -> None:
@@ -380,8 +403,8 @@ def test_holding_is_skipping_where_nothing_cancels(engine: str) -> None:
 @pytest.mark.parametrize("n_zero", ["skip_term", "hold"])
 def test_clients_that_do_not_move_leave_the_model_where_it_is(n_zero: str) -> None:
     """N = E = 0."""
-    u, seen = update({"w": [0.0, 0.0]}, {"w": [0.0, 0.0]})
-    d, _ = FedNNNN(n_zero=n_zero).step(u, before(w=[0.0, 0.0]), seen)
+    seen = update({"w": [0.0, 0.0]}, {"w": [0.0, 0.0]})
+    d, _, _ = stepped(FedNNNN(n_zero=n_zero), before(w=[0.0, 0.0]), seen)
     assert d["w"].tolist() == [0.0, 0.0]
 
 
@@ -419,4 +442,4 @@ def test_one_client_with_beta_one_is_fedavg() -> None:
 )
 def test_bad_hyper_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=words):
-        FedNNNN(**fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        recipes.check_settings("fednnnn", {"fednnnn": fields})

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins.core.options import RecipeError
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from tests.methods import by_hand as hand
 
 RHO, MU = 0.6, 0.3
@@ -139,7 +141,7 @@ def test_the_sum_of_the_coefficients_of_two_clients() -> None:
     assert outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(1.64, rel=1e-12)
     (_, reply), *_ = exchanges
     for key, leaf in outcome.params.items():
-        moved = sum(0.82 * (local.numpy() - hand.W0[key]) for local in reply.params[key])
+        moved = sum(0.82 * delta.numpy() for delta in reply.deltas[key])
         np.testing.assert_allclose(leaf.numpy(), hand.W0[key] + moved, rtol=1e-12)
 
 
@@ -167,8 +169,8 @@ def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
     """In both sums, or with "weights" Lambda times p / a."""
     settings: dict[str, dict[str, object]] = {"fednova": {"nu": nu}, "ccn": {"T": 0.4}}
     ran = hand.run("ccn+fednova", settings, engine=engine, rounds=1, batch_size=1)
-    (_, reply), p, a = ran.exchanges[0], np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
-    local = [{key: leaf[k].numpy() for key, leaf in reply.params.items()} for k in EVERYBODY]
+    trained, p, a = ran.trained(0), np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
+    local = [{key: leaf[k].numpy() for key, leaf in trained.items()} for k in EVERYBODY]
     z = np.stack([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
     length = np.linalg.norm(z, axis=1, keepdims=True)
     z = z / np.where(length > 0, length, 1)  # one client's neurons are never active here: its cosines are 0
@@ -187,7 +189,7 @@ def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
     trained, refined = (reply for _, reply in ran.exchanges)
     a = np.array([2.0, 4.0, 6.0])
     np.testing.assert_array_equal(trained.upload["fednova"]["a"], a)
-    local = [{key: leaf[k].numpy() for key, leaf in refined.params.items()} for k in EVERYBODY]
+    local = [{key: hand.W0[key] + leaf[k].numpy() for key, leaf in refined.deltas.items()} for k in EVERYBODY]
     hand.same(ran.outcome.params, combined(hand.W0, local, np.array(hand.SIZES) / 6, a, a, "direction"))
 
 

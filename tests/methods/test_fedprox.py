@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError
-from plugins.engines.simulation import draw_cohort
+from plugins.core.options import RecipeError
+from plugins.engines.run import draw_cohort
 from tests.methods import by_hand as hand
 
 MU = 0.7

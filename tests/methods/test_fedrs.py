@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import RecipeError
-from plugins.engines.simulation import draw_cohort
+from plugins.core.options import RecipeError
+from plugins.engines.run import draw_cohort
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -74,7 +74,7 @@ def test_the_step_of_a_missing_class_is_alpha_as_long(engine: str) -> None:
         ran = hand.run(
             "fedrs", {"fedrs": {"alpha": alpha}}, engine=engine, rounds=1, epochs=1, network=hand.given(start)
         )
-        moved[alpha] = ran.exchanges[0][1].params["fc2.weight"][0].numpy()  # client 0, from 0
+        moved[alpha] = ran.trained(0)["fc2.weight"][0].numpy()  # client 0, from 0
     np.testing.assert_allclose(moved[ALPHA][0], moved[1.0][0], rtol=1e-12)
     np.testing.assert_allclose(moved[ALPHA][1], ALPHA * moved[1.0][1], rtol=1e-12)
     assert np.abs(moved[1.0]).max(axis=1).min() > 0.01
@@ -83,7 +83,7 @@ def test_the_step_of_a_missing_class_is_alpha_as_long(engine: str) -> None:
 def test_with_alpha_zero_the_weights_of_a_missing_class_stay(engine: str) -> None:
     """Its bias, which is not scaled, does not."""
     ran = hand.run("fedrs", {"fedrs": {"alpha": 0.0}}, engine=engine, rounds=1)
-    reply = ran.exchanges[0][1].params
+    reply = ran.trained(0)
     np.testing.assert_allclose(reply["fc2.weight"][0, 1].numpy(), hand.W0["fc2.weight"][1], rtol=1e-14)
     assert abs(reply["fc2.bias"][0, 1].item() - hand.W0["fc2.bias"][1]) > 0.01
 

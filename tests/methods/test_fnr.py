@@ -10,21 +10,56 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Data, Plan, RecipeError, Reply, Samples, Server, Setting, Trace, View, Work
+from plugins.core.component import Ask, Client, Reply, Server, Setting, Trace
+from plugins.core.data import Pass, Samples
 from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.core.training import autograd, functional
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold, identity
+from plugins.core.task import Task, autograd
 from plugins.core.trees import Params, Tree
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
+from plugins.engines.vectorized import functional
 from plugins.fnr.algorithm import FNR
+from plugins.fnr.authors import FNRAuthors
 from plugins.models.networks import mlp
-from plugins.recipes import build
+from plugins.recipes import build, check_settings
 from tests import federation
 from tests.methods import by_hand as hand
 
 KEY = torch.tensor(0)
-REFINE: dict[str, object] = {"p": 0.5, "lam": 2.0, "epochs": 3, "batch_size": 8}
+REFINE: dict[str, Any] = {"p": 0.5, "lam": 2.0, "epochs": 3, "batch_size": 8}
+PAPER: dict[str, Any] = {
+    "public_data": "train_holdout", "fnr_reg": "published", "delta": "rest", "fnr_mode": "eval",
+    "refine_optimizer": "same",
+}  # fmt: skip
 PUBLIC = np.arange(4)
+
+
+def authors(**options: Any) -> dict[str, dict[str, object]]:
+    """Settings of the variant: the paper's readings but for some."""
+    return {"fnr_authors": PAPER | options}
+
+
+def order(ran: hand.Ran, client: int, round_: int, n: int = 4) -> list[hand.Array]:
+    """The positions in D_public of each step of a refinement: which batches there are is not what is tested here."""
+    (component,) = (c for c in ran.simulation.algorithm.components if isinstance(c, FNR))
+    keys = ran.simulation.engine.clients.keys(Ask("refine", (client,), owner=component.name), round_)
+    numbers = torch.arange(n)
+    batches = Pass(Samples(numbers, numbers), numbers).shuffled(
+        fold(keys[0], identity(component)), component.epochs, component.batch_size
+    )
+    return [batch.y.numpy() for batch in batches]
+
+
+def refined_model(ran: hand.Ran, exchange: int) -> Params:
+    """What the first client that was asked to refine sent, w_t + delta."""
+    (train, _), (_, reply) = ran.exchanges[exchange - 1 : exchange + 1]
+    return {key: train.params[key] + leaf[0] for key, leaf in reply.deltas.items()}
+
+
+D_PUBLIC = Pass(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
 
 
 def feature_norms(w: hand.Tree) -> hand.Array:
@@ -50,9 +85,8 @@ def test_two_rounds_average_the_refined_models(engine: str) -> None:
     w = hand.W0
     for t in range(2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]  # lines 18-25
-        (train, reply), (ask, refined) = ran.exchanges[2 * t : 2 * t + 2]
-        assert train.job == "train"
-        assert ask.job == "fnr.refine"
+        (_, reply), (ask, _) = ran.exchanges[2 * t : 2 * t + 2]
+        assert [job for job, _ in ran.jobs()[2 * t : 2 * t + 2]] == ["train", "fnr.refine"]
 
         norms = np.stack([feature_norms(w_i) for w_i in local])  # line 26
         np.testing.assert_allclose(reply.upload["fnr"]["F"], norms, rtol=1e-10)
@@ -65,7 +99,7 @@ def test_two_rounds_average_the_refined_models(engine: str) -> None:
         np.testing.assert_allclose(ask.each["fnr"]["delta"], delta[None], rtol=1e-9)
 
         local[j] = refine(local[j], [PUBLIC] * 3)  # line 13
-        hand.same({key: leaf[0] for key, leaf in refined.params.items()}, local[j])
+        hand.same(refined_model(ran, 2 * t + 1), local[j])
         w = hand.average(np.array(hand.SIZES) / 6, local)  # line 15, with the refined w_j
     hand.same(ran.outcome.params, w)
 
@@ -74,7 +108,7 @@ def test_mini_batches_of_the_public_split(engine: str) -> None:
     """Line 31: D_public in batches of 3, so 3 and 1 samples in each of the 2 epochs; all three clients refined."""
     settings: dict[str, object] = {"p": 1.0, "epochs": 2, "batch_size": 3}
     ran = hand.run("fnr", {"fnr": settings}, engine=engine, rounds=1)
-    batches = [ran.batches(j, 1, "fnr.refine") for j in range(3)]
+    batches = [order(ran, j, 1) for j in range(3)]
     assert [[len(b) for b in of] for of in batches] == [[3, 1, 3, 1]] * 3
     assert all(sorted(np.concatenate(of[:2])) == [0, 1, 2, 3] for of in batches)
     local = [refine(hand.descend(hand.W0, [hand.CLIENTS[j]] * 2), batches[j]) for j in range(3)]
@@ -131,11 +165,11 @@ def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(fnr_reg: str,
 
     network = hand.given()
     params, buffers = network.init(torch.Generator())
-    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
     sent = {key: torch.tensor(value, dtype=torch.float64) for key, value in each.items()}
-    view = View(params, buffers, {}, sent, {}, {})
-    work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan, KEY), listening, False)
-    FNR(n_classes=2, lam=2.0, fnr_reg=fnr_reg).answer("fnr.refine", work)
+    client = Client(
+        Task(network, SGD(hand.LR), grad=listening), params, buffers, 1, public=D_PUBLIC, each=sent, keys=KEY
+    )  # fmt: skip
+    FNRAuthors(lam=2.0, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client)
     wanted = hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * of_j(fnr_reg, each)
     assert seen == [pytest.approx(wanted, rel=1e-12)]
 
@@ -165,8 +199,9 @@ def live(fnr_reg: str, lam: float, value: hand.Array, others: int) -> Callable[.
 @pytest.mark.parametrize("fnr_reg", ["squared_live", "signed_live"])
 def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_size: int, engine: str) -> None:
     """Two of three are refined, for two rounds; in batches of 3 and 1 a class may be absent (rho_c = 0)."""
-    lam, settings = 0.3, {"p": 0.7, "epochs": 2, "batch_size": batch_size, "fnr_reg": fnr_reg, "delta": delta}
-    ran = hand.run("fnr", {"fnr": settings | {"lam": lam}}, engine=engine)
+    lam = 0.3
+    settings = authors(p=0.7, lam=lam, epochs=2, batch_size=batch_size, fnr_reg=fnr_reg, delta=delta)
+    ran = hand.run("fnr_authors", settings, engine=engine)
     w = hand.W0
     for t in range(2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
@@ -179,12 +214,12 @@ def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_s
             total = norms[others].sum(0)
             value = total / len(others) if fnr_reg == "squared_live" else total
             wanted = {"mean": value} if fnr_reg == "squared_live" else {"sum": value, "others": len(others)}
-            assert ask.each["fnr"].keys() == wanted.keys()
-            for key, leaf in ask.each["fnr"].items():
+            assert ask.each["fnr_authors"].keys() == wanted.keys()
+            for key, leaf in ask.each["fnr_authors"].items():
                 np.testing.assert_allclose(leaf[row], wanted[key], rtol=1e-10)
             local[j] = hand.descend(
                 local[j],
-                ran.batches(j, t + 1, "fnr.refine"),
+                order(ran, j, t + 1),
                 live(fnr_reg, lam, value, len(others)),
                 x=hand.PUBLIC_X,
                 y=hand.PUBLIC_Y,
@@ -217,7 +252,6 @@ def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) 
     net = mlp((2,), 2, hidden=2, projection=2)
     network = hand.Given(net.name, net.blocks, net.head, start=start)
     params, buffers = network.init(torch.Generator())
-    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
     each = {
         "squared_live": {"mean": torch.tensor([2.0, 0.1], dtype=torch.float64)},
         "signed_live": {
@@ -229,9 +263,9 @@ def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) 
 
     def answered(fnr_reg: str) -> Params:
         def one(params: Params, grad: Any) -> Params:
-            view = View(params, buffers, {}, each[fnr_reg], {}, {})
-            work = Work(Task(network, SGD(hand.LR)), params, buffers, view, Data(plan, None, plan, KEY), grad, False)
-            return FNR(n_classes=2, lam=0.5, fnr_reg=fnr_reg).answer("fnr.refine", work).params
+            task = Task(network, SGD(hand.LR), grad=grad)
+            client = Client(task, params, buffers, 1, public=D_PUBLIC, each=each[fnr_reg], keys=KEY)
+            return FNRAuthors(lam=0.5, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client).params
 
         return vmapped(one, params) if batched else one(params, autograd)
 
@@ -252,7 +286,20 @@ def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) 
 
 
 def weights(engine: str, **settings: object) -> Params:
-    return hand.run("fnr", {"fnr": REFINE | settings}, engine=engine).outcome.params
+    return hand.run("fnr_authors", authors(**REFINE | settings), engine=engine).outcome.params
+
+
+def test_with_the_papers_readings_the_variant_is_the_paper(engine: str) -> None:
+    """But for rounding: the two draw the order of D_public with keys of their own."""
+    hand.same(weights(engine), {k: v.numpy() for k, v in hand.run("fnr", {"fnr": REFINE}).outcome.params.items()})
+
+
+def test_the_variants_defaults_are_the_authors_codes() -> None:
+    found = FNRAuthors()
+    assert (found.public_data, found.delta, found.fnr_mode, found.refine_optimizer) == (
+        "test", "all_others", "train", "adam"
+    )  # fmt: skip
+    assert (found.fnr_reg, found.p, found.lam) == ("published", 0.5, 1.0)
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0, 1000.0])
@@ -279,10 +326,13 @@ def test_nobody_is_left_to_compare_with(fnr_reg: str, engine: str) -> None:
 def test_a_single_client_has_no_others() -> None:
     """M = 1 with p = 1: the sum over all m != j is empty as well."""
     for fnr_reg in ("published", "squared_live", "signed_live"):
-        settings = {"p": 1.0, "epochs": 1, "fnr_reg": fnr_reg, "delta": "all_others"}
-        ran = hand.run("fnr", {"fnr": settings}, cohort=1, rounds=1)
-        off = hand.run("fnr", {"fnr": settings | {"fnr_reg": "off"}}, cohort=1, rounds=1)
-        assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in off.outcome.params.items())
+        ran, off = (
+            hand.run(
+                "fnr_authors", authors(p=1.0, epochs=1, fnr_reg=reg, delta="all_others"), cohort=1, rounds=1
+            ).outcome.params
+            for reg in (fnr_reg, "off")
+        )  # fmt: skip
+        assert all(torch.equal(ran[key], leaf) for key, leaf in off.items())
 
 
 @pytest.mark.parametrize(
@@ -297,7 +347,7 @@ def test_a_single_client_has_no_others() -> None:
 )
 def test_only_what_a_variant_needs_is_sent(fnr_reg: str, p: float, numbers: int) -> None:
     """Float64: down M = 12 numbers to three, and to the refined C, C, C + 1 or nothing; up M + C + 1, and M again."""
-    ran = hand.run("fnr", {"fnr": REFINE | {"fnr_reg": fnr_reg, "p": p}}, rounds=1)
+    ran = hand.run("fnr_authors", authors(**REFINE | {"fnr_reg": fnr_reg, "p": p}), rounds=1)
     (row,), n_re = ran.outcome.rows, round(3 * p - 0.1)
     assert (row["bytes_down"], row["bytes_up"]) == (8 * (3 * 12 + n_re * numbers), 8 * (3 * (12 + 3) + n_re * 12))
 
@@ -305,8 +355,8 @@ def test_only_what_a_variant_needs_is_sent(fnr_reg: str, p: float, numbers: int)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
     """Kingma and Ba 2015 with the local rate and decay, from m = v = 0 in every refinement; phase 1 stays SGD."""
-    lr, settings = 0.05, {"p": 0.5, "epochs": 3, "batch_size": 8, "refine_optimizer": "adam"}
-    ran = hand.run("fnr", {"fnr": settings}, engine=engine, lr=lr, weight_decay=weight_decay)
+    lr, settings = 0.05, authors(p=0.5, epochs=3, batch_size=8, refine_optimizer="adam")
+    ran = hand.run("fnr_authors", settings, engine=engine, lr=lr, weight_decay=weight_decay)
 
     def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
         return hand.each(lambda g, w: g + weight_decay * w, hand.gradient(w, x, y), w)
@@ -334,19 +384,27 @@ def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
 )
 def test_the_number_of_refined_clients_is_floor_np(n: int, p: float, n_re: int) -> None:
     """Line 10, with decimal p: 100 * 0.29 is 29, though its binary product is 28.999..."""
-    component = FNR(n_classes=2, p=p)
+    component = FNR(p=p)
     assert component.n_refined(n) == n_re
-    assert component.exchanges(n).round == (1 if n_re else 0)
+    assert component.exchanges(Setting(100, n)).round == (1 if n_re else 0)
 
 
-def select(accuracy: list[float], p: float, clients: tuple[int, ...], norms: Any = None, **fields: Any) -> Ask | None:
-    """The Ask that follows from these accuracies and norms, None if there is none."""
-    component = FNR(n_classes=2, p=p, **fields)
+def server(accuracy: list[float], norms: Any, clients: tuple[int, ...]) -> Server:
+    """Before the refinement; the clients' updates are 0."""
     m = len(clients)
-    f = torch.arange(2.0 * m).reshape(m, 2) if norms is None else torch.tensor(norms)
-    upload = {"fnr": {"A": torch.tensor(accuracy), "F": f}}
-    reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m), {})
-    return next(component.after_train(Server({}, {}, {}), reply), None)
+    upload = {"A": torch.tensor(accuracy), "F": torch.tensor(norms)}
+    reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m))
+    network = hand.given()
+    return Server(Task(network, SGD(hand.LR)), {}, {}, 1, m, cohort=clients, replies=reply, trained=reply.deltas)
+
+
+NORMS = [[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]]
+
+
+def select(component: FNR, accuracy: list[float], clients: tuple[int, ...]) -> Ask:
+    """The Ask that follows from these accuracies."""
+    found: Ask = next(component.refine(server(accuracy, NORMS, clients)))
+    return found
 
 
 @pytest.mark.parametrize(
@@ -362,13 +420,9 @@ def select(accuracy: list[float], p: float, clients: tuple[int, ...], norms: Any
 def test_the_worst_are_refined_and_ties_go_to_the_lower_id(
     accuracy: list[float], p: float, to: tuple[int, ...]
 ) -> None:
-    ask = select(accuracy, p, (11, 13, 17, 19))
-    assert ask is not None
+    ask = select(FNR(p=p), accuracy, (11, 13, 17, 19))
     assert ask.to == to
     assert ask.params == {}, "the clients refine what they trained"
-
-
-NORMS = [[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]]
 
 
 @pytest.mark.parametrize(
@@ -380,26 +434,52 @@ NORMS = [[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]]
 )
 def test_algorithm_2_sums_over_the_others(delta: str, wanted: list[list[float]]) -> None:
     """S_re = {1, 3} of four. Those that are not refined (Algorithm 2), or all m != j (the repo)."""
-    ask = select([0.9, 0.1, 0.5, 0.4], 0.5, (0, 1, 2, 3), NORMS, delta=delta)
-    assert ask is not None
-    assert ask.each["fnr"]["delta"].tolist() == wanted
+    for component in [FNRAuthors(**PAPER | {"delta": delta})] + [FNR()] * (delta == "rest"):
+        ask = select(component, [0.9, 0.1, 0.5, 0.4], (0, 1, 2, 3))
+        assert ask.each["delta"].tolist() == wanted
 
 
 def test_delta_is_zero_when_everybody_is_refined() -> None:
     """The sum over the empty set S without S_re."""
-    ask = select([0.9, 0.1, 0.5, 0.4], 1.0, (0, 1, 2, 3), NORMS)
-    assert ask is not None
-    assert ask.each["fnr"]["delta"].tolist() == [[0.0, 0.0]] * 4
+    ask = select(FNR(p=1.0), [0.9, 0.1, 0.5, 0.4], (0, 1, 2, 3))
+    assert ask.each["delta"].tolist() == [[0.0, 0.0]] * 4
+
+
+@pytest.mark.parametrize("passed", [(1,), (3,), (1, 3)])
+def test_a_refinement_that_a_defence_drops_counts_as_phase_1(passed: tuple[int, ...]) -> None:
+    """1 and 3 of four are asked. Delta_1 = (2, -7), Delta_3 = (6, 7) as above; the updates were 0, refined 10 + id."""
+    asks = FNR().refine(server([0.9, 0.1, 0.5, 0.4], NORMS, (0, 1, 2, 3)))
+    assert next(asks).to == (1, 3)
+    n = torch.ones(len(passed))
+    with pytest.raises(StopIteration) as stop:
+        asks.send(Reply(passed, {"w": torch.tensor([10.0 + k for k in passed])}, {}, {}, n, n, n))
+    reply = stop.value.value
+    assert reply.clients == (0, 1, 2, 3)
+    assert reply.deltas["w"].tolist() == [10.0 + k if k in passed else 0.0 for k in range(4)]
+    assert reply.upload["refined"].tolist() == [k in passed for k in range(4)]
+    delta = {1: [2.0, -7.0], 3: [6.0, 7.0]}
+    assert reply.upload["delta"].tolist() == [delta[k] if k in passed else [0.0, 0.0] for k in range(4)]
+
+
+def three_classes() -> hand.Given:
+    """D_public has no sample of the third."""
+    start = hand.W0 | {"fc2.weight": np.array([*hand.W0["fc2.weight"], [-9.0, -9.0]]), "fc2.bias": np.zeros(3)}
+    net = mlp((2,), 3, hidden=2)
+    return hand.Given(net.name, net.blocks, net.head, start=start)
+
+
+def in_batches(first: int) -> Pass:
+    return Pass(D_PUBLIC.samples, D_PUBLIC.index, sizes=(first, 4 - first))
 
 
 def test_a_class_without_public_samples_has_norm_zero() -> None:
     """Algorithm 1 leaves it out (line 11); J never meets it."""
-    component, network = FNR(n_classes=3), hand.given()
+    network = three_classes()
     params, buffers = network.init(torch.Generator())
-    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(3, 1))
-    trace = Trace(params, params, buffers, torch.tensor(0.0), torch.tensor(0.0), {}, None)
-    data = Data(plan, None, plan, KEY)
-    upload, _ = component.report(Task(network, SGD(hand.LR)), trace, View(params, buffers, {}, {}, {}, {}), data)
+    nothing = torch.zeros(())
+    trace = Trace(params, buffers, nothing, nothing, {}, nothing, 0)
+    client = Client(Task(network, SGD(hand.LR)), params, buffers, 1, public=in_batches(3), keys=KEY)
+    upload = FNR().report(trace, client).upload
     np.testing.assert_allclose(upload["F"], [*feature_norms(hand.W0), 0.0], rtol=1e-12)
 
 
@@ -458,42 +538,53 @@ def test_fedprox_does_not_pull_during_the_refinement(engine: str) -> None:
     ("fields", "words"),
     [
         ({"p": 1.5}, r"p = 1.5 must lie in \[0, 1\]"),
-        ({"p": -0.1}, r"p = -0.1"),
-        ({"lam": float("inf")}, "lam"),
-        ({"epochs": -1}, "epochs"),
-        ({"batch_size": 0}, "batch_size"),
+        ({"p": -0.1}, r"p = -0.1 must lie in \[0, 1\]"),
+        ({"lam": float("inf")}, "lam = inf must be a finite number"),
+        ({"epochs": -1}, "epochs = -1 must be at least 0"),
+        ({"batch_size": 0}, "batch_size = 0 must be at least 1"),
     ],
 )
-def test_bad_hyper_parameters_are_refused(fields: dict[str, Any], words: str) -> None:
-    with pytest.raises(RecipeError, match="fnr: .*" + words):
-        FNR(n_classes=2, **fields).check(Setting(3, 3, 2, 2, "sgd", 0.1, 4))
+@pytest.mark.parametrize("method", ["fnr", "fnr_authors"])
+def test_bad_hyper_parameters_are_refused(method: str, fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        check_settings(method, {method: fields})
+
+
+def test_the_paper_and_the_authors_code_can_not_be_combined() -> None:
+    with pytest.raises(RecipeError, match="both own the refinement on public data"):
+        build("fnr+fnr_authors", {}, Setting(3, 3, n_public=4))
+
+
+def test_the_test_set_stays_out_of_deployments() -> None:
+    with pytest.raises(RecipeError, match="can't be deployed: it trains on the test set"):
+        build("fnr_authors", {}, Setting(3, 3, n_public=4, deployed=True))
+    build("fnr_authors", authors(), Setting(3, 3, n_public=4, deployed=True))
 
 
 def test_without_a_public_split_it_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"fnr: needs a public split, but data.public is 0"):
-        build("fnr", {}, Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+        build("fnr", {}, Setting(3, 3))
 
 
-def test_the_test_set_needs_no_public_split() -> None:
+@pytest.mark.parametrize("recipe", ["fnr_authors", "datasharing+fnr_authors", "feddf+fnr_authors"])
+def test_the_test_set_needs_no_public_split(recipe: str) -> None:
     """Nor does what is composed with it: there the test set is everybody's public split."""
-    setting = Setting(3, 3, 2, 2, "sgd", 0.1, 0)
-    for recipe in ("fnr", "datasharing+fnr", "feddf+fnr"):
-        assert build(recipe, {"fnr": {"public_data": "test"}}, setting).leak
-        with pytest.raises(RecipeError, match=r"needs a public split, but data.public is 0"):
-            build(recipe, {}, setting)
+    assert build(recipe, {}, Setting(3, 3)).leak == "fnr_authors trains on the test set"
+    with pytest.raises(RecipeError, match=r"needs a public split, but data.public is 0"):
+        build(recipe, authors(), Setting(3, 3))
 
 
-@pytest.mark.parametrize("recipe", ["fnr", "datasharing+fnr", "feddf+fnr"])
+@pytest.mark.parametrize("recipe", ["fnr_authors", "datasharing+fnr_authors", "feddf+fnr_authors"])
 def test_with_the_test_set_the_public_split_is_not_read(recipe: str) -> None:
     """The same bits with a public split and without: datasharing and FedDF read the test set too."""
-    of, settings = federation.federation(), {"fnr": {"public_data": "test"}}
+    of, settings = federation.federation(), authors(public_data="test")
     a = federation.run(recipe, settings, of=of)
     b = federation.run(recipe, settings, of=federation.Federation(of.train, of.clients, of.test, None))
     assert federation.equal(a, b)
 
 
 def simulate(
-    settings: dict[str, object],
+    settings: dict[str, Any],
     engine: str,
     *,
     network: hand.Given | None = None,
@@ -501,12 +592,13 @@ def simulate(
     test: Samples | None = None,
     rounds: int = 1,
     observing: bool = False,
+    variant: bool = False,
 ) -> hand.Ran:
     """As `hand.run`, with a test set of its own, other clients, and a client's observations."""
     public = hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y)
     simulation = Simulation(
-        "fnr",
-        {"fnr": settings},
+        "fnr_authors" if variant else "fnr",
+        authors(**settings) if variant else {"fnr": settings},
         network or hand.given(),
         hand.samples(hand.X, hand.Y),
         list(clients),
@@ -528,24 +620,26 @@ TEST_X, TEST_Y = np.array([[0.2, 1.0], [-0.4, -0.8], [1.1, -0.3], [0.6, 0.1], [-
 @pytest.mark.parametrize("public_data", ["train_holdout", "test"])
 def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
     """A_i, F_i and phase 2 on the one or the other, and the leak is said."""
-    ran = simulate(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y))
+    ran = simulate(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y), variant=True)
     x, y = (TEST_X, TEST_Y) if public_data == "test" else (hand.PUBLIC_X, hand.PUBLIC_Y)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
     scores = [hand.accuracy(w_i, x, y) for w_i in local]
     u = np.sqrt((hand.hidden(local[2], x) ** 2).sum(1))
-    upload = ran.exchanges[0][1].upload["fnr"]
+    upload = ran.exchanges[0][1].upload["fnr_authors"]
     np.testing.assert_allclose(upload["A"], scores, rtol=1e-12)
     np.testing.assert_allclose(upload["F"][2], [u[y == 0].mean(), u[y == 1].mean()], rtol=1e-10)
     j = scores.index(min(scores))
     local[j] = hand.descend(local[j], [np.arange(len(y))] * 3, x=x, y=y)
     hand.same(ran.outcome.params, hand.average(np.array(hand.SIZES) / 6, local))
     leak = ran.simulation.algorithm.leak
-    assert ("test set" in leak and "public_data = test" in leak) if public_data == "test" else leak == ""
+    assert leak == ("fnr_authors trains on the test set" if public_data == "test" else "")
 
 
-def test_what_the_server_records(engine: str) -> None:
+@pytest.mark.parametrize("variant", [False, True])
+def test_what_the_server_records(engine: str, variant: bool) -> None:
     """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
-    ran = simulate(REFINE | {"p": 0.7, "fnr_reg": "off"}, engine, rounds=2)
+    name = "fnr_authors" if variant else "fnr"
+    ran = simulate(REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}), engine, rounds=2, variant=variant)
     found = ran.outcome.tensors
     w = hand.W0
     for t in range(2):
@@ -555,13 +649,13 @@ def test_what_the_server_records(engine: str) -> None:
         s_re = worst(local, 2)
         (best,) = set(range(3)) - set(s_re)
         delta = np.array([norms[best] - norms[j] if j in s_re else np.zeros(2) for j in range(3)])
-        np.testing.assert_allclose(found["fnr/F"][t], norms, rtol=1e-10)
-        np.testing.assert_allclose(found["fnr/A"][t], scores, rtol=1e-12)
-        assert found["fnr/refined"][t].tolist() == [j in s_re for j in range(3)]
-        np.testing.assert_allclose(found["fnr/delta"][t], delta, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(found[f"{name}/F"][t], norms, rtol=1e-10)
+        np.testing.assert_allclose(found[f"{name}/A"][t], scores, rtol=1e-12)
+        assert found[f"{name}/refined"][t].tolist() == [j in s_re for j in range(3)]
+        np.testing.assert_allclose(found[f"{name}/delta"][t], delta, rtol=1e-9, atol=1e-14)
         row = ran.outcome.rows[t]
-        assert row["fnr_accuracy_mean"] == pytest.approx(sum(scores) / 3, rel=1e-12)
-        assert row["fnr_accuracy_worst"] == pytest.approx(min(scores), rel=1e-12)
+        assert row[f"{name}_accuracy_mean"] == pytest.approx(sum(scores) / 3, rel=1e-12)
+        assert row[f"{name}_accuracy_worst"] == pytest.approx(min(scores), rel=1e-12)
         for j in s_re:
             local[j] = refine(local[j], [PUBLIC] * 3)
         w = hand.average(np.array(hand.SIZES) / 6, local)
@@ -613,14 +707,13 @@ def test_refined_models_are_observed_on_the_test_set_too(engine: str) -> None:
 
 def test_a_class_that_d_public_lacks_has_no_accuracy() -> None:
     """NaN in figure 5, not 0."""
-    network = hand.given()
+    network = three_classes()
     params, buffers = network.init(torch.Generator())
-    plan = Plan(hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), torch.arange(4), sizes=(4,))
-    work = Work(
-        Task(network, SGD(hand.LR)), params, buffers, View(params, buffers, {}, {}, {}, {}),
-        Data(plan, None, plan, KEY), autograd, True,
+    client = Client(
+        Task(network, SGD(hand.LR)), params, buffers, 1, public=D_PUBLIC, each={"delta": torch.zeros(3)},
+        observing=True, keys=KEY,
     )  # fmt: skip
-    metrics = FNR(n_classes=3, fnr_reg="off").answer("fnr.refine", work).metrics
+    metrics = FNR().answer(client).metrics
     assert torch.isnan(metrics["before"]).tolist() == torch.isnan(metrics["after"]).tolist() == [False, False, True]
 
 
@@ -680,9 +773,9 @@ def bn_descend(w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array) -> 
 def test_the_feature_pass_in_train_mode(engine: str) -> None:
     """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A and phase 2."""
     settings: dict[str, object] = {"p": 0.5, "epochs": 2, "batch_size": 3, "fnr_mode": "train"}
-    ran = simulate(settings, engine, network=normalised(), clients=BN_CLIENTS)
+    ran = simulate(settings, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
     px, py = hand.PUBLIC_X, hand.PUBLIC_Y
-    (_, trained), (_, refined) = ran.exchanges
+    trained = ran.exchanges[0][1]
 
     def score(w: hand.Tree, stats: hand.Tree) -> float:
         o = bn_hidden(w, px, stats["bn1.mean"], stats["bn1.var"]) @ w["fc2.weight"].T + w["fc2.bias"]
@@ -698,16 +791,18 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
         for batch in (np.arange(3), np.array([3])):
             u[batch] = np.sqrt((bn_hidden(w_i, px[batch], *moments(w_i, px[batch])) ** 2).sum(1))
             stats_i = moved(stats_i, w_i, px[batch])
-        np.testing.assert_allclose(trained.upload["fnr"]["F"][i], [u[py == 0].mean(), u[py == 1].mean()], rtol=1e-6)
+        np.testing.assert_allclose(
+            trained.upload["fnr_authors"]["F"][i], [u[py == 0].mean(), u[py == 1].mean()], rtol=1e-6
+        )
         scores.append(score(w_i, stats_i))
         w.append(w_i)
         stats.append(stats_i)
-    np.testing.assert_allclose(trained.upload["fnr"]["A"], scores, rtol=1e-12)
+    np.testing.assert_allclose(trained.upload["fnr_authors"]["A"], scores, rtol=1e-12)
     assert scores != earlier, "the pass makes a difference here"
     j = scores.index(min(scores))
-    for batch in ran.batches(j, 1, "fnr.refine"):
+    for batch in order(ran, j, 1):
         w[j], stats[j] = bn_descend(w[j], stats[j], px[batch], py[batch])
-    hand.same({key: leaf[0] for key, leaf in refined.params.items()}, w[j], rtol=1e-6)
+    hand.same(refined_model(ran, 1), w[j], rtol=1e-6)
     hand.same(ran.outcome.params, hand.average([1 / 3, 2 / 3], w), rtol=1e-6)
     hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats), rtol=1e-6)
 
@@ -715,13 +810,13 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
 def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: str) -> None:
     """And their upload is counted: 4 numbers from each of two clients."""
     plain, ran = (
-        simulate({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS)
+        simulate({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
         for mode in ("eval", "train")
     )
     (_, reply) = ran.exchanges[0]
     stats = []
     for i in range(2):
-        w_i = {key: leaf[i].numpy() for key, leaf in reply.params.items()}
+        w_i = {key: leaf[i].numpy() for key, leaf in ran.trained(0).items()}
         stats.append(moved({key: leaf[i].numpy() for key, leaf in reply.buffers.items()}, w_i, hand.PUBLIC_X))
     hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats))
     assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in plain.outcome.params.items())
@@ -729,10 +824,12 @@ def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: st
 
 
 def test_without_batch_norm_the_modes_agree(engine: str) -> None:
-    evaluated, trained = (simulate(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine) for mode in ("eval", "train"))
+    evaluated, trained = (
+        simulate(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True) for mode in ("eval", "train")
+    )
     for key, leaf in evaluated.outcome.params.items():
         assert torch.equal(trained.outcome.params[key], leaf)
-    a, b = (ran.outcome.tensors["fnr/F"] for ran in (evaluated, trained))
+    a, b = (ran.outcome.tensors["fnr_authors/F"] for ran in (evaluated, trained))
     torch.testing.assert_close(a, b, rtol=1e-12, atol=0.0)
 
 
@@ -766,7 +863,7 @@ def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str,
     of = federation.federation(torch.float64)
     settings = {"p": 0.7, "epochs": 2, "batch_size": 8} | settings
     a, b = (
-        federation.run("fnr", {"fnr": settings}, of=of, batch_norm=True, engine=engine)
+        federation.run("fnr_authors", authors(**settings), of=of, batch_norm=True, engine=engine)
         for engine in ("sequential", "vectorized")
     )
     for found, wanted in ((a.params, b.params), (a.buffers, b.buffers)):

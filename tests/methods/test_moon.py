@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from plugins.baselines.moon import MOON
-from plugins.core.component import Batch, RecipeError, View
+from plugins.core.component import Client
+from plugins.core.data import Batch
+from plugins.core.options import RecipeError
 from plugins.core.task import Output
-from plugins.engines.simulation import draw_cohort
+from plugins.core.trees import add
+from plugins.engines.run import draw_cohort
 from plugins.models import build
 from tests import federation
 from tests.methods import by_hand as hand
@@ -127,20 +130,21 @@ def test_a_single_zero_vector_is_harmless(zero: str) -> None:
 
 
 class Recorded:
-    """A task whose features are its parameters, and which remembers how it was called."""
+    """A task whose features are its parameters, and which remembers the buffers of each evaluation."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, bool]] = []
+        self.calls: list[Any] = []
 
-    def forward(self, params: Any, buffers: Any, x: Any, *, train: bool, mask: Any = None) -> Output:
-        self.calls.append((buffers, train))
+    def eval(self, params: Any, buffers: Any, x: Any) -> Output:
+        self.calls.append(buffers)
         return Output(params["w"], params["w"], buffers)
 
 
 def penalty(moon: MOON, z: torch.Tensor, received: Any, previous: Any, task: Any = None) -> torch.Tensor:
-    batch = Batch(torch.zeros(len(z), 1), torch.zeros(len(z)), None, None)
-    view = View(received, {"seen": "received"}, {}, {}, {"w": previous, "buffers": {"seen": "previous"}}, {})
-    found = moon.penalty(task or Recorded(), {}, Output(z, z, {}), batch, view)
+    batch = Batch(torch.zeros(len(z), 1), torch.zeros(len(z)))
+    buffers: list[Any] = [{"seen": "received"}, {"seen": "previous"}]
+    client = Client(task or Recorded(), received, buffers[0], 1, memory={"w": previous, "buffers": buffers[1]})
+    found = moon.penalty({}, Output(z, z, {}), batch, client)
     assert found is not None
     return found
 
@@ -149,22 +153,25 @@ def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gra
     task, ones = Recorded(), torch.ones(3, 2)
     old = [(ones * factor).requires_grad_() for factor in (2.0, -3.0)]
     value = penalty(MOON(), ones.clone().requires_grad_(), {"w": old[0]}, {"w": old[1]}, task)
-    assert task.calls == [({"seen": "received"}, False), ({"seen": "previous"}, False)]
+    assert task.calls == [{"seen": "received"}, {"seen": "previous"}]
     value.backward()
     assert all(w.grad is None for w in old)
     assert value.item() == pytest.approx(np.log1p(np.exp(-2 / 0.5)), rel=1e-6)  # cosines 1 and -1, tau = 0.5
 
 
 def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
-    simulation = federation.simulation("moon", batch_norm=True, engine=engine, rounds=1)
+    simulation = federation.simulation("moon", dtype=torch.float64, batch_norm=True, engine=engine, rounds=1)
     exchanges = hand.tapped(simulation)
     simulation.run()
-    replies = [reply for _, reply in exchanges]
+    ((ask, reply),) = exchanges
     memory = simulation.engine.clients.memory["moon"]
-    for row, client in enumerate(replies[0].clients):
-        for found, wanted in ((memory["w"], replies[0].params), (memory["buffers"], replies[0].buffers)):
+    for row, client in enumerate(reply.clients):
+        w_k = add(ask.params, {key: leaf[row] for key, leaf in reply.deltas.items()})
+        buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
+        for found, wanted in ((memory["w"], w_k), (memory["buffers"], buffers)):
             assert found.keys() == wanted.keys()
-            assert all(torch.equal(found[key][client], leaf[row]) for key, leaf in wanted.items())
+            for key, leaf in wanted.items():  # w_t + (w_k - w_t) is w_k up to rounding
+                torch.testing.assert_close(found[key][client], leaf, rtol=0, atol=1e-15)
 
 
 def test_nothing_travels_but_the_models() -> None:

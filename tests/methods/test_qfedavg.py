@@ -9,8 +9,13 @@ import pytest
 import torch
 
 from plugins.baselines.qfedavg import QFedAvg
-from plugins.core.component import RecipeError, Reply, Update
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins.core.component import Reply, Server
+from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
+from plugins.core.task import Task
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -80,11 +85,13 @@ def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
 
 def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0.5) -> list[float]:
     m = len(f)
-    upload = {"qfedavg": {"F": torch.tensor(f)}}
-    reply = Reply(tuple(range(m)), {}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m), {})
-    stacked = {"w": torch.tensor(deltas)}
-    update = Update(reply, stacked, torch.full((m,), 1 / m, dtype=torch.float64), stacked, {})
-    found: list[float] = QFedAvg(lr=lr, q=q).average(update)["w"].tolist()
+    reply = Reply(
+        tuple(range(m)), {"w": torch.tensor(deltas)}, {}, {"F": torch.tensor(f)}, torch.ones(m), torch.ones(m),
+        torch.zeros(m),
+    )  # fmt: skip
+    weights = torch.full((m,), 1 / m, dtype=torch.float64)
+    server = Server(Task(hand.given(), SGD(lr)), {}, {}, 1, m, replies=reply, weights=weights)
+    found: list[float] = QFedAvg(q=q).average(server)["w"].tolist()
     return found
 
 

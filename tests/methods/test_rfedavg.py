@@ -1,4 +1,4 @@
-"""rFedAvg and rFedAvg+ (Wang et al. 2023), algorithms 1 and 2, against arithmetic by hand."""
+"""rFedAvg and rFedAvg+ (Wang et al. 2022), algorithms 1 and 2, and other readings, against arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -9,18 +9,37 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask, Plan, RecipeError, Setting
-from plugins.core.noise import fold, normal, uniform
-from plugins.data.randomness import key
-from plugins.engines.simulation import draw_cohort
-from plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
-from plugins.rfedavg.delta import drawn
-from plugins.rfedavg.privacy import clipped
+from plugins import recipes
+from plugins.core.component import Ask, Claim, Server, Setting
+from plugins.core.data import Pass
+from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
+from plugins.core.randomness import fold, identity, normal, uniform
+from plugins.core.task import Task
+from plugins.data.streams import key
+from plugins.engines.run import draw_cohort
+from plugins.rfedavg.algorithm import MeanFeatures, RFedAvg
+from plugins.rfedavg.authors import RFedAvgAuthors, drawn
 from tests.methods import by_hand as hand
 
 LAM = 0.4
 EVERYBODY = (0, 1, 2)
 BOTH = ("rfedavg", "rfedavg_plus")
+AUTHORS = ("rfedavg_authors", "rfedavg_plus_authors")
+# The paper's readings, and those of the authors' code that differ.
+SHARED: dict[str, Any] = {
+    "delta": "full", "delta_scope": "known", "warmup": "delta0", "weights": "size", "opt_state": "reset",
+}  # fmt: skip
+PAPER = {
+    "rfedavg_authors": SHARED | {"mmd": "mean", "delta_time": "end"},
+    "rfedavg_plus_authors": SHARED | {"plus": "exclude"},
+}
+REPO = {"delta": "batch", "delta_scope": "sampled", "weights": "uniform", "opt_state": "persist", "plus": "incl_self"}
+
+
+def read(name: str, **options: Any) -> dict[str, Any]:
+    """A method with the paper's readings but for some."""
+    return PAPER.get(name, {}) | options
 
 
 def delta(w: hand.Tree, positions: hand.Array) -> hand.Array:
@@ -32,34 +51,45 @@ class Reference:
     """Both algorithms with every option; batches and random numbers are those of the run that it is compared with."""
 
     def __init__(self, name: str, ran: hand.Ran, momentum: float = 0.0, lr: float = hand.LR, **options: Any) -> None:
-        self.name, self.ran, self.plus = name, ran, name == "rfedavg_plus"
-        self.o: dict[str, Any] = {"mmd": "mean", "delta": "full", "delta_time": "end", "plus": "exclude", "L": 100}
-        self.o |= {"delta_scope": "known", "warmup": "delta0", "dp": "none", "weights": "size", "opt_state": "reset"}
-        self.o |= options
+        self.name, self.ran, self.plus = name, ran, "plus" in name
+        self.o: dict[str, Any] = SHARED | {
+            "mmd": "mean",
+            "delta_time": "end",
+            "plus": "exclude",
+            "L": 100,
+            "dp": "none",
+        }
+        self.o |= (REPO if name in AUTHORS else {}) | options
         self.lr, self.momentum, self.v = lr, momentum, {k: hand.zeros() for k in EVERYBODY}
         self.w, self.loss = hand.W0, 0.0
         self.table: dict[int, hand.Array] = {}  # of whom it is known
         if self.o["warmup"] == "delta0":
-            self.table = {k: self.map(self.w, k, f"{name}.map", 0) for k in EVERYBODY}  # line 1: delta_0, with w_0
-        self.noise = self.of_the_server(0)
+            self.table = {k: self.map(self.w, k, "map", 0) for k in EVERYBODY}  # line 1: delta_0, with w_0
+        self.noise = np.zeros(2)
+
+    @property
+    def scope(self) -> int:
+        """The component's number among the keys."""
+        return identity(recipes.METHODS[self.name]())
 
     def of_the_server(self, t: int) -> hand.Array:
         """The repo's noise on the average: every one of L samples has its own, of std sigma."""
         if not (self.plus and self.o["dp"] == "repo"):
             return np.zeros(2)
-        drawn = normal(fold(torch.tensor(key(0, "server", t)), -2), 2, dtype=torch.float64).numpy()
+        at = fold(torch.tensor(key(0, "server", t)), self.scope)
+        drawn = normal(fold(at, "noise"), 2, dtype=torch.float64).numpy()
         return np.asarray(self.o["sigma"] / np.sqrt(self.o["L"]) * drawn)
 
     def map(self, w: hand.Tree, k: int, job: str, t: int) -> hand.Array:
         """delta^k over its whole set, or over a batch of it; with noise."""
-        at = self.ran.simulation.engine.clients.keys(Ask(job, (k,), {}, {}, {}, {}), t)[0]
+        at = fold(self.ran.simulation.engine.clients.keys(Ask(job, (k,)), t)[0], self.scope)
         positions = hand.CLIENTS[k]
         size = min(self.o["L"], len(positions))
         if self.o["delta"] == "batch":
-            order = np.argsort(uniform(fold(at, -1), len(positions)).numpy(), kind="stable")
+            order = np.argsort(uniform(fold(at, "draw"), len(positions)).numpy(), kind="stable")
             positions = positions[order[:size]]
         found = delta(w, positions)
-        noise = normal(fold(at, -2), 2, dtype=torch.float64).numpy()
+        noise = normal(fold(at, "noise"), 2, dtype=torch.float64).numpy()
         if self.o["dp"] == "paper":
             c_0 = self.o["clip"]
             found = found / max(1, np.sqrt((found**2).sum()) / c_0) + self.o["sigma"] * c_0 / size * noise
@@ -83,6 +113,7 @@ class Reference:
 
     def round(self, t: int, cohort: tuple[int, ...], batches: list[list[hand.Array]] | None = None) -> None:
         batches = [self.ran.batches(k, t) for k in cohort] if batches is None else batches
+        self.noise = self.of_the_server(t)
         local, losses = [], []
         for k, of in zip(cohort, batches, strict=True):
             v = self.v[k] if self.o["opt_state"] == "persist" else hand.zeros()
@@ -102,11 +133,10 @@ class Reference:
         old, self.w = self.w, hand.average(n / n.sum(), local)  # line 12
         if self.plus:  # algorithm 2, line 15: with the new global model
             mapping = EVERYBODY if self.o["delta_scope"] == "sampled" else cohort
-            self.table = self.table | {k: self.map(self.w, k, f"{self.name}.map", t) for k in mapping}
+            self.table = self.table | {k: self.map(self.w, k, "map", t) for k in mapping}
         else:  # algorithm 1, line 10: with the local model, or as printed with the received one
             models = [old] * len(cohort) if self.o["delta_time"] == "start" else local
             self.table = self.table | {k: self.map(w, k, "train", t) for k, w in zip(cohort, models, strict=True)}
-        self.noise = self.of_the_server(t)
 
     def rows(self) -> hand.Array:
         """The server's table: zero where nothing is known."""
@@ -127,24 +157,26 @@ def test_two_rounds_of_everybody(name: str, engine: str) -> None:
 
 PARTIAL: dict[str, Any] = {"cohort": 2, "rounds": 3, "batch_size": 2, "momentum": 0.5, "lr": 0.12}
 NOISY = {"sigma": 0.8, "L": 2}
-OPTIONS: list[tuple[str, dict[str, object]]] = [
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in BOTH),
-    ("rfedavg", {"mmd": "sum"}),
-    ("rfedavg", {"mmd": "sum", "warmup": "none"}),
-    ("rfedavg", {"delta_time": "start"}),
-    ("rfedavg_plus", {"plus": "incl_self"}),
-    ("rfedavg_plus", {"plus": "incl_self", "warmup": "none"}),
-    ("rfedavg_plus", {"plus": "incl_self", "delta_scope": "sampled", "delta": "batch", "L": 2}),  # the repo
-    *((name, {"delta": "batch", "L": 2}) for name in BOTH),
-    *((name, {"delta_scope": "sampled"}) for name in BOTH),
-    *((name, {"delta_scope": "sampled", "warmup": "none"}) for name in BOTH),
-    *((name, {"warmup": "none"}) for name in BOTH),
     *((name, {"dp": "paper", "clip": 0.4} | NOISY) for name in BOTH),
-    *((name, {"dp": "paper", "clip": 0.4, "delta": "batch"} | NOISY) for name in BOTH),
-    *((name, {"dp": "repo"} | NOISY) for name in BOTH),
-    *((name, {"weights": "uniform"}) for name in BOTH),
-    *((name, {"opt_state": "persist"}) for name in BOTH),
-]
+    *((name, {"L": 2}) for name in AUTHORS),  # the repo
+    *((name, read(name, delta="batch", L=2)) for name in AUTHORS),
+    *((name, read(name, delta_scope="sampled")) for name in AUTHORS),
+    *((name, read(name, delta_scope="sampled", warmup="none")) for name in AUTHORS),
+    *((name, read(name, warmup="none")) for name in AUTHORS),
+    *((name, read(name, dp="paper", clip=0.4, delta="batch", **NOISY)) for name in AUTHORS),
+    *((name, read(name, dp="repo", **NOISY)) for name in AUTHORS),
+    *((name, read(name, weights="uniform")) for name in AUTHORS),
+    *((name, read(name, opt_state="persist")) for name in AUTHORS),
+    *(("rfedavg_authors", read("rfedavg_authors", **options)) for options in (
+        {"mmd": "sum"}, {"mmd": "sum", "warmup": "none"}, {"delta_time": "start"},
+    )),
+    *(("rfedavg_plus_authors", read("rfedavg_plus_authors", **options)) for options in (
+        {"plus": "incl_self"}, {"plus": "incl_self", "warmup": "none"},
+        {"plus": "incl_self", "delta_scope": "sampled", "delta": "batch", "L": 2},
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
@@ -167,21 +199,36 @@ def test_three_rounds_of_partial_participation(name: str, options: dict[str, obj
 def test_every_option_changes_the_outcome(name: str) -> None:
     """A reference that ignored an option would agree with code that does."""
     outcomes = [
-        hand.run(name, {name: {"lam": LAM} | options}, **PARTIAL).outcome.params["fc1.weight"]
+        hand.run(of, {of: {"lam": LAM} | options}, **PARTIAL).outcome.params["fc1.weight"]
         for of, options in OPTIONS
-        if of == name
+        if of in (name, f"{name}_authors")
     ]
     for one, other in combinations(outcomes, 2):
         assert not torch.allclose(one, other, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", BOTH)
+def test_the_authors_variant_with_the_papers_readings_is_the_paper(name: str, engine: str) -> None:
+    """To the bit."""
+    paper = hand.run(name, {name: {"lam": LAM}}, engine=engine, **PARTIAL)
+    authors = f"{name}_authors"
+    ran = hand.run(authors, {authors: {"lam": LAM} | read(authors)}, engine=engine, **PARTIAL)
+    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in paper.outcome.params.items())
+    assert torch.equal(ran.state(authors)["delta"], paper.state(name)["delta"])
+    for mine, theirs in zip(ran.outcome.rows, paper.outcome.rows, strict=True):
+        columns = [key for key in theirs if key.startswith(f"{name}_")]
+        assert len(columns) == 3
+        assert [mine[key.replace(name, authors, 1)] for key in columns] == [theirs[key] for key in columns]
+
+
+@pytest.mark.parametrize("name", AUTHORS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, engine: str) -> None:
     """lambda = 0: SGD without momentum has nothing to keep; with it, the velocity of the last participation."""
-    settings = {name: {"lam": 0.0, "opt_state": "persist"}}
+    options = read(name, opt_state="persist")
+    settings = {name: {"lam": 0.0} | options}
     ran = hand.run(name, settings, engine=engine, cohort=2, rounds=3, momentum=momentum)
-    reference = Reference(name, ran, momentum=momentum, opt_state="persist")
+    reference = Reference(name, ran, momentum=momentum, **options)
     if not momentum:
         assert ran.memory(name) == {"optimizer": {}}
         plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
@@ -195,14 +242,21 @@ def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, e
         hand.same({key: leaf[k] for key, leaf in ran.memory(name)["optimizer"]["v"].items()}, reference.v[k])
 
 
-@pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
-def test_who_keeps_an_optimiser_claims_its_memory(kind: type[RFedAvg | RFedAvgPlus]) -> None:
-    assert "optimiser's memory" in kind(n_clients=3, feature_size=2, opt_state="persist").claims
-    assert kind(n_clients=3, feature_size=2).claims == {"feature distribution regulariser"}
+@pytest.mark.parametrize("name", AUTHORS)
+def test_who_keeps_an_optimiser_claims_its_memory(name: str) -> None:
+    (kept,) = recipes.build(name, {}, Setting(3, 3)).components
+    (fresh,) = recipes.build(name, {name: {"opt_state": "reset"}}, Setting(3, 3)).components
+    assert kept.claims == {Claim.FEATURE_MEANS, Claim.OPTIMIZER_MEMORY}
+    assert fresh.claims == {Claim.FEATURE_MEANS}
 
 
 def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
     """(3, 4) has length 5."""
+    own = Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
+
+    def clipped(given: torch.Tensor, clip: float) -> torch.Tensor:
+        return RFedAvg(dp="paper", clip=clip).protected(given, own, torch.tensor(0))
+
     given = torch.tensor([3.0, 4.0], dtype=torch.float64)
     torch.testing.assert_close(clipped(given, 5.0), given)
     torch.testing.assert_close(clipped(given, 50.0), given)
@@ -214,20 +268,21 @@ def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
 def test_clipping_without_noise_and_noise_of_no_size(name: str, engine: str) -> None:
     """A clip above every norm, or the repo's noise with sigma = 0, is no privacy: the plain method."""
     plain = hand.run(name, {name: {"lam": LAM}}, engine=engine)
-    for options in ({"dp": "paper", "clip": 99.0}, {"dp": "repo"}):
-        ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine)
+    authors = f"{name}_authors"
+    for of, options in ((name, {"dp": "paper", "clip": 99.0}), (authors, read(authors, dp="repo"))):
+        ran = hand.run(of, {of: {"lam": LAM} | options}, engine=engine)
         hand.same(ran.outcome.params, {key: leaf.numpy() for key, leaf in plain.outcome.params.items()})
 
 
 def test_noise_has_the_papers_size() -> None:
     """sigma C_0 / L, with L = 4 or the client's number of samples if that is less; over many features."""
-    component = RFedAvg(n_clients=3, feature_size=40_000, dp="paper", sigma=6.0, clip=2.0, L=4)
+    component = RFedAvg(dp="paper", sigma=6.0, clip=2.0, L=4)
     data = hand.samples(hand.X, hand.Y)
     zero = torch.zeros(40_000, dtype=torch.float64)
     for n, std in ((2, 6.0), (4, 3.0), (6, 3.0)):
-        own = Plan(data, torch.arange(n), sizes=(n,))
+        own = Pass(data, torch.arange(n), sizes=(n,))
         assert component.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(std, rel=0.02)
-        repo = RFedAvg(n_clients=3, feature_size=40_000, dp="repo", sigma=6.0, L=4)
+        repo = RFedAvgAuthors(dp="repo", sigma=6.0, L=4)
         wanted = 6.0 / np.sqrt(min(n, 4))
         assert repo.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(wanted, rel=0.02)
 
@@ -252,15 +307,15 @@ def test_a_batch_is_drawn_without_replacement_and_the_same_with_padding() -> Non
     seen: list[tuple[int, ...]] = []
     for number in range(200):
         at = torch.tensor(number)
-        plain = drawn(Plan(data, index, sizes=(5,)), 3, at)
+        plain = drawn(Pass(data, index, sizes=(5,)), 3, at)
         assert plain.sizes == (3,)
         assert set(plain.index.tolist()) <= {4, 1, 5, 0, 2} and len(set(plain.index.tolist())) == 3
-        other = drawn(Plan(data, padded, mask=mask), 3, at)
+        other = drawn(Pass(data, padded, mask=mask), 3, at)
         assert other.index.tolist() == [plain.index.tolist()]
         assert other.mask is not None and other.mask.all()
         seen.append(tuple(plain.index.tolist()))
     assert all(sum(sample in batch for batch in seen) > 80 for sample in index.tolist()), "each in three of five"
-    everything = drawn(Plan(data, padded, mask=mask), 7, torch.tensor(0))
+    everything = drawn(Pass(data, padded, mask=mask), 7, torch.tensor(0))
     assert everything.mask is not None
     assert sorted(everything.index[everything.mask].tolist()) == [0, 1, 2, 4, 5]
 
@@ -287,10 +342,10 @@ def test_the_exchanges_of_rfedavg_plus() -> None:
     assert all(torch.equal(mapped.params[key], ran.outcome.params[key]) for key in mapped.params)
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", AUTHORS)
 def test_without_a_warm_up_nobody_maps_before_round_1(name: str) -> None:
     """And lambda does nothing in it: the first round of both is FedAvg's."""
-    ran = hand.run(name, {name: {"lam": LAM, "warmup": "none"}}, rounds=1)
+    ran = hand.run(name, {name: {"lam": LAM} | read(name, warmup="none")}, rounds=1)
     assert ran.jobs()[0] == ("train", EVERYBODY)
     plain = hand.run("fedavg", rounds=1)
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
@@ -298,8 +353,8 @@ def test_without_a_warm_up_nobody_maps_before_round_1(name: str) -> None:
 
 
 def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
-    """rFedAvg+: whoever is drawn next has mapped with the model that is sent then; nothing is stale."""
-    ran = hand.run("rfedavg_plus", {"rfedavg_plus": {"delta_scope": "sampled"}}, cohort=2)
+    """rFedAvg+: the clients that are drawn next have mapped with the model that is sent then; nothing is stale."""
+    ran = hand.run("rfedavg_plus_authors", {"rfedavg_plus_authors": {"delta_scope": "sampled"}}, cohort=2)
     mapped = [(to, ask.params) for ask, _ in ran.exchanges for to in [ask.to] if ask.job != "train"]
     assert all(to == EVERYBODY for to, _ in mapped)
     trained = [ask.params for ask, _ in ran.exchanges if ask.job == "train"]
@@ -310,31 +365,36 @@ def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
     ("name", "options", "numbers"),
     [
         ("rfedavg", {}, 3 * 2),  # N - 1 vectors of d
-        ("rfedavg", {"delta_scope": "sampled"}, 2 * 2),  # M - 1
-        ("rfedavg", {"warmup": "none"}, 3 * 2 + 3),  # and which are known
+        ("rfedavg_authors", {}, 2 * 2),  # M - 1
+        ("rfedavg_authors", {"delta_scope": "known", "warmup": "none"}, 3 * 2 + 3),  # and which are known
         ("rfedavg_plus", {}, 2),
-        ("rfedavg_plus", {"delta_scope": "sampled"}, 2),
-        ("rfedavg_plus", {"warmup": "none"}, 2 + 1),
+        ("rfedavg_plus_authors", {}, 2),
+        ("rfedavg_plus_authors", {"warmup": "none"}, 2 + 1),
     ],
     ids=str,
 )
 def test_what_a_client_is_sent(name: str, options: dict[str, object], numbers: int) -> None:
     """N = 4, M = 3, d = 2."""
-    component: RFedAvg | RFedAvgPlus
-    component = {"rfedavg": RFedAvg, "rfedavg_plus": RFedAvgPlus}[name](n_clients=4, feature_size=2, **options)
+    (component,) = recipes.build(name, {name: options}, Setting(4, 3)).components
     state = {"delta": torch.zeros(4, 2)} | ({"known": torch.zeros(4)} if "warmup" in options else {})
-    sent = component.address(state, (0, 1, 3))
+    sent = component.message(server(state, (0, 1, 3)))
     assert sum(leaf[0].numel() for leaf in sent.values()) == numbers
     assert all(leaf.shape[0] == 3 for leaf in sent.values())
 
 
-def test_a_client_is_not_compared_with_itself() -> None:
+def server(state: dict[str, torch.Tensor], cohort: tuple[int, ...]) -> Server:
+    return Server(Task(hand.given(), SGD(0.1)), {}, {}, 1, len(state["delta"]), state=state, cohort=cohort)
+
+
+@pytest.mark.parametrize("name", [*BOTH, *AUTHORS])
+def test_a_client_is_not_compared_with_itself(name: str) -> None:
     """delta = 1, 2, 4 (d = 1, N = 3)."""
-    state = {"delta": torch.tensor([[1.0], [2.0], [4.0]])}
-    others = RFedAvg(n_clients=3, feature_size=1).address(state, (0, 2))["others"]
-    assert others.squeeze(2).tolist() == [[2.0, 4.0], [1.0, 2.0]]
-    mean = RFedAvgPlus(n_clients=3, feature_size=1).address(state, (0, 2))["mean"]
-    assert mean.tolist() == [[3.0], [1.5]]
+    (component,) = recipes.build(name, {name: read(name)}, Setting(3, 2)).components
+    sent = component.message(server({"delta": torch.tensor([[1.0], [2.0], [4.0]])}, (0, 2)))
+    if "plus" in name:
+        assert sent["mean"].tolist() == [[3.0], [1.5]]
+    else:
+        assert sent["others"].squeeze(2).tolist() == [[2.0, 4.0], [1.0, 2.0]]
 
 
 def test_both_regularisers_have_the_same_gradient() -> None:
@@ -343,10 +403,14 @@ def test_both_regularisers_have_the_same_gradient() -> None:
     hand.same(weights[0], {key: leaf.numpy() for key, leaf in weights[1].items()})
 
 
-@pytest.mark.parametrize("name", BOTH)
 @pytest.mark.parametrize(
-    "options",
-    [{}, {"warmup": "none"}, {"delta_scope": "sampled"}, {"delta": "batch"}, {"dp": "repo", "sigma": 1.0}],
+    ("name", "options"),
+    [
+        *((name, {}) for name in BOTH),
+        *((name, {"weights": "size"}) for name in AUTHORS),
+        *((name, {"weights": "size", "warmup": "none", "delta_scope": "known"}) for name in AUTHORS),
+        *((name, {"weights": "size", "dp": "repo", "sigma": 1.0}) for name in AUTHORS),
+    ],
     ids=str,
 )
 def test_lambda_zero_is_fedavg_to_the_bit(name: str, options: dict[str, object], engine: str) -> None:
@@ -363,21 +427,23 @@ def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
     assert spread(2.0) < spread(0.5) < spread(0.0)
 
 
-@pytest.mark.parametrize("name", BOTH)
-@pytest.mark.parametrize("warmup", ["delta0", "none"])
-def test_what_is_measured(name: str, warmup: str, engine: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "warmup"), [*((name, "delta0") for name in (*BOTH, *AUTHORS)), *((name, "none") for name in AUTHORS)]
+)
+def test_what_is_recorded(name: str, warmup: str, engine: str) -> None:
     """Eq. 2's distances of the cohort, the mean of their r, the median norm of all known delta, and 8 bytes a number.
 
     rFedAvg: of the delta that the round brought; rFedAvg+: of those that it used, as the next map comes later.
     """
-    ran = hand.run(name, {name: {"lam": LAM, "warmup": warmup}}, engine=engine, cohort=2, rounds=3)
-    reference = Reference(name, ran, warmup=warmup)
+    options = read(name, warmup=warmup) if name in AUTHORS else {}
+    ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine, cohort=2, rounds=3)
+    reference = Reference(name, ran, **options)
     for t in (1, 2, 3):
         cohort, row = draw_cohort(0, t, 3, 2), ran.outcome.rows[t - 1]
         before = reference.table
         reference.round(t, cohort)
         after = reference.table
-        if name == "rfedavg_plus":
+        if reference.plus:
             reference.table = before
         table = reference.table
         mmd = [
@@ -389,8 +455,8 @@ def test_what_is_measured(name: str, warmup: str, engine: str) -> None:
         norms = [np.sqrt((d**2).sum()) for d in table.values()]
         for column, wanted in (("r", np.mean(found) if found else np.nan), ("delta_norm_median", _median(norms))):
             assert row[f"{name}_{column}"] == pytest.approx(wanted, rel=1e-9, nan_ok=True)
-        plus, masked = name == "rfedavg_plus", warmup == "none"
-        assert row[f"{name}_delta_bytes"] == 8 * ((2 if plus else 2 * 2) + ((1 if plus else 2) if masked else 0))
+        masked = (1 if reference.plus else 2) if warmup == "none" else 0
+        assert row[f"{name}_delta_bytes"] == 8 * ((2 if reference.plus else 2 * 2) + masked)
         reference.table = after
 
 
@@ -398,30 +464,49 @@ def _median(values: list[float]) -> float:
     return float(np.median(values)) if values else float("nan")
 
 
-@pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
-def test_bad_settings_are_refused(kind: type[RFedAvg | RFedAvgPlus]) -> None:
-    with pytest.raises(RecipeError, match="lam = -1"):
-        kind(n_clients=3, feature_size=2, lam=-1.0).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
-    with pytest.raises(RecipeError, match="at least 2"):
-        kind(n_clients=1, feature_size=2).check(Setting(1, 1, 2, 2, "sgd", 0.1, 0))
-    with pytest.raises(RecipeError, match="at least 2"):
-        kind(n_clients=3, feature_size=2, delta_scope="sampled").check(Setting(3, 1, 2, 2, "sgd", 0.1, 0))
+@pytest.mark.parametrize("name", [*BOTH, *AUTHORS])
+def test_a_single_client_has_nobody_to_be_compared_with(name: str) -> None:
+    with pytest.raises(RecipeError, match=f"^{name}: .*at least 2, got 1"):
+        recipes.build(name, {}, Setting(1, 1))
+    if name in AUTHORS:
+        with pytest.raises(RecipeError, match="at least 2, got 1"):
+            recipes.build(name, {}, Setting(3, 1))
+        recipes.build(name, {name: {"delta_scope": "known"}}, Setting(3, 1))
+    else:
+        recipes.build(name, {}, Setting(3, 1))
 
 
-@pytest.mark.parametrize("kind", [RFedAvg, RFedAvgPlus])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"dp": "paper", "clip": -1.0}, "clip = -1.0"),
-        ({"dp": "paper", "clip": float("nan")}, "clip = nan"),
-        ({"dp": "repo", "sigma": -1.0}, "sigma = -1.0"),
-        ({"dp": "paper", "sigma": 1.0}, "clip = 0.0 must be above 0 .*_delta_norm_median"),
-        ({"sigma": 1.0}, "dp = 'none'"),
-        ({"clip": 1.0}, "dp = 'none'"),
-        ({"L": 0}, "L = 0"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused(kind: type[RFedAvg | RFedAvgPlus], options: dict[str, Any], message: str) -> None:
-    with pytest.raises(RecipeError, match=f"^{kind.name}: {message}"):
-        kind(n_clients=3, feature_size=2, **options).check(Setting(3, 3, 2, 2, "sgd", 0.1, 0))
+BAD: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
+    ((*BOTH, *AUTHORS), {"dp": "paper", "clip": -1.0}, "clip = -1.0 must be at least 0"),
+    ((*BOTH, *AUTHORS), {"dp": "paper", "sigma": 1.0}, "clip = 0.0 must be above 0 .*_delta_norm_median"),
+    ((*BOTH, *AUTHORS), {"sigma": 1.0}, "dp = 'none'"),
+    ((*BOTH, *AUTHORS), {"clip": 1.0}, "dp = 'none'"),
+    ((*BOTH, *AUTHORS), {"L": 0}, "L = 0 must be at least 1"),
+    (BOTH, {"dp": "repo"}, "dp = 'repo' is unknown"),
+    (BOTH, {"delta": "batch"}, "has no hyper-parameter 'delta'"),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "message"), [(n, *rest) for names, *rest in BAD for n in names], ids=str)
+def test_bad_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        recipes.build(name, {name: options}, Setting(3, 3))
+
+
+@pytest.mark.parametrize("name", [*BOTH, *AUTHORS])
+def test_noise_of_the_runs_seed_is_refused_in_a_deployment(name: str) -> None:
+    recipes.build(name, {}, Setting(3, 3, deployed=True))
+    for options in (
+        ({"dp": "paper", "clip": 1.0}, {"dp": "repo"}) if name in AUTHORS else ({"dp": "paper", "clip": 1.0},)
+    ):
+        recipes.build(name, {name: options}, Setting(3, 3))
+        with pytest.raises(RecipeError, match=f"{name}: the noise .* is drawn from the run's seed"):
+            recipes.build(name, {name: options}, Setting(3, 3, deployed=True))
+
+
+def test_the_variants_are_one_family() -> None:
+    """Any two of them clash: each pulls the same features."""
+    for one, other in combinations((*BOTH, *AUTHORS), 2):
+        with pytest.raises(RecipeError, match="feature distribution regulariser"):
+            recipes.build(f"{one}+{other}", {}, Setting(3, 3))
+    assert all(issubclass(recipes.METHODS[name], MeanFeatures) for name in (*BOTH, *AUTHORS))

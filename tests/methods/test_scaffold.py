@@ -1,4 +1,4 @@
-"""SCAFFOLD (Karimireddy et al. 2020), algorithm 1 with option II, against arithmetic by hand."""
+"""SCAFFOLD (Karimireddy et al. 2020), algorithm 1 with options I and II, against arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.scaffold import Scaffold
-from plugins.core.component import Data, Plan, RecipeError, Samples, Trace, View
-from plugins.core.task import Output
-from plugins.engines.simulation import LocalTraining, Schedule, Simulation, draw_cohort
+from plugins.baselines.scaffold_i import ScaffoldI
+from plugins.core.component import Client, Trace
+from plugins.core.data import Pass, Samples
+from plugins.core.optimizers import SGD
+from plugins.core.options import RecipeError
+from plugins.core.task import Output, Task
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
 from tests.methods import by_hand as hand
 from tests.methods import convex
 
 ETA_G = 0.6
+BOTH = pytest.mark.parametrize("recipe", ["scaffold", "scaffold_i"])  # options II and I of line 12
 
 
 class Reference:
     """Algorithm 1, line by line."""
 
-    def __init__(self, option: str = "II", weights: str = "uniform", adam: float = 0.0) -> None:
-        self.option, self.weights, self.adam = option, weights, adam
+    def __init__(self, recipe: str = "scaffold", weights: str = "uniform", adam: float = 0.0) -> None:
+        self.recipe, self.weights, self.adam = recipe, weights, adam
         self.x, self.c = hand.W0, hand.zeros()
         self.c_i = [hand.zeros() for _ in hand.CLIENTS]
 
@@ -34,7 +40,7 @@ class Reference:
             return hand.each(lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c)  # line 10
 
         y = self.by_adam(batches, direction) if self.adam else hand.descend(self.x, batches, direction)
-        if self.option == "I":  # line 12 (i): g_i(x), over the whole local data
+        if self.recipe == "scaffold_i":  # line 12 (i): g_i(x), over the whole local data
             return y, hand.gradient(self.x, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
         k_eta = len(batches) * hand.LR  # K, the steps really taken
         return y, hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y)  # line 12 (ii)
@@ -68,9 +74,9 @@ class Reference:
 
 def compare(ran: hand.Ran, reference: Reference) -> None:
     hand.same(ran.outcome.params, reference.x)
-    hand.same(ran.state("scaffold")["c"], reference.c)
+    hand.same(ran.state(reference.recipe)["c"], reference.c)
     for i in range(3):
-        hand.same({key: leaf[i] for key, leaf in ran.memory("scaffold")["c_i"].items()}, reference.c_i[i])
+        hand.same({key: leaf[i] for key, leaf in ran.memory(reference.recipe)["c_i"].items()}, reference.c_i[i])
 
 
 def test_three_rounds_of_everybody(engine: str) -> None:
@@ -93,13 +99,13 @@ def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None
     compare(ran, reference)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
+@BOTH
 @pytest.mark.parametrize("weights", ["uniform", "size"])
-def test_the_options(engine: str, option: str, weights: str) -> None:
+def test_the_options(engine: str, recipe: str, weights: str) -> None:
     """Batches of 2, so that c_i of option I is no step's gradient."""
-    settings = {"scaffold": {"option": option, "weights": weights, "server_lr": ETA_G}}
-    ran = hand.run("scaffold", settings, engine=engine, rounds=4, cohort=2, batch_size=2)
-    reference = Reference(option, weights)
+    settings = {recipe: {"weights": weights, "server_lr": ETA_G}}
+    ran = hand.run(recipe, settings, engine=engine, rounds=4, cohort=2, batch_size=2)
+    reference = Reference(recipe, weights)
     for t in range(1, 5):
         cohort = draw_cohort(0, t, 3, 2)
         reference.round(cohort, [ran.batches(i, t) for i in cohort], ETA_G)
@@ -109,29 +115,29 @@ def test_the_options(engine: str, option: str, weights: str) -> None:
 def test_adam_takes_the_corrected_gradient_with_option_one(engine: str) -> None:
     data, lr = hand.samples(hand.X, hand.Y), 0.05
     simulation = Simulation(
-        "scaffold", {"scaffold": {"option": "I"}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
+        "scaffold_i", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
         LocalTraining("adam", lr, 2, 8), Schedule(3, 3, 0), engine=engine,
     )  # fmt: skip
-    reference = Reference("I", adam=lr)
+    reference = Reference("scaffold_i", adam=lr)
     for _ in range(3):
         reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS], 1.0)
     compare(hand.Ran(simulation, simulation.run(), []), reference)
 
 
 def test_weight_decay_is_no_part_of_option_one(engine: str) -> None:
-    ran = hand.run("scaffold", {"scaffold": {"option": "I"}}, engine=engine, rounds=1, weight_decay=0.3)
+    ran = hand.run("scaffold_i", engine=engine, rounds=1, weight_decay=0.3)
     for i, client in enumerate(hand.CLIENTS):
         wanted = hand.gradient(hand.W0, hand.X[client], hand.Y[client])
-        hand.same({key: leaf[i] for key, leaf in ran.memory("scaffold")["c_i"].items()}, wanted)
+        hand.same({key: leaf[i] for key, leaf in ran.memory("scaffold_i")["c_i"].items()}, wanted)
 
 
 class Recorded:
-    """A task of one number, logits (w x, 0), which remembers how it was called."""
+    """A network of one number, logits (w x, 0), which remembers how it was called."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, bool]] = []
 
-    def forward(self, params: Any, buffers: Any, x: Any, *, train: bool, mask: Any = None) -> Output:
+    def __call__(self, params: Any, buffers: Any, x: Any, train: bool, mask: Any, key: Any) -> Output:
         self.calls.append((buffers, train))
         return Output(x, torch.cat([params["w"] * x, 0 * x], dim=1), buffers)
 
@@ -139,22 +145,26 @@ class Recorded:
 def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffers() -> None:
     """x = 1, 2, 3 in batches of 2 and 1, all of class 0: g = mean of -x / (1 + e^(w x)), at w = 0.4."""
     samples = Samples(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, dtype=torch.int64))
-    task, w = Recorded(), {"w": torch.tensor(0.4)}
-    view = View(w, {"seen": "received"}, {"c": {"w": torch.tensor(0.1)}}, {}, {"c_i": {"w": torch.tensor(-0.2)}}, {})
+    network, w, received = Recorded(), {"w": torch.tensor(0.4)}, {"seen": "received"}
+    client = Client(
+        Task(network, SGD(0.1)),  # type: ignore[arg-type]  # all that is called of a network
+        w, received, 1,  # type: ignore[arg-type]  # to tell buffers apart
+        own=Pass(samples, torch.arange(3), sizes=(2, 1)),
+        shared={"c": {"w": torch.tensor(0.1)}}, memory={"c_i": {"w": torch.tensor(-0.2)}},
+    )  # fmt: skip
     one = torch.tensor(1.0)
-    trace = Trace(w, {"w": torch.tensor(9.0)}, {"seen": "trained"}, one, one, {}, None)
-    data = Data(Plan(samples, torch.arange(3)), Plan(samples, torch.arange(3), sizes=(2, 1)), None, one)
-    upload, memory = Scaffold(n_clients=3, option="I").report(task, trace, view, data)
-    assert task.calls == [({"seen": "received"}, False)] * 2
+    trace = Trace({"w": torch.tensor(9.0)}, {}, one, one, {}, one, 1)
+    upload, memory, *_ = ScaffoldI().report(trace, client)
+    assert network.calls == [({"seen": "received"}, False)] * 2
     wanted = np.mean([-x / (1 + np.exp(0.4 * x)) for x in (1, 2, 3)])
     assert memory["c_i"]["w"].item() == pytest.approx(wanted, rel=1e-6)
     assert upload["dc"]["w"].item() == pytest.approx(wanted + 0.2, rel=1e-6)
 
 
-@pytest.mark.parametrize("option", ["I", "II"])
-def test_its_fixed_point_is_the_minimiser_of_the_mean_loss(option: str) -> None:
+@BOTH
+def test_its_fixed_point_is_the_minimiser_of_the_mean_loss(recipe: str) -> None:
     wanted = convex.minimiser([1 / 3] * 3)
-    found = convex.run("scaffold", {"option": option}, 30, epochs=6)
+    found = convex.run(recipe, {}, 30, epochs=6)
     assert convex.distance(found, wanted) < 1e-3 * convex.distance(convex.START, wanted)
 
 
@@ -177,7 +187,7 @@ def test_after_one_full_batch_step_c_i_is_the_gradient_at_the_received_model(eng
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
     data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=rf"scaffold.*{optimizer}.*allowed: sgd"):
+    with pytest.raises(RecipeError, match=rf"scaffold.*{optimizer}.*allowed: sgd, or the recipe scaffold_i"):
         Simulation(
             "scaffold", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
             LocalTraining(optimizer, 0.1, 1, 2), Schedule(1, 3, 0),

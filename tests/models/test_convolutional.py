@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plugins.core.component import Samples
-from plugins.core.noise import fold, uniform
-from plugins.core.optimizers import SGD
-from plugins.core.task import Pass, Task
-from plugins.engines.simulation import Outcome
+from plugins.core.data import Samples
+from plugins.core.randomness import fold, uniform
+from plugins.engines.run import Outcome
 from plugins.models import build
+from plugins.models.forward import Forward
 from plugins.models.layers import DROPOUT, Dropout
 from tests import federation
 
@@ -147,15 +147,16 @@ def images(shape: tuple[int, ...], n: int, seed: int = 0) -> Tensor:
 def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     """Logits, gradient and running statistics of a batch in train mode, then the logits of another in eval mode."""
     shape, reference = NETWORKS[kind]
-    task = Task(build(kind, shape, C), SGD(0.1), plain=plain)
-    params, buffers = map(doubled, task.network.init(torch.Generator().manual_seed(0)))
+    network: Any = build(kind, shape, C)
+    network = replace(network, plain=plain)
+    params, buffers = map(doubled, network.init(torch.Generator().manual_seed(0)))
     theirs = reference().double()
     with torch.no_grad():
         for leaf, mine in zip(theirs.parameters(), params.values(), strict=True):
             leaf.copy_(mine)
     x = images(shape, 3)
     watched = {key: leaf.requires_grad_() for key, leaf in params.items()}
-    out = task.forward(watched, buffers, x, train=True, key=KEY)
+    out = network(watched, buffers, x, True, key=KEY)
     wanted = theirs(x)
     torch.testing.assert_close(out.logits, wanted, rtol=1e-9, atol=1e-10)
     got = torch.autograd.grad(out.logits.square().sum(), list(watched.values()))
@@ -167,12 +168,12 @@ def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
         torch.testing.assert_close(mine, leaf, rtol=1e-9, atol=1e-12)
     theirs.eval()
     x = images(shape, 2, seed=1)
-    evaluated = task.forward(params, out.buffers, x, train=False)
+    evaluated = network(params, out.buffers, x, False)
     torch.testing.assert_close(evaluated.logits, theirs(x), rtol=1e-9, atol=1e-10)
 
 
 def dropped(p: float, x: Tensor, key: Tensor | None = KEY, number: int = 1, channels: bool = False) -> Tensor:
-    return Dropout(number, p, channels)(Pass({}, {}, train=True, key=key), x)
+    return Dropout(number, p, channels)(Forward({}, {}, train=True, key=key), x)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5])
@@ -208,17 +209,17 @@ def test_padding_behind_a_batch_leaves_the_samples_masks() -> None:
 @pytest.mark.parametrize("kind", DROPPING)
 def test_dropout_is_off_in_eval_mode_and_where_it_is_switched_off(kind: str) -> None:
     shape, _ = NETWORKS[kind]
-    on, off = Task(build(kind, shape, C), SGD(0.1)), Task(build(kind, shape, C, {"dropout": False}), SGD(0.1))
-    params, buffers = on.network.init(torch.Generator().manual_seed(0))
-    again, _ = off.network.init(torch.Generator().manual_seed(0))
+    on, off = build(kind, shape, C), build(kind, shape, C, {"dropout": False})
+    params, buffers = on.init(torch.Generator().manual_seed(0))
+    again, _ = off.init(torch.Generator().manual_seed(0))
     assert all(torch.equal(params[key], again[key]) for key in params)
     x = images(shape, 2).float()
-    wanted = off.forward(params, buffers, x, train=True).logits
-    assert torch.equal(on.forward(params, buffers, x, train=False).logits, wanted)
-    assert torch.equal(on.forward(params, buffers, x, train=False, key=KEY).logits, wanted)
-    assert not torch.equal(on.forward(params, buffers, x, train=True, key=KEY).logits, wanted)
+    wanted = off(params, buffers, x, True).logits
+    assert torch.equal(on(params, buffers, x, False).logits, wanted)
+    assert torch.equal(on(params, buffers, x, False, key=KEY).logits, wanted)
+    assert not torch.equal(on(params, buffers, x, True, key=KEY).logits, wanted)
     with pytest.raises(ValueError, match=r"dropout 1: a pass in train mode needs a key .*, got none"):
-        on.forward(params, buffers, x, train=True)
+        on(params, buffers, x, True)
 
 
 SMALLEST = {kind: shape for kind, (shape, _) in NETWORKS.items()} | {"resnet18": (3, 8, 8), "pfl_cnn": (3, 6, 6)}
@@ -267,7 +268,7 @@ def test_both_engines_train_a_network_alike(kind: str, monkeypatch: pytest.Monke
 SERVER: dict[str, Any] = {
     "feddf": {"feddf": {"steps": 3}},
     "fedftg": {"fedftg": {"iterations": 2, "model_steps": 2, "batch_size": 4}},
-    "fnr": {"fnr": {"fnr_mode": "train", "epochs": 1}},
+    "fnr": {"fnr": {"epochs": 1}},
 }
 
 
@@ -296,7 +297,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
     keys: list[int] = []
     kept = Dropout._kept
 
-    def watched(self: Dropout, run: Pass, x: Tensor) -> Tensor:
+    def watched(self: Dropout, run: Forward, x: Tensor) -> Tensor:
         if self.number == 1:
             assert run.key is not None
             keys.append(int(run.key))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ import torch
 
 from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
-from plugins.core.task import Pass, Task
+from plugins.core.task import Task
 from plugins.models import MODELS, OF_TEXT, build
+from plugins.models.forward import Forward
 from plugins.models.layers import BatchNorm, Stacked
 from plugins.models.networks import cnn, logistic_regression, mlp
 
@@ -102,7 +104,7 @@ def test_a_projection_head_lies_between_encoder_and_classifier(kind: str) -> Non
     assert [layer.name for layer in network.layers][-3:] == ["projection1", "projection2", "fc2"]
     params, buffers = network.init(torch.Generator().manual_seed(1))
     task, x = Task(network, SGD(0.1)), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
-    out, seen = task.forward(params, buffers, x, train=False), task.activations(params, buffers, x)
+    out, seen = task.eval(params, buffers, x), task.activations(params, buffers, x)
     h = torch.relu(seen["fc1"] @ params["projection1.weight"].T + params["projection1.bias"])
     z = h @ params["projection2.weight"].T + params["projection2.bias"]
     torch.testing.assert_close(out.features, z)
@@ -150,7 +152,7 @@ def test_features_are_the_input_of_the_classifier(kind: str) -> None:
     network = build(kind, IMAGES[kind], 10)
     params, buffers = network.init(torch.Generator().manual_seed(1))
     x = torch.randn(3, *IMAGES[kind], generator=torch.Generator().manual_seed(2))
-    out = Task(network, SGD(0.1)).forward(params, buffers, x, train=False)
+    out = Task(network, SGD(0.1)).eval(params, buffers, x)
     assert out.features.shape == (3, network.feature_size)
     assert out.logits.shape == (3, network.n_classes) == (3, 10)
     weight, bias = (params[name] for name in network.layers[-1].parameters)
@@ -188,7 +190,7 @@ def test_the_cnn_equals_torchs_modules_with_its_gradient(batch_norm: bool, plain
     x = torch.randn(6, 1, 8, 8, generator=torch.Generator().manual_seed(1))
     theirs = reference(network, params, batch_norm)
     watched = {key: leaf.requires_grad_() for key, leaf in params.items()}
-    out = Task(network, SGD(0.1), plain=plain).forward(watched, buffers, x, train=True)
+    out = replace(network, plain=plain)(watched, buffers, x, True)
     wanted = theirs(x)
     torch.testing.assert_close(out.logits, wanted, rtol=1e-4, atol=1e-5)
     mine = torch.autograd.grad(out.logits.square().sum(), list(watched.values()))
@@ -209,7 +211,7 @@ def normalise(
     plain: bool = False,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     params = {"bn.weight": torch.linspace(0.5, 2, 4, dtype=x.dtype), "bn.bias": torch.linspace(-1, 1, 4, dtype=x.dtype)}
-    run = Pass(params, dict(buffers), train, mask, plain=plain)
+    run = Forward(params, dict(buffers), train, mask, plain=plain)
     return block(run, x), run.buffers
 
 
@@ -285,10 +287,10 @@ def test_one_value_per_channel_leaves_numbers(plain: bool) -> None:
 def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(kind: str, batch_norm: bool) -> None:
     network = build(kind, (1, 8, 8), 10, {"hidden": 6, "batch_norm": batch_norm})
     params, buffers = network.init(torch.Generator().manual_seed(0))
-    task, x = Task(network, SGD(0.1)), torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    wanted = task.forward(params, buffers, x, train=True)
+    x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    wanted = network(params, buffers, x, True)
     padded = torch.cat([x, x[:1], x[:1]])
-    out = task.forward(params, buffers, padded, train=True, mask=torch.tensor([1, 1, 1, 1, 0, 0]).bool())
+    out = network(params, buffers, padded, True, torch.tensor([1, 1, 1, 1, 0, 0]).bool())
     torch.testing.assert_close(out.logits[:4], wanted.logits, rtol=1e-4, atol=1e-5)
     for key, leaf in wanted.buffers.items():
         torch.testing.assert_close(out.buffers[key], leaf, rtol=1e-4, atol=1e-6)
@@ -304,8 +306,8 @@ def test_a_relu_behind_the_pool_gives_the_same_bits(shift: float) -> None:
     found = []
     for record in (False, True):  # what is recorded is of the ReLU in front of the pool
         watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
-        run = Pass(watched, dict(buffers), train=True, record=record)
-        logits = network.classify(run, network.encode(run, x))
+        run = Forward(watched, dict(buffers), train=True, record=record)
+        logits = network.logits(run, network.encode(run, x))
         found.append([logits, *torch.autograd.grad(logits.square().sum(), list(watched.values()))])
     for first, second in zip(*found, strict=True):
         assert torch.equal(first, second)
@@ -321,7 +323,7 @@ def test_activations_are_after_the_relu_and_before_pooling() -> None:
         "conv1": (3, 2, 8, 8), "conv2": (3, 4, 4, 4), "fc1": (3, 5), "fc2": (3, 10),
     }  # fmt: skip
     assert all((found[name] >= 0).all() for name in ("conv1", "conv2", "fc1"))
-    out = task.forward(params, buffers, x, train=False)
+    out = task.eval(params, buffers, x)
     assert torch.equal(found["fc1"], out.features)
     assert torch.equal(found["fc2"], out.logits)
 

@@ -11,14 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from plugins.core.component import Data, Plan, Samples, View
+from plugins.core.component import Client
+from plugins.core.data import Pass, Samples
 from plugins.core.errors import UserError
 from plugins.core.optimizers import SGD
-from plugins.core.task import Pass, Task
+from plugins.core.task import Task
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Outcome, Schedule, Simulation, choose_engine, initial_model
+from plugins.engines.run import Outcome, Schedule
+from plugins.engines.simulation import Simulation, choose_engine, initial_model
 from plugins.fednlr.algorithm import FedNLR
 from plugins.models import MODELS, OF_TEXT, build
+from plugins.models.forward import Forward
 from plugins.models.recurrent import EMBEDDING, Recurrent, lstm
 from plugins.recipes import METHODS
 from tests.recipe_table import settings
@@ -80,7 +83,7 @@ def test_forward_and_gradients_are_those_of_torchs_modules(depth: int, train: bo
     loss.backward()
 
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
-    out = Task(net, SGD(0.1)).forward(watched, buffers, x, train=train)
+    out = net(watched, buffers, x, train)
     torch.testing.assert_close(out.features, phi, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(out.logits, logits, rtol=1e-12, atol=1e-14)
     mine = torch.nn.functional.cross_entropy(out.logits, y) + out.features.square().sum()
@@ -94,7 +97,7 @@ def test_a_text_means_the_same_however_far_it_is_padded() -> None:
     net, x = tiny(), texts(6, 3).x
     params, _ = initial_model(net, 0, x)
     longer = torch.cat([x, x.new_zeros(len(x), 4)], dim=1)
-    short, long = (net.encode(Pass(params, {}, train=False), of) for of in (x, longer))
+    short, long = (net.encode(Forward(params, {}, train=False), of) for of in (x, longer))
     torch.testing.assert_close(long, short)
 
 
@@ -191,7 +194,7 @@ def test_every_method_trains_it_or_says_why_not(recipe: str) -> None:
     made = simulation(recipe, settings(recipe) if recipe not in ("fedavg", "centralised") else {})
     start, _ = initial_model(tiny(), 3, torch.zeros(1))
     out = made.run()
-    assert EMBEDDING not in made.server.params
+    assert EMBEDDING not in made.loop.state.params
     assert torch.equal(out.params[EMBEDDING], vectors()) and torch.equal(out.evaluated[EMBEDDING], vectors())
     frozen = HEAD if recipe == "fedbabu" else ()
     for key in start.keys() - {EMBEDDING}:
@@ -243,13 +246,13 @@ def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
     net, data = tiny(), texts(8, 9)
     params, buffers = initial_model(net, 0, data.x)
     frozen = {EMBEDDING: params.pop(EMBEDDING)}
-    plan = Plan(data, torch.arange(8), sizes=(8,))
-    view = View(params, buffers, {}, {}, {}, {})
-    factors = FedNLR().prepare(Task(net, SGD(0.1), frozen), view, Data(plan, plan, None, torch.tensor(0)))
+    own = Pass(data, torch.arange(8), sizes=(8,))
+    task = Task(net, SGD(0.1), frozen)
+    factors = FedNLR().prepare(Client(task, params, buffers, 1, own))
     assert factors.keys() == {*HEAD}
     # Eqs. 15-17 with l = L = 1 and two neurons: the factors are 2 mu / (mu + 1) and 2 / (mu + 1), larger for larger h.
     mu = 1 + 0.45 + 0.3 * math.log10(2)
-    logits = Task(net, SGD(0.1), frozen).forward(params, buffers, data.x, train=False).logits.mean(0)
+    logits = task.eval(params, buffers, data.x).logits.mean(0)
     wanted = [2 * mu / (mu + 1), 2 / (mu + 1)]
     wanted = wanted if logits[0] > logits[1] else wanted[::-1]
     assert factors["fc.weight"].tolist() == pytest.approx(wanted, rel=1e-5)

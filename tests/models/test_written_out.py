@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from plugins.core.data import cross_entropy, masked_mean
 from plugins.core.optimizers import SGD
-from plugins.core.task import Task, cross_entropy, masked_mean
+from plugins.core.task import Task
 from plugins.core.trees import Params
+from plugins.engines.local import written_of
 from plugins.models import build
 from plugins.models.layers import Stacked
 
@@ -28,8 +32,8 @@ def network(kind: str) -> Stacked:
     return found
 
 
-def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> tuple[Task, Params, Tensor, Tensor]:
-    """A task, and parameters, samples and labels; with an axis of clients in front where there are several."""
+def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> tuple[Stacked, Params, Tensor, Tensor]:
+    """A network, and parameters, samples and labels; with an axis of clients in front where there are several."""
     generator, made = torch.Generator().manual_seed(3), network(kind)
     shape = CONVOLUTIONAL[kind][0] if kind in CONVOLUTIONAL else SHAPE
     rows = (clients,) if clients else ()
@@ -38,14 +42,14 @@ def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> t
         for key, leaf in made.init(generator)[0].items()
     }
     x = torch.randn(*rows, BATCH, *shape, generator=generator).to(dtype)
-    return Task(made, SGD(0.1), plain=plain), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
+    return replace(made, plain=plain), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
 
 
 def by_autograd(
-    task: Task, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
+    made: Stacked, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
 ) -> tuple[Params, Tensor]:
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
-    loss = cross_entropy(task.forward(watched, {}, x, train=True, mask=mask, key=KEY, axes=axes).logits, y, mask)
+    loss = cross_entropy(made(watched, {}, x, True, mask, KEY, axes).logits, y, mask)
     return dict(zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)), loss.detach()
 
 
@@ -60,27 +64,27 @@ def mask_of(clients: int) -> Tensor:
 @pytest.mark.parametrize("clients", [0, CLIENTS], ids=["one", "several"])
 @pytest.mark.parametrize("kind", DENSE)
 def test_the_gradient_is_autograds_to_the_bit(kind: str, clients: int, masked: bool, dtype: torch.dtype) -> None:
-    task, params, x, y = drawn(kind, clients, dtype)
+    made, params, x, y = drawn(kind, clients, dtype)
     mask = mask_of(clients).squeeze(0) if masked else None
     axes = 1 if clients else 0
-    grads, losses, out = task.gradient(params, {}, x, y, mask, axes=axes)
-    expected, expected_loss = by_autograd(task, params, x, y, mask, axes)
+    grads, losses, out = made.gradient(params, {}, x, y, mask, axes=axes)
+    expected, expected_loss = by_autograd(made, params, x, y, mask, axes)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
         assert grads[key].is_contiguous()
     assert torch.equal(masked_mean(losses, mask, axes), expected_loss)
-    assert torch.equal(out.features, task.forward(params, {}, x, train=True, axes=axes).features)
+    assert torch.equal(out.features, made(params, {}, x, True, axes=axes).features)
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("kind", CONVOLUTIONAL)
 def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, plain: bool) -> None:
-    task, params, x, y = drawn(kind, 0, torch.float32, plain)
+    made, params, x, y = drawn(kind, 0, torch.float32, plain)
     mask = mask_of(0).squeeze(0) if masked else None
-    expected, expected_loss = by_autograd(task, params, x, y, mask, 0)
-    grads, losses, _ = task.gradient(params, {}, x, y, mask, KEY)
+    expected, expected_loss = by_autograd(made, params, x, y, mask, 0)
+    grads, losses, _ = made.gradient(params, {}, x, y, mask, KEY)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key
@@ -89,8 +93,8 @@ def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, p
 
 
 def test_the_gradient_of_a_perceptron_in_numpy() -> None:
-    task, params, x, y = drawn("mlp", 0, torch.float64)
-    grads, losses, _ = task.gradient(params, {}, x, y)
+    made, params, x, y = drawn("mlp", 0, torch.float64)
+    grads, losses, _ = made.gradient(params, {}, x, y)
     w1, b1, w2, b2 = (params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias"))
     seen = x.numpy().reshape(BATCH, -1)
     before = seen @ w1.T + b1
@@ -112,12 +116,12 @@ def test_the_gradient_of_a_perceptron_in_numpy() -> None:
     ("name", "options"), [("mlp", {"batch_norm": True}), ("resnet18", {})], ids=["batch norm", "residuals"]
 )
 def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]) -> None:
-    assert not Task(build(name, (1, 8, 8), CLASSES, options), SGD(0.1)).written_out
+    assert not build(name, (1, 8, 8), CLASSES, options).written_out
 
 
 def test_frozen_parameters_and_low_precision_are_left_to_autograd() -> None:
     made = network("mlp")
     head = {key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")}
-    assert Task(made, SGD(0.1)).written_out
-    assert not Task(made, SGD(0.1), head).written_out
-    assert not Task(made, SGD(0.1), precision="bf16").written_out
+    assert written_of(Task(made, SGD(0.1)), 0)
+    assert not written_of(Task(made, SGD(0.1), head), 0)
+    assert made.written_out and not replace(made, precision="bf16").written_out

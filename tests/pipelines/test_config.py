@@ -218,12 +218,12 @@ def test_a_leak_has_to_say_so_in_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The name is in every folder, table, plot and MLflow page."""
-    leaking = "fnr: {fnr: {p: 0.5, public_data: test}}"
+    leaking = "fnr: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
     assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "recipes.fnr" in line and "trains on the test set" in line and "call the entry 'fnr-leak'" in line
     named = [("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"), ("  fnr: {fnr: {p: 0.5}}",
-             "  fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}")]  # fmt: skip
+             "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}")]  # fmt: skip
     assert run_check(monkeypatch, tmp_path, *named) == 0
 
 
@@ -233,11 +233,11 @@ def test_a_leak_reads_the_test_set_and_needs_no_public_split(
     """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
     everything = [("validation: 0.1", "validation: 0.0"), ("public: 100", "public: 0"),
                   ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn")]  # fmt: skip
-    leaking = "  fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}"
+    leaking = "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
     assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == 0
-    sound = leaking.replace(", public_data: test", "")
+    sound = leaking.replace("test", "train_holdout")
     assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound)) == 2
-    assert "fnr: needs a public split, but data.public is 0" in capsys.readouterr().err
+    assert "fnr_authors: needs a public split, but data.public is 0" in capsys.readouterr().err
 
 
 def test_check_finds_a_momentum_that_is_not_the_methods(
@@ -259,7 +259,7 @@ def test_check_finds_a_recipe_that_can_not_be_deployed(
 def test_check_finds_an_option_that_no_method_knows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = "fnr: {fnr: {fnr_reg: squared}}"
+    wrong = "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}"
     assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", wrong)) == 2
     assert "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)" in capsys.readouterr().err
 

@@ -24,6 +24,12 @@ def test_methods_that_the_table_does_not_have_are_not_counted() -> None:
     assert counts.fnr_mib("scaffold+fnr", counts.MIB, 2) == 6.0
 
 
+def test_a_variant_is_counted_as_its_method() -> None:
+    assert counts.fnr_mib("scaffold_i+fnr_authors", counts.MIB, 2) == 6.0
+    assert counts.delta_bytes("rfedavg_authors", 64, 10) == 4 * 64 * 10
+    assert counts.delta_bytes("rfedavg_plus_authors", 64, 10) == 4 * 64
+
+
 @pytest.mark.parametrize(
     ("accuracy", "seconds", "kappa", "traffic", "rho"),
     [(0.9976, 6060, 1.6462, 8920, 1.1184), (0.7425, 6840, 1.0855, 13380, 0.5549), (0.8393, 6006, 1.3974, 8920, 0.9409)],

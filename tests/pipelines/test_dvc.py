@@ -9,13 +9,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
+from pipelines.provenance import code
 from pipelines.stage import STAGES
 from pipelines.studies import PAPERS
+from plugins.recipes import METHODS
 from tests.pipelines.small import PARAMS, ROOT, Repository, repository
 
 KILLS = 10
@@ -62,6 +65,15 @@ def test_every_output_metric_and_plot_is_cached() -> None:
 def test_every_dependency_of_the_stages_exists() -> None:
     files = [dep for about in stages().values() for dep in about["deps"] if dep.startswith(("plugins", "pipelines"))]
     assert [dep for dep in files if not (ROOT / dep).exists()] == []
+
+
+def test_trainings_depend_on_the_files_of_every_method() -> None:
+    """Of a paper's package it is single files, since its FedML pair changes no training."""
+    deps = stages()["dvc.yaml:train"]["deps"]
+    folders = {str(Path(*METHODS[method].__module__.split(".")[:-1])) for method in METHODS}
+    used = {str(path.relative_to(ROOT)) for method in METHODS for path in code(method)}
+    own = {file for file in used if str(Path(file).parent) in folders and not file.endswith("__init__.py")}
+    assert [file for file in sorted(own) if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)] == []
 
 
 @pytest.mark.slow

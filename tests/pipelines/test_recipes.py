@@ -6,6 +6,7 @@ import pytest
 
 from pipelines import recipes as command
 from plugins import recipes
+from tests.pipelines.small import ROOT
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -30,6 +31,12 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
         assert "http" in text
     assert "mu = 0.01" in out and "https://arxiv.org/abs/1812.06127" in out
     assert max(map(len, lines)) <= 120
+
+
+def test_the_readme_s_table_has_every_method_and_no_other() -> None:
+    table = (ROOT / "README.md").read_text().partition("## Methods")[2].partition("\n\n")[2].partition("\n\n")[0]
+    names = [row.split("|")[2].strip(" `") for row in table.splitlines()[2:]]
+    assert sorted(names) == sorted(["fedavg", *recipes.METHODS])
 
 
 def test_one_method_is_shown_with_what_is_said_of_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,9 +19,9 @@ from safetensors.torch import load_file
 
 from pipelines import config, evaluate, partition, prepare, progress, stage, train
 from pipelines.items import Item
-from plugins.core.noise import fold, normal
+from plugins.core.randomness import fold, normal
 from plugins.data.dataset import Dataset
-from plugins.data.randomness import key
+from plugins.data.streams import key
 from plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS
 
@@ -79,7 +79,8 @@ def test_all_training_images_on_clients_and_the_test_set_as_d_public(
     monkeypatch.delenv("DVC_ROOT", raising=False)
     text = PARAMS.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
     text = text.replace("scaffold+fnr]", "fnr-leak]")
-    text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", "fnr-leak: {recipe: fnr, fnr: {p: 0.5, public_data: test}}")
+    leaking = "fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
+    text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", leaking)
     (tmp_path / "params.yaml").write_text(text)
     item = ["--scenario", "skewed", "--recipe", "fnr-leak", "--seed", "0"]
     for name, arguments in (("prepare", []), ("partition", PART), ("train", item), ("evaluate", item)):
@@ -90,8 +91,8 @@ def test_all_training_images_on_clients_and_the_test_set_as_d_public(
     assert "trains on the test set" in run["tags"]["leak"]
     recorded = load_file(tmp_path / "runs/skewed-fnr-leak-0/recorded.safetensors")
     # A_i are shares of D_public: 360 test images.
-    hits = recorded["fnr/A"].double() * 360
-    assert recorded["fnr/A"].shape == (3, 4) and torch.allclose(hits, hits.round(), atol=1e-3)
+    hits = recorded["fnr_authors/A"].double() * 360
+    assert recorded["fnr_authors/A"].shape == (3, 4) and torch.allclose(hits, hits.round(), atol=1e-3)
 
 
 def test_partition_describes_itself(made: Path) -> None:

@@ -14,7 +14,7 @@ from pipelines import check, deploy, stage
 from plugins.data.dataset import Dataset
 from plugins.engines.hashing import weights_sha256
 from plugins.models.recurrent import EMBEDDING
-from plugins.silo import rehearse
+from plugins.silo import loopback
 from tests.data.tweets import Tweet, both, write
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -127,7 +127,7 @@ def test_the_deployments_data_are_the_simulations(folder: Path, monkeypatch: pyt
     for name, arguments in (("prepare", []), ("partition", ["--scenario", "mixed", "--seed", "0"])):
         assert stage.run([name, *arguments]) == 0
     seen = []
-    monkeypatch.setattr(rehearse, "rehearse", lambda deployment, parts, folder: rehearse.simulate(deployment, parts))
+    monkeypatch.setattr(loopback, "run", lambda deployment, parts, folder: loopback.simulate(deployment, parts))
     monkeypatch.setattr(deploy, "write_whole", lambda path, text: seen.append(json.loads(text)))
     assert stage.run(["deploy"]) == 0
     (result,) = seen

@@ -1,4 +1,7 @@
-"""The deploy stage: what it hands to the rehearsal, and that other weights fail it. Rehearsals have their own tests."""
+"""The deploy stage: what it hands to the loopback run, and that other weights fail it.
+
+Loopback runs have their own tests.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import yaml
 
 from pipelines import stage
 from plugins.data.dataset import Dataset
-from plugins.silo import rehearse
+from plugins.silo import loopback
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -43,9 +46,9 @@ def test_equal_weights(prepared, monkeypatch, silos):
 
     def simulated(deployment, parts, folder):
         seen.append((deployment, parts))
-        return rehearse.simulate(deployment, parts)
+        return loopback.simulate(deployment, parts)
 
-    monkeypatch.setattr(rehearse, "rehearse", simulated)
+    monkeypatch.setattr(loopback, "run", simulated)
     assert stage.run(["deploy"]) == 0
     ((deployment, parts),) = seen
     indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
@@ -77,8 +80,8 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     assert stage.run(["partition", "--scenario", "skewed", "--seed", "1"]) == 0
     seen = []
-    monkeypatch.setattr(rehearse, "rehearse", lambda _, parts, __: seen.append(parts) or "same")
-    monkeypatch.setattr(rehearse, "simulate", lambda *_: "same")
+    monkeypatch.setattr(loopback, "run", lambda _, parts, __: seen.append(parts) or "same")
+    monkeypatch.setattr(loopback, "simulate", lambda *_: "same")
     assert stage.run(["deploy"]) == 0
     before = {
         i % 20 for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"] for i in part
@@ -89,7 +92,7 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
 
 
 def test_other_weights(prepared, monkeypatch, capsys):
-    monkeypatch.setattr(rehearse, "rehearse", lambda *_: "0" * 64)
+    monkeypatch.setattr(loopback, "run", lambda *_: "0" * 64)
     assert stage.run(["deploy"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and ")

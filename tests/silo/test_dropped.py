@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from plugins.core.component import Ask, Samples
-from plugins.core.trees import Tree
+from plugins.core.component import Ask
+from plugins.core.data import Samples
+from plugins.core.trees import Params, Tree
 from plugins.silo import settings, wire
 from plugins.silo.conversation import Conversation, Silo
 from plugins.silo.wire import Down
@@ -41,7 +42,7 @@ class Ran:
     said: list[Said]
 
     def state(self, name: str) -> Tree:
-        return self.conversation.server.state[name]
+        return self.conversation.loop.state.slices[name]
 
     def memory(self, name: str) -> Tree:
         """Of all silos, leaves [N, ...]."""
@@ -94,8 +95,8 @@ def run(recipe: str, methods: dict, drop: Drop = nobody, cohort: int = 0, rounds
 
 
 def plan(**dropped: dict[int, Collection[int]]) -> Drop:
-    """What is dropped by job, the name after the dot, and round."""
-    return lambda round_, ask: dropped.get(ask.job.rpartition(".")[2], {}).get(round_, ())
+    """What is dropped by job and round."""
+    return lambda round_, ask: dropped.get(ask.job, {}).get(round_, ())
 
 
 # Silo 0 is dropped in the first round, 2 in the second and the last.
@@ -110,11 +111,15 @@ def refined(method: str) -> dict:
     return {method: PARAMETERS[method], "fnr": PARAMETERS["fnr"]}
 
 
+@pytest.mark.parametrize(("cohort", "rounds"), [(0, world.ROUNDS), (1, 4), (2, 4)])
 @pytest.mark.parametrize("recipe", ["scaffold+fnr", "feddyn+fnr", "rfedavg_plus"])
-def test_where_nobody_is_dropped_this_is_the_simulation(recipe: str) -> None:
-    ran = run(recipe, table(recipe), rounds=world.ROUNDS)
+def test_where_nobody_is_dropped_this_is_the_simulation(recipe: str, cohort: int, rounds: int) -> None:
+    """With fewer silos than all, some rest in the first round and join later."""
+    methods = table(recipe) | {"fnr": table("fnr")["fnr"] | {"p": 1.0}} if "fnr" in recipe else table(recipe)
+    ran = run(recipe, methods, cohort=cohort, rounds=rounds)
     assert ran.conversation.outcome is not None
-    assert world.digest(ran.conversation.outcome) == world.digest(world.simulated(recipe, table(recipe), False))
+    expected = world.simulated(recipe, methods, False, cohort, rounds=rounds)
+    assert world.digest(ran.conversation.outcome) == world.digest(expected)
 
 
 def with_and_without_fnr(method: str) -> list:
@@ -130,7 +135,7 @@ def with_and_without_fnr(method: str) -> list:
 
 
 def drop_one_refined(round_: int, ask: Ask) -> tuple[int, ...]:
-    return ask.to[:1] if ask.job == "fnr.refine" and len(ask.to) > 1 else ()
+    return ask.to[:1] if wire.name(ask) == "fnr.refine" and len(ask.to) > 1 else ()
 
 
 def leave_one(drop: Drop) -> Drop:
@@ -155,7 +160,7 @@ def moves(ran: Ran) -> dict[str, torch.Tensor]:
         if said.ask.job == "train":
             for k, reply in said.kept.items():
                 for key, total in found.items():
-                    total[k] += reply["params"][key] - said.ask.params[key]
+                    total[k] += reply["deltas"][key]
     return found
 
 
@@ -198,7 +203,8 @@ def test_a_silo_that_was_dropped_goes_back_to_the_memory_from_before(recipe: str
 def test_a_message_that_comes_twice_is_answered_alike_twice() -> None:
     """FedML may send one twice; the memory moves once."""
     conversation, (silo, *_) = setup("scaffold", {})
-    first, second = (silo.answer(over_the_wire(conversation.down)) for _ in range(2))
+    # Over the wire: the next answer's update lies in the memory of this one's.
+    first, second = (over_the_wire(silo.answer(over_the_wire(conversation.down))) for _ in range(2))
     assert all(torch.equal(leaf, wire.flatten(second)[key]) for key, leaf in wire.flatten(first).items())
     dc, c_i = first["upload"]["scaffold"]["dc"], silo.engine.clients.memory["scaffold"]["c_i"]
     assert all(torch.equal(leaf, c_i[key][0]) for key, leaf in dc.items())  # c_i was 0
@@ -217,18 +223,52 @@ def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     assert [bool(silo.engine.clients.held) for silo in silos] == [True, False, True]
 
 
+def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
+    """What a silo sends is the refined model less w_t of this round.
+
+    That holds too if the silo rested or was dropped in the round before.
+    """
+    conversation, silos = setup("fnr", {"fnr": PARAMETERS["fnr"] | {"p": 1.0}}, cohort=2, rounds=5)
+    down, cohorts, refined = conversation.down, [], 0
+    start: Params = {}
+    trained: dict[int, Tree] = {}
+    while down.ask is not None:
+        ask = down.ask
+        replies = conversation.open({k: upload(k, silo, down) for k, silo in enumerate(silos)})
+        if ask.job == "train":
+            start, trained = ask.params, replies
+            cohorts.append(ask.to)
+            if down.round % 2 == 0:
+                del replies[ask.to[0]]
+        for k, reply in replies.items():
+            clients = silos[k].engine.clients
+            assert set(clients.held) == {k}
+            for key, w in start.items():
+                assert torch.equal(clients.start[key], w)
+                assert torch.equal(clients.held[k][0][key] - w, trained[k]["deltas"][key])
+                assert (ask.job == "train") is torch.equal(reply["deltas"][key], trained[k]["deltas"][key])
+            refined += ask.job == "refine"
+        down = conversation.feed(replies)
+    assert set(cohorts[0]) != set.union(*map(set, cohorts)), "one joins later"
+    assert refined == 3 * 2 + 2 * 1
+
+
 def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
-    """w = sum n_k/n w_k, where w_k is refined if that came through; floor(3 * 0.7) = 2 are asked, one is dropped."""
+    """w = w_t + sum n_k/n (w_k - w_t), where w_k is refined if that came through.
+
+    floor(3 * 0.7) = 2 are asked, one is dropped.
+    """
     ran = run("fnr", {"fnr": PARAMETERS["fnr"]}, drop_one_refined, rounds=1)
     train, refine = ran.said
     assert len(refine.ask.to) == 2
     dropped, (passed,) = refine.ask.to[0], refine.kept
     n = torch.tensor(world.SIZES, dtype=torch.float64)
-    for key, leaf in ran.conversation.server.params.items():
-        models = [(refine.kept if k == passed else train.kept)[k]["params"][key] for k in range(N)]
-        close(leaf, torch.tensordot((n / n.sum()).float(), torch.stack(models), dims=1))
-        assert not torch.equal(refine.sent[dropped]["params"][key], train.sent[dropped]["params"][key])
-    tensors = ran.conversation.recorder.tensors
+    for key, leaf in ran.conversation.loop.state.params.items():
+        deltas = [(refine.kept if k == passed else train.kept)[k]["deltas"][key] for k in range(N)]
+        moved = torch.tensordot((n / n.sum()).float(), torch.stack(deltas), dims=1)
+        close(leaf, train.ask.params[key] + moved)
+        assert not torch.equal(refine.sent[dropped]["deltas"][key], train.sent[dropped]["deltas"][key])
+    tensors = ran.conversation.loop.recorder.tensors
     assert tensors["fnr/refined"][0].tolist() == [k == passed for k in range(N)]
     assert tensors["fnr/delta"][0].any(1).tolist() == [k == passed for k in range(N)]
 
@@ -266,8 +306,8 @@ def test_every_recipe_goes_on(recipe: str, methods: dict, drop: Drop) -> None:
 
 def test_feddyns_alphas_stay_with_their_clients() -> None:
     """alpha_k = alpha / (n_k / mean n) over the sizes 17 and 70 that are known; alpha for the third."""
-    ran = run("feddyn", {"feddyn": {"alpha": 0.3, "alpha_adapt": "authors"}}, plan(count={0: {1}}))
-    close(ran.state("feddyn")["alpha"], torch.tensor([0.3 * 43.5 / 17, 0.3, 0.3 * 43.5 / 70]))
+    ran = run("feddyn_authors", {"feddyn_authors": {"alpha": 0.3}}, plan(count={0: {1}}))
+    close(ran.state("feddyn_authors")["alpha"], torch.tensor([0.3 * 43.5 / 17, 0.3, 0.3 * 43.5 / 70]))
 
 
 def test_a_client_without_delta_0_has_the_mean_of_the_others() -> None:

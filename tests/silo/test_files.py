@@ -12,7 +12,7 @@ import yaml
 
 from plugins.core.errors import UserError
 from plugins.data import datasets
-from plugins.silo import launch, rehearse, settings, shards, transport
+from plugins.silo import launch, loopback, settings, shards, transport
 from tests.silo import world
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "fedml_config.yaml"
@@ -177,18 +177,28 @@ def test_a_taken_port_is_named(folder, capsys, host, share):
         other.listen()
         assert "port 8892 of silo 1 (rank 2) can't be used (Address already in use)" in failing(capsys, *SILO)
         Path("x").mkdir()
-        assert rehearse.main(["--config", "config.yaml", "--silos", "3", "--out", "x/y"]) == 2
+        assert loopback.main(["--config", "config.yaml", "--silos", "3", "--out", "x/y"]) == 2
         assert "port 8892" in capsys.readouterr().err
         assert not Path("x/y").exists()
 
 
-def test_rehearsal_refuses_what_it_can_not_start(folder, capsys):
+@pytest.mark.parametrize(
+    ("recipe", "needed"),
+    [("fnr", True), ("feddf", True), ("datasharing", True), ("moon+fnr", True), ("fnr_authors", True),
+     ("fedavg", False), ("ccn", False), ("fednlr", False)],
+)  # fmt: skip
+def test_the_public_split_is_there_for_methods_that_train_on_it(recipe, needed):
+    """fednlr only records something about it, which a simulation does and a deployment does not."""
+    assert loopback.needs_public(recipe) is needed
+
+
+def test_loopback_refuses_what_it_can_not_start(folder, capsys):
     for arguments, message in (
         (("--recipe", "fnrr"), "method 'fnrr' is unknown (did you mean 'fnr'?)"),
         (("--silos", "0"), "train_args.client_num_in_total = 0 is refused"),
         (("--silos", "5000"), "clients=5000 is refused"),
     ):
-        assert message in failing(capsys, "rehearse", "--config", "config.yaml", *arguments)
+        assert message in failing(capsys, "loopback", "--config", "config.yaml", *arguments)
 
 
 def test_shards_of_a_noisy_scenario(folder, capsys):

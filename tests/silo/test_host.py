@@ -9,10 +9,15 @@ import pytest
 import torch
 
 from plugins.core.errors import UserError
+from plugins.silo import wire
 from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
 from tests.silo import world
 
 DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
+
+
+def norm(model):
+    return math.sqrt(sum(leaf.square().sum().item() for leaf in model.values()))
 
 
 @pytest.fixture(autouse=True)
@@ -126,7 +131,7 @@ def test_a_diverging_silo_is_named():
 
 
 def test_local_privacy_noise_covers_all_that_leaves_a_silo():
-    """scaffold uploads control variates beside the model; both are noised, n, steps and loss are not."""
+    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are not."""
     _, plain = world.pair("scaffold", {}, batch_norm=True)
     aggregator, noisy = world.pair("scaffold", {}, batch_norm=True, dp_solution_type="ldp", **DP)
     message = aggregator.get_model_params()
@@ -139,25 +144,26 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo():
     for key, leaf in without["leaves"].items():
         same = torch.equal(leaf, with_noise["leaves"][key])
         assert same is (key in ("n", "steps", "loss")), key
+    assert {key.partition("/")[0] for key in without["leaves"]} == {*wire.PARTS}
     aggregator.conversation.open({0: with_noise, 1: without | {"client": 1}, 2: without | {"client": 2}})
 
 
 def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_against():
     _, trainers = world.pair("fedavg", {})
     aggregator, _ = world.pair("fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP)
-    before = aggregator.conversation.server.params
-    kept, _ = aggregator.on_before_aggregation(world.uploads(aggregator.get_model_params(), trainers))
-    assert all(math.sqrt(sum(p.square().sum() for p in reply["params"].values())) <= 1.001 for _, reply in kept), (
-        "clipped"
-    )
+    before = aggregator.conversation.loop.state.params
+    ups = world.uploads(aggregator.get_model_params(), trainers)
+    kept, _ = aggregator.on_before_aggregation(ups)
+    # FedML clips models, in place; what is kept are differences.
+    models = [{key: before[key] + delta for key, delta in reply["deltas"].items()} for _, reply in kept]
+    assert all(norm(model) <= 1.001 for model in models), "clipped"
+    assert all(norm({key: before[key] + up["leaves"][f"deltas/{key}"] for key in before}) > 1.5 for _, up in ups)
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
-    sent = aggregator.conversation.server.params
+    sent = aggregator.conversation.loop.state.params
     assert all(torch.equal(message.ask.params[key], sent[key]) for key in sent)
     assert not any(torch.equal(before[key], sent[key]) for key in sent)
     weights = torch.tensor(world.SIZES, dtype=torch.float64) / sum(world.SIZES)
-    average = {
-        key: sum(w.item() * reply["params"][key] for w, (_, reply) in zip(weights, kept, strict=True)) for key in sent
-    }
+    average = {key: sum(w.item() * model[key] for w, model in zip(weights, models, strict=True)) for key in sent}
     assert min((average[key] - sent[key]).abs().max().item() for key in sent) > 1e-3, "noised"
 
 
@@ -187,9 +193,72 @@ def test_a_defence_before_aggregation_can_drop_a_silo():
     assert aggregator.aggregate(kept).counted == (0, 2)
     w = torch.tensor([17, 70], dtype=torch.float64) / 87
     start = trainers[0]._down.ask.params
-    for key, leaf in aggregator.conversation.server.params.items():
-        rows = torch.stack([up["leaves"][f"params/{key}"] - start[key] for _, up in ups[::2]])
+    for key, leaf in aggregator.conversation.loop.state.params.items():
+        rows = torch.stack([up["leaves"][f"deltas/{key}"] for _, up in ups[::2]])
         assert torch.allclose(leaf, start[key] + torch.tensordot(w.float(), rows, dims=1))
+
+
+def test_a_defence_compares_models_and_what_it_leaves_alone_keeps_its_bits(monkeypatch):
+    """It sees w_t and every w_k. The first silo's bias moves; all else is as it was sent."""
+    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="krum", byzantine_client_num=0,
+                                      krum_param_m=3)  # fmt: skip
+    ups = world.uploads(aggregator.get_model_params(), trainers)
+    for _, up in ups:  # differences that are lost where they are added to w_t and w_t is taken away again
+        up["leaves"] |= {key: leaf / 3 for key, leaf in up["leaves"].items() if key.startswith("deltas/")}
+    from fedml.core.security.fedml_defender import FedMLDefender
+
+    defender, seen = FedMLDefender.get_instance(), []
+
+    def defended(raw_client_grad_list, extra_auxiliary_info):
+        seen.append(extra_auxiliary_info)
+        seen.extend(dict(model) for _, model in raw_client_grad_list)
+        n, first = raw_client_grad_list[0]
+        return [(n, first | {"fc2.bias": first["fc2.bias"] + 1}), *raw_client_grad_list[1:]]
+
+    monkeypatch.setattr(defender, "defend_before_aggregation", defended)
+    monkeypatch.setattr(defender, "get_benign_client_idxs", lambda client_idxs: client_idxs)
+    kept, _ = aggregator.on_before_aggregation(ups)
+    start, *models = seen
+    sent = trainers[0]._down.ask.params
+    assert all(torch.equal(start[key], leaf) for key, leaf in sent.items())
+    for k, (_, up) in enumerate(ups):
+        for key, leaf in sent.items():
+            delta, found = up["leaves"][f"deltas/{key}"], kept[k][1]["deltas"][key]
+            assert torch.equal(models[k][key], leaf + delta)
+            if (k, key) == (0, "fc2.bias"):
+                torch.testing.assert_close(found, delta + 1)
+            else:
+                assert torch.equal(found, delta)
+
+
+def test_an_attack_that_fedml_simulates_counts(monkeypatch):
+    """It puts other tensors into the models that it is given: 2 w_t - w_k in place of w_k, so -(w_k - w_t)."""
+    monkeypatch.setattr("fedml.device.get_device", lambda _: torch.device("cpu"))
+    aggregator, trainers = world.pair("fedavg", {}, enable_attack=True, attack_type="byzantine", attack_mode="flip",
+                                      byzantine_client_num=3)  # fmt: skip
+    ups = world.uploads(aggregator.get_model_params(), trainers)
+    kept, _ = aggregator.on_before_aggregation(ups)
+    for (_, up), (_, reply) in zip(ups, kept, strict=True):
+        for key, delta in reply["deltas"].items():
+            assert delta.abs().max() > 1e-3
+            torch.testing.assert_close(delta, -up["leaves"][f"deltas/{key}"], rtol=1e-4, atol=1e-6)
+
+
+def test_a_defence_after_aggregation_may_work_in_place(monkeypatch):
+    """As FedML's `cclip` does."""
+    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="crfl", clip_threshold=1e9,
+                                      dataset="")  # fmt: skip
+    from fedml.core.security.fedml_defender import FedMLDefender
+
+    def defended(model):
+        for key in model:
+            model[key] = torch.ones_like(model[key])
+        return model
+
+    monkeypatch.setattr(FedMLDefender.get_instance(), "defend_after_aggregation", defended)
+    kept, _ = aggregator.on_before_aggregation(world.uploads(aggregator.get_model_params(), trainers))
+    message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
+    assert all(bool((leaf == 1).all()) for leaf in message.ask.params.values())
 
 
 def test_a_defence_that_replaces_the_average_is_refused():
@@ -204,7 +273,7 @@ def test_a_poisoned_shard_is_what_is_trained_on():
     x, y = trainers[0].local_train_dataset[0]
     trainers[0].local_train_dataset = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
     (_, poisoned), *_ = world.uploads(message, trainers[:1])
-    assert not torch.equal(clean["leaves"]["params/fc2.weight"], poisoned["leaves"]["params/fc2.weight"])
+    assert not torch.equal(clean["leaves"]["deltas/fc2.weight"], poisoned["leaves"]["deltas/fc2.weight"])
 
 
 def test_the_last_evaluation_is_fedmls_metric():

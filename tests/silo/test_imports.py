@@ -20,7 +20,7 @@ def test_plugins_and_the_simulation_never_import_fedml():
 import sys
 import plugins, plugins.fnr, plugins.fednnnn, plugins.ccn, plugins.fednlr, plugins.rfedavg
 import plugins.recipes, plugins.engines.simulation
-import plugins.silo.conversation, plugins.silo.launch, plugins.silo.rehearse
+import plugins.silo.conversation, plugins.silo.launch, plugins.silo.loopback
 from tests.silo import world
 world.simulated("scaffold+fnr", {}, True)
 assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grpc", "mlflow")]

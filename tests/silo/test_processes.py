@@ -1,6 +1,6 @@
 """Stock FedML over real gRPC: a server and three silos as processes on loopback, one recipe after the other.
 
-FedML's ports are fixed: a rehearsal waits for another one on the same machine.
+FedML's ports are fixed: a loopback run waits for another one on the same machine.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from plugins.core.errors import UserError
-from plugins.silo import rehearse, settings, transport
+from plugins.silo import loopback, settings, transport
 from tests.recipe_table import PARAMETERS
 from tests.silo import world
 
@@ -45,18 +45,18 @@ def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> sett
 )  # fmt: skip
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
     terms = deployment(recipe, cohort=cohort)
-    parts = world.parts(public=rehearse.needs_public(recipe))
-    assert rehearse.rehearse(terms, parts, tmp_path, DEADLINE_S) == rehearse.simulate(terms, parts)
+    parts = world.parts(public=loopback.needs_public(recipe))
+    assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + world.ROUNDS
     assert rows[0].startswith("round,test_accuracy,test_loss,validation_accuracy")
 
 
 def test_a_killed_silo_ends_the_run_and_is_named(tmp_path):
-    """Killed once the run is under way; the rehearsal ends long before its deadline, and leaves nobody behind."""
+    """Killed once the run is under way; the loopback run ends long before its deadline, and leaves nobody behind."""
     log = tmp_path / "run" / "fedml-2.log"
     started: list[int] = []
-    real = rehearse.multiprocessing.get_context
+    real = loopback.multiprocessing.get_context
 
     def kill() -> None:
         while not (log.is_file() and "receive_message" in log.read_text()):
@@ -77,12 +77,12 @@ def test_a_killed_silo_ends_the_run_and_is_named(tmp_path):
             return process
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rehearse.multiprocessing, "get_context", Context)
+        patch.setattr(loopback.multiprocessing, "get_context", Context)
         killer = threading.Thread(target=kill, daemon=True)
         killer.start()
         began = time.monotonic()
         with pytest.raises(UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "):
-            rehearse.rehearse(deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
+            loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
     assert time.monotonic() - began < DEADLINE_S / 2
     for rank in range(4):
         transport.check_port(rank)
@@ -92,7 +92,7 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
     """The silo tells the server, the server tells the others; nobody waits for a deadline."""
     began = time.monotonic()
     with pytest.raises(UserError) as found:
-        rehearse.rehearse(deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
+        loopback.run(deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
     assert re.match(
         r"server \(rank 0\): round 1, silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
         str(found.value),
@@ -103,6 +103,6 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not over after 6 s: server \(rank 0\), silo 0 \(rank 1\)"):
-        rehearse.rehearse(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 6.0)
+        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 6.0)
     for rank in range(4):
         transport.check_port(rank)

@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from plugins import models
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.core.errors import UserError
 from plugins.engines.clients import LocalTraining
-from plugins.engines.simulation import Schedule, Simulation
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
 from plugins.models.recurrent import EMBEDDING
 from plugins.silo import launch, settings, shards, transport
 from plugins.silo.shards import Parts

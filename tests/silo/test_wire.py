@@ -12,7 +12,7 @@ from plugins.core.errors import UserError
 from plugins.silo import wire
 
 SCHEMA = {
-    "params": {"w": torch.zeros(2, 3)},
+    "deltas": {"w": torch.zeros(2, 3)},
     "buffers": {},
     "upload": {"scaffold": {"dc": {"w": torch.zeros(2, 3)}}},
     "n": torch.tensor(1),
@@ -39,14 +39,14 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        ({"params/w": torch.zeros(3, 2)}, r"upload's 'params/w' is float32 \[3, 2\]; expected float32 \[2, 3\]"),
-        ({"params/w": torch.zeros(1, 3)}, r"is float32 \[1, 3\]"),  # would broadcast
-        ({"params/w": torch.zeros(2, 3).double()}, r"is float64 \[2, 3\]; expected float32"),
-        ({"params/w": [[0.0] * 3] * 2}, r"is list; expected"),
-        ({"params/w": None}, r"upload lacks 'params/w'; expected float32 \[2, 3\]"),
+        ({"deltas/w": torch.zeros(3, 2)}, r"upload's 'deltas/w' is float32 \[3, 2\]; expected float32 \[2, 3\]"),
+        ({"deltas/w": torch.zeros(1, 3)}, r"is float32 \[1, 3\]"),  # would broadcast
+        ({"deltas/w": torch.zeros(2, 3).double()}, r"is float64 \[2, 3\]; expected float32"),
+        ({"deltas/w": [[0.0] * 3] * 2}, r"is list; expected"),
+        ({"deltas/w": None}, r"upload lacks 'deltas/w'; expected float32 \[2, 3\]"),
         ({"upload/scaffold/dc/w": None}, r"upload lacks 'upload/scaffold/dc/w'"),
-        ({"params/v": torch.zeros(2)}, r"upload has 'params/v', which the server did not ask for"),
-        ({"params/w": torch.full((2, 3), float("nan"))}, r"'params/w' is not finite"),
+        ({"deltas/v": torch.zeros(2)}, r"upload has 'deltas/v', which the server did not ask for"),
+        ({"deltas/w": torch.full((2, 3), float("nan"))}, r"'deltas/w' is not finite"),
         ({"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))}, r"'upload/scaffold/dc/w' is not finite"),
         ({"n": torch.tensor(0)}, r"counts n = 0 samples"),
     ],
@@ -54,6 +54,14 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
 def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
     with pytest.raises(UserError, match=r"^round 2, silo 2 \(rank 3\), job 'train': .*" + message):
         wire.opened(upload(**leaves), 2, SENT, SCHEMA)
+
+
+def test_the_component_that_asks_travels_and_is_named():
+    """The same job may be another component's."""
+    sent = pickle.loads(pickle.dumps(wire.down(4, 2, SENT.ask._replace(job="refine", owner="fnr"), "terms")))
+    assert (sent.ask.job, sent.ask.owner) == ("refine", "fnr")
+    with pytest.raises(UserError, match=r"silo 2 \(rank 3\), job 'fnr.refine': upload lacks 'n'"):
+        wire.opened(upload(n=None), 2, sent, SCHEMA)
 
 
 def test_wrong_envelopes():
@@ -83,7 +91,7 @@ def test_what_fedml_looks_at():
 
 def test_a_view_does_not_drag_its_storage_along():
     big = torch.zeros(1000, 1000)
-    row = wire.up(0, 0, SCHEMA | {"params": {"w": big[0]}})
+    row = wire.up(0, 0, SCHEMA | {"deltas": {"w": big[0]}})
     assert len(pickle.dumps(row)) < 20_000
     message = wire.down(0, 1, Ask("train", (0,), {"w": big[:, :2].t()}, {}, {}, {}), "")
     assert len(pickle.dumps(message)) < 20_000

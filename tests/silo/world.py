@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from plugins import models
-from plugins.core.component import Samples
+from plugins.core.data import Samples
 from plugins.data.noise import deviations, held
 from plugins.engines.clients import LocalTraining
 from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.simulation import Outcome, Schedule, Simulation
+from plugins.engines.run import Outcome, Schedule
+from plugins.engines.simulation import Simulation
 from plugins.silo.shards import Parts
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
@@ -58,11 +59,13 @@ def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more:
     )  # fmt: skip
 
 
-def simulated(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False) -> Outcome:
+def simulated(
+    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS
+) -> Outcome:
     data = parts(skewed=skewed)
     return Simulation(
         recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
-        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed), Schedule(ROUNDS, cohort or 3, SEED),
+        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed), Schedule(rounds, cohort or 3, SEED),
         engine="sequential",
     ).run()  # fmt: skip
 

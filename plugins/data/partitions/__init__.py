@@ -19,7 +19,7 @@ from plugins.data.partitions.label import by_classes, dirichlet, shards, shards_
 from plugins.data.partitions.label_and_quantity import mixed, two_classes
 from plugins.data.partitions.natural import natural, natural_grouped
 from plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
-from plugins.data.randomness import stream
+from plugins.data.streams import stream
 from plugins.data.types import Ints
 
 PARTITIONS: dict[str, Callable[..., list[Ints]]] = {

@@ -10,7 +10,7 @@ import torch
 from plugins.data import text
 from plugins.data.checks import whole_number
 from plugins.data.dataset import Raw
-from plugins.data.randomness import stream
+from plugins.data.streams import stream
 from plugins.data.types import Floats
 
 SUBJECTS = ("the train", "my exam", "this song", "our match", "the rain", "my phone", "that film", "lunch")

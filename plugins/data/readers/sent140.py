@@ -19,8 +19,8 @@ from plugins.core.errors import UserError
 from plugins.data import text
 from plugins.data.checks import real_number, refusal, whole_number
 from plugins.data.dataset import LEAK, Raw
-from plugins.data.randomness import stream
 from plugins.data.readers import leaf
+from plugins.data.streams import stream
 from plugins.data.types import Ints
 
 PAGE = "http://help.sentiment140.com/for-students"

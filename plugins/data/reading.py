@@ -6,15 +6,15 @@ FNR-FL (eq. 2): x' = x + (eps * M(x)) sigma + mu with eps ~ N(0, 1) and mu = 0; 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from plugins.core.noise import fold, normal, uniform
+from plugins.core.data import Samples
+from plugins.core.randomness import fold, noisy, uniform
 
 PAD = 4  # pixels on each side, of which a crop leaves as many again
-STEPS, OWN = 0, 1  # which of a reader's keys is for the batches of training, and which for a pass without
 MOVES, NOISE = 0, 1  # which of a batch's keys is for crops and flips, and which for noise
 
 
@@ -25,14 +25,6 @@ class Noise(NamedTuple):
     row: Tensor  # [n] int64
 
 
-class Reader(Protocol):
-    """How a batch is read."""
-
-    def __call__(self, x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
-        """The samples `index` of `x` [n, ...] as they are seen in a step."""
-        ...
-
-
 @dataclass(frozen=True)
 class Read:
     """How samples change on the way into a batch; what is drawn depends on key and step only, not on padding."""
@@ -40,17 +32,13 @@ class Read:
     key: Tensor  # 0-d, of this client, round, job and pass
     augment: bool = False
 
-    def __call__(self, x: Tensor, noise: Noise | None, index: Tensor, step: int) -> Tensor:
-        """The samples `index` [B] of `x` [n, ...] as they are seen in a step, [B, ...]."""
-        key, seen = fold(self.key, step), x[index]
+    def __call__(self, samples: Samples, index: Tensor, step: int) -> Tensor:
+        """The samples `index` [B] as they are seen in a step, [B, ...]."""
+        noise: Noise | None = samples.noise
+        key, seen = fold(self.key, step), samples.x[index]
         if self.augment:
             seen = moved(seen, fold(key, MOVES))
         return seen if noise is None else noisy(seen, noise.std[noise.row[index]], fold(key, NOISE))
-
-
-def noisy(x: Tensor, std: Tensor, key: Tensor) -> Tensor:
-    """x + std eps, [B, ...]; where `std` is 0 it is x."""
-    return x + std * normal(key, *x.shape, dtype=x.dtype)
 
 
 def moved(x: Tensor, key: Tensor) -> Tensor:

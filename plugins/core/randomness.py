@@ -7,6 +7,7 @@ The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Nu
 from __future__ import annotations
 
 import math
+import zlib
 
 import torch
 from torch import Tensor
@@ -31,9 +32,23 @@ def _mixed(word: Tensor) -> Tensor:
     return _shift(word, 31).bitwise_xor_(word)
 
 
-def fold(key: Tensor, number: int | Tensor) -> Tensor:
-    """Another key: the `number`-th of those that belong to `key`; for a tensor of numbers, as many keys."""
-    return _mixed(_mixed(key + _signed(GOLDEN)) + number)
+def fold(key: Tensor, at: int | str | Tensor) -> Tensor:
+    """Another key: the one that belongs to `key` at a number or a word; for a tensor of numbers, as many keys."""
+    return _mixed(_mixed(key + _signed(GOLDEN)) + (zlib.crc32(at.encode()) if isinstance(at, str) else at))
+
+
+def step_key(key: Tensor, step: int | Tensor, scope: int = 0) -> Tensor:
+    """The key of a step of training, and of a component in it (`scope`)."""
+    return fold(fold(fold(key, "step"), step), scope)
+
+
+def identity(component: object) -> int:
+    """The number of a component, from its class: its name in a recipe changes no bit.
+
+    A variant has that of the method that it inherits, so that only what it changes makes a difference between the two.
+    """
+    methods = [kind for kind in type(component).__mro__ if "name" in vars(kind)]
+    return zlib.crc32((methods or [type(component)])[-1].__name__.encode())
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -59,3 +74,8 @@ def permutation(key: Tensor, n: int) -> Tensor:
 def integers(key: Tensor, high: int, *shape: int) -> Tensor:
     """Whole numbers from 0 to `high` - 1, as int64."""
     return (uniform(key, *shape, dtype=torch.float64) * high).long()
+
+
+def noisy(x: Tensor, std: float | Tensor, key: Tensor) -> Tensor:
+    """x + std eps with eps ~ N(0, 1), [...]; where `std` is 0 it is x."""
+    return x + std * normal(key, *x.shape, dtype=x.dtype)

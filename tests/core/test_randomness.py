@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plugins.core.noise import fold, integers, normal, permutation, uniform
+from plugins.core.randomness import fold, integers, noisy, normal, permutation, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -108,3 +108,15 @@ def test_under_vmap_each_client_draws_what_it_would_alone() -> None:
     keys = torch.tensor([4, 5, 6])
     together = torch.func.vmap(lambda key: normal(fold(key, 2), 4))(keys)
     assert torch.equal(together, torch.stack([normal(fold(key, 2), 4) for key in keys]))
+
+
+def test_noisy_adds_normal_numbers_of_the_given_size() -> None:
+    x, key = torch.ones(2, 3, dtype=torch.float64), torch.tensor(5)
+    assert torch.equal(noisy(x, 0.5, key), x + 0.5 * normal(key, 2, 3, dtype=torch.float64))
+    assert torch.equal(noisy(x, 0.0, key), x)
+
+
+def test_words_and_numbers_make_keys_of_their_own() -> None:
+    key = torch.tensor(9)
+    found = [fold(key, at).item() for at in ("noise", "labels", 0, 1)]
+    assert len(set(found)) == 4

@@ -9,8 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.core.noise import uniform
-from plugins.core.reading import Noise, Read, moved, noisy
+from plugins.core.data import Samples
+from plugins.core.randomness import uniform
+from plugins.data.reading import Noise, Read, moved, noisy
 
 KEYS = st.integers(-(1 << 63), (1 << 63) - 1)
 
@@ -62,30 +63,35 @@ def noise(n: int, *std: float) -> Noise:
     return Noise(torch.tensor([*std, 0.0]).reshape(-1, 1, 1, 1), torch.arange(n) % len(std))
 
 
+def held(x: torch.Tensor, of: Noise | None) -> Samples:
+    """Samples with this noise."""
+    return Samples(x, torch.zeros(len(x)), of)
+
+
 @pytest.mark.parametrize("augment", [False, True])
 @settings(max_examples=25, deadline=None)
 @given(key=KEYS, n=st.integers(1, 8), step=st.integers(0, 5))
 def test_padding_behind_a_batch_changes_nothing(augment: bool, key: int, n: int, step: int) -> None:
     x, index = images(12), torch.tensor([3, 1, 4, 11, 5, 9, 2, 6])
-    whole = reader(key, augment)(x, noise(12, 0.5, 0.1), index, step)
+    whole = reader(key, augment)(held(x, noise(12, 0.5, 0.1)), index, step)
     padded = torch.cat([index[:n], torch.zeros(8 - n, dtype=torch.int64)])
     for other in (index[:n], padded):
-        assert torch.equal(reader(key, augment)(x, noise(12, 0.5, 0.1), other, step)[:n], whole[:n])
+        assert torch.equal(reader(key, augment)(held(x, noise(12, 0.5, 0.1)), other, step)[:n], whole[:n])
 
 
 def test_under_vmap_each_client_reads_what_it_would_alone() -> None:
     x, of = images(12), noise(12, 0.5, 0.1, 0.0)
     index, keys = torch.tensor([[3, 1, 4], [0, 5, 9], [2, 6, 8]]), torch.tensor([1, 2, 3])
-    together = torch.func.vmap(lambda key, at: Read(key, True)(x, of, at, 1))(keys, index)
+    together = torch.func.vmap(lambda key, at: Read(key, True)(held(x, of), at, 1))(keys, index)
     assert torch.equal(
-        together, torch.stack([Read(key, True)(x, of, at, 1) for key, at in zip(keys, index, strict=True)])
+        together, torch.stack([Read(key, True)(held(x, of), at, 1) for key, at in zip(keys, index, strict=True)])
     )
 
 
 def test_noise_has_the_deviation_of_the_sample() -> None:
     """Four samples of 90,000 pixels: deviations 0.2, 0.05, 0.2, 0.05, each within four standard errors."""
     x = torch.zeros(4, 1, 300, 300, dtype=torch.float64)
-    found = reader(5, False)(x, noise(4, 0.2, 0.05), torch.arange(4), 0)
+    found = reader(5, False)(held(x, noise(4, 0.2, 0.05)), torch.arange(4), 0)
     for seen, std in zip(found, (0.2, 0.05, 0.2, 0.05), strict=True):
         assert abs(seen.mean().item()) < 4 * std / 300
         assert seen.std().item() == pytest.approx(std, rel=4 / math.sqrt(2 * 90_000))
@@ -100,25 +106,25 @@ def test_noise_where_the_mask_is() -> None:
 
 def test_each_step_and_each_key_draws_its_own_numbers_and_always_the_same() -> None:
     x, of, index = images(4), noise(4, 0.5), torch.arange(4)
-    found = [reader(key, False)(x, of, index, step) - x for key in (1, 2) for step in (0, 1)]
+    found = [reader(key, False)(held(x, of), index, step) - x for key in (1, 2) for step in (0, 1)]
     for i, one in enumerate(found):
         for j, other in enumerate(found):
             assert bool((one == other).any()) is (i == j)
-    assert torch.equal(found[3], reader(2, False)(x, of, index, 1) - x)
-    moves = [reader(key)(images(50), None, torch.arange(50), step) for key in (1, 2) for step in (0, 1)]
+    assert torch.equal(found[3], reader(2, False)(held(x, of), index, 1) - x)
+    moves = [reader(key)(held(images(50), None), torch.arange(50), step) for key in (1, 2) for step in (0, 1)]
     assert not any(torch.equal(moves[0], other) for other in moves[1:])
 
 
 def test_noise_does_not_depend_on_the_crop() -> None:
     """Crops and flips and noise draw from streams of their own, and the noise comes last."""
     x, index = images(4), torch.arange(4)
-    crop = reader(7)(x, None, index, 0)
-    eps = reader(7, False)(torch.zeros_like(x), noise(4, 0.5), index, 0)
-    assert torch.equal(reader(7)(x, noise(4, 0.5), index, 0), crop + eps)
+    crop = reader(7)(held(x, None), index, 0)
+    eps = reader(7, False)(held(torch.zeros_like(x), noise(4, 0.5)), index, 0)
+    assert torch.equal(reader(7)(held(x, noise(4, 0.5)), index, 0), crop + eps)
 
 
 def test_clean_samples_stay_as_they_are_to_the_bit() -> None:
     x = torch.randn(4, 1, 6, 6, generator=torch.Generator().manual_seed(0))
-    seen = reader(3, False)(x, noise(4, 0.0, 0.4), torch.arange(4), 2)
+    seen = reader(3, False)(held(x, noise(4, 0.0, 0.4)), torch.arange(4), 2)
     assert torch.equal(seen[::2].view(torch.int32), x[::2].view(torch.int32))
     assert not bool((seen[1::2] == x[1::2]).any())

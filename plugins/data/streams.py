@@ -50,5 +50,5 @@ def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:
 
 
 def key(seed: int, name: str, *counters: int) -> int:
-    """As `stream`: a key for `plugins.core.noise`, a signed 64-bit number."""
+    """As `stream`: a key for `plugins.core.randomness`, a signed 64-bit number."""
     return int(_sequence(seed, name, counters).generate_state(1, np.uint64).view(np.int64)[0])

@@ -19,11 +19,13 @@ import torch
 from safetensors import safe_open
 
 from plugins import recipes
+from plugins.core.component import Public
 from plugins.core.errors import UserError
 from plugins.data import datasets, partitions, splits
 from plugins.data.files import write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.simulation import Schedule, Simulation
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
 from plugins.silo import launch, results, settings, shards, transport
 from plugins.silo.shards import Parts
 
@@ -31,11 +33,11 @@ CONFIG = Path("pipelines/fedml_config.yaml")
 FOLDER = Path("deploy")
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
-WAIT_S = 120.0  # for another rehearsal on this machine
+WAIT_S = 120.0  # for another loopback run on this machine
 PUBLIC = 100  # samples of the public split, where a recipe needs one
 
 
-def rehearse(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S) -> str:
+def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S) -> str:
     """Runs a deployment with processes on this machine; everything is written under `folder`.
 
     Returns the SHA-256 of the final weights. Raises UserError that says which process failed and why. No process is
@@ -101,8 +103,8 @@ def simulate(deployment: settings.Deployment, parts: Parts) -> str:
 
 
 def needs_public(recipe: str) -> bool:
-    """Whether a method of the recipe needs the public split."""
-    return any(recipes.METHODS[method].public for method in recipes.parse(recipe))
+    """Whether a method of the recipe needs the public split; one that only records about it does not."""
+    return any(recipes.METHODS[method]().needs.public >= Public.UNLABELLED for method in recipes.parse(recipe))
 
 
 def _process(rank: int, config: str, output: str) -> None:
@@ -178,7 +180,7 @@ def _overridden(
 
 
 def _parts(deployment: settings.Deployment) -> Parts:
-    """The data of a rehearsal: the data set, cut into as many parts as there are silos."""
+    """The data of a loopback run: the data set, cut into as many parts as there are silos."""
     data_args, seed = deployment.data_args, deployment.common_args.random_seed
     data = datasets.load(data_args.dataset, Path(data_args.data_cache_dir))
     split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
@@ -192,21 +194,21 @@ def _parts(deployment: settings.Deployment) -> Parts:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: rehearses, simulates the same, and compares."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch rehearse", description=__doc__)
+    """The command line: runs over loopback, simulates the same, and compares."""
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch loopback", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--recipe", help="instead of the file's")
     parser.add_argument("--silos", type=int, help="instead of the file's")
-    parser.add_argument("--out", type=Path, default=FOLDER / "rehearsal")
+    parser.add_argument("--out", type=Path, default=FOLDER / "loopback")
     options = parser.parse_args(arguments)
     try:
         deployment = settings.read(options.config)
-        deployment = _overridden(deployment, options.recipe, options.silos, "rehearse")
+        deployment = _overridden(deployment, options.recipe, options.silos, "loopback")
         parts = _parts(deployment)
         sizes = ", ".join(str(len(part)) for part in parts.clients)
         sys.stdout.write(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples\n")
         sys.stdout.flush()
-        deployed = rehearse(deployment, parts, options.out, deployment.comm_args.deadline_s or DEADLINE_S)
+        deployed = run(deployment, parts, options.out, deployment.comm_args.deadline_s or DEADLINE_S)
         simulated = simulate(deployment, parts)
         if deployed != simulated:
             raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")

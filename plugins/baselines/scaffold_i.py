@@ -1,0 +1,42 @@
+"""SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data. See `scaffold.py`:
+Karimireddy et al., ICML 2020, algorithm 1, line 12 (i). https://arxiv.org/abs/1910.06378
+
+It divides by no step size, so any local optimiser goes with it.
+FedML pair: `make_pair("scaffold_i")`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from plugins.baselines.scaffold import Scaffold
+from plugins.core.component import Answer, Client, Needs, Setting, Trace
+from plugins.core.data import Batch, cross_entropies
+from plugins.core.trees import Params, Tree, sub, tree_map
+
+
+@dataclass(frozen=True)
+class ScaffoldI(Scaffold):
+    """Takes the gradient at the received model as a client's control variate."""
+
+    name: ClassVar[str] = "scaffold_i"
+    needs: ClassVar[Needs] = Needs(own=True)
+
+    def check(self, setting: Setting) -> None:
+        """Any optimiser: nothing is divided by a step size."""
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """Line 12 (i): c_i+ <- g_i(x)."""
+        task, x = client.task, client.params
+
+        def gradient(batch: Batch) -> Params:
+            def total(w: Params) -> tuple[Tensor, Tree]:
+                return batch.sum(cross_entropies(task.eval(w, client.buffers, batch.x).logits, batch.y)), {}
+
+            return task.grad(total, x)[0]
+
+        c_plus = tree_map(lambda g: g / client.own.n, client.own.total(gradient))
+        return Answer({"dc": sub(c_plus, client.memory["c_i"])}, {"c_i": c_plus})

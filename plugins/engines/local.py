@@ -1,0 +1,308 @@
+"""Local training as the engines run it: the core's local problem, for one client or for several side by side.
+
+Trees of several clients have an axis [M] in front of every leaf. Nothing here reads that axis: what is written for one
+client is lifted by the engine's `Side`. Equal to `plugins.core.training.train` (tested); docs/performance.md says what
+each shortcut saves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Ask, Client, overrides
+from plugins.core.data import Batch, Pass, cross_entropy, masked_mean
+from plugins.core.optimizers import SGD, Optimizer
+from plugins.core.randomness import step_key
+from plugins.core.task import Output, Task
+from plugins.core.training import Descent, Views, adjusted, ended, factor, penalty, seen, started, term
+from plugins.core.trees import Params, Tree, leading, rows_at, select, tree_map
+from plugins.models.forward import Model
+
+Forward = Callable[[Params, Params, Batch, Tensor | None], Output]  # the last is the key of the step
+# (parameters, buffers, batch, key, the last gradient) -> gradient of the mean cross-entropy, whose memory is the last
+# one's, and what `autograd` gives beside it, but for the loss: that of each sample, [..., B].
+Written = Callable[[Params, Params, Batch, Tensor | None, Params], tuple[Params, Tree]]
+
+
+class Side(Protocol):
+    """How what is written for one client is run: for one, or for many side by side, leaves [M, ...]."""
+
+    alone: ClassVar[bool]  # whether there is one client, so that nothing is lifted
+
+    def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of one client's trees as one of all clients' trees."""
+        ...
+
+    def every(self, tree: Tree) -> Tree:
+        """What is the same for all, as each client's."""
+        ...
+
+    def forward(self, task: Task) -> Forward:
+        """The forward pass in training."""
+        ...
+
+    def written(self, task: Task) -> Written | None:
+        """Its gradient, where that is written out."""
+        ...
+
+    def client(self, own: Tree) -> Client:
+        """In a lifted function: the client, as the core scopes it."""
+        ...
+
+
+class Hooks(NamedTuple):
+    """What components add to a step; None where no component does."""
+
+    penalty: Callable[[Params, Output, Batch], Tensor | None] | None = None
+    logits: Callable[[Tensor, Params], Tensor] | None = None
+    term: Callable[[Params], Params] | None = None
+
+
+def forward_of(task: Task) -> Forward:
+    """One client's forward pass in training."""
+    return lambda params, buffers, batch, key: task.network(task.whole(params), buffers, batch.x, True, batch.mask, key)
+
+
+def written_of(task: Task, axes: int) -> Written | None:
+    """The gradient of the loss of one client, or of several side by side (`axes`), where it is written out."""
+    model = cast("Model", task.network)
+    if task.fixed or not model.written_out:
+        return None
+
+    def written(params: Params, buffers: Params, batch: Batch, key: Tensor | None, out: Params) -> tuple[Params, Tree]:
+        grads, losses, found = model.gradient(params, buffers, *batch[:3], key, out, axes)
+        return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
+
+    return written
+
+
+def train(
+    algorithm: Algorithm,
+    task: Task,
+    sent: Ask,
+    own: Tree,
+    steps: Pass,
+    side: Side,
+    out: Params | None = None,
+) -> tuple[Descent, Tree]:
+    """Local training from the received model: where it ended, and the answers' fields by component.
+
+    `own`: "key", "each" and "memory" of the client, or of all. `out`: memory that the trained parameters may take.
+    """
+    params, buffers = sent.params, sent.buffers
+
+    def views(own: Tree) -> Views:
+        given = sent._replace(each=own["each"])
+        return seen(algorithm, side.client(own), given, own["memory"], own.get("prepared"))
+
+    def first(own: Tree) -> Tree:
+        """What is computed before the first step, and where the model, its buffers and the optimiser start."""
+        prepared = {c.name: c.prepare(view) for c, view in views(own).items()}
+        given = views(own | {"prepared": prepared})
+        state = started(algorithm, given)
+        return {
+            "prepared": prepared,
+            "factor": factor(given),
+            "params": params,
+            "buffers": buffers,
+            "state": task.optimizer.init(params) if state is None else state,
+        }
+
+    # Lifting takes its time even where nothing is to be lifted.
+    components = algorithm.components
+    began = side.lift(first)(own) if components else side.every(first(own))
+    own = own | {"prepared": began["prepared"]}
+    hooks = _hooks(algorithm, own, views, side)
+    model = cast("Model", task.network)
+    found = descend(
+        side.forward(task), task, began["params"], began["buffers"], began["state"], steps, own["key"], hooks,
+        began["factor"], side.written(task), out, model.draws,
+        side.lift(task.optimizer.step) if task.optimizer.clip else task.optimizer.step,
+    )  # fmt: skip
+
+    def last(own: Tree, left: Tree) -> Tree:
+        """What is sent, kept and recorded."""
+        at_end = Descent(
+            left["params"], left["buffers"], left["state"], left["steps"], left["loss"], left.get("features")
+        )
+        _, answers = ended(algorithm, views(own), at_end, len(steps))
+        return {
+            field: {name: getattr(of, field) for name, of in answers.items()}
+            for field in ("upload", "memory", "metrics")
+        }
+
+    left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
+    return found, (side.lift(last) if components else last)(own, left)
+
+
+def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: Side) -> Hooks:
+    """The components' hooks of a step. `gradient_term` is elementwise, so it takes all clients' trees as they are."""
+
+    if not algorithm.components:
+        return Hooks()
+
+    def some(hook: str) -> bool:
+        return any(overrides(c, hook) for c in algorithm.components)
+
+    at_once = views(own) if side.alone or some("gradient_term") else {}
+
+    def penalties(step: int, own: Tree, w: Params, out: Output, batch: Tree) -> Tree:
+        found = penalty(at_once if side.alone else views(own), w, out, Batch(**batch, step=step))
+        return {} if found is None else {"sum": found}
+
+    def penalised(w: Params, out: Output, batch: Batch) -> Tensor | None:
+        found: Tree = side.lift(partial(penalties, batch.step))(own, w, out, _fields(batch))
+        return found.get("sum")
+
+    def logits(own: Tree, logits: Tensor, w: Params) -> Tensor:
+        return adjusted(algorithm, at_once if side.alone else views(own), logits, w)
+
+    lifted_logits = side.lift(logits)
+    return Hooks(
+        penalised if some("penalty") else None,
+        (lambda logits, w: lifted_logits(own, logits, w)) if some("logits") else None,
+        (lambda w: term(at_once, w)) if some("gradient_term") else None,
+    )
+
+
+def _fields(of: Batch) -> Tree:
+    """The tensors of a batch, as a tree."""
+    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
+
+
+def descend(
+    forward: Forward,
+    task: Task,
+    params: Params,
+    buffers: Params,
+    state: Tree,
+    steps: Pass,
+    key: Tensor,
+    hooks: Hooks,
+    factor: Params,
+    written: Written | None,
+    out: Params | None,
+    draws: bool,
+    step_of: Callable[[Params, Tree, Params], tuple[Params, Tree]],
+) -> Descent:
+    """As `plugins.core.training.descend` for the batches of `steps`.
+
+    `key`: of the client, or of each [M]. `written`: takes the place of `forward` and autograd where no hook changes the
+    loss. `out`: memory that the parameters may take. `draws`: whether passes draw.
+    """
+    written = written if hooks.penalty is None and hooks.logits is None else None
+    some = next(iter(params.values()))
+    zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
+    losses: list[Tensor] = []
+    seen, last = zero, steps.last
+    features: Tensor | None = None
+    gradient: Params = {}
+    rate = plain_rate(task.optimizer)
+    keys: Sequence[Tensor | None] = (None,) * len(steps)
+    if draws:  # at once: a step is short
+        keys = step_key(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
+    # A batch whose memory is reused is in the cache. A hook, or autograd, might still hold the last batch.
+    for step, plain in enumerate(_batches(steps, in_place=written is not None)):
+        batch = plain._replace(keys=key, step=step)
+
+        def loss(
+            w: Params, batch: Batch = batch, buffers: Params = buffers, drawn: Tensor | None = keys[step]
+        ) -> tuple[Tensor, Tree]:
+            found = forward(w, buffers, batch, drawn)
+            logits = found.logits if hooks.logits is None else hooks.logits(found.logits, w)
+            value = cross_entropy(logits, batch.y, batch.mask)
+            extra = None if hooks.penalty is None else hooks.penalty(w, found, batch)
+            value = value if extra is None else value + extra
+            left = {"loss": value, "buffers": found.buffers}
+            return value, left if last is None else left | {"features": found.features}
+
+        gradient, left = (
+            task.grad(loss, params) if written is None else written(params, buffers, batch, keys[step], gradient)
+        )
+        losses.append(left["loss"])
+        if last is not None:
+            mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
+            fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
+            part = torch.einsum("...b,...bd->...d", fraction, left["features"])
+            features, seen = part if features is None else features + part, seen + fraction.sum(-1)
+        grads = gradient
+        for name, leaf in ({} if hooks.term is None else hooks.term(params)).items():
+            grads[name].add_(leaf)
+        if rate is not None:
+            # A scaled gradient times eta is the scaled update, and can be added at once.
+            update, amount, next_state = _scaled(grads, factor), -rate, state
+        else:
+            update, next_state = step_of(grads, state, params)
+            update, amount = _scaled(update, factor), 1.0
+        # In place: a step's time is that of going through memory. The received model, and the parameters of a client
+        # that has no such step, belong to others too.
+        mine = step > 0 and batch.live is None
+        stepped = _added(params, update, amount, params if mine else out if batch.live is None else None)
+        if batch.live is None:
+            params, state, buffers = stepped, next_state, left["buffers"]
+        else:
+            live = batch.live
+            params, state = select(live, stepped, params), select(live, next_state, state)
+            buffers = select(live, left["buffers"], buffers)
+    mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
+    count = zero + (len(steps) if steps.live is None else steps.live.sum(0))
+    total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
+    return Descent(params, buffers, state, count, total, mean)
+
+
+def plain_rate(optimizer: Optimizer) -> float | None:
+    """eta where the update is -eta times the gradient and nothing else, so that it can be added at once."""
+    plain = isinstance(optimizer, SGD) and not (optimizer.momentum or optimizer.weight_decay or optimizer.clip)
+    return optimizer.lr if plain else None
+
+
+def _batches(steps: Pass, in_place: bool) -> Iterator[Batch]:
+    """The batches in their order. `in_place`: the samples of one may take the memory of those of the last."""
+    samples, index = steps.samples, steps.index
+    x, sizes = samples.x, steps.sizes
+    most = max(sizes, default=0) if sizes is not None else math.prod(index.shape[1:])
+    out = x.new_empty(most, *x.shape[1:]) if in_place and steps.read is None else None
+    ys = None if sizes is not None else rows_at(samples.y, index)
+    for s, of in enumerate(torch.split(index, list(sizes)) if sizes is not None else index):
+        flat = of.reshape(-1)
+        if out is None:
+            seen = steps.seen(of, s)
+        else:
+            seen = torch.index_select(x, 0, flat, out=out[: len(flat)]).reshape(of.shape + x.shape[1:])
+        y = rows_at(samples.y, of) if ys is None else ys[s]
+        yield Batch(
+            seen, y, None if steps.mask is None else steps.mask[s], None if steps.live is None else steps.live[s]
+        )
+
+
+def _scaled(update: Params, factor: Params) -> Params:
+    """The update with its rows multiplied, in place."""
+    if not factor:
+        return update
+    return {name: leaf.mul_(leading(factor[name], leaf)) if name in factor else leaf for name, leaf in update.items()}
+
+
+def _step_losses(losses: list[Tensor], steps: Pass, by_sample: bool) -> Tensor:
+    """The mean loss of each step, [S, ...], 0 where a client has no such step."""
+    if steps.sizes is not None:
+        return torch.stack([loss.mean() for loss in losses])
+    found = torch.stack(losses)
+    if by_sample:  # means of all steps at once: one by one they take longer than the losses themselves
+        return masked_mean(found, steps.mask, found.ndim - 1)
+    return found if steps.live is None else torch.where(steps.live, found, 0)
+
+
+def _added(params: Params, update: Params, amount: float, out: Params | None) -> Params:
+    """params + amount update, put into `out` if there is such."""
+    if out is None:
+        return tree_map(lambda p, u: torch.add(p, u, alpha=amount), params, update)
+    if out is params:  # vmap knows `add_`, but not `out`
+        return tree_map(lambda p, u: p.add_(u, alpha=amount), params, update)
+    return tree_map(lambda p, u, into: torch.add(p, u, alpha=amount, out=into), params, update, out)

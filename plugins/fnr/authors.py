@@ -1,0 +1,122 @@
+"""FNR-FL as its authors' code has it, and readings of J that have a gradient. The paper's method is in `algorithm.py`:
+Hu, Qiu, Tang: Feature Norm Regularized Federated Learning, 2023. https://arxiv.org/abs/2312.06951
+
+The authors' code, "the repo" below: https://github.com/LonelyMoonDesert/FNR-FL
+
+The defaults are its readings; options:
+- `public_data="test"`: D_public is the test set, as in the repo. This is a leak, there to reproduce the paper. The test
+  set is then the public split of every other method in the recipe too. It needs no `data.public`: at 0 the clients hold
+  all training images, as in the repo. "train_holdout" is the public split.
+- `fnr_reg`: J. "published" is the paper's. "off" leaves J out and gives the same weights. "squared_live" is our reading
+  of section 5.2's words: J = sum_c rho_c (mean_m F_m[c] - f_c)^2, where f_c, the mean norm of class c in the batch, has
+  a gradient; no term where there are no others m. It needs a lambda of its own. "signed_live":
+  J = sum_c rho_c sum_m (F_m[c] - f_c), which has no lower bound and is for diagnosis only.
+- `delta="all_others"`: the others are all m != j (the repo). "rest": those of Algorithm 2, S without S_re.
+- `fnr_mode="train"`: F_i is computed with the statistics of the batches (the repo), `batch_size` samples each and in
+  order. The running statistics that this pass leaves are those that A_i is measured with, that phase 2 begins with and
+  that are averaged, also where nobody is refined. They are uploaded beside those of the training. A refined client
+  makes the pass again instead of getting them back. "eval": with the running statistics of the training.
+- `refine_optimizer="adam"`: phase 2 takes Adam (the repo's default) with the local rate and weight decay. "same": the
+  optimiser of local training, section 6.1.
+
+FedML pair: `make_pair("fnr_authors")`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from plugins.core.component import Answer, Asks, Client, Needs, Public, Server, Trace
+from plugins.core.data import Batch, one_hot
+from plugins.core.optimizers import Adam
+from plugins.core.randomness import fold
+from plugins.core.task import Output
+from plugins.core.trees import Params, Tree
+from plugins.fnr.algorithm import FNR, class_sums
+
+
+@dataclass(frozen=True)
+class FNRAuthors(FNR):
+    """FNR-FL with the options of its authors' code."""
+
+    name: ClassVar[str] = "fnr_authors"
+
+    public_data: Literal["test", "train_holdout"] = "test"
+    fnr_reg: Literal["published", "squared_live", "signed_live", "off"] = "published"
+    delta: Literal["all_others", "rest"] = "all_others"
+    fnr_mode: Literal["train", "eval"] = "train"
+    refine_optimizer: Literal["adam", "same"] = "adam"
+
+    @property
+    def needs(self) -> Needs:
+        return Needs(public=Public.TEST_SET if self.public_data == "test" else Public.LABELLED)
+
+    def report(self, trace: Trace, client: Client) -> Answer:
+        """With "train", F_i from the pass in training; A_i with the statistics that it leaves, which go up too."""
+        if self.fnr_mode == "eval":
+            return super().report(trace, client)
+        (norms, _, count), buffers = self.trained_pass(client, trace.params, trace.buffers)
+        _, hits, _ = self.by_class(client, trace.params, buffers)
+        return Answer({"F": norms / count.clamp(min=1), "A": hits.sum() / count.sum(), "buffers": buffers})
+
+    def trained_pass(self, client: Client, w: Params, buffers: Params) -> tuple[Tensor, Params]:
+        """As `by_class`, in training; and the running statistics that this leaves."""
+        public = client.public
+        batches = replace(public, sizes=tuple(len(part) for part in torch.split(public.index, self.batch_size)))
+        sums: list[Tensor] = []
+        for s, batch in enumerate(batches):
+            out = client.task.train(w, buffers, batch._replace(keys=fold(client.key, "features"), step=s))
+            buffers = out.buffers
+            sums.append(class_sums(out, batch))
+        return torch.stack(sums).sum(0), buffers
+
+    def refine(self, server: Server) -> Asks:
+        """With "train", the statistics that are averaged are those of the pass."""
+        upload = dict(server.replies.upload)
+        if self.fnr_mode == "train":
+            replies = replace(server.replies, buffers=upload.pop("buffers"), upload=upload)
+            server = replace(server, replies=replies)
+        return (yield from super().refine(server))
+
+    def others(self, norms: Tensor, worst: Tensor) -> tuple[Tensor, int]:
+        """With "all_others", all m != j."""
+        if self.delta == "rest":
+            return super().others(norms, worst)
+        return norms.sum(0) - norms[worst], len(norms) - 1
+
+    def each(self, delta: Tensor, total: Tensor, count: int) -> Tree:
+        """What J compares with: the sum over the others and their number, their mean, or nothing."""
+        if self.fnr_reg == "published":
+            return super().each(delta, total, count)
+        if self.fnr_reg == "signed_live":
+            return {"sum": total, "others": total.new_full((len(total),), count)}
+        return {"mean": total / count} if self.fnr_reg == "squared_live" and count else {}
+
+    def answer(self, client: Client) -> Answer:
+        """From the statistics of the pass on, with the optimiser of phase 2."""
+        if self.fnr_mode == "train":
+            client = replace(client, buffers=self.trained_pass(client, client.params, client.buffers)[1])
+        if self.refine_optimizer == "adam":
+            adam = Adam(client.task.lr, weight_decay=client.task.optimizer.weight_decay)
+            client = replace(client, task=replace(client.task, optimizer=adam))
+        return super().answer(client)
+
+    def regulariser(self, out: Output, batch: Batch, client: Client) -> Tensor:
+        """rho_c is the fraction of class c in the batch, so sum_c rho_c v[c] is the mean of v[y] over it."""
+        if self.fnr_reg == "published":
+            return super().regulariser(out, batch, client)
+        # At h = 0, where the norm has no derivative, torch's is 0.
+        each, norms = client.each, torch.linalg.vector_norm(out.features, dim=1)  # [B]
+        j: Tensor = norms.new_zeros(())
+        if self.fnr_reg == "signed_live":
+            j = (each["sum"][batch.y] - each["others"] * norms).mean()
+        elif each:
+            is_class = one_hot(batch.y, client.task.network.n_classes, norms.dtype)  # [B, C]
+            rho = is_class.mean(0)
+            f = (norms[:, None] * is_class).mean(0) / rho.clamp(min=1e-12)
+            j = (rho * (each["mean"] - f).square()).sum()
+        return j

@@ -1,0 +1,206 @@
+"""One forward pass, and what a network is to the engines: layouts, client axes, written-out gradients, precision."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from plugins.core.data import log_softmax
+from plugins.core.task import Layer, Output
+from plugins.core.trees import Params
+
+# How matrix products and convolutions of local training are calculated. All but the first have other bits: tf32 rounds
+# their inputs to 11 bits, on a GPU only; bf16 to 8 bits, wherever torch's autocast does, and layers' outputs too.
+# Parameters, sums, losses, the server and every evaluation stay as they are.
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass
+class Forward:
+    """One forward pass: what layers read beside their input, and what they leave behind."""
+
+    params: Params
+    buffers: Params
+    train: bool
+    mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
+    key: Tensor | None = None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
+    record: bool = False
+    plain: bool = False  # nothing transforms this pass (vmap), so that kernels are open that can't be transformed
+    out: Params = field(default_factory=dict)  # tensors that gradients which are written out may be put into
+    axes: int = 0  # in front of the batch: 1 where parameters, buffers and samples of several clients lie side by side
+    activations: dict[str, Tensor] = field(default_factory=dict)
+    rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
+    outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
+
+    def images(self, x: Tensor) -> Tensor:
+        """Images [B, M, H, W] in the layout that is fastest to read: on a CPU the channels of a position side by side.
+
+        torch pools them ten times as fast so, and oneDNN need not reorder them between two convolutions.
+        """
+        if not self.plain or x.device.type != "cpu":
+            return x
+        x = x.contiguous(memory_format=torch.channels_last)
+        # One channel lies in both layouts at once: its stride says to torch which one is meant.
+        return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)) if x.shape[1] == 1 else x
+
+    def activate(self, layer: str, z: Tensor) -> Tensor:
+        """ReLU, recorded as the activation of weight layer `layer`."""
+        h = torch.relu(z)
+        self.note(layer, h)
+        if self.record:
+            self.rectified = z, h
+        return h
+
+    def note(self, layer: str, h: Tensor) -> None:
+        if self.record:
+            self.activations[layer] = h
+
+
+# (pass, batch) -> features, logits, and what takes the gradient of the logits to that of all parameters.
+WithGradient = Callable[[Forward, Tensor], tuple[Tensor, Tensor, Callable[[Tensor], Params]]]
+
+
+class Model(ABC):
+    """A network with all that engines need for speed. Implements `plugins.core.task.Network`.
+
+    Its classes are frozen dataclasses with these fields.
+    """
+
+    name: str
+    vmappable: bool  # whether torch.func.vmap can take it
+    tokens: bool  # whether samples are the numbers of tokens, with which there is nothing to calculate
+    frozen: frozenset[str]  # parameters that are given from outside, the same for all
+    plain: bool  # whether passes are plain, see `Forward`: one client at a time, without vmap
+    precision: str  # of training, one of PRECISIONS
+
+    @property
+    @abstractmethod
+    def n_classes(self) -> int:
+        """C."""
+
+    @property
+    @abstractmethod
+    def feature_size(self) -> int:
+        """d, the input of the classifier."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> tuple[Layer, ...]:
+        """The weight layers in forward order, the classifier last."""
+
+    @property
+    def dense(self) -> bool:
+        """Made of matrix products and of what acts on each number or each neuron: it takes several clients' trees at
+        once (`Forward.axes`), which pays on a CPU.
+        """
+        return False
+
+    @property
+    def draws(self) -> bool:
+        """Whether a pass in training draws from `Forward.key`."""
+        return False
+
+    @property
+    def with_gradient(self) -> WithGradient | None:
+        """The forward pass with its gradient written out; None for networks that leave that to autograd."""
+        return None
+
+    @abstractmethod
+    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
+        """(parameters, buffers), float32 on the CPU."""
+
+    @abstractmethod
+    def encode(self, run: Forward, x: Tensor) -> Tensor:
+        """[B, ...] -> features [B, d]; new buffers are left in `run.buffers`."""
+
+    @abstractmethod
+    def logits(self, run: Forward, h: Tensor) -> Tensor:
+        """features [B, d] -> logits [B, C]."""
+
+    def __call__(
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        train: bool,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+        axes: int = 0,
+    ) -> Output:
+        """The forward pass of a batch [B, ...]; `axes`: 1 for batches of several clients, [M, B, ...]."""
+        run = Forward(params, dict(buffers), train, mask, key, plain=self.plain, axes=axes)
+        if not (train and self.precision == "bf16"):
+            h = self.encode(run, x)
+            return Output(h, self.logits(run, h), run.buffers)
+        with torch.autocast(x.device.type, torch.bfloat16):
+            h = self.encode(run, x)
+            logits = self.logits(run, h)
+        dtype = next(iter(params.values())).dtype
+        return Output(h.to(dtype), logits.to(dtype), run.buffers)
+
+    def classify(self, params: Params, h: Tensor) -> Tensor:
+        """Logits [B, C] of features [B, d]."""
+        return self.logits(Forward(params, {}, train=False), h)
+
+    def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
+        """As `plugins.core.task.Network.activations`."""
+        return self._recorded(params, buffers, x)[0].activations
+
+    def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
+        """As `plugins.core.task.Network.pre_activation`."""
+        run, h = self._recorded(params, buffers, x)
+        z, rectified = run.rectified or (None, None)
+        return z if rectified is h else None
+
+    def _recorded(self, params: Params, buffers: Params, x: Tensor) -> tuple[Forward, Tensor]:
+        run = Forward(params, dict(buffers), train=False, record=True, plain=self.plain)
+        h = self.encode(run, x)
+        self.logits(run, h)
+        return run, h
+
+    def outputs(self, params: Params, buffers: Params, x: Tensor) -> int:
+        """How many numbers the layers put out for a batch."""
+        run = Forward(params, dict(buffers), train=False)
+        self.logits(run, self.encode(run, x))
+        return run.outputs
+
+    @property
+    def written_out(self) -> bool:
+        """Whether there is `gradient`."""
+        return self.with_gradient is not None and self.precision == "float32"
+
+    def gradient(
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None = None,
+        key: Tensor | None = None,
+        out: Params | None = None,
+        axes: int = 0,
+    ) -> tuple[Params, Tensor, Output]:
+        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
+
+        The same gradient as by autograd, to the bit, and quicker. `x` is scratch memory, and so is `out`: an earlier
+        gradient, whose memory the new one takes.
+        """
+        forward = self.with_gradient
+        assert forward is not None
+        run = Forward(params, dict(buffers), True, mask, key, plain=self.plain, out=out or {}, axes=axes)
+        h, logits, back = forward(run, x)
+        log_p, target = log_softmax(logits), y.reshape(1, -1)
+        losses = log_p.gather(0, target).neg_().reshape(y.shape)
+        grad = torch.zeros_like(log_p)
+        if mask is None:
+            grad.scatter_(0, target, -1 / y.shape[-1])
+        else:
+            mask = mask.to(log_p.dtype)
+            fraction = -(mask / mask.sum(-1, keepdim=True).clamp(min=1))
+            grad.scatter_(0, target, fraction.reshape(1, -1))
+        grad = torch._log_softmax_backward_data(grad, log_p, 0, log_p.dtype)
+        return back(grad.t().reshape(logits.shape)), losses, Output(h, logits, run.buffers)

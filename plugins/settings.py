@@ -1,0 +1,67 @@
+"""What files of settings have in common: sections, how a client trains, and mistakes said in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from plugins.core.errors import nearest
+from plugins.data.checks import known
+from plugins.engines.clients import LocalTraining
+from plugins.models.forward import PRECISIONS
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A section of a file: unknown keys and values of the wrong kind are errors, nothing is converted."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
+
+
+class LocalSettings(Section):
+    """How a client trains in one round; optimiser and step size have other names in other files."""
+
+    epochs: Count
+    batch_size: Count
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # None: the optimiser's own default
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    local_steps: Annotated[int, Field(ge=0)] = 0  # above 0: steps per round in place of epochs
+    drop_last: bool = False  # whether the last, short batch of an epoch is left out
+    augment: bool = False  # whether images are cropped and flipped at random
+    precision: str = "float32"  # of matrix products and convolutions
+
+    @field_validator("precision")
+    @classmethod
+    def _precision(cls, value: str) -> str:
+        return known("precision", value, PRECISIONS)
+
+    def training(self, optimizer: str, lr: float) -> LocalTraining:
+        """With the two that have other names."""
+        return LocalTraining(
+            optimizer, lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
+            self.drop_last, self.augment, self.precision,
+        )  # fmt: skip
+
+
+def mistakes(error: ValidationError, sections: Mapping[str, type[BaseModel]]) -> list[str]:
+    """Each mistake in words: key, value, and what is allowed. `sections`: by name; the file itself is called ""."""
+    return [line for one in error.errors(include_url=False) for line in _lines(one, sections)]
+
+
+def _lines(error: Any, sections: Mapping[str, type[BaseModel]]) -> list[str]:
+    """One error of pydantic; one of our own validators may hold several."""
+    path = [str(part) for part in error["loc"] if part != "[key]"]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        allowed = list(sections[path[-2] if len(path) > 1 else ""].model_fields)
+        return [f"unknown key {key!r}{nearest(path[-1], allowed)}; allowed: {', '.join(allowed)}"]
+    if error["type"] == "missing":
+        return [f"{key} is missing"]
+    if error["type"] == "value_error":
+        return [f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()]
+    if error["type"] == "string_pattern_mismatch":
+        return [f"{key} = {error['input']!r} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"]
+    return [f"{key} = {error['input']!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"]

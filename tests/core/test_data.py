@@ -1,0 +1,78 @@
+"""Batches as views of a data set, ragged or padded, and the sums and means over them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from plugins.core.data import Batch, Pass, Samples, cross_entropies, cross_entropy, masked_mean, one_hot
+from plugins.core.errors import UserError
+
+SAMPLES = Samples(torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3)  # sample i is (3 i, 3 i + 1, 3 i + 2)
+RAGGED = Pass(SAMPLES, torch.tensor([5, 2, 7, 0, 1]), sizes=(2, 2, 1))
+PADDED = Pass(SAMPLES, torch.tensor([[5, 2], [7, 0], [1, 1]]), mask=torch.tensor([[1, 1], [1, 1], [1, 0]]))
+BESIDE = Pass(SAMPLES, torch.tensor([[[5, 2], [1, 3]], [[7, 0], [4, 6]]]))  # [S, M, B]
+BOTH = pytest.mark.parametrize("of", [RAGGED, PADDED], ids=["ragged", "padded"])
+
+
+@pytest.mark.parametrize("of", [RAGGED, PADDED, BESIDE], ids=["ragged", "padded", "several clients"])
+def test_a_batch_has_the_samples_of_its_positions(of: Pass) -> None:
+    found = [(batch.x[..., 0] / 3).long().tolist() for batch in of]
+    assert found == (of.index.tolist() if of.sizes is None else [[5, 2], [7, 0], [1]])
+    for batch in of:
+        assert torch.equal(batch.x, batch.x[..., :1] + torch.arange(3)) and batch.x.shape[:-1] == batch.y.shape
+        assert torch.equal(batch.y, (batch.x[..., 0] / 3).long() % 3)
+    assert len(of) == len(found)
+
+
+@BOTH
+def test_sums_and_means_count_each_sample_once(of: Pass) -> None:
+    """Samples 5, 2, 7, 0, 1: the first column adds up to 3 * 15 = 45, its mean is 9; padding counts for nothing."""
+    assert int(of.n) == 5
+    assert of.total(lambda batch: {"x": batch.sum(batch.x)})["x"].tolist() == [45.0, 50.0, 55.0]
+    assert of.mean(lambda batch: {"x": batch.x})["x"].tolist() == [9.0, 10.0, 11.0]
+    assert [float(batch.sum(torch.ones(len(batch.y)))) for batch in of] == [2, 2, 1]
+    assert [batch.mean(batch.x)[0].item() for batch in of] == [10.5, 10.5, 3.0]
+
+
+@BOTH
+def test_class_counts_are_those_of_the_labels(of: Pass) -> None:
+    """Labels of 5, 2, 7, 0, 1 are 2, 2, 1, 0, 1."""
+    found = of.class_counts(4)
+    assert found.dtype == torch.float64 and found.tolist() == [1, 2, 2, 0]
+
+
+def test_a_mean_over_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="without samples has no mean"):
+        Pass(SAMPLES, torch.empty(0, dtype=torch.int64), sizes=()).mean(lambda batch: {"x": batch.x})
+
+
+def test_a_shuffled_pass_meets_every_sample_once_per_epoch_in_a_new_order() -> None:
+    of = Pass(SAMPLES, torch.arange(7), sizes=(7,))
+    batches = list(of.shuffled(torch.tensor(3), epochs=2, batch_size=3))
+    assert [len(batch.y) for batch in batches] == [3, 3, 1] * 2
+    met = [torch.cat([batch.x[:, 0] for batch in part]).tolist() for part in (batches[:3], batches[3:])]
+    assert sorted(met[0]) == sorted(met[1]) == [3.0 * i for i in range(7)] and met[0] != met[1]
+
+
+def test_a_batch_of_padding_only_makes_no_nan() -> None:
+    empty = Batch(SAMPLES.x[:2], SAMPLES.y[:2], mask=torch.zeros(2))
+    assert empty.mean(empty.x).tolist() == [0, 0, 0] and empty.sum(empty.x).tolist() == [0, 0, 0]
+
+
+def test_a_masked_mean_may_have_clients_in_front() -> None:
+    """Client 0 has the values 1 and 3, client 1 only 5."""
+    values, mask = torch.tensor([[1.0, 3.0], [5.0, 100.0]]), torch.tensor([[1, 1], [1, 0]])
+    assert masked_mean(values, mask, axes=1).tolist() == [2.0, 5.0]
+
+
+def test_cross_entropy_is_torchs() -> None:
+    logits = torch.randn(2, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    y = torch.tensor([[0, 2, 1, 1], [2, 0, 0, 1]])
+    wanted = torch.nn.functional.cross_entropy(logits.permute(0, 2, 1), y, reduction="none")
+    torch.testing.assert_close(cross_entropies(logits, y), wanted, rtol=1e-12, atol=0)
+    torch.testing.assert_close(cross_entropy(logits, y, None), wanted.mean(1), rtol=1e-12, atol=0)
+
+
+def test_one_hot_has_one_row_per_label() -> None:
+    assert one_hot(torch.tensor([[2], [0]]), 3, torch.float32).tolist() == [[[0, 0, 1]], [[1, 0, 0]]]

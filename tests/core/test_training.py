@@ -1,0 +1,110 @@
+"""The plain loop of the core is the local training that engines run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from plugins.core.component import Ask
+from plugins.core.data import Batch
+from plugins.core.optimizers import SGD
+from plugins.core.task import Output, Task
+from plugins.core.training import descend, train
+from plugins.core.trees import Params, Tree, row, sub, tree_map
+from plugins.engines.arena import replace_row
+from plugins.engines.packing import flatten
+from plugins.engines.sequential import Sequential
+from plugins.engines.simulation import Simulation
+from plugins.models.networks import mlp
+from tests import federation
+from tests.recipe_table import ALONE
+
+
+class Plain(Sequential):
+    """Trains by the plain loop."""
+
+    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
+        clients, client = self.clients, ask.to[position]
+        read_steps, read_own = clients.reads(key)
+        steps = self._pass(clients.steps(client, round_), clients.train, read_steps, clients.needs.last_epoch)
+        seen = self._client(ask.params, ask.buffers, round_, key, client, read_own)
+        memory = self._memory(client)
+        trace, answers = train(clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps)
+        found: Tree = {
+            field: {name: getattr(answer, field) for name, answer in answers.items()}
+            for field in ("upload", "memory", "metrics")
+        }
+        replace_row(clients.memory, clients.row[client], found.pop("memory"))
+        if clients.holds(ask):
+            clients.hold(client, trace.params, trace.buffers)
+        tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
+        return {"buffers": trace.buffers, **found, **self._counts(client, trace.steps, trace.loss * trace.steps)}
+
+
+@pytest.mark.parametrize("entry", ALONE)
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_the_plain_loop_is_the_engines(entry: str, batch_norm: bool) -> None:
+    """One round of four clients with 1 to 12 samples, in float64: what all of them sent, kept and lost."""
+    recipe, settings = ALONE[entry]
+
+    def ran(plain: bool) -> tuple[Params, list[float]]:
+        simulation: Simulation = federation.simulation(
+            recipe, settings, batch_norm=batch_norm, dtype=torch.float64, rounds=2
+        )
+        clients = simulation.engine.clients
+        clients._draws = True  # the plain loop makes every step's key
+        simulation.engine = Plain(clients) if plain else simulation.engine
+        outcome = simulation.run()
+        found = {"state": simulation.loop.state._asdict(), "memory": clients.memory, "evaluated": outcome.evaluated}
+        return flatten(found), [row["local_loss"] for row in outcome.rows]
+
+    (found, losses), (wanted, other) = ran(True), ran(False)
+    assert found.keys() == wanted.keys()
+    for key, leaf in wanted.items():
+        torch.testing.assert_close(found[key], leaf, rtol=1e-12, atol=1e-12, msg=key)
+    assert losses == pytest.approx(other, rel=1e-12)
+
+
+TASK = Task(mlp((2,), 2), SGD(0.5))
+
+
+def quadratic(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output | None]:
+    """(w - x)^2 / 2 for the mean x of the batch."""
+    return ((w["w"] - batch.mean(batch.x)) ** 2).sum() / 2, None
+
+
+def batches(*xs: float, **more: Any) -> list[Batch]:
+    return [Batch(torch.tensor([[float(x)]]), torch.zeros(1), **more) for x in xs]
+
+
+def test_descend_steps_down_the_gradient() -> None:
+    """w = 0; eta = 1/2: to x = 4, w = 2; to x = 8, w = 5. Losses 8 and 18."""
+    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, batches(4, 8), SGD(0.5))
+    assert (found.params["w"].item(), found.steps.item(), found.loss.item()) == (5.0, 2.0, 26.0)
+    assert found.state == {} and found.buffers == {} and found.features is None
+
+
+def test_terms_factors_and_rates_of_a_descent() -> None:
+    """Gradient 0 - 4 plus 2, rate 1: w = 0 + 3 * 1/2 * 2 = 3; then 3 - 8 + 2 = -3, rate 1/3: w = 3 + 1.5 = 4.5."""
+    found = descend(
+        TASK, quadratic, {"w": torch.zeros(1)}, batches(4, 8), SGD(0.5), term=lambda w: {"w": torch.full((1,), 2.0)},
+        factor={"w": torch.tensor([3.0])}, rate=lambda s: (1.0, 1 / 3)[s],
+    )  # fmt: skip
+    assert found.params["w"].item() == pytest.approx(4.5)
+
+
+def test_a_step_that_a_client_does_not_have_changes_nothing() -> None:
+    steps = [*batches(4, live=torch.tensor(True)), *batches(8, live=torch.tensor(False))]
+    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, steps, SGD(0.5, momentum=0.9))
+    assert (found.params["w"].item(), found.steps.item(), found.loss.item()) == (2.0, 1.0, 8.0)
+    assert found.state["v"]["w"].item() == -4.0
+
+
+def test_a_descent_goes_on_from_a_state() -> None:
+    """v = 10; v <- v / 2 - 4 = 1, w = -1/2."""
+    state = {"v": {"w": torch.tensor([10.0])}}
+    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, batches(4), SGD(0.5, momentum=0.5), state=state)
+    assert found.params["w"].item() == -0.5 and state["v"]["w"].item() == 10.0

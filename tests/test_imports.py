@@ -1,0 +1,105 @@
+"""Imports point one way: what a package may know of the others."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
+EVERYTHING = {"core", "data", "models", "engines", "recipes", "settings", "silo"} | METHODS
+# Beside itself, what of `plugins` a package imports.
+ALLOWED = {
+    "core": set[str](),
+    "data": {"core"},
+    "models": {"core", "data"},
+    "engines": {"core", "data", "models", "recipes"},
+    "recipes": {"core"} | METHODS,
+    "settings": {"core", "data", "models", "engines"},
+    "silo": EVERYTHING,
+    **{method: {"core"} | METHODS for method in METHODS},
+}
+
+
+def imported(path: Path, inside: bool = True) -> Iterator[str]:
+    """The modules that a file names in its imports. `inside`: also in those that run later or never."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if inside else tree.body:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+FILES = [(path.relative_to(ROOT).with_suffix("").parts, path) for path in sorted((ROOT / "plugins").rglob("*.py"))]
+PACKAGES = sorted({parts[1] for parts, _ in FILES} - {"__init__"})
+
+
+def direct(pairs: bool = True) -> dict[str, set[str]]:
+    """What of `plugins` each package imports. `pairs`: whether the FedML pairs of method packages count."""
+    found: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for parts, path in FILES:
+        if parts[1] == "__init__" or (not pairs and parts[1] in METHODS and parts[-1] in ("pair", "__init__")):
+            continue
+        names = [name.split(".") for name in imported(path)]
+        found[parts[1]] |= {name[1] for name in names if name[0] == "plugins" and len(name) > 1}
+    return found
+
+
+def test_every_package_is_known_here() -> None:
+    assert set(PACKAGES) == set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    assert direct(pairs=False)[package] <= ALLOWED[package] | {package}
+
+
+def test_only_the_pairs_of_methods_know_the_silos() -> None:
+    """What else such a file may import is its own package."""
+    for parts, path in FILES:
+        if parts[1] in METHODS and parts[-1] == "pair":
+            names = {name.split(".")[1] for name in imported(path) if name.startswith("plugins.")}
+            assert names <= {"silo", parts[1]}, path
+
+
+def test_no_plugin_imports_a_pipeline() -> None:
+    for _, path in FILES:
+        assert not any(name.split(".")[0] in ("pipelines", "tests", "benchmarks") for name in imported(path)), path
+
+
+def in_a_circle(imports: dict[str, set[str]]) -> set[str]:
+    """What is left after everything is taken away, again and again, that imports nothing that is left."""
+    left = {name: found & imports.keys() - {name} for name, found in imports.items()}
+    while free := {name for name, found in left.items() if not found & left.keys()}:
+        left = {name: found for name, found in left.items() if name not in free}
+    return set(left)
+
+
+def test_a_circle_is_found() -> None:
+    assert in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == {"a", "b", "c"}
+    assert not in_a_circle({"a": {"b"}, "b": {"c"}, "c": {"c"}})
+
+
+def test_packages_import_each_other_in_no_circle() -> None:
+    """Methods count as one: a combination may take another's file."""
+    found = direct(pairs=False)
+    together = {package: of for package, of in found.items() if package not in METHODS}
+    together |= {"methods": set[str]().union(*(found[method] for method in METHODS)) - METHODS}
+    together = {package: of - METHODS | ({"methods"} if of & METHODS else set()) for package, of in together.items()}
+    assert not in_a_circle(together)
+
+
+def test_files_import_each_other_in_no_circle() -> None:
+    """At once; what a function imports later may lead back."""
+    names = {".".join(parts).removesuffix(".__init__"): path for parts, path in FILES}
+    assert not in_a_circle(
+        {
+            name: {of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)}
+            for name, path in names.items()
+        }
+    )
