@@ -106,7 +106,7 @@ def absent(why: str) -> Any:
     """Stands where something is not there, and says why when a hook reads it."""
 
     class Absent:
-        def __getattr__(self, name: str) -> Any:
+        def __getattr__(self, *_: object) -> Any:
             raise RecipeError(why)
 
         __iter__ = __getitem__ = __len__ = __getattr__

@@ -21,8 +21,8 @@ from plugins.core.data import Batch, Pass, cross_entropy, masked_mean
 from plugins.core.optimizers import SGD, Optimizer
 from plugins.core.randomness import step_key
 from plugins.core.task import Output, Task
-from plugins.core.training import Descent, Views, adjusted, ended, factor, penalty, seen, started, term
-from plugins.core.trees import Params, Tree, leading, rows_at, select, tree_map
+from plugins.core.training import Descent, Views, adjusted, ended, factor, penalty, scaled, seen, started, term
+from plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
 from plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Tensor | None], Output]  # the last is the key of the step
@@ -232,15 +232,14 @@ def descend(
             fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
             part = torch.einsum("...b,...bd->...d", fraction, left["features"])
             features, seen = part if features is None else features + part, seen + fraction.sum(-1)
-        grads = gradient
-        for name, leaf in ({} if hooks.term is None else hooks.term(params)).items():
-            grads[name].add_(leaf)
+        # In place only where the gradient is written out: autograd may give one tensor for two leaves.
+        grads = gradient if hooks.term is None else _plus(gradient, hooks.term(params), in_place=written is not None)
         if rate is not None:
             # A scaled gradient times eta is the scaled update, and can be added at once.
-            update, amount, next_state = _scaled(grads, factor), -rate, state
+            update, amount, next_state = _scaled(grads, factor, in_place=written is not None), -rate, state
         else:
             update, next_state = step_of(grads, state, params)
-            update, amount = _scaled(update, factor), 1.0
+            update, amount = _scaled(update, factor, in_place=True), 1.0
         # In place: a step's time is that of going through memory. The received model, and the parameters of a client
         # that has no such step, belong to others too.
         mine = step > 0 and batch.live is None
@@ -282,11 +281,22 @@ def _batches(steps: Pass, in_place: bool) -> Iterator[Batch]:
         )
 
 
-def _scaled(update: Params, factor: Params) -> Params:
-    """The update with its rows multiplied, in place."""
-    if not factor:
-        return update
-    return {name: leaf.mul_(leading(factor[name], leaf)) if name in factor else leaf for name, leaf in update.items()}
+def _plus(grads: Params, added: Params, in_place: bool) -> Params:
+    """The gradient with a term; leaves without one stay as they are."""
+    if not in_place:
+        return combined(torch.add, grads, added)
+    for name, leaf in added.items():
+        grads[name].add_(leaf)
+    return grads
+
+
+def _scaled(update: Params, factor: Params, in_place: bool) -> Params:
+    """The update with its rows multiplied; leaves without factors stay as they are."""
+    if not (factor and in_place):
+        return scaled(update, factor) if factor else update
+    for name, rows in factor.items():
+        update[name].mul_(leading(rows, update[name]))
+    return update
 
 
 def _step_losses(losses: list[Tensor], steps: Pass, by_sample: bool) -> Tensor:

@@ -86,6 +86,14 @@ class ReadsFeatures(Component):
         return Answer({"z": trace.features.clone()})
 
 
+@pytest.mark.parametrize(
+    "use", [iter, len, lambda own: own[0], lambda own: own.n], ids=["iter", "len", "item", "attribute"]
+)
+def test_what_is_absent_says_why_in_every_use(use: Callable[[Any], object]) -> None:
+    with pytest.raises(RecipeError, match=r"Needs\(own=True\)"):
+        use(Client.own)
+
+
 READS = [
     (ReadsOwn, Needs(own=True), r"client\.own .*Needs\(own=True\)"),
     (ReadsPublic, Needs(public=Public.UNLABELLED), r"client\.public .*Needs\(public=\.\.\.\)"),
