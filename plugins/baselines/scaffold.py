@@ -1,16 +1,14 @@
 """SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated Learning,
 ICML 2020. https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II for c_i. With local momentum the correction is added to the gradient before the momentum.
-- `option="I"`: c_i+ is the gradient of the mean cross-entropy over the whole local data at the received model, one more
-  pass. It is taken in eval mode, with the batch norms' statistics that were received, since those of a whole set in
-  batches are not defined. Weight decay and other methods' terms are not in it. It divides by no step size, so Adam and
-  RMSProp are allowed; they take the corrected gradient.
-- Clients are averaged uniformly, as there; `weights="size"`: the model by n_k, as in NIID-Bench. The control variates
-  stay uniform.
+Algorithm 1 with option II for c_i; `scaffold_i` beside it has option I. With local momentum the correction is added to
+the gradient before the momentum.
+- Clients are averaged uniformly, as in the paper. `weights="size"`: the model by n_k, as in NIID-Bench. The control
+  variates stay uniform.
+- eta_g other than 1 is part of the server's step, so such a SCAFFOLD is refused beside the methods that own that step.
 
 Meeting others: with FNR-FL, c_i is computed from the local training only, not from the refinement. With CCN, the model
-step uses CCN's weights and the control variates stay uniform. Its FedML pair is `make_pair("scaffold")`.
+step uses CCN's weights and the control variates stay uniform. FedML pair: `make_pair("scaffold")`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
 """SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data. See `scaffold.py`:
 Karimireddy et al., ICML 2020, algorithm 1, line 12 (i). https://arxiv.org/abs/1910.06378
 
-It divides by no step size, so any local optimiser goes with it.
+- The gradient is that of the mean cross-entropy: one more pass over the local data. It is taken in eval mode, with the
+  batch norms' statistics that were received, since those of a whole set in batches are not defined. Weight decay and
+  other methods' terms are not in it.
+- It divides by no step size, so Adam and RMSProp are allowed. They take the corrected gradient.
 FedML pair: `make_pair("scaffold_i")`.
 """
 
