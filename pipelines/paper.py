@@ -32,7 +32,7 @@ ABOUT = {
     "smoke": "Size smoke: the code path on small data, for seconds. The numbers are not the paper's experiment.",
     "small": "Size small: the paper's heterogeneity and local work with fewer clients, rounds or seeds, on a CPU. The "
     "numbers are not the paper's experiment; the studies below say what differs.",
-    "paper": "Size paper: the paper's own setting.",
+    "paper": "Size paper: the paper's setting where it states one. The protocol below names what it leaves open.",
 }
 
 
