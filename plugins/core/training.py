@@ -141,6 +141,7 @@ def factor(views: Views) -> Params:
 def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
     """What training left, and the components' answers."""
     params, buffers, state, steps, loss, features = found
+    # Without features nothing reads them: `bare` goes to all that do not declare the need.
     whole = Trace(params, buffers, steps, loss / steps.clamp(min=1), state, features, planned)  # type: ignore[arg-type]
     bare = whole._replace(features=absent(NO_FEATURES))
     own = {c: whole if c.needs.last_epoch else bare for c in views}

@@ -96,6 +96,7 @@ class Readings(MeanFeatures):
         return server.cohort if self.delta_scope == "sampled" else tuple(range(server.n_clients))
 
     def survey(self, server: Server) -> Asks | None:
+        # The mixin's `super()` is a rFedAvg, whose `survey` asks; mypy sees `Component`'s.
         return None if server.round == 0 and self.warmup == "none" else super().survey(server)  # type: ignore[return-value]
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
