@@ -134,9 +134,11 @@ def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
     hints, known = get_type_hints(METHODS[method], include_extras=True), hyper_parameters(method)
     for key, value in values.items():
         if key not in known:
+            variants = [name for name, kind in METHODS.items() if issubclass(kind, METHODS[method])]
+            having = [name for name in variants if key in hyper_parameters(name)]
             raise RecipeError(
                 f"recipe {recipe!r}: {method} has no hyper-parameter {key!r}{nearest(key, known)}; "
-                f"allowed: {', '.join(known) or 'none'}"
+                f"allowed: {', '.join(known) or 'none'}{f'; {having[0]} has it' if having else ''}"
             )
         if get_origin(hints[key]) is Literal:
             allowed = get_args(hints[key])

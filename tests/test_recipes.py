@@ -220,3 +220,8 @@ def test_the_readme_has_a_line_with_its_source(method: str) -> None:
     source = sys.modules[recipes.METHODS[method].__module__].__doc__ or ""
     named = re.search(r"\]\((https?://[^)]+)\)", line)
     assert recipes.METHODS[method]().needs.pooled if named is None else named[1] in source
+
+
+def test_a_hyper_parameter_of_a_variant_names_the_variant() -> None:
+    with pytest.raises(RecipeError, match=r"fnr has no hyper-parameter 'fnr_reg'; allowed: p, .*; fnr_authors has it"):
+        recipes.check_settings("fnr", {"fnr": {"fnr_reg": "off"}})

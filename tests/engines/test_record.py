@@ -101,7 +101,7 @@ class Watcher(Component):
         return Exchanges(round=1)
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        """Nobody may have asked for it: what is not recorded is dropped."""
+        """Reports metrics in every run. The core drops them where they are not recorded."""
         return Answer(metrics={"moved": torch.stack([trace.params["fc2.bias"], client.params["fc2.bias"]])})
 
     def step(self, server: Server) -> Change:

@@ -168,7 +168,7 @@ def test_addresses_are_checked(folder, capsys, table, message):
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
 @pytest.mark.parametrize("share", [False, True])
-def test_a_taken_port_is_named(folder, capsys, host, share):
+def test_a_taken_port_is_named(ports, folder, capsys, host, share):
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if share:  # as gRPC does it

@@ -19,6 +19,7 @@ from tests.recipe_table import PARAMETERS
 from tests.silo import world
 
 DEADLINE_S = 120.0
+pytestmark = pytest.mark.usefixtures("ports")
 
 
 def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> settings.Deployment:

@@ -26,7 +26,7 @@ def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
     assert MLOpsConfigs.__dict__["fetch_all_configs"] is before
 
 
-def test_waiting_for_a_server_that_does_not_come():
+def test_waiting_for_a_server_that_does_not_come(ports):
     with pytest.raises(UserError, match=r"no server at 127.0.0.1:8890 after 0 s"):
         transport.wait_for_server({0: "127.0.0.1"}, 0.0)
 
