@@ -29,7 +29,7 @@ from plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
 from plugins.ccn.algorithm import CCN
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Component, Public, Setting
-from plugins.core.errors import nearest
+from plugins.core.errors import nearest, shown
 from plugins.core.options import RecipeError
 from plugins.fednlr.algorithm import FedNLR
 from plugins.fednnnn.algorithm import FedNNNN
@@ -143,20 +143,20 @@ def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
         if get_origin(hints[key]) is Literal:
             allowed = get_args(hints[key])
             if type(value) is not str:
-                raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {value!r} must be text")
+                raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {shown(value)} must be text")
             if value not in allowed:
                 raise RecipeError(
-                    f"recipe {recipe!r}: {method}.{key} = {value!r} is unknown{nearest(value, allowed)}; "
+                    f"recipe {recipe!r}: {method}.{key} = {shown(value)} is unknown{nearest(value, allowed)}; "
                     f"allowed: {', '.join(allowed)}"
                 )
             continue
         plain, *ranges = get_args(hints[key]) if get_origin(hints[key]) is Annotated else (hints[key],)
         number = plain is float and isinstance(value, int | float) and not isinstance(value, bool)
         if not (_finite(value) if number else type(value) is plain):
-            raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {value!r} must be {_KINDS[plain]}")
+            raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {shown(value)} must be {_KINDS[plain]}")
         for allowed in ranges:
             if value not in allowed:
-                raise RecipeError(f"{method}: {key} = {value} must {allowed}")
+                raise RecipeError(f"{method}: {key} = {shown(value)} must {allowed}")
 
 
 def _finite(value: float) -> bool:

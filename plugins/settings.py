@@ -1,4 +1,4 @@
-"""What files of settings have in common: sections, how a client trains, and mistakes said in words."""
+"""Common parts of all files of settings: sections, local training, and mistakes explained in words."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from plugins.core.errors import nearest
+from plugins.core.errors import nearest, shown
 from plugins.data.checks import known
 from plugins.engines.clients import LocalTraining
 from plugins.models.forward import PRECISIONS
@@ -53,7 +53,7 @@ def mistakes(error: ValidationError, sections: Mapping[str, type[BaseModel]]) ->
 
 def _lines(error: Any, sections: Mapping[str, type[BaseModel]]) -> list[str]:
     """One error of pydantic; one of our own validators may hold several."""
-    path = [str(part) for part in error["loc"] if part != "[key]"]
+    path = [str(part) if len(str(part)) <= 100 else f"{str(part)[:97]}..." for part in error["loc"] if part != "[key]"]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         allowed = list(sections[path[-2] if len(path) > 1 else ""].model_fields)
@@ -63,5 +63,7 @@ def _lines(error: Any, sections: Mapping[str, type[BaseModel]]) -> list[str]:
     if error["type"] == "value_error":
         return [f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()]
     if error["type"] == "string_pattern_mismatch":
-        return [f"{key} = {error['input']!r} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"]
-    return [f"{key} = {error['input']!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"]
+        return [
+            f"{key} = {shown(error['input'])} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"
+        ]
+    return [f"{key} = {shown(error['input'])} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"]

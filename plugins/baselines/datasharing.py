@@ -1,10 +1,10 @@
 """Data sharing. Zhao, Li, Lai, Suda, Civin, Chandra: Federated Learning with Non-IID Data, 2018.
 https://arxiv.org/abs/1806.00582
 
-Section 4: a small set of labelled data is shared with every client, which trains on it together with its own. Here that
-is the public split, which makes this the control for methods that train on it (FNR-FL): what is it worth if everybody
-simply has it? n_k counts the shared samples; `share` takes the first part of the split. Left out is the first training
-of the global model on the shared data, so that all methods begin with the same weights.
+Section 4: a small set of labelled data is shared with every client, which trains on it together with its own data. Here
+that set is the public split. The method is therefore the control for methods that train on that split (FNR-FL): it
+shows the gain if every client has it. n_k counts the shared samples; `share` takes the first part of the split. Left
+out is the first training of the global model on the shared data, so that all methods begin with the same weights.
 
 Meeting others: what reads a client's data (class counts, mean features) reads the shared samples too.
 FedML pair: `make_pair("datasharing")`; every silo needs the public split.

@@ -2,7 +2,7 @@
 https://arxiv.org/abs/2106.06042
 
 Algorithm 1. The head, here the last layer with its bias, keeps the random values of w_0: clients train, send and
-average the body only, and the head never travels, since everybody draws it from the same seed.
+average the body only. The head is never sent, because every client draws it from the same seed.
 - Weights are n_k / sum n, as CCN compares it; the authors' code averages with 1/m: `weights="uniform"`.
 - Left out is the personal fine-tuning after the last round: it makes one model per client, and what the papers compare
   is the global model. It is evaluated with the random head that the body was trained for.

@@ -6,7 +6,7 @@ gradient; the reported loss is f_k. h_k is the client's drift, Delta_k and Delta
 gradient.
 - As in the authors' code, w = mean over S of w_k + mean over all clients of h_k, both uniform. The server knows that
   mean of h_k from the models it gets, so h_k does not travel: 4M, w and Delta down, w_k and Delta_k's change up.
-- K is the number of steps that the client took; the authors' code has that of the mean client for everybody.
+- K is the number of steps that the client took. The authors' code takes the mean client's number for every client.
 - Left out are two details of the authors' code, both neutral for equal clients and small gradients: alpha and Delta are
   divided by n_k / mean n on the client, and gradients are clipped at 10.
 - With local momentum the correction is added to the gradient before the momentum.

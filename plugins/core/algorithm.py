@@ -51,14 +51,14 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What every runtime runs. The order of `components` decides about rounding only; `compose` fixes it."""
+    """The object that every runtime runs. The order of `components` affects rounding only; `compose` fixes it."""
 
     components: tuple[Component, ...] = ()
     setting: Setting = field(default=Setting(1, 1))
 
     @staticmethod
     def compose(components: Iterable[Component], setting: Setting) -> Algorithm:
-        """Composes, or raises RecipeError that names both components, what they both claim, and why that can't be."""
+        """Composes. RecipeError names two components that own the same thing, that thing, and why both can't own it."""
         found = tuple(sorted(components, key=identity))
         for c in found:
             _sound(c, setting)
@@ -88,7 +88,7 @@ class Algorithm:
 
     @property
     def leak(self) -> str:
-        """What of the test set the recipe sees, in words; "" if nothing."""
+        """How the recipe uses the test set, in words; "" if it does not."""
         leaking = [c.name for c in self.components if c.needs.public is Public.TEST_SET]
         return "; ".join(f"{name} trains on the test set" for name in leaking)
 
@@ -99,7 +99,7 @@ class Algorithm:
         return Exchanges(sum(p.begin for p in parts), 1 + sum(p.round for p in parts), sum(p.finish for p in parts))
 
     def owned(self, claim: Claim, results: dict[Component, T | None]) -> T | None:
-        """The result of the one component that has one. RecipeError if that has no claim to it."""
+        """The result of the one component that has one. RecipeError if that component has no claim to it."""
         for c, result in results.items():
             if result is not None:
                 _claimed(c, claim)
@@ -111,7 +111,7 @@ class Algorithm:
         return replace(task, optimizer=found or task.optimizer)
 
     def init(self, at: Server) -> State:
-        """The server before anything was sent."""
+        """The server before the first exchange."""
         return State(at.params, at.buffers, {c.name: c.init_server(_seen(at, {}, c)) for c in self.components})
 
     def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:

@@ -18,8 +18,8 @@ One round. Every hook stands where it acts. The list is the order; there is no o
     last     finish *               may ask about the evaluated model, and replace it
 
 `*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at one place of the list
-every component sees the same server, terms are summed, factors are multiplied, and all else needs a claim. So no
-component acts before another. What a component does not override costs nothing.
+every component sees the same server, terms are summed, factors are multiplied, and everything else needs a claim. So no
+component acts before another. A hook that a component does not override costs nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Public(IntEnum):
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method takes from the runtime beside the batches of training."""
+    """The data that a method takes from the runtime beside the batches of training."""
 
     own: bool = False  # `client.own`, a pass over the whole local set
     public: Public = Public.NOTHING  # `client.public`, `server.public`
@@ -103,7 +103,7 @@ class Setting(NamedTuple):
 
 
 def absent(why: str) -> Any:
-    """Stands where something is not there, and says why when a hook reads it."""
+    """A placeholder for a missing value; it raises an error with the reason when a hook reads it."""
 
     class Absent:
         def __getattr__(self, *_: object) -> Any:
@@ -154,7 +154,7 @@ class Trace(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a client's hook leaves. What it does not mention is not sent; memory that it does not mention is kept."""
+    """The result of a client's hook. Only what it mentions is sent; memory that it does not mention is kept."""
 
     upload: Tree = {}
     memory: Tree = {}
@@ -226,7 +226,7 @@ class Server:
 
 
 class Change(NamedTuple):
-    """What a server's hook changes. What it does not mention is kept."""
+    """The changes of a server's hook. Everything that it does not mention is kept."""
 
     state: Tree = {}
     params: Params | None = None
@@ -336,7 +336,8 @@ class Component:
         """Asks everybody after the last round; may change the evaluated model (a claim)."""
 
 
-# Overriding one of these means owning what it changes. Of `optimizer`, `warm_start` and `step` an option may decide.
+# Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and `step`, an option may
+# decide whether the component owns it.
 OWNS = {
     "logits": Claim.LOGITS, "refine": Claim.REFINEMENT, "average": Claim.AVERAGE, "learn": Claim.SERVER_LEARNING,
     "finish": Claim.CLASSIFIER,

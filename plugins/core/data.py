@@ -22,7 +22,7 @@ class Samples(NamedTuple):
     noise: Any = None  # feature skew, a `plugins.data.reading.Noise`: added to `x` at every read
 
 
-# How one client sees the samples `index` [...] in a step, where they are not taken as they are: [..., *shape].
+# (samples, index [...], step) -> the samples as a client reads them in this step, [..., *shape].
 Reader = Callable[[Samples, Tensor, int], Tensor]
 
 
@@ -122,7 +122,7 @@ def masked_mean(values: Tensor, mask: Tensor | None, axes: int = 0) -> Tensor:
     if mask is None:
         return values.mean(axes)
     mask = mask.to(values.dtype)
-    # A batch of padding only has no mean. Its step is discarded; it only must not make a NaN.
+    # A batch of padding only has no mean. Its step is discarded, so it only must not give NaN.
     total: Tensor = (leading(mask, values) * values).sum(axes)
     return total / leading(mask.sum(axes), total).clamp(min=1)
 
@@ -145,7 +145,7 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
 def log_softmax(logits: Tensor) -> Tensor:
     """log p, class first, [..., C] -> [C, all the rest]: six times as fast as over the last axis (docs/performance.md).
 
-    Through three axes, since torch transposes a matrix in blocks, which takes twice as long for ten columns.
+    It goes through three axes, because torch transposes a matrix in blocks, which takes twice as long for ten columns.
     """
     by_class = logits.reshape(1, -1, logits.shape[-1]).permute(2, 0, 1).contiguous()
     return torch.log_softmax(by_class.squeeze(1), 0)

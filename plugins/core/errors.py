@@ -1,4 +1,4 @@
-"""What a user did wrong, said in one line."""
+"""Mistakes of a user, explained in one line."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ class UserError(ValueError):
 
 class NonFiniteError(UserError):
     """A loss or an update stopped being finite. The message names client and round."""
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it; what is very long is cut."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

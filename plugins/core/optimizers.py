@@ -21,7 +21,7 @@ class Optimizer:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # the norm of the gradient at most, as `torch.nn.utils.clip_grad_norm_`; 0: whatever it is
+    clip: float = 0.0  # largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_`; 0: no limit
 
     def init(self, params: Params) -> Tree:
         """The state before the first step."""

@@ -1,6 +1,6 @@
-"""Random numbers as pure functions of a key, so that a draw depends on what it is for, never on who drew before.
+"""Random numbers as pure functions of a key: a draw depends on its purpose, never on the draws before it.
 
-A key is a 0-d int64 tensor. Under vmap every client has its own; the numbers are those that it would draw by itself.
+A key is a 0-d int64 tensor. Under vmap every client has its own key and draws the same numbers as by itself.
 The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
 """
 
@@ -26,14 +26,14 @@ def _shift(word: Tensor, by: int) -> Tensor:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    # In place where the memory is fresh: to fault it in takes longer than to calculate.
+    # In place after the first operation: page faults of fresh memory take longer than the arithmetic.
     word = _shift(word, 30).bitwise_xor_(word).mul_(_signed(_MIX1))
     word = _shift(word, 27).bitwise_xor_(word).mul_(_signed(_MIX2))
     return _shift(word, 31).bitwise_xor_(word)
 
 
 def fold(key: Tensor, at: int | str | Tensor) -> Tensor:
-    """Another key: the one that belongs to `key` at a number or a word; for a tensor of numbers, as many keys."""
+    """The key that belongs to `key` and a number or a word. A tensor of numbers gives a tensor of keys."""
     return _mixed(_mixed(key + _signed(GOLDEN)) + (zlib.crc32(at.encode()) if isinstance(at, str) else at))
 
 
@@ -43,9 +43,9 @@ def step_key(key: Tensor, step: int | Tensor, scope: int = 0) -> Tensor:
 
 
 def identity(component: object) -> int:
-    """The number of a component, from its class: its name in a recipe changes no bit.
+    """The number of a component, from its class, so that its name in a recipe changes no bit.
 
-    A variant has that of the method that it inherits, so that only what it changes makes a difference between the two.
+    A variant has the number of the method that it inherits. The two then differ only in what the variant changes.
     """
     methods = [kind for kind in type(component).__mro__ if "name" in vars(kind)]
     return zlib.crc32((methods or [type(component)])[-1].__name__.encode())

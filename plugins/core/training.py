@@ -139,9 +139,9 @@ def factor(views: Views) -> Params:
 
 
 def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
-    """What training left, and the components' answers."""
+    """The trace of training, and the components' answers."""
     params, buffers, state, steps, loss, features = found
-    # Without features nothing reads them: `bare` goes to all that do not declare the need.
+    # Components that do not declare the need get `bare`, so none of them can read features.
     whole = Trace(params, buffers, steps, loss / steps.clamp(min=1), state, features, planned)  # type: ignore[arg-type]
     bare = whole._replace(features=absent(NO_FEATURES))
     own = {c: whole if c.needs.last_epoch else bare for c in views}
@@ -156,5 +156,5 @@ def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answ
 
 
 def kept(found: Answer, view: Client) -> Answer:
-    """An answer whose memory has what it does not mention, too, and whose metrics are there only if recorded."""
+    """The answer with the memory that it does not mention, and without metrics if they are not recorded."""
     return found._replace(memory=view.memory | found.memory, metrics=found.metrics if view.observing else {})

@@ -51,7 +51,7 @@ def sub(a: Tree, b: Tree) -> Tree:
 
 
 def combined(op: Callable[[Tensor, Tensor], Tensor], *trees: Params | None) -> Params:
-    """The flat trees by `op` where names meet; None and names of one tree alone stay out of it."""
+    """Flat trees as one: leaves of the same name are combined by `op`, other leaves stay as they are. None is empty."""
     found: Params = {}
     for tree in trees:
         for name, leaf in (tree or {}).items():
@@ -77,8 +77,8 @@ def row_norms(stacked: Tree) -> Tensor:
 def leaf_row_norms(leaf: Tensor) -> Tensor:
     """The L2 norm of each row of `[M, ...]`, as `[M]`.
 
-    Part by part: torch's kernel adds up a row's squares in few sums, which in float32 can be off by a thousandth for a
-    million numbers, and takes a third of the time of stored squares.
+    Part by part, because torch's kernel adds up a row's squares in few sums. For a million numbers in float32 these can
+    be off by a thousandth. Storing the squares first would take three times as long.
     """
     rows = leaf.reshape(len(leaf), -1)
     whole = rows.shape[1] // PART * PART
@@ -100,7 +100,7 @@ def weighted_sum(weights: Tensor, stacked: Tree) -> Tree:
     """sum_i weights[i] * row i; `weights` is `[M]`, leaves are `[M, ...]`."""
 
     def total(leaf: Tensor) -> Tensor:
-        # Matrix times vector: as a product of two matrices, one of them a row, it takes twice as long.
+        # Matrix times vector: the product of a row and a matrix takes twice as long.
         rows = leaf.reshape(len(leaf), -1)
         summed: Tensor = torch.mv(rows.t(), weights.to(leaf.dtype))
         return summed.reshape(leaf.shape[1:])
@@ -119,7 +119,7 @@ def rows_at(leaf: Tensor, index: Tensor) -> Tensor:
 
 
 def leading(values: Tensor, like: Tensor) -> Tensor:
-    """`values` [...] with as many axes behind them as `like` [..., ...] has more."""
+    """`values` [...] with axes of size 1 appended, up to the number of axes of `like` [..., ...]."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 

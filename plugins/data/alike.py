@@ -1,4 +1,4 @@
-"""The test set split over the clients as the training set is, so that each is measured on samples of its own kind."""
+"""The test set, split over the clients like the training set: each client is tested on its own kind of samples."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from plugins.data.types import Ints
 
 
 def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Each class's test samples dealt in proportion to the training samples of that class; positions, ascending.
+    """The test samples of each class, dealt in proportion to the training samples of that class; positions, ascending.
 
-    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Rounded by largest remainders,
-    equal ones at random. No sample lies with two clients; all of a class are dealt if anybody holds it, none
-    otherwise. A client can end up with none. rFedAvg's Fig. 11; BUAA's repository splits its test set the way it
+    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Counts are rounded by largest
+    remainders, ties at random. No sample is given to two clients. A class is dealt completely if some client holds it,
+    and not at all otherwise. A client can get no sample. rFedAvg's Fig. 11; BUAA's repository splits its test set as it
     splits the training set, which for sorted blocks is the same up to rounding.
     """
     n_clients, n_classes = counts.shape
@@ -30,7 +30,7 @@ def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Int
 def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> list[Ints]:
     """The test samples of each client's own users; positions, ascending.
 
-    `clients` are positions in the training set, with no user in two of them; owners are [n] and [m].
+    `clients` are positions in the training set; no user is in two clients. The owners are [n] and [m].
     """
     users = int(max(train_owners.max(), test_owners.max(initial=0))) + 1
     client = np.full(users, -1)
@@ -40,7 +40,7 @@ def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) ->
 
 
 def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """`total` in proportion to `weights`, whole numbers by largest remainders, ties at random. [N] -> [N]"""
+    """`total` in proportion to `weights`, rounded by largest remainders, ties at random. [N] -> [N]"""
     exact, whole = weights * total, weights.sum()
     shares = exact // whole
     by_remainder = np.lexsort((rng.random(len(weights)), -(exact % whole)))

@@ -1,4 +1,4 @@
-"""Batches as index plans: what a client reads in which order depends only on (seed, round, client)."""
+"""Batches as lists of indices: the samples of a client and their order depend only on (seed, round, client)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from plugins.data.types import Ints
 
 @dataclass(frozen=True)
 class Order:
-    """Positions in the order in which they are read, and the sizes of the batches that cut them."""
+    """Positions in the order of reading, and the sizes of the batches."""
 
     index: Ints  # [sum of sizes] int64
     sizes: tuple[int, ...]
@@ -23,7 +23,7 @@ class Order:
 def epochs(
     indices: Ints, n_epochs: int, batch_size: int, rng: np.random.Generator, steps: int = 0, drop_last: bool = False
 ) -> Order:
-    """`n_epochs` passes over `indices`, reshuffled each time, or if `steps` is above 0 as many batches as that.
+    """`n_epochs` passes over `indices`, each in a new order; if `steps` is above 0, that many batches instead.
 
     The last, short batch of a pass is kept unless `drop_last`. A client with less than one full batch keeps that batch.
     """

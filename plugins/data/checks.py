@@ -1,4 +1,4 @@
-"""Values a user wrote, refused with one line that names key, value and what is allowed."""
+"""Checks of a user's values. An error is one line that names the key, the value and what is allowed."""
 
 from __future__ import annotations
 
@@ -8,17 +8,16 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import TypeGuard
 
-from plugins.core.errors import UserError, nearest
+from plugins.core.errors import UserError, nearest, shown
 
 
 def refusal(key: str, value: object, allowed: str) -> UserError:
     """The error for `key: value`, to be raised by the caller. Long values are cut."""
-    text = repr(value)
-    return UserError(f"{key}={text if len(text) <= 60 else text[:57] + '...'} is refused; allowed: {allowed}")
+    return UserError(f"{key}={shown(value)} is refused; allowed: {allowed}")
 
 
 def whole_number(key: str, value: object, low: int, high: int | None = None, because: str = "") -> int:
-    """`value` as an int in [low, high]. UserError otherwise, and for a bool; `because` explains `high`."""
+    """`value` as an int in [low, high]. UserError for other values and for a bool; `because` explains `high`."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
         if number >= low and (high is None or number <= high):
@@ -29,14 +28,14 @@ def whole_number(key: str, value: object, low: int, high: int | None = None, bec
 
 
 def real_number(key: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
-    """`value` as a finite float for which `fits` holds. UserError otherwise, and for a bool or text."""
+    """`value` as a finite float that `fits`. UserError for other values, for a bool and for text."""
     if is_finite(value) and fits(number := float(value)):
         return number
     raise refusal(key, value, allowed)
 
 
 def is_finite(value: object) -> TypeGuard[float]:
-    """Whether `value` is a number that a float can hold; a bool is none."""
+    """Whether `value` is a finite number that a float can hold. A bool is not a number."""
     try:
         return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
     except OverflowError:  # a whole number too large for a float
@@ -54,9 +53,9 @@ def known(kind: str, name: object, allowed: Iterable[str]) -> str:
 def options_of(
     function: Callable[..., object], owner: str, options: Mapping[str, object], also: Iterable[str] = ()
 ) -> None:
-    """UserError unless `options` are keyword-only parameters of `function` and none that has no default is missing.
+    """UserError unless `options` are keyword-only parameters of `function`; those without a default must be there.
 
-    `also`: what may be given beside them, and so is named among what is allowed.
+    `also`: further options that the error names as allowed.
     """
     takes = {p.name: p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY}
     for key in options:

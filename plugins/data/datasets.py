@@ -1,9 +1,10 @@
-"""The data sets by name: readers of files, and the preprocessing that all of them share."""
+"""The data sets by name: their readers, and the preprocessing that they share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -22,23 +23,15 @@ from plugins.data.readers.mnist import mnist
 from plugins.data.readers.sent140 import sent140
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
-DATASETS: dict[str, Callable[..., Raw]] = {
-    "digits": digits,
-    "mnist": mnist,
-    "emnist": emnist,
-    "femnist": femnist,
-    "cifar10": cifar10,
-    "cifar100": cifar100,
-    "cinic10": cinic10,
-    "sent140": sent140,
-    "made_tweets": made_tweets,
-    "image_folder": image_folder,
-    "arrays": arrays,
-}
+Reader = Callable[..., Raw]
+READERS: tuple[Reader, ...] = (
+    digits, mnist, emnist, femnist, cifar10, cifar100, cinic10, sent140, made_tweets, image_folder, arrays,
+)  # fmt: skip
+DATASETS = {reader.__name__: reader for reader in READERS}
 
 
 def check(name: str, options: Mapping[str, object]) -> None:
-    """UserError unless data set `name` exists and takes these options; what fits the files, only `load` knows.
+    """UserError unless data set `name` exists and takes these options. Only `load` checks them against the files.
 
     Every data set takes `size` ([h, w], to scale its images to) and `normalise` (see `Dataset.of`) beside its own.
     """
@@ -66,5 +59,5 @@ def load(name: str, root: Path, **options: object) -> Dataset:
         raise UserError(f"{error.filename or root}: can't be read ({error.strerror or error})") from None
     shape = image_size(size)
     if shape is not None:
-        raw = raw._replace(train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
+        raw = replace(raw, train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
     return Dataset.of(name, raw, normalise)

@@ -1,4 +1,4 @@
-"""The file that says who holds which samples: the partition stage writes it, trainers and silos read it."""
+"""The file of a partition, with the samples of each client. The partition stage writes it; others read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from plugins.data.types import Ints
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """The partition stage's index lists into the training set, and of each client into the test set."""
+    """The index lists of a partition: into the training set, and for `test_clients` into the test set."""
 
     clients: list[Ints]
     validation: Ints

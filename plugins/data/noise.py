@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +23,11 @@ FORMS = ("level", "equal", "space")
 def deviations(form: str, sigma: float, n_clients: int, shape: tuple[int, ...], scale: Tensor) -> Tensor:
     """The standard deviation of each client's noise in normalised units, [N, C, 1, 1] or [N, C, H, W] float64.
 
-    `shape` is that of a sample, `scale` [C] what 1 on the scale of `sigma` is after normalisation (`Dataset.scale`).
-    `level`: client i has sigma i / (N - 1), so that the first is clean; `equal`: all have sigma; `space`: client i
-    has sigma in the i-th cell of a grid, but for the last client, which is clean. An only client has sigma throughout.
-    Raises UserError for an unknown form, a sigma below 0, text, a grid on what are no images, and one with more rows
-    than an image has pixels.
+    `shape` is the shape of a sample. `scale` [C] says what 1 on the scale of `sigma` is after normalisation
+    (`Dataset.scale`). `level`: client i has sigma i / (N - 1), so the first is clean; `equal`: all have sigma; `space`:
+    client i has sigma in the i-th cell of a grid, and the last client is clean. A single client has sigma everywhere.
+    Raises UserError for an unknown form, a sigma below 0, text, a grid on samples that are no images, and a grid with
+    more rows than an image has pixels.
     """
     known("noise.form", form, FORMS)
     real_number("noise.sigma", sigma, lambda value: value >= 0, "a number from 0 up")
@@ -48,28 +49,24 @@ def amounts(form: str, sigma: float, n_clients: int, shape: tuple[int, ...], sca
 
 
 def held(std: Tensor, clients: Sequence[Ints], x: Tensor) -> Noise:
-    """The noise of training samples `x` [n, ...]: that of the client which holds them; `std` is [N, ...]."""
+    """The noise of training samples `x` [n, ...], each with that of its client; `std` is [N, ...]."""
     row = torch.full((len(x),), len(std))
     for client, positions in enumerate(clients):
         row[torch.from_numpy(positions)] = client
-    return _noise(std, row, x)
+    return Noise(torch.cat([std, torch.zeros_like(std[:1])]).to(x), row.to(x.device))
 
 
 def alone(std: Tensor, x: Tensor) -> Noise:
-    """The noise of samples `x` [n, ...] that one client looks at; `std` is its own, [...]."""
-    return _noise(std.unsqueeze(0), torch.zeros(len(x), dtype=torch.int64), x)
-
-
-def _noise(std: Tensor, row: Tensor, x: Tensor) -> Noise:
-    return Noise(torch.cat([std, torch.zeros_like(std[:1])]).to(x), row.to(x.device))
+    """The noise of samples `x` [n, ...] that one client reads; `std` [...] is its own."""
+    return held(std.unsqueeze(0), [np.arange(len(x))], x)
 
 
 def _cells(n_clients: int, shape: tuple[int, ...]) -> Tensor:
     """1 in each client's cell and 0 elsewhere, [N, H, W]; nowhere for the last client.
 
-    NIID-Bench's grid has ceil(sqrt(N - 1)) rows and columns over 28 pixels, whatever the image; here, over the whole
-    image, which is the same for 28 x 28. Its index of a row, i // cell size, leaves the image unless the cell size
-    happens to be the number of rows; here it is i // rows, and cells are filled row by row.
+    NIID-Bench's grid has ceil(sqrt(N - 1)) rows and columns over 28 pixels for every image. Here it covers the whole
+    image, which is the same for 28 x 28. NIID-Bench's row index, i // cell size, leaves the image unless the cell size
+    equals the number of rows; here it is i // rows, and cells are filled row by row.
     """
     rows = math.isqrt(n_clients - 2) + 1  # the square root of N - 1, rounded up
     if len(shape) != 3 or min(shape[1:]) < rows:

@@ -1,4 +1,4 @@
-"""What a client sees of its samples: noise of its own, drawn afresh each time; in training also crops and flips.
+"""Changes to samples as a client reads them: noise, new at every read; in training also crops and flips.
 
 FNR-FL (eq. 2): x' = x + (eps * M(x)) sigma + mu with eps ~ N(0, 1) and mu = 0; M(x) sigma is `Noise.std`.
 """
@@ -14,26 +14,26 @@ from torch import Tensor
 from plugins.core.data import Samples
 from plugins.core.randomness import fold, noisy, uniform
 
-PAD = 4  # pixels on each side, of which a crop leaves as many again
-MOVES, NOISE = 0, 1  # which of a batch's keys is for crops and flips, and which for noise
+PAD = 4  # pixels of padding on each side; a crop has the image's own size
+MOVES, NOISE = 0, 1  # the keys of a batch: for crops and flips, and for noise
 
 
 class Noise(NamedTuple):
-    """Gaussian noise by sample: that of sample i has the standard deviations std[row[i]]."""
+    """Gaussian noise by sample: sample i has the standard deviations std[row[i]]."""
 
-    std: Tensor  # [K, ...], each of a shape that broadcasts to a sample's; the last is 0, that of a clean sample
+    std: Tensor  # [K, ...], each row broadcasts to a sample; the last row is 0, for clean samples
     row: Tensor  # [n] int64
 
 
 @dataclass(frozen=True)
 class Read:
-    """How samples change on the way into a batch; what is drawn depends on key and step only, not on padding."""
+    """How samples change on the way into a batch. The draws depend on key and step only, not on padding."""
 
     key: Tensor  # 0-d, of this client, round, job and pass
     augment: bool = False
 
     def __call__(self, samples: Samples, index: Tensor, step: int) -> Tensor:
-        """The samples `index` [B] as they are seen in a step, [B, ...]."""
+        """The samples `index` [B] as the client sees them in this step, [B, ...]."""
         noise: Noise | None = samples.noise
         key, seen = fold(self.key, step), samples.x[index]
         if self.augment:
@@ -42,9 +42,9 @@ class Read:
 
 
 def moved(x: Tensor, key: Tensor) -> Tensor:
-    """Each image padded by reflection, cut to its size again at a random place, and mirrored or not, [B, C, H, W].
+    """Each image is padded by reflection, cropped to its size at a random place, and perhaps mirrored, [B, C, H, W].
 
-    FNR-FL's code does this to CIFAR-10. It takes images of at least PAD + 1 pixels in height and width.
+    FNR-FL's code does this to CIFAR-10. Images need at least PAD + 1 pixels in height and width.
     """
     n, channels, height, width = x.shape
     drawn = uniform(key, n, 3, dtype=torch.float64)
@@ -58,5 +58,5 @@ def moved(x: Tensor, key: Tensor) -> Tensor:
 
 
 def _reflected(position: Tensor, size: int) -> Tensor:
-    """Positions from -PAD to size - 1 + PAD, those outside reflected at the outermost pixels, which aren't repeated."""
+    """Positions from -PAD to size - 1 + PAD; those outside are reflected. The outermost pixels aren't repeated."""
     return size - 1 - (size - 1 - position.abs()).abs()

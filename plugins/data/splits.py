@@ -1,4 +1,4 @@
-"""What is cut from the training set before it is partitioned: a validation set and FNR-FL's public set."""
+"""The parts cut from the training set before it is partitioned: a validation set and FNR-FL's public set."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import NamedTuple
 import numpy as np
 
 from plugins.data.checks import real_number, refusal, whole_number
+from plugins.data.partitions.dealing import dealt, rounded
 from plugins.data.streams import stream
 from plugins.data.types import Ints
 
 
 class Split(NamedTuple):
-    """Positions in the training set, each ascending; together they are all of it, each position once."""
+    """Positions in the training set, each part ascending. Every position is in exactly one part."""
 
     train: Ints
     validation: Ints
@@ -23,44 +24,39 @@ def hold_out(labels: Ints, validation: float, public: int, seed: int) -> Split:
     """Cuts a validation set and a public set from the training set.
 
     `labels` is [n]. `validation` is a share of all n samples in [0, 1), stratified by class. `public` is a count of
-    samples, class-balanced (class counts differ by at most one): FNR-FL's D_public in its sound form. A cut leaves
-    every class at least one training sample. The validation set does not depend on `public`.
+    samples, class-balanced (class counts differ by at most one): FNR-FL's D_public in its sound form. Every class
+    keeps at least one training sample. The validation set does not depend on `public`.
     Raises UserError for a share or a count that isn't allowed.
     """
     labels = np.asarray(labels)
     classes, sizes = np.unique(labels, return_counts=True)
     for_validation = _stratified(sizes, validation)
     spare = sizes - for_validation - 1
+    if public != 0 and spare.min() == 0 and sizes.min() > 1:
+        raise refusal("validation", validation, f"a smaller share: it leaves a class no sample for public={public!r}")
     for_public = _balanced(spare, public, stream(seed, "public", 0))
 
     order_validation, order_public = stream(seed, "split"), stream(seed, "public", 1)
-    parts: tuple[list[Ints], list[Ints]] = ([], [])
+    part = np.zeros(len(labels), np.int64)  # 0: train, 1: validation, 2: public
     for label, n_validation, n_public in zip(classes, for_validation, for_public, strict=True):
         members = order_validation.permutation(np.flatnonzero(labels == label))
-        parts[0].append(members[:n_validation])
-        parts[1].append(order_public.permutation(members[n_validation:])[:n_public])
-    cut_validation, cut_public = (np.sort(np.concatenate([np.empty(0, np.int64), *part])) for part in parts)
-    rest = np.setdiff1d(np.arange(len(labels)), np.concatenate([cut_validation, cut_public]))
-    return Split(rest, cut_validation, cut_public)
+        part[members[:n_validation]] = 1
+        part[order_public.permutation(members[n_validation:])[:n_public]] = 2
+    return Split(*dealt(part, 3))
 
 
 def _stratified(sizes: Ints, share: float) -> Ints:
-    """How many samples of each class make up `share` of all: largest remainders, no class used up. [C] -> [C]."""
+    """How many samples of each class make up `share` of all, by largest remainders; each class keeps one. [C] -> [C]"""
     n = int(sizes.sum())
     real_number("validation", share, lambda s: 0 <= s < 1, "a number from 0 to below 1, the share of the training set")
-    quota = share * sizes
-    counts = np.floor(quota).astype(np.int64)
-    missing = round(share * n) - int(counts.sum())
-    by_remainder = np.argsort(counts - quota, kind="stable")
-    counts[by_remainder[:missing]] += 1
-    counts = np.minimum(counts, sizes - 1)
+    counts = np.minimum(rounded(share * sizes, round(share * n)), sizes - 1)
     if share > 0 and counts.sum() == 0:
         raise refusal("validation", share, f"0, or a share that is at least one of the {n} training samples")
     return counts
 
 
 def _balanced(spare: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """How many samples of each class make up `total`, if class c has spare[c]: equal but for at most one. [C]."""
+    """How many samples of each class make up `total`: equal but for at most one, at most spare[c] of class c. [C]"""
     if total == 0 and not isinstance(total, bool):
         return np.zeros_like(spare)
     n_classes = len(spare)

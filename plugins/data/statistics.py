@@ -10,22 +10,22 @@ from plugins.data.types import Floats, Ints
 
 
 def class_counts(labels: Ints, clients: Sequence[Ints], n_classes: int) -> Ints:
-    """Samples per client and class; `labels` [n] are those of the whole training set. [N, C]"""
+    """Samples per client and class, [N, C]; `labels` [n] of the whole training set."""
     labels = np.asarray(labels)
     return np.stack([np.bincount(labels[np.asarray(k, np.int64)], minlength=n_classes) for k in clients])
 
 
 def entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(C) for all classes alike. [N, C] -> [N]"""
+    """Entropy of each client's labels in bits: 0 for one class, log2(C) for equal classes. [N, C] -> [N]"""
     p = _shares(counts)
-    # The zero added turns -0.0 into 0.0.
+    # Adding zero turns -0.0 into 0.0.
     return np.asarray(-(p * np.log2(np.where(p > 0, p, 1))).sum(1) + 0.0)
 
 
 def label_distance(counts: Ints) -> Floats:
-    """Total variation distance of each client's label distribution from that of all clients' samples together.
+    """Total variation distance between each client's label distribution and that of all clients together.
 
-    1/2 sum_c |p_k(c) - p(c)|, from 0 (alike) to 1 (no class in common); half of what Zhao et al. 2018 call EMD.
+    1/2 sum_c |p_k(c) - p(c)|, from 0 (equal) to 1 (no class in common); half of the EMD of Zhao et al. 2018.
     [N, C] -> [N]
     """
     p = counts.sum(0) / counts.sum()
@@ -41,7 +41,7 @@ def gini(sizes: Ints) -> float:
 
 
 def summary(counts: Ints) -> dict[str, float]:
-    """One partition in a few numbers, from its class counts [N, C]. Entropies in bits."""
+    """One partition in a few numbers, from its class counts [N, C]; entropies are in bits."""
     sizes = counts.sum(1)
     bits, distance = entropy(counts), label_distance(counts)
     return {

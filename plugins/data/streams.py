@@ -1,4 +1,4 @@
-"""Counter-based randomness: a result depends on what is drawn, never on who drew before."""
+"""Counter-based randomness: each draw has its own key, so earlier draws never change it."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ def stream(seed: int, name: str, *counters: int) -> np.random.Generator:
 
 
 class Streams:
-    """As `stream` with one more counter, for many of them: at a tenth of the cost, and one at a time.
+    """Many streams that differ in one more counter, one at a time, at a tenth of the cost of `stream`.
 
-    They are Philox's own: the streams of different keys, which are (a number of the seed, name and counters, `k`).
+    Each has a Philox key of its own: (a number made of seed, name and counters, `k`).
     """
 
     def __init__(self, seed: int, name: str, *counters: int) -> None:
         self._philox = np.random.Philox(_sequence(seed, name, counters))
         state: Any = self._philox.state
-        # NumPy reads lists in a third of the time that it takes for arrays of as few numbers.
+        # For so few numbers, NumPy reads lists in a third of the time of arrays.
         words = {name: array.tolist() for name, array in state["state"].items()}
         self._start: Any = state | {"state": words, "buffer": state["buffer"].tolist()}
         self._key: list[int] = words["key"]
         self._generator = np.random.Generator(self._philox)
 
     def __call__(self, k: int) -> np.random.Generator:
-        """The k-th; those that were given out before are at an end."""
+        """The k-th stream. It ends the streams given out before."""
         self._key[1] = k
         self._philox.state = self._start
         return self._generator

@@ -14,20 +14,20 @@ from plugins.core.errors import UserError
 from plugins.data.streams import stream
 from plugins.data.types import Floats
 
-PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD stands behind a sequence and nowhere else
+PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")
 WIDTH = 300  # of a word's vector
 GLOVE = f"glove.6B.{WIDTH}d.txt"
 
-# Set off by blanks, dropped, or made a blank.
+# Characters that get blanks around them, are removed, or become a blank.
 _PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, '"': None, ";": " ", ":": " "})
 
 
 def tokenise(text: str) -> list[str]:
     """The tokens of a text by the rules of torchtext's `basic_english`, as its documentation lists them.
 
-    Lower case; ' . , ( ) ! ? are tokens of their own; double quotes vanish; ; and : and <br /> are blanks; what blanks
-    part are the tokens. Other characters stay as they are ("#fail", "@user", "&quot").
+    Text becomes lower case; ' . , ( ) ! ? are tokens of their own; double quotes vanish; ; and : and <br /> become
+    blanks; blanks separate tokens. Other characters stay as they are ("#fail", "@user", "&quot").
     """
     return text.lower().translate(_PUNCTUATION).replace("<br />", " ").split()
 
@@ -35,16 +35,16 @@ def tokenise(text: str) -> list[str]:
 def vocabulary(texts: Iterable[Sequence[str]], size: int) -> list[str]:
     """At most `size` entries: the special ones, then the most frequent tokens, ties in alphabetical order."""
     counts = Counter(token for tokens in texts for token in tokens)
-    for special in SPECIALS:  # written in a text, it is no word of its own
+    for special in SPECIALS:  # if a text contains one, it is not a word
         counts.pop(special, None)
     frequent = sorted(counts, key=lambda token: (-counts[token], token))
     return [*SPECIALS, *frequent[: size - len(SPECIALS)]]
 
 
 def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
-    """Each text's positions in `words`, cut to the first `length` tokens and padded behind, [n, length] int32.
+    """Each text's positions in `words`, cut to the first `length` tokens and padded at the end, [n, length] int32.
 
-    A token beyond the vocabulary is UNKNOWN, and so is a text without tokens.
+    A token that isn't in the vocabulary is UNKNOWN; a text without tokens is one UNKNOWN.
     """
     number = {word: position for position, word in enumerate(words)} | dict.fromkeys(SPECIALS, UNKNOWN)
     found = np.full((len(texts), length), PAD, dtype=np.int32)
@@ -55,11 +55,11 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
-    """(the words' vectors [V, 300] float32, where they are from): GloVe's if its file lies in `root`, or else drawn.
+    """(the words' vectors [V, 300] float32, their origin): GloVe's if `root` has its file, otherwise drawn.
 
-    PAD is 0. Drawn vectors are normal with deviation 1, torch.nn.Embedding's own, at which an LSTM that starts as
-    torch's is not saturated. Words that GloVe lacks are drawn with the deviation of those that it has. What is drawn
-    does not depend on an experiment's seed. Raises UserError for a damaged file.
+    PAD is 0. Drawn vectors are normal with deviation 1, as in torch.nn.Embedding; an LSTM with torch's initial weights
+    is not saturated by them. Words that GloVe lacks are drawn with the deviation of GloVe's vectors. The draws do not
+    depend on an experiment's seed. Raises UserError for a damaged file.
     """
     drawn = stream(0, "embedding").standard_normal((len(words), WIDTH))
     drawn[PAD] = 0
@@ -67,20 +67,19 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
     if not path.is_file():
         note = f"word vectors: drawn at random (normal, deviation 1), as {path.name} is not in {root}"
         return torch.from_numpy(drawn.astype(np.float32)), note
-    found = _glove(path, words)
+    found, n = _glove(path, words), len(words) - len(SPECIALS)
     if not found:
-        raise UserError(f"{path}: has none of the {len(words) - len(SPECIALS)} words of the vocabulary; is it {GLOVE}?")
-    rows, vectors = list(found), np.stack(list(found.values()))
+        raise UserError(f"{path}: has none of the {n} words of the vocabulary; is it {GLOVE}?")
+    vectors = np.stack(list(found.values()))
     drawn *= vectors.std()
-    drawn[rows] = vectors
-    of = len(words) - len(SPECIALS)
-    note = f"word vectors: {path.name}, {len(rows)} of {of} words found, the others drawn at random"
+    drawn[list(found)] = vectors
+    note = f"word vectors: {path.name}, {len(found)} of {n} words found, the others drawn at random"
     return torch.from_numpy(drawn.astype(np.float32)), note
 
 
 def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
-    """The vectors of those `words` that a GloVe file has, by position. UserError names the first damaged line."""
-    # Bytes: the file has 400,000 lines, of which few are wanted. It is UTF-8.
+    """The vectors that a GloVe file has for `words`, by position. UserError names the first damaged line."""
+    # As bytes (UTF-8), because only few of the 400,000 lines are needed.
     wanted = {word.encode(): position for position, word in enumerate(words) if position >= len(SPECIALS)}
     found = {}
     with path.open("rb") as file:

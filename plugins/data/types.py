@@ -1,4 +1,4 @@
-"""Index lists and numbers as arrays."""
+"""The types of arrays: index lists and other numbers."""
 
 from __future__ import annotations
 

@@ -1,25 +1,25 @@
-"""Memory laid out by hand: rows for the models of a cohort, and what forked processes share."""
+"""Memory laid out by hand: rows for the models of a cohort, and memory that forked processes share."""
 
 from __future__ import annotations
 
+import math
 import mmap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from plugins.core.trees import Params, Tree, tree_map
 
-ALIGNED = 64  # bytes, as torch lays tensors: matrix products round differently elsewhere
+ALIGNED = 64  # bytes, as torch aligns tensors: at other addresses matrix products round differently
 
 
 def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None) -> Params:
-    """Room for `m` models, leaves [m, ...], each row of which lies as a tensor of its own would.
+    """Memory for `m` models, leaves [m, ...]; each row is aligned as a tensor of its own would be.
 
-    `memory`: makes so many bytes, aligned; torch does, on the device of `like`, if None.
+    `memory`: returns the number of bytes that it is asked for, aligned. None: torch does, on the device of `like`.
     """
 
     def rows(leaf: Tensor) -> Tensor:
@@ -29,13 +29,13 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
         whole = flat.view(leaf.dtype).reshape(m, -1)
         return whole[:, : leaf.numel()].view(m, *leaf.shape)
 
-    return {key: rows(leaf) for key, leaf in like.items()}
+    return tree_map(rows, like)
 
 
 def shared(size: int) -> Tensor:
-    """So many bytes that processes forked from here on see as well. Pages that nobody writes to take no memory.
+    """`size` bytes that this process shares with those that it forks from here on. Unwritten pages take no memory.
 
-    Not torch's own shared memory: that lies in /dev/shm, which containers bound to 64 MB.
+    Torch's own shared memory lies in /dev/shm, which containers limit to 64 MB.
     """
     flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
     return torch.frombuffer(mmap.mmap(-1, max(size, ALIGNED), flags=flags), dtype=torch.uint8)
@@ -61,37 +61,28 @@ class Arena:
         self._used = 0
 
     def put(self, tree: Tree) -> Tree:
-        """Copies a tree in. Returns where its leaves are; what does not fit is an array of numpy's in their place."""
-        return {key: self.put(leaf) if isinstance(leaf, dict) else self._leaf(leaf) for key, leaf in tree.items()}
+        """Copies a tree in and returns its places. A leaf that does not fit is returned as an array of numpy's."""
+        return tree_map(self._leaf, tree)
 
     def get(self, places: Tree) -> Tree:
-        """The tree that `put` told the places of, as views."""
-        return {
-            key: self.get(leaf)
-            if isinstance(leaf, dict)
-            else torch.from_numpy(leaf)
-            if isinstance(leaf, np.ndarray)
-            else self._view(leaf)
-            for key, leaf in places.items()
-        }
+        """The tree whose places `put` returned, as views."""
+        return tree_map(lambda at: torch.from_numpy(at) if isinstance(at, np.ndarray) else self._view(at), places)
 
-    def _leaf(self, leaf: Tensor) -> Place | NDArray[Any]:
+    def _leaf(self, leaf: Tensor) -> Any:
+        """The leaf's Place; where it does not fit, an array of numpy's."""
         n = leaf.numel() * leaf.element_size()
         if self._used + n > len(self._bytes):
-            array: NDArray[Any] = leaf.detach().contiguous().numpy()
-            return array
+            return leaf.detach().contiguous().numpy()
         place = Place(self._used, tuple(leaf.shape), leaf.dtype)
         self._used += -(-n // ALIGNED) * ALIGNED
         self._view(place).copy_(leaf)
         return place
 
     def _view(self, place: Place) -> Tensor:
-        n = place.dtype.itemsize
-        for axis in place.shape:
-            n *= axis
+        n = place.dtype.itemsize * math.prod(place.shape)
         return self._bytes[place.offset : place.offset + n].view(place.dtype).reshape(place.shape)
 
 
 def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
-    """Writes `tree` into row `index` of a stacked tree, in place: for storage that is the engine's own."""
+    """Writes `tree` into row `index` of a stacked tree, in place: for storage that belongs to the engine."""
     tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)

@@ -1,4 +1,4 @@
-"""A checkpoint is one safetensors file: everything that a run needs to go on to the same bits."""
+"""A checkpoint is one safetensors file. It has everything that a run needs to go on and end with the same bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from plugins.core.trees import Params, Tree
 from plugins.data.files import write_whole
 from plugins.engines.packing import flatten, unflatten
 
-RECORDED = "recorded/"  # begins the names of tensors that the run doesn't need to go on, only to report
+RECORDED = "recorded/"  # prefix of the tensors that a run needs for its report, and not to go on
+HEAD = ("round", "holders", "rows", "differs")  # fields of a Checkpoint that are stored as JSON
 
 
 class Checkpoint(NamedTuple):
@@ -29,17 +30,11 @@ class Checkpoint(NamedTuple):
 
 
 def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Writes whole or not at all."""
-    head = {
-        "fingerprint": fingerprint,
-        "round": checkpoint.round,
-        "holders": checkpoint.holders,
-        "rows": checkpoint.rows,
-        "differs": checkpoint.differs,
-    }
+    """Writes the file; if that fails, none or the old one is left."""
+    head = {"fingerprint": fingerprint, **{key: getattr(checkpoint, key) for key in HEAD}}
     everything = flatten(checkpoint.trees) | {RECORDED + key: leaf for key, leaf in checkpoint.recorded.items()}
-    # safetensors refuses tensors that share memory, such as an evaluated model that is the sent one: copies of the
-    # later ones. Not of all: the memories of hundreds of clients are gigabytes.
+    # safetensors refuses tensors that share memory, such as those of an evaluated model that is the sent one. The later
+    # ones are copied, and only they: the memories of hundreds of clients are gigabytes.
     flat: Params = {}
     seen: set[int] = set()
     for key, leaf in everything.items():
@@ -63,7 +58,7 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
     try:
         with safe_open(path, framework="pt") as file:
             head = json.loads((file.metadata() or {})["checkpoint"])
-            made_by, found = str(head["fingerprint"]), [head[key] for key in ("round", "holders", "rows", "differs")]
+            made_by, found = str(head["fingerprint"]), {key: head[key] for key in HEAD}
             flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: not a readable checkpoint ({error}); delete it to start afresh") from None
@@ -72,12 +67,11 @@ def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
             f"{path}: is a checkpoint of another configuration (fingerprint {made_by[:12]!r}, "
             f"this run has {fingerprint[:12]!r}); delete it or restore the configuration"
         )
-    # Of whatever shape: it grows with the rounds.
+    # Their shapes are not checked: they grow with the rounds.
     recorded = {key.removeprefix(RECORDED): flat.pop(key) for key in list(flat) if key.startswith(RECORDED)}
     expected = flatten(like)
     if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
         raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
-    # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
+    # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
     trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
-    round_, holders, rows, differs = found
-    return Checkpoint(round_, trees, holders, rows, recorded, differs)
+    return Checkpoint(trees=trees, recorded=recorded, **found)

@@ -15,12 +15,13 @@ from torch import Tensor
 from plugins.core.algorithm import Algorithm
 from plugins.core.component import Ask, Client, Reply
 from plugins.core.data import Samples
-from plugins.core.errors import NonFiniteError, UserError, nearest
+from plugins.core.errors import NonFiniteError, UserError
 from plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
 from plugins.core.randomness import fold
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from plugins.data.batches import Order, epochs, in_order
+from plugins.data.checks import known
 from plugins.data.reading import PAD, Read
 from plugins.data.streams import Streams, key
 from plugins.data.types import Ints
@@ -48,25 +49,17 @@ class LocalTraining:
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
-        if self.optimizer not in OPTIMIZERS:
-            raise UserError(
-                f"optimizer {self.optimizer!r} is unknown{nearest(self.optimizer, OPTIMIZERS)}; "
-                f"allowed: {', '.join(OPTIMIZERS)}"
-            )
-        kind = OPTIMIZERS[self.optimizer]
+        kind = OPTIMIZERS[known("optimizer", self.optimizer, OPTIMIZERS)]
         own = {} if self.momentum is None else {"momentum": self.momentum}
         return kind(self.lr, weight_decay=self.weight_decay, **own)
 
     def check(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """UserError if samples of this shape can't be trained on like this, there."""
-        if self.precision not in PRECISIONS:
-            raise UserError(
-                f"precision {self.precision!r} is unknown{nearest(self.precision, PRECISIONS)}; allowed: "
-                + ", ".join(PRECISIONS)
-            )
+        """UserError if these settings can't train on samples of this shape on this device."""
+        known("precision", self.precision, PRECISIONS)
         if self.precision == "tf32" and device.type != "cuda":
-            raise UserError(f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: "
-                            "float32, bf16")  # fmt: skip
+            raise UserError(
+                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: float32, bf16"
+            )
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(
                 f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
@@ -105,7 +98,7 @@ class Clients:
         local.check(tuple(train.x.shape[1:]), train.x.device)
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
-        # [N, ...], the engines' own storage: rows are replaced in place, everything else here is pure.
+        # [N, ...], storage of the engines: its rows are replaced in place, everything else here is pure.
         unmet = Client(task, params, buffers, 0)
         first = {c.name: c.init_client(unmet) for c in algorithm.components}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
@@ -131,7 +124,7 @@ class Clients:
         return self._drawing[2]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
-        """Of the random numbers that each client draws in a job, [M]. NaN where no client draws: it can't be folded."""
+        """The keys of the clients' random numbers in a job, [M]. NaN, which can't be folded, where no client draws."""
         if not self._draws:
             return torch.full((len(ask.to),), math.nan, device=self.device)
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
@@ -140,7 +133,7 @@ class Clients:
     def reads(self, key: Tensor) -> tuple[Read | None, Read | None]:
         """How a client reads the batches of training, and a pass over its own samples; `key` is the client's.
 
-        A client's samples are noisy at every read. It crops and flips those that it trains on. None: as they are.
+        Noise is added at every read. Only samples of training steps are cropped and flipped. None: as they are.
         """
         noisy, augment = self.train.noise is not None, self.local.augment
         if not (noisy or augment):
@@ -163,9 +156,8 @@ class Clients:
 
     def hold(self, client: int, params: Params, buffers: Params) -> None:
         """Keeps a client's result of training."""
-        # Copies: these lie in a stack, where rows may be overwritten, and matrix products round differently.
-        copied = ({key: leaf.clone() for key, leaf in tree.items()} for tree in (params, buffers))
-        self.held[client] = next(copied), next(copied)
+        # Copies: rows of a stack may be overwritten, and matrix products round differently at their addresses.
+        self.held[client] = tree_map(torch.clone, params), tree_map(torch.clone, buffers)
 
 
 class Engine(Protocol):
@@ -195,7 +187,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
 
 
 def _squares(reply: Reply) -> float:
-    """The squares of all that was sent and the losses, added up: quick to find, and finite only if each norm is."""
+    """The losses and the squares of all sent numbers, added up. Quick, and finite only if each norm is finite."""
     total = reply.loss.sum()
     for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
         flat = leaf.reshape(-1)
@@ -205,11 +197,11 @@ def _squares(reply: Reply) -> float:
 
 
 def numbers(values: Iterable[int], device: torch.device) -> Tensor:
-    """As `torch.tensor`, which looks at them one by one, in a fifth of the time: int64."""
+    """int64, as `torch.tensor` in a fifth of the time: it reads the values one by one."""
     return to_device(np.fromiter(values, np.int64), device)
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
-    """An index array as a tensor on the device, copied without waiting where that is possible."""
+    """An index array as a tensor on the device; a copy to a GPU does not block."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -33,7 +33,7 @@ def evaluate(
     batch_size: int = 1000,
     read: Read | None = None,
 ) -> Evaluation:
-    """Eval mode, every sample once; as it is, or as `read` sees it."""
+    """Eval mode, every sample once: as it is, or as `read` returns it."""
     predictions, losses = [], []
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))

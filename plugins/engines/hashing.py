@@ -1,4 +1,4 @@
-"""What a trained model consists of, and one hash of it, by which runtimes and runs are compared."""
+"""The tensors of a trained model, and their hash, by which runtimes and runs are compared."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from plugins.core.trees import Params
 def model_tensors(params: Params, evaluated: Params, buffers: Params) -> Params:
     """The content of `model.safetensors`: `params/<name>`, `buffers/<name>`, and `evaluated/<name>` where it differs.
 
-    Values decide whether the evaluated model differs from the sent one, not identity, which a restart loses. Tensors
-    are contiguous copies on the CPU.
+    The evaluated model differs from the sent one if their values do; object identity would not survive a restart.
+    Tensors are contiguous copies on the CPU.
     """
     parts = {"params": params, "buffers": buffers}
     if any(not torch.equal(evaluated[key], params[key]) for key in params):
@@ -33,6 +33,6 @@ def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         leaf = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {leaf.dtype} {list(leaf.shape)}\n".encode())
-        # As bytes first: numpy has no bfloat16. A 0-d tensor has to get an axis for that.
+        # Viewed as bytes, because numpy has no bfloat16. For that a 0-d tensor needs an axis.
         digest.update(leaf.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

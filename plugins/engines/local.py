@@ -1,8 +1,8 @@
 """Local training as the engines run it: the core's local problem, for one client or for several side by side.
 
-Trees of several clients have an axis [M] in front of every leaf. Nothing here reads that axis: what is written for one
-client is lifted by the engine's `Side`. Equal to `plugins.core.training.train` (tested); docs/performance.md says what
-each shortcut saves.
+Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis: the engine's `Side`
+lifts functions of one client to several. Training equals `plugins.core.training.train` (tested). docs/performance.md
+says how much each shortcut saves.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from plugins.core.trees import Params, Tree, combined, leading, rows_at, select,
 from plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Tensor | None], Output]  # the last is the key of the step
-# (parameters, buffers, batch, key, the last gradient) -> gradient of the mean cross-entropy, whose memory is the last
-# one's, and what `autograd` gives beside it, but for the loss: that of each sample, [..., B].
+# (parameters, buffers, batch, key, the last gradient) -> the gradient of the mean cross-entropy, in the memory of the
+# last gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
 Written = Callable[[Params, Params, Batch, Tensor | None, Params], tuple[Params, Tree]]
 
 
 class Side(Protocol):
-    """How what is written for one client is run: for one, or for many side by side, leaves [M, ...]."""
+    """How a function of one client is run: for one client, or for many side by side, leaves [M, ...]."""
 
-    alone: ClassVar[bool]  # whether there is one client, so that nothing is lifted
+    alone: ClassVar[bool]  # whether there is one client only; then `lift` changes nothing
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """A function of one client's trees as one of all clients' trees."""
         ...
 
     def every(self, tree: Tree) -> Tree:
-        """What is the same for all, as each client's."""
+        """A tree that all clients share, as the tree of each client."""
         ...
 
     def forward(self, task: Task) -> Forward:
@@ -49,7 +49,7 @@ class Side(Protocol):
         ...
 
     def written(self, task: Task) -> Written | None:
-        """Its gradient, where that is written out."""
+        """Its gradient, if it is written out."""
         ...
 
     def client(self, own: Tree) -> Client:
@@ -65,13 +65,16 @@ class Hooks(NamedTuple):
     term: Callable[[Params], Params] | None = None
 
 
-def forward_of(task: Task) -> Forward:
-    """One client's forward pass in training."""
-    return lambda params, buffers, batch, key: task.network(task.whole(params), buffers, batch.x, True, batch.mask, key)
+def forward_of(task: Task, axes: int) -> Forward:
+    """The forward pass in training of one client, or of several side by side (`axes`: 1)."""
+    model = cast("Model", task.network)
+    return lambda params, buffers, batch, key: model(
+        task.whole(params), buffers, batch.x, True, batch.mask, key, axes=axes
+    )
 
 
 def written_of(task: Task, axes: int) -> Written | None:
-    """The gradient of the loss of one client, or of several side by side (`axes`), where it is written out."""
+    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is written out."""
     model = cast("Model", task.network)
     if task.fixed or not model.written_out:
         return None
@@ -84,19 +87,12 @@ def written_of(task: Task, axes: int) -> Written | None:
 
 
 def train(
-    algorithm: Algorithm,
-    task: Task,
-    sent: Ask,
-    own: Tree,
-    steps: Pass,
-    side: Side,
-    out: Params | None = None,
+    algorithm: Algorithm, task: Task, sent: Ask, own: Tree, steps: Pass, side: Side, out: Params | None
 ) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
     `own`: "key", "each" and "memory" of the client, or of all. `out`: memory that the trained parameters may take.
     """
-    params, buffers = sent.params, sent.buffers
 
     def views(own: Tree) -> Views:
         given = sent._replace(each=own["each"])
@@ -110,29 +106,20 @@ def train(
         return {
             "prepared": prepared,
             "factor": factor(given),
-            "params": params,
-            "buffers": buffers,
-            "state": task.optimizer.init(params) if state is None else state,
+            "params": sent.params,
+            "buffers": sent.buffers,
+            "state": task.optimizer.init(sent.params) if state is None else state,
         }
 
-    # Lifting takes its time even where nothing is to be lifted.
+    # Lifting takes time even where there is nothing to lift.
     components = algorithm.components
     began = side.lift(first)(own) if components else side.every(first(own))
     own = own | {"prepared": began["prepared"]}
-    hooks = _hooks(algorithm, own, views, side)
-    model = cast("Model", task.network)
-    found = descend(
-        side.forward(task), task, began["params"], began["buffers"], began["state"], steps, own["key"], hooks,
-        began["factor"], side.written(task), out, model.draws,
-        side.lift(task.optimizer.step) if task.optimizer.clip else task.optimizer.step,
-    )  # fmt: skip
+    found = descend(side, task, began, steps, own["key"], _hooks(algorithm, own, views, side), out)
 
     def last(own: Tree, left: Tree) -> Tree:
         """What is sent, kept and recorded."""
-        at_end = Descent(
-            left["params"], left["buffers"], left["state"], left["steps"], left["loss"], left.get("features")
-        )
-        _, answers = ended(algorithm, views(own), at_end, len(steps))
+        _, answers = ended(algorithm, views(own), Descent(**{"features": None, **left}), len(steps))
         return {
             field: {name: getattr(of, field) for name, of in answers.items()}
             for field in ("upload", "memory", "metrics")
@@ -177,27 +164,17 @@ def _fields(of: Batch) -> Tree:
     return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
 
 
-def descend(
-    forward: Forward,
-    task: Task,
-    params: Params,
-    buffers: Params,
-    state: Tree,
-    steps: Pass,
-    key: Tensor,
-    hooks: Hooks,
-    factor: Params,
-    written: Written | None,
-    out: Params | None,
-    draws: bool,
-    step_of: Callable[[Params, Tree, Params], tuple[Params, Tree]],
-) -> Descent:
+def descend(side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, hooks: Hooks, out: Params | None) -> Descent:
     """As `plugins.core.training.descend` for the batches of `steps`.
 
-    `key`: of the client, or of each [M]. `written`: takes the place of `forward` and autograd where no hook changes the
-    loss. `out`: memory that the parameters may take. `draws`: whether passes draw.
+    `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step. `key`: of the
+    client, or of each [M]. `out`: memory that the parameters may take.
     """
-    written = written if hooks.penalty is None and hooks.logits is None else None
+    params, buffers, state, factor = (began[name] for name in ("params", "buffers", "state", "factor"))
+    forward = side.forward(task)
+    # The written-out gradient is that of the loss without hooks.
+    written = side.written(task) if hooks.penalty is None and hooks.logits is None else None
+    step_of = side.lift(task.optimizer.step) if task.optimizer.clip else task.optimizer.step
     some = next(iter(params.values()))
     zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
     losses: list[Tensor] = []
@@ -206,9 +183,9 @@ def descend(
     gradient: Params = {}
     rate = plain_rate(task.optimizer)
     keys: Sequence[Tensor | None] = (None,) * len(steps)
-    if draws:  # at once: a step is short
+    if task.network.draws:  # all keys at once, because a step is short
         keys = step_key(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
-    # A batch whose memory is reused is in the cache. A hook, or autograd, might still hold the last batch.
+    # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
     for step, plain in enumerate(_batches(steps, in_place=written is not None)):
         batch = plain._replace(keys=key, step=step)
 
@@ -235,13 +212,13 @@ def descend(
         # In place only where the gradient is written out: autograd may give one tensor for two leaves.
         grads = gradient if hooks.term is None else _plus(gradient, hooks.term(params), in_place=written is not None)
         if rate is not None:
-            # A scaled gradient times eta is the scaled update, and can be added at once.
+            # The scaled gradient times -eta is the scaled update. It is added in one pass.
             update, amount, next_state = _scaled(grads, factor, in_place=written is not None), -rate, state
         else:
             update, next_state = step_of(grads, state, params)
             update, amount = _scaled(update, factor, in_place=True), 1.0
-        # In place: a step's time is that of going through memory. The received model, and the parameters of a client
-        # that has no such step, belong to others too.
+        # In place, because the passes over memory take most of a step's time. The received model belongs to others
+        # too, and so do the parameters of a client that has no such step.
         mine = step > 0 and batch.live is None
         stepped = _added(params, update, amount, params if mine else out if batch.live is None else None)
         if batch.live is None:
@@ -257,13 +234,13 @@ def descend(
 
 
 def plain_rate(optimizer: Optimizer) -> float | None:
-    """eta where the update is -eta times the gradient and nothing else, so that it can be added at once."""
+    """eta of plain SGD, whose update is -eta times the gradient and can be added in one pass; None for others."""
     plain = isinstance(optimizer, SGD) and not (optimizer.momentum or optimizer.weight_decay or optimizer.clip)
     return optimizer.lr if plain else None
 
 
 def _batches(steps: Pass, in_place: bool) -> Iterator[Batch]:
-    """The batches in their order. `in_place`: the samples of one may take the memory of those of the last."""
+    """The batches in their order. `in_place`: a batch's samples may take the memory of the last batch's."""
     samples, index = steps.samples, steps.index
     x, sizes = samples.x, steps.sizes
     most = max(sizes, default=0) if sizes is not None else math.prod(index.shape[1:])
@@ -304,13 +281,13 @@ def _step_losses(losses: list[Tensor], steps: Pass, by_sample: bool) -> Tensor:
     if steps.sizes is not None:
         return torch.stack([loss.mean() for loss in losses])
     found = torch.stack(losses)
-    if by_sample:  # means of all steps at once: one by one they take longer than the losses themselves
+    if by_sample:  # means of all steps at once: step by step, they take longer than the losses themselves
         return masked_mean(found, steps.mask, found.ndim - 1)
     return found if steps.live is None else torch.where(steps.live, found, 0)
 
 
 def _added(params: Params, update: Params, amount: float, out: Params | None) -> Params:
-    """params + amount update, put into `out` if there is such."""
+    """params + amount update, put into `out` if it is given."""
     if out is None:
         return tree_map(lambda p, u: torch.add(p, u, alpha=amount), params, update)
     if out is params:  # vmap knows `add_`, but not `out`

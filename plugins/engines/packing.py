@@ -1,4 +1,4 @@
-"""Trees as they are stored and sent: stacked, and flat by name."""
+"""Trees in the forms in which they are stored and sent: stacked, and flat by name."""
 
 from __future__ import annotations
 

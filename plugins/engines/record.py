@@ -1,4 +1,4 @@
-"""What is recorded of every round, in every runtime: the columns of rounds.csv, and the papers' other quantities."""
+"""The records of every round, in every runtime: the columns of rounds.csv, and the papers' other quantities."""
 
 from __future__ import annotations
 
@@ -24,11 +24,13 @@ from plugins.engines.traffic import Meter
 
 
 class Recorder:
-    """Sees each exchange, and makes a row at the end of each round."""
+    """Reads each exchange, and makes a row at the end of each round."""
 
     def __init__(self, task: Task, test: Samples, validation: Samples | None, observing: bool = False) -> None:
-        """`observing`: whether what costs further passes is recorded too: the likeness of the clients' models to the
-        next one, and tests of models that a client trains again in a round, before and after.
+        """`observing`: whether quantities that cost further passes are recorded too.
+
+        They are the similarity of the clients' models to the next one, and the test accuracy of a model before and
+        after a client trains it again in the same round.
         """
         self.task, self.test, self.validation, self.observing = task, test, validation, observing
         self.meter = Meter()
@@ -63,12 +65,11 @@ class Recorder:
             self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients)
 
     def end(self, round_: int, done: Round, evaluating: bool = True) -> dict[str, float]:
-        """The row of the round that ends; NaN where nothing is evaluated.
+        """The row of the round that ends; cells of an evaluation that is not due are NaN.
 
         Raises NonFiniteError when the server's update is not finite.
         """
         state = done.state
-        differs = done.evaluated is not None
         evaluated = state.params if done.evaluated is None else done.evaluated
         moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in state.params.items()}
         length = together(list(moved.values())).item()
@@ -85,24 +86,17 @@ class Recorder:
         row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length)
         metrics: Tree = {key: leaf.detach() for key, leaf in flatten(done.metrics).items()}
         row |= {key.replace("/", "_"): leaf.item() for key, leaf in metrics.items() if leaf.ndim == 0}
-        # What was sent and what is evaluated differ in few methods; then both are of interest.
-        sent = self._evaluated("sent", state.params, state.buffers, self.test if evaluating and differs else None)
-        row |= {"sent_accuracy": sent["sent_accuracy"] if differs else row["test_accuracy"]}
-        row |= {
-            "bytes_up": sum(up.values()),
-            "bytes_down": sum(down.values()),
-            "seconds": time.perf_counter() - self._began,
-        }
+        # Few methods evaluate another model than they send. Then both are tested.
+        row["sent_accuracy"] = row["test_accuracy"]
+        if evaluating and done.evaluated is not None:
+            row["sent_accuracy"] = self._evaluated("sent", state.params, state.buffers, self.test)["sent_accuracy"]
+        row["bytes_up"], row["bytes_down"] = sum(up.values()), sum(down.values())
+        row["seconds"] = time.perf_counter() - self._began
         self.rows.append(row)
         clients, cpu = kept.clients, torch.device("cpu")
         self._keep({key: leaf for key, leaf in metrics.items() if leaf.ndim} | self._observed)
-        self._keep(
-            {
-                "round/clients": numbers(clients, cpu),
-                "round/bytes_up": numbers((up[client] for client in clients), cpu),
-                "round/bytes_down": numbers((down[client] for client in clients), cpu),
-            }
-        )
+        columns = {"clients": clients, "bytes_up": [up[k] for k in clients], "bytes_down": [down[k] for k in clients]}
+        self._keep({f"round/{name}": numbers(values, cpu) for name, values in columns.items()})
         if self.observing:
             self._keep({"round/similarity_to_global": self._cosines(done.trained, state.params)})
         return row
@@ -129,8 +123,7 @@ class Recorder:
         """
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
         columns = {"update_norm_client": together(list(norms.values())).mean().item(), "update_norm_server": n}
-        before = self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
-        columns["update_norm_server_sum"] = before + columns["update_norm_server"]
+        columns["update_norm_server_sum"] = n + (self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0)
         for group, names in self._groups.items():
             columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean().item()
             columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).item()
@@ -146,7 +139,7 @@ class Recorder:
         for key, leaf in found.items():
             new = leaf.detach().cpu()[None]
             old = self.tensors.get(key)
-            # In a deployment a defence may drop a silo: then the shapes differ, and only the last round is kept.
+            # In a deployment a defence may drop a silo. Then the shapes differ, and only the last round is kept.
             fits = old is not None and old.shape[1:] == new.shape[1:]
             self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
 
@@ -164,8 +157,8 @@ def _groups(task: Task, params: Params) -> dict[str, list[str]]:
     """Names of the parameters of fully connected and of convolutional layers; empty if there is one kind only."""
     groups: dict[str, list[str]] = {}
     for layer in task.network.layers:
-        kind = "conv" if any(params[key].ndim > 2 for key in layer.parameters if key in params) else "fc"
         names = [key for key in layer.parameters if key in params]
         if names:
+            kind = "conv" if any(params[key].ndim > 2 for key in names) else "fc"
             groups.setdefault(kind, []).extend(names)
     return groups if len(groups) > 1 else {}

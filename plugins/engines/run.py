@@ -73,16 +73,12 @@ class Run:
         like: torch.Tensor,
         settle: Callable[[Params], Params] = lambda params: params,
     ) -> None:
-        """`like`: samples, for their shape and device. `settle` changes the model at the end of a round, before it is
-        evaluated and sent (privacy, defences).
+        """`like`: samples, for their shape and device.
+
+        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
         """
-        self.algorithm, self.task, self.schedule, self.recorder, self.settle = (
-            algorithm,
-            task,
-            schedule,
-            recorder,
-            settle,
-        )
+        self.algorithm, self.task, self.schedule = algorithm, task, schedule
+        self.recorder, self.settle = recorder, settle
         self.everybody = tuple(range(n_clients))
         self._public, self._shape, self._device = public, tuple(like.shape[1:]), like.device
         self._w0 = params, buffers
@@ -109,7 +105,7 @@ class Run:
         done: Round = yield from self.algorithm.round(self.state, self._server(t, cohort))
         last = t == schedule.rounds
         if last and self.algorithm.exchanges.finish:
-            # Nothing is sent to be trained any more: from here on the model counts that is evaluated.
+            # No model is sent for training any more, so `finish` works on the evaluated one.
             state = done.state if done.evaluated is None else done.state._replace(params=done.evaluated)
             done = done._replace(state=(yield from self.algorithm.finish(state, self._server(t, self.everybody))))
             done = done._replace(evaluated=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cache, partial
 from typing import Any, ClassVar, cast
 
 import torch
@@ -14,7 +14,7 @@ from plugins.core.component import Ask, Client, Reply
 from plugins.core.data import Pass, Reader, Samples
 from plugins.core.task import Task
 from plugins.core.training import answer
-from plugins.core.trees import Params, Tree, row, tree_map
+from plugins.core.trees import Params, Tree, leaves, row, tree_map
 from plugins.data.batches import Order
 from plugins.engines.arena import replace_row, rows_for
 from plugins.engines.clients import Clients, to_device
@@ -23,9 +23,9 @@ from plugins.engines.local import Forward, Written, forward_of, train, written_o
 
 @dataclass
 class Alone:
-    """One client; `make` makes it, where a component reads it."""
+    """One client."""
 
-    make: Callable[[], Client]
+    seen: Callable[[], Client]
     alone: ClassVar[bool] = True
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,32 +35,28 @@ class Alone:
         return tree
 
     def forward(self, task: Task) -> Forward:
-        return forward_of(task)
+        return forward_of(task, 0)
 
     def written(self, task: Task) -> Written | None:
         return written_of(task, 0)
 
     def client(self, own: Tree) -> Client:
-        return self._client
-
-    @cached_property
-    def _client(self) -> Client:
-        return self.make()
+        return self.seen()
 
 
 def plain(task: Task) -> Task:
-    """The task of one client at a time: nothing transforms its passes."""
+    """The task of one client at a time: its passes are plain, see `plugins.models.forward.Forward`."""
     return replace(task, network=replace(cast("Any", task.network), plain=True))
 
 
 class Sequential:
-    """Runs each client by itself, without padding; what the other runtimes are compared with.
+    """Runs each client by itself, without padding. The other runtimes are compared with it.
 
-    The updates that training ends with lie in memory that the next round's take.
+    The updates of a round take the memory of the last round's.
     """
 
     def __init__(self, clients: Clients, updates: Params | None = None) -> None:
-        """`updates`: memory for those of a cohort, as from `rows_for`; made at need if None."""
+        """`updates`: memory for the updates of a cohort, as from `rows_for`; made when it is needed if None."""
         self.clients = clients
         self.task = plain(clients.task)
         self.updates = updates or {}
@@ -77,9 +73,9 @@ class Sequential:
 
     @torch.no_grad()
     def some(self, ask: Ask, round_: int, positions: Sequence[int]) -> Tree:
-        """The stacked answers of those of `ask.to` at `positions`: the fields of a Reply.
+        """The fields of a Reply: the stacked answers of the clients at `positions` in `ask.to`.
 
-        Of training, without `deltas`, which are put into the rows `positions` of `updates`.
+        Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
         keys, training = self.clients.keys(ask, round_), ask.job == "train"
         if self.clients.holds(ask):
@@ -90,18 +86,19 @@ class Sequential:
                 one = self._trained(ask, position, round_, keys[position], row(self.updates, position))
             else:
                 one = self._answered(ask, position, round_, keys[position])
-            # Row by row: a list of all answers beside their stack would hold everything twice.
+            # Row by row: a list of all answers beside their stack would take twice the memory.
             stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one)
             replace_row(stacked, n, one)
         return stacked
 
     def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
-        """A client's answer to training, whose update is put into `out`."""
+        """A client's answer to training; its update is put into `out`."""
         clients, client = self.clients, ask.to[position]
         order = clients.steps(client, round_)
-        read_steps, read_own = clients.reads(key)
-        steps = self._pass(order, clients.train, read_steps, clients.needs.last_epoch)
-        side = Alone(partial(self._client, ask.params, ask.buffers, round_, key, client, read_own))
+        read, _ = clients.reads(key)
+        steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
+        # Made once, and only where a component reads it.
+        side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)))
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         found, answers = train(clients.algorithm, self.task, ask, own, steps, side, out)
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
@@ -117,8 +114,7 @@ class Sequential:
         """A client's answer to an Ask of a component."""
         clients, client = self.clients, ask.to[position]
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
-        _, read_own = clients.reads(key)
-        seen = replace(self._client(params, buffers, round_, key, client, read_own), job=ask.job)
+        seen = replace(self._client(params, buffers, round_, key, client), job=ask.job)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
         found = answer(clients.algorithm, seen, sent, memory)
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
@@ -139,17 +135,13 @@ class Sequential:
         # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
         return tree_map(lambda leaf: leaf[self.clients.row[client]].clone(), self.clients.memory)
 
-    def _client(
-        self, params: Params, buffers: Params, round_: int, key: Tensor, client: int, read_own: Reader | None
-    ) -> Client:
-        clients, needs = self.clients, self.clients.needs
-        own = self._pass(clients.own_pass(client), clients.train, read_own) if needs.own else Client.own
-        public = clients.public if needs.public else None
-        return Client(
-            self.task, params, buffers, round_, own,
-            Client.public if public is None else self._pass(clients.public_pass(), public),
-            observing=clients.observing, keys=key,
-        )  # fmt: skip
+    def _client(self, params: Params, buffers: Params, round_: int, key: Tensor, client: int) -> Client:
+        clients, own, public = self.clients, Client.own, Client.public
+        if clients.needs.own:
+            own = self._pass(clients.own_pass(client), clients.train, clients.reads(key)[1])
+        if clients.needs.public and clients.public is not None:
+            public = self._pass(clients.public_pass(), clients.public)
+        return Client(self.task, params, buffers, round_, own, public, observing=clients.observing, keys=key)
 
     def _pass(self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False) -> Pass:
         n, device = len(order.sizes), self.clients.device
@@ -158,10 +150,6 @@ class Sequential:
 
 
 def aliased(tree: Tree, params: Params) -> bool:
-    """Whether a tree holds memory of these parameters, which become differences in place."""
+    """Whether a tree has memory of these parameters, which become differences in place."""
     own = {leaf.data_ptr() for leaf in params.values()}
-
-    def found(tree: Tree) -> bool:
-        return any(found(leaf) if isinstance(leaf, dict) else leaf.data_ptr() in own for leaf in tree.values())
-
-    return found(tree)
+    return any(leaf.data_ptr() in own for leaf in leaves(tree))

@@ -16,13 +16,15 @@ from plugins import recipes
 from plugins.core.algorithm import Algorithm, State
 from plugins.core.component import Ask, Public, Reply, Setting
 from plugins.core.data import Samples
-from plugins.core.errors import UserError, nearest
+from plugins.core.errors import UserError
 from plugins.core.options import RecipeError
 from plugins.core.task import Task
 from plugins.core.trees import Params, Tree, tree_map
+from plugins.data.checks import known
 from plugins.data.streams import torch_stream
 from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
+from plugins.engines.checkpoint import Checkpoint
 from plugins.engines.clients import Clients, Engine, LocalTraining
 from plugins.engines.record import Recorder
 from plugins.engines.run import Outcome, Row, Run, Schedule
@@ -33,13 +35,12 @@ from plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
-ENOUGH = 2  # clients side by side on average, from which on a dense model's steps are cheaper than one by one
+ENOUGH = 2  # clients that move at a time on average; from here on, a dense model is faster side by side
 
 
 def resolve_device(name: str) -> torch.device:
     """`auto` is CUDA if there is any. UserError for an unknown device, or for CUDA where there is none."""
-    if name not in DEVICES:
-        raise UserError(f"device {name!r} is unknown{nearest(name, DEVICES)}; allowed: {', '.join(DEVICES)}")
+    known("device", name, DEVICES)
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise UserError("device 'cuda': this machine has no usable CUDA device; allowed here: auto, cpu")
@@ -47,22 +48,21 @@ def resolve_device(name: str) -> torch.device:
 
 
 def abreast(steps: Sequence[int], cohort: int) -> float:
-    """How many of `cohort` clients, of all those with so many steps each, move at a time on average."""
+    """How many clients of a cohort of `cohort` move at a time on average; `steps`: of every client."""
     drawn = cohort / len(steps)
     one_by_one = sum(steps) * drawn
-    # Of each group that can run side by side, as many steps as the longest has, if anybody of it is drawn.
+    # A group that can run side by side takes the steps of its longest client, if any client of the group is drawn.
     together = [(max(steps[k] for k in group), 1 - (1 - drawn) ** len(group)) for group in chunks(steps, len(steps))]
-    return one_by_one / max(sum(longest * share for longest, share in together), 1)
+    return one_by_one / max(sum(longest * chance for longest, chance in together), 1)
 
 
 def choose_engine(name: str, network: Model, device: torch.device, together: float) -> tuple[str, str]:
     """(engine, why) for `auto | sequential | vectorized`. UserError for another name, or for what vmap can't take.
 
-    `together`: how many clients move at a time on average if the cohort runs side by side. The choice is by counts and
-    not by the clock, for it decides about the last bits of a run.
+    `together`: how many clients move at a time on average if the cohort runs side by side. The choice goes by counts
+    and not by the clock, because it decides about the last bits of a run.
     """
-    if name not in ENGINES:
-        raise UserError(f"engine {name!r} is unknown{nearest(name, ENGINES)}; allowed: {', '.join(ENGINES)}")
+    known("engine", name, ENGINES)
     if name == "vectorized" and not network.vmappable:
         raise UserError(f"engine 'vectorized': vmap can't take model {network.name!r}; allowed: auto, sequential")
     if name != "auto":
@@ -87,9 +87,9 @@ def initial_model(network: Model, seed: int, like: torch.Tensor) -> tuple[Params
 def start(
     algorithm: Algorithm, network: Model, local: LocalTraining, seed: int, like: torch.Tensor
 ) -> tuple[Task, Params, Params]:
-    """(task, w_0, buffers) of an algorithm; parameters that stay as they are belong to the task, not to w_0.
+    """(task, w_0, buffers) of an algorithm; parameters that are never trained belong to the task, not to w_0.
 
-    RecipeError if there are no others.
+    RecipeError if no parameter is trained.
     """
     params, buffers = initial_model(network, seed, like)
     classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
@@ -107,9 +107,9 @@ def start(
 def with_shared(
     algorithm: Algorithm, train: Samples, clients: Sequence[Ints], public: Samples | None
 ) -> tuple[Samples, Sequence[Ints]]:
-    """(samples, positions by client) where every client has the public samples that the algorithm gives to all.
+    """(samples, positions by client), with the public samples that the algorithm gives to every client.
 
-    These stay clean: they are the server's, and the same for every client.
+    The public samples stay clean: they belong to the server, and they are the same for every client.
     """
     shared = 0 if public is None else round(algorithm.needs.shared * len(public.y))
     if public is None or not shared:
@@ -156,29 +156,22 @@ class Simulation:
         observing: bool = False,
         workers: int = 1,
     ) -> None:
-        """Everything lives on the device of `train`. Goes on from `checkpoint` if there is one. Raises UserError.
+        """Everything lies on the device of `train`. The run goes on from `checkpoint` if it exists. Raises UserError.
 
-        `observing`: whether what only clients know is recorded as well, which may cost further passes over data.
-        `workers`: how many processes the sequential engine may take on a CPU, for the same bits.
+        `observing`: whether the clients' own quantities are recorded too, which may cost further passes over data.
+        `workers`: how many processes the sequential engine may take on a CPU; the bits are the same.
         """
-        n = len(clients)
+        n, n_public = len(clients), 0 if public is None else len(public.y)
         if not 1 <= schedule.cohort <= n:
-            raise UserError(
-                f"cohort of {schedule.cohort} clients: must be at least 1 and at most the {n} clients there are"
-            )
-        setting = Setting(
-            n, schedule.cohort, local.optimizer, local.lr, 0 if public is None else len(public.y), network.tokens
-        )
+            raise UserError(f"cohort of {schedule.cohort} clients: must be at least 1 and at most all {n} clients")
+        setting = Setting(n, schedule.cohort, local.optimizer, local.lr, n_public, network.tokens)
         self.algorithm = recipes.build(recipe, settings, setting)
         if self.algorithm.needs.public is Public.TEST_SET:
             public = test
         if self.algorithm.needs.pooled:
             clients, schedule = [np.concatenate(list(clients))], replace(schedule, cohort=1)
         train, clients = with_shared(self.algorithm, train, clients, public)
-        n = len(clients)
-        per_round = [
-            local.steps or local.epochs * math.ceil(len(positions) / local.batch_size) for positions in clients
-        ]
+        per_round = [local.steps or local.epochs * math.ceil(len(own) / local.batch_size) for own in clients]
         together = abreast(per_round, schedule.cohort)
         self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, together)
         task, params, buffers = start(self.algorithm, network, local, schedule.seed, train.x)
@@ -195,6 +188,7 @@ class Simulation:
         else:
             self.engine = Sequential(store)
         recorder = Recorder(task, test, validation, observing)
+        n = len(clients)  # one where the method pools the data
         self.loop = Run(self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x)
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():
@@ -208,15 +202,14 @@ class Simulation:
         return self.outcome
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
-        """Runs a round that is left each time that it is asked for a row. Raises NonFiniteError."""
+        """Runs the next round each time that a row is taken. Raises NonFiniteError."""
         loop, answer = self.loop, self._answer
         if loop.done == 0:
             drive(loop.begin(), partial(answer, 0))
         while loop.done < loop.schedule.rounds:
             yield drive(loop.round(), partial(answer, loop.done + 1))
-            if self.checkpoint is not None and (
-                loop.done % self.checkpoint_every == 0 or loop.done == loop.schedule.rounds
-            ):
+            due = loop.done % self.checkpoint_every == 0 or loop.done == loop.schedule.rounds
+            if self.checkpoint is not None and due:
                 self._save(self.checkpoint)
 
     @property
@@ -245,11 +238,9 @@ class Simulation:
 
     def _save(self, path: Path) -> None:
         loop, recorder = self.loop, self.loop.recorder
-        holders = recorder.meter.holders(loop.state.params)
-        found = checkpoints.Checkpoint(
-            loop.done, self._trees(), holders, recorder.rows, recorder.tensors, loop.evaluated is not None
-        )
-        checkpoints.write(path, found, self.fingerprint)
+        holders, differs = recorder.meter.holders(loop.state.params), loop.evaluated is not None
+        now = Checkpoint(loop.done, self._trees(), holders, recorder.rows, recorder.tensors, differs)
+        checkpoints.write(path, now, self.fingerprint)
 
     def _resume(self, path: Path) -> None:
         found, loop = checkpoints.read(path, self._trees(), self.fingerprint), self.loop

@@ -1,7 +1,7 @@
 """The fast engine: a chunk of the cohort at once, ragged clients by masks.
 
-Dense networks take all clients' trees themselves; whatever else is written for one client goes through
-`torch.func.vmap`. The gradient of training is taken outside, by autograd.
+Dense networks take the trees of all clients themselves. Every other function of one client goes through
+`torch.func.vmap`. Training takes its gradient outside of vmap, by autograd.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from plugins.data.batches import Order, padded
 from plugins.engines.arena import rows_for
 from plugins.engines.clients import Clients, numbers, to_device
-from plugins.engines.local import Forward, Written, train, written_of
+from plugins.engines.local import Forward, Written, forward_of, train, written_of
 from plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
-APART = 2.0  # on a CPU, where what stands still until the longest is done costs as much as what moves
+APART = 2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves
 
 
 def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list[int]]:
-    """Positions that run side by side, from few steps to many: at most `size` of them, none above `apart` times as long
-    as another.
+    """Groups of positions that run side by side, from few steps to many.
+
+    A group has at most `size` positions, and none has more than `apart` times the steps of another.
     """
     found: list[list[int]] = []
     for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
@@ -51,7 +52,7 @@ def functional(loss: Loss, params: Params) -> tuple[Params, Tree]:
 
 @dataclass(frozen=True)
 class Beside:
-    """Clients side by side; `seen` makes one of them of its trees."""
+    """Clients side by side; `seen` makes one of them from its trees."""
 
     count: int  # M
     dense: bool  # whether the network takes several clients' trees itself
@@ -66,10 +67,7 @@ class Beside:
 
     def forward(self, task: Task) -> Forward:
         if self.dense:
-            model = cast("Model", task.network)
-            return lambda params, buffers, batch, key: model(
-                task.whole(params), buffers, batch.x, True, batch.mask, key, axes=1
-            )
+            return forward_of(task, 1)
 
         def one(params: Params, buffers: Params, given: Tree) -> Output:
             return task.network(task.whole(params), buffers, given["x"], True, given.get("mask"), given.get("key"))
@@ -93,15 +91,15 @@ class Beside:
 class Vectorized:
     """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
 
-    As there, the memory of the updates that training ends with is the next round's.
+    As there, the updates of a round take the memory of the last round's.
     """
 
     def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
         self.clients = clients
         self.memory_mb = memory_mb
-        self._lifted = replace(clients.task, grad=functional)  # what hooks see: vmap transforms them
+        self._lifted = replace(clients.task, grad=functional)  # the task of hooks, which vmap transforms
         self._sizes: dict[str, int] = {}  # of chunks, by job
-        self._updates: Params = {}  # memory for those of a cohort: fresh memory has to be faulted in
+        self._updates: Params = {}  # memory for the updates of a cohort: fresh memory costs page faults
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -109,7 +107,7 @@ class Vectorized:
         clients, training = self.clients, ask.job == "train"
         orders = [clients.steps(client, round_) if training else NO_STEPS for client in ask.to]
         keys, pieces = clients.keys(ask, round_), []
-        # A GPU has memory for clients that wait, and wants few launches.
+        # A GPU has memory for clients that wait, and needs few launches.
         apart = APART if clients.device.type == "cpu" else math.inf
         if ask.job not in self._sizes:
             self._sizes[ask.job] = self.chunk_size(ask)
@@ -148,7 +146,7 @@ class Vectorized:
         return Reply(ask.to, deltas, n=n, **stacked)
 
     def chunk_size(self, ask: Ask) -> int:
-        """How many clients fit into the memory bound: copies of the model, and what a batch's layers put out."""
+        """How many clients fit into the memory bound: copies of the model, and a batch's outputs of all layers."""
         clients = self.clients
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
         outputs = cast("Model", clients.task.network).outputs(clients.task.whole(params), buffers, clients.train.x[:1])
@@ -163,7 +161,7 @@ class Vectorized:
         return self._updates
 
     def _client(self, ask: Ask, round_: int, own: Tree) -> Client:
-        """One client of its trees."""
+        """One client, from its trees."""
         clients, public = self.clients, Client.public
         if clients.needs.public and clients.public is not None:
             order = clients.public_pass()
@@ -188,7 +186,7 @@ class Vectorized:
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
         side = Beside(len(orders), cast("Model", task.network).dense, partial(self._client, ask, round_))
         found, answers = train(clients.algorithm, task, ask, own, steps, side, out)
-        # The models become differences in place. What a component sends of them stays as it is.
+        # The models become differences in place. A component that sends one of their tensors sends a copy.
         models = {leaf.data_ptr() for leaf in found.params.values()}
         answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)
         mean = found.loss / found.steps.clamp(min=1)
@@ -229,7 +227,7 @@ class Vectorized:
         return read
 
     def _batched(self, orders: list[Order], live: bool) -> dict[str, Tensor]:
-        """Index [M, S, B], and mask and live where some client has less than the others."""
+        """Index [M, S, B]; mask and live if some client has fewer samples or steps than the others."""
         index, mask = padded(orders)
         device = self.clients.device
         batched = {"index": to_device(index, device)}

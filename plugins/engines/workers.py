@@ -1,8 +1,8 @@
 """The sequential engine in several processes, one thread each, with the same bits: for convolutions on a CPU.
 
-The processes are forked once. Data, the clients' memories, models and answers lie in memory that all of them see. They
-take clients in pieces that become smaller, so that they end together even where one core is slower than another. What a
-client holds for the rest of a round stays with the process that trained it.
+The processes are forked once. They share the memory of the data, the clients' memories, the models and the answers.
+They take clients in pieces that become smaller, so that they end together even where one core is slower than another.
+What a client holds for the rest of a round stays with the process that trained it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plugins.engines.cores import lend
 from plugins.engines.sequential import Sequential
 
 WATCH_S = 0.5
-SPACE = 4  # an answer's memory, in models per client: its own, and what methods send beside it
+SPACE = 4  # an answer's memory, in models per client: the client's own, and what methods send beside it
 
 
 class _Worker(NamedTuple):
@@ -103,26 +103,16 @@ class Workers:
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
             answers = Arena(SPACE * model * self.cohort)
-            others = [worker.connection for worker in self._workers]
-            process = context.Process(
-                target=_work,
-                args=(
-                    os.getpid(),
-                    Sequential(self.clients, self._updates),
-                    self._asks,
-                    answers,
-                    theirs,
-                    [*others, ours],
-                ),
-                daemon=True,
-            )
+            others = [*(worker.connection for worker in self._workers), ours]
+            given = os.getpid(), Sequential(self.clients, self._updates), self._asks, answers, theirs, others
+            process = context.Process(target=_work, args=given, daemon=True)
             process.start()
             theirs.close()
             self._workers.append(_Worker(process, ours, answers))
         weakref.finalize(self, _end, self._workers)
 
     def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
-        """Takes what worker `number` does next out of the positions of the Ask that are left, large clients first."""
+        """Takes from `left`, positions in the Ask, what worker `number` does next; large clients come first."""
         if ask.params:
             piece = left[: portion([sizes[position] for position in left], self.processes)]
         else:  # a client goes on from what it holds
@@ -135,7 +125,7 @@ class Workers:
 
 
 def portion(sizes: Sequence[int], processes: int) -> int:
-    """How many of the clients that are left one process takes at a time: half of its part of their samples."""
+    """How many of the remaining clients one process takes at a time: half of its share of their samples."""
     load, whole = 0, sum(sizes)
     for number, size in enumerate(sizes, start=1):
         load += size
@@ -145,28 +135,27 @@ def portion(sizes: Sequence[int], processes: int) -> int:
 
 
 def _received(worker: _Worker) -> Tree:
-    """Where a worker's answer lies, or its error."""
+    """The places of a worker's answer. Raises the worker's error."""
     try:
-        answered = worker.connection.recv()
+        answered: Tree | BaseException = worker.connection.recv()
     except (EOFError, ConnectionResetError):
-        raise UserError("a worker process ended without an answer; was it killed for want of memory?") from None
+        raise UserError("a worker process ended without an answer; was it killed for lack of memory?") from None
     if isinstance(answered, BaseException):
         raise answered
-    places: Tree = answered
-    return places
+    return answered
 
 
 def _end(workers: Sequence[_Worker]) -> None:
     lend(1)
     for worker in workers:
         worker.connection.close()
-        worker.process.kill()  # it may be in the middle of a long piece that nobody waits for any more
+        worker.process.kill()  # it may be in the middle of a long piece whose answer nobody needs any more
     for worker in workers:
         worker.process.join()
 
 
 def end_with(parent: int) -> None:
-    """In a forked process: ends it soon after the process that started it is gone, however that ended."""
+    """In a forked process: ends it soon after the process that started it has ended, for whatever reason."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -182,8 +171,8 @@ def _work(
     """In a worker: answers until the other end is closed."""
     end_with(parent)
     for other in others:
-        other.close()  # or nobody would ever see that end closed
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process in front decides what an interrupt ends
+        other.close()  # an open copy here would hide from the other process that the end was closed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interrupt ends
     torch.set_num_threads(1)
     lend(1)
     try:
@@ -194,10 +183,10 @@ def _work(
             try:
                 found = engine.some(Ask(job, to, owner=owner, **asks.get(places)), round_, piece)
                 connection.send(answers.put(found))
-            except Exception as error:  # whatever it is, it is the run's: it is raised again in front
+            except Exception as error:  # of any kind: the main process raises it again
                 error.add_note("in a worker process:\n" + traceback.format_exc())
                 connection.send(error)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
     finally:
-        os._exit(0)  # nothing of the process that was forked is to be cleaned up here
+        os._exit(0)  # without clean-up: what was inherited belongs to the main process

@@ -4,8 +4,8 @@ Insights, 2023. https://arxiv.org/abs/2312.06951
 Algorithm 3 with algorithms 1 and 2. `authors.py` has the readings of the authors' code. Departures and choices:
 - D_public, which the paper leaves undefined, is a class-balanced part of the training data that no client holds.
 - The loss is a mean over the batch, as everywhere here, not the sum that Algorithm 3 prints.
-- J (lines 34-38) is kept as published. Delta_j is a number by then, so J has no gradient and lambda can't matter: what
-  works is the fine-tuning on D_public, which has labels.
+- J (lines 34-38) is kept as published. Delta_j is a constant by then, so J has no gradient and lambda has no effect.
+  The gain comes from the fine-tuning on D_public, which has labels.
 - The others m are those of Algorithm 2, S without S_re. F_i and A_i are computed in eval mode.
 - Phase 2 takes the optimiser of local training with an empty memory.
 - p and lambda are not stated in the paper; 0.5 and 1 are the defaults of the authors' code.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from torch import Tensor
 
 from plugins.core.errors import UserError, nearest
+from plugins.data.checks import known
 from plugins.models.forward import Model
 from plugins.models.networks import (
     cnn,
@@ -36,7 +37,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "pfl_cnn": pfl_cnn,
     "lstm": lstm,
 }
-OF_TEXT = ("lstm",)  # take the vectors of the data set's tokens beside their options
+OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens beside their options
 
 
 def build(
@@ -55,24 +56,22 @@ def build(
     if embedding is None and name in OF_TEXT:
         allowed = ", ".join(model for model in MODELS if model not in OF_TEXT)
         raise UserError(f"model {name!r} takes text only, and the data set is none; allowed: {allowed}")
-    if embedding is None:
-        return MODELS[name](input_shape, n_classes, **(options or {}))
-    if name not in OF_TEXT:
+    if embedding is not None and name not in OF_TEXT:
         raise UserError(f"model {name!r} can't take text, which the data set is; allowed: {', '.join(OF_TEXT)}")
-    return MODELS[name](input_shape, n_classes, embedding=embedding, **(options or {}))
+    given = {} if embedding is None else {"embedding": embedding}
+    return MODELS[name](input_shape, n_classes, **given, **(options or {}))
 
 
 def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
     """UserError for an unknown model, an unknown option, or an option's value of the wrong kind."""
-    if name not in MODELS:
-        raise UserError(f"model {name!r} is unknown{nearest(name, MODELS)}; allowed: {', '.join(MODELS)}")
-    parameters = inspect.signature(MODELS[name]).parameters.values()
-    known = {p.name: p.default for p in parameters if p.default is not p.empty}
+    parameters = inspect.signature(MODELS[known("model", name, MODELS)]).parameters.values()
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     for key, value in (options or {}).items():
-        if key not in known:
-            allowed = ", ".join(known) or "none"
-            raise UserError(f"model {name!r} has no option {key!r}{nearest(key, known)}; allowed: {allowed}")
-        least = min(known[key], 1)  # what is off by default may be switched off
-        if type(value) is not type(known[key]) or (not isinstance(value, bool) and value < least):
-            kind = "true or false" if isinstance(known[key], bool) else f"a whole number of at least {least}"
+        if key not in defaults:
+            allowed = ", ".join(defaults) or "none"
+            raise UserError(f"model {name!r} has no option {key!r}{nearest(key, defaults)}; allowed: {allowed}")
+        default = defaults[key]
+        least = min(default, 1)  # an option that is off by default may be switched off
+        if type(value) is not type(default) or (not isinstance(value, bool) and value < least):
+            kind = "true or false" if isinstance(default, bool) else f"a whole number of at least {least}"
             raise UserError(f"model {name!r}, option {key!r}: {value!r} is not {kind}")

@@ -1,10 +1,10 @@
-"""One forward pass, and what a network is to the engines: layouts, client axes, written-out gradients, precision."""
+"""One forward pass, and the interface of a network to the engines: layouts, client axes, gradients, precision."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 
 import torch
 from torch import Tensor
@@ -13,15 +13,15 @@ from plugins.core.data import log_softmax
 from plugins.core.task import Layer, Output
 from plugins.core.trees import Params
 
-# How matrix products and convolutions of local training are calculated. All but the first have other bits: tf32 rounds
-# their inputs to 11 bits, on a GPU only; bf16 to 8 bits, wherever torch's autocast does, and layers' outputs too.
-# Parameters, sums, losses, the server and every evaluation stay as they are.
+# Precisions of the matrix products and convolutions of local training. tf32 rounds their inputs to 11 bits, on a GPU
+# only. bf16 rounds inputs and layers' outputs to 8 bits wherever torch's autocast does. Both change a run's bits.
+# Parameters, sums, losses, the server and every evaluation keep their own precision.
 PRECISIONS = ("float32", "tf32", "bf16")
 
 
 @dataclass
 class Forward:
-    """One forward pass: what layers read beside their input, and what they leave behind."""
+    """One forward pass: what layers read beside their input, and what they record."""
 
     params: Params
     buffers: Params
@@ -29,22 +29,22 @@ class Forward:
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
     key: Tensor | None = None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
     record: bool = False
-    plain: bool = False  # nothing transforms this pass (vmap), so that kernels are open that can't be transformed
-    out: Params = field(default_factory=dict)  # tensors that gradients which are written out may be put into
-    axes: int = 0  # in front of the batch: 1 where parameters, buffers and samples of several clients lie side by side
+    plain: bool = False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
+    out: Params = field(default_factory=dict)  # memory that written-out gradients may take
+    axes: int = 0  # in front of the batch: 1 if parameters, buffers and samples of several clients lie side by side
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
     outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
 
     def images(self, x: Tensor) -> Tensor:
-        """Images [B, M, H, W] in the layout that is fastest to read: on a CPU the channels of a position side by side.
+        """Images [B, M, H, W] in the fastest layout: on a CPU, the channels of a position lie side by side.
 
-        torch pools them ten times as fast so, and oneDNN need not reorder them between two convolutions.
+        In this layout torch pools ten times as fast, and oneDNN need not reorder images between two convolutions.
         """
         if not self.plain or x.device.type != "cpu":
             return x
         x = x.contiguous(memory_format=torch.channels_last)
-        # One channel lies in both layouts at once: its stride says to torch which one is meant.
+        # An image of one channel has both layouts at once. Its stride tells torch which one is meant.
         return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)) if x.shape[1] == 1 else x
 
     def activate(self, layer: str, z: Tensor) -> Tensor:
@@ -60,22 +60,21 @@ class Forward:
             self.activations[layer] = h
 
 
-# (pass, batch) -> features, logits, and what takes the gradient of the logits to that of all parameters.
+# (pass, batch) -> features, logits, and a function from the logits' gradient to the gradient of all parameters.
 WithGradient = Callable[[Forward, Tensor], tuple[Tensor, Tensor, Callable[[Tensor], Params]]]
 
 
+@dataclass(frozen=True, eq=False)
 class Model(ABC):
-    """A network with all that engines need for speed. Implements `plugins.core.task.Network`.
-
-    Its classes are frozen dataclasses with these fields.
-    """
+    """A network with all that engines need for speed. Implements `plugins.core.task.Network`."""
 
     name: str
-    vmappable: bool  # whether torch.func.vmap can take it
-    tokens: bool  # whether samples are the numbers of tokens, with which there is nothing to calculate
-    frozen: frozenset[str]  # parameters that are given from outside, the same for all
-    plain: bool  # whether passes are plain, see `Forward`: one client at a time, without vmap
-    precision: str  # of training, one of PRECISIONS
+    _: KW_ONLY
+    vmappable: bool = True  # whether torch.func.vmap can take it
+    tokens: bool = False  # whether samples are the numbers of tokens, on which arithmetic has no meaning
+    frozen: frozenset[str] = frozenset()  # parameters that are given from outside, the same for all
+    plain: bool = False  # whether passes are plain, see `Forward`: one client at a time, without vmap
+    precision: str = "float32"  # of training, one of PRECISIONS
 
     @property
     @abstractmethod
@@ -93,21 +92,22 @@ class Model(ABC):
         """The weight layers in forward order, the classifier last."""
 
     @property
+    @abstractmethod
     def dense(self) -> bool:
-        """Made of matrix products and of what acts on each number or each neuron: it takes several clients' trees at
-        once (`Forward.axes`), which pays on a CPU.
+        """Whether the network takes several clients' trees at once (`Forward.axes`), which pays on a CPU.
+
+        It does if it has only matrix products and functions of single numbers or single neurons.
         """
-        return False
 
     @property
+    @abstractmethod
     def draws(self) -> bool:
         """Whether a pass in training draws from `Forward.key`."""
-        return False
 
     @property
+    @abstractmethod
     def with_gradient(self) -> WithGradient | None:
-        """The forward pass with its gradient written out; None for networks that leave that to autograd."""
-        return None
+        """The forward pass with its gradient written out; None for networks that leave the gradient to autograd."""
 
     @abstractmethod
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
@@ -186,7 +186,7 @@ class Model(ABC):
     ) -> tuple[Params, Tensor, Output]:
         """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
 
-        The same gradient as by autograd, to the bit, and quicker. `x` is scratch memory, and so is `out`: an earlier
+        The gradient equals autograd's to the bit, and is faster. `x` is scratch memory, and so is `out`: an earlier
         gradient, whose memory the new one takes.
         """
         forward = self.with_gradient

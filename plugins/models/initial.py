@@ -1,4 +1,4 @@
-"""How a weight layer starts: (weight, bias), each drawn from a generator for a weight's shape [n_out, n_in, ...]."""
+"""First values of a weight layer: (weight, bias), drawn from a generator for a weight of shape [n_out, n_in, ...]."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _normal(generator: torch.Generator, std: float, *shape: int) -> Tensor:
 
 
 def _fans(shape: tuple[int, ...]) -> tuple[int, int]:
-    """(fan in, fan out): how many numbers an output is made of, and how many outputs a number enters."""
+    """(fan in, fan out): the inputs of one output, and the outputs of one input."""
     window = math.prod(shape[2:])
     return shape[1] * window, shape[0] * window
 
 
 def _bias(generator: torch.Generator, shape: tuple[int, ...]) -> Tensor:
-    """torch's own: uniform in +-1/sqrt(fan in)."""
+    """As torch's: uniform in +-1/sqrt(fan in)."""
     return _uniform(generator, 1 / math.sqrt(_fans(shape)[0]), shape[0])
 
 

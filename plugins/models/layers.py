@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,58 +20,70 @@ from plugins.core.trees import Params
 from plugins.models.forward import Forward, Model, WithGradient
 from plugins.models.initial import Initial, as_torch
 
-# Takes the gradient of a block's output to that of its input (None if nobody wants it) and of its parameters.
+# From the gradient of a block's output to those of its input (None if it is not needed) and of its parameters.
 Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 
-DROPOUT = 0x64726F706F7574  # separates the keys of dropout from all others that belong to a step's key
+DROPOUT = 0x64726F706F7574  # separates the keys of dropout from other keys of the same step
 
 
-class Block(Protocol):
-    """One block of a network."""
+class Block:
+    """One block of a network. No ABC: `isinstance` is slow on those, and it is called in every step."""
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        """(parameters, buffers), keys carry the block's name."""
-        ...
+        """(parameters, buffers), keys carry the block's name; a block has none unless it says so."""
+        return {}, {}
 
-    def __call__(self, run: Forward, x: Tensor) -> Tensor: ...
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Linear:
-    """x W^T + b, [B, n_in] -> [B, n_out], or for several clients [M, B, n_in] -> [M, B, n_out]."""
+class Weighted(Block):
+    """A block with a weight and, in most cases, a bias."""
 
     name: str
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The names of its parameters."""
+        return f"{self.name}.weight", f"{self.name}.bias"
+
+    def own(self, run: Forward) -> list[Tensor]:
+        """Its parameters."""
+        return [run.params[name] for name in self.names]
+
+
+@dataclass(frozen=True)
+class Linear(Weighted):
+    """x W^T + b, [B, n_in] -> [B, n_out], or for several clients [M, B, n_in] -> [M, B, n_out]."""
+
     n_in: int
     n_out: int
     initial: Initial = as_torch
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        weight, bias = self.initial(generator, (self.n_out, self.n_in))
-        return {f"{self.name}.weight": weight, f"{self.name}.bias": bias}, {}
+        return dict(zip(self.names, self.initial(generator, (self.n_out, self.n_in)), strict=True)), {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        weight, bias = self._of(run)
+        weight, bias = self.own(run)
         if weight.ndim == 2:
             return F.linear(x, weight, bias)
         out: Tensor = _Beside.apply(x, weight, bias)  # type: ignore[no-untyped-call]  # torch has no types for it
         return out
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        weight, bias = self._of(run)
+        weight, bias = self.own(run)
         out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            memory = run.out.get(f"{self.name}.weight")
+            memory = run.out.get(self.names[0])
             if weight.ndim == 2:
                 found = grad @ weight if through else None, torch.mm(grad.t(), x, out=memory), grad.sum(0)
             else:
                 found = _beside_backward(grad, x, weight, through, memory)
-            return found[0], {f"{self.name}.weight": found[1], f"{self.name}.bias": found[2]}
+            return found[0], dict(zip(self.names, found[1:], strict=True))
 
         return out, pull
-
-    def _of(self, run: Forward) -> tuple[Tensor, Tensor]:
-        return run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
 
 
 def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -82,7 +94,7 @@ def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _beside_backward(
     grad: Tensor, x: Tensor, weight: Tensor, through: bool, out: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x, if `through`, of W, which lies as W does (torch's own does not), in `out`, and of b."""
+    """Gradients of x (if `through`), of W (in `out`, with the layout of W, which torch's own lacks), and of b."""
     of_x = torch.bmm(grad, weight) if through else None
     return of_x, torch.bmm(grad.transpose(1, 2), x, out=out), grad.sum(1)
 
@@ -105,10 +117,9 @@ class _Beside(torch.autograd.Function):
 
 
 @dataclass(frozen=True)
-class Conv:
+class Conv(Weighted):
     """2-d convolution, [B, n_in, H, W] -> [B, n_out, H', W']."""
 
-    name: str
     n_in: int
     n_out: int
     kernel: int
@@ -118,76 +129,75 @@ class Conv:
     initial: Initial = as_torch
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        weight, bias = self.initial(generator, (self.n_out, self.n_in, self.kernel, self.kernel))
-        params = {f"{self.name}.weight": weight}
-        return params | ({f"{self.name}.bias": bias} if self.bias else {}), {}
+        drawn = self.initial(generator, (self.n_out, self.n_in, self.kernel, self.kernel))
+        return dict(zip(self.names, drawn, strict=False)), {}
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        return (f"{self.name}.weight", f"{self.name}.bias")[: 1 + self.bias]
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        bias = run.params[f"{self.name}.bias"] if self.bias else None
-        return F.conv2d(
-            run.images(x), run.params[f"{self.name}.weight"], bias, stride=self.stride, padding=self.padding
-        )
+        own = self.own(run)
+        return F.conv2d(run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        seen, weight = run.images(x), run.params[f"{self.name}.weight"]
-        names = [f"{self.name}.weight", f"{self.name}.bias"][: 1 + self.bias]
+        seen, weight = run.images(x), run.params[self.names[0]]
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             of_x, *own = torch.ops.aten.convolution_backward(
                 grad, seen, weight, [self.n_out], [self.stride] * 2, [self.padding] * 2, [1, 1], False, [0, 0], 1,
                 [through, True, self.bias],
             )  # fmt: skip
-            # It can come in its input's layout; parameters stay as they are.
-            return of_x, {name: leaf.contiguous() for name, leaf in zip(names, own, strict=False)}
+            # A gradient can have its input's layout; parameters keep theirs.
+            return of_x, {name: leaf.contiguous() for name, leaf in zip(self.names, own, strict=False)}
 
         return self(run, seen), pull
 
 
 @dataclass(frozen=True)
-class BatchNorm:
+class BatchNorm(Weighted):
     """Batch normalisation over all axes but the second; momentum 0.1, eps 1e-5, unbiased running variance.
 
-    Written out where torch's kernel can't be called: padded samples of a masked batch must not count, and vmap takes
-    no running statistics that are changed in place. Equals `torch.nn.BatchNorm1d/2d` where nothing is padded; a batch
-    of one value per channel, which torch refuses, leaves the running variance's unbiased factor at 1.
+    Written out where torch's kernel can't be called: padded samples must not count, and vmap can't change running
+    statistics in place. Equals `torch.nn.BatchNorm1d/2d` for batches without padding. torch refuses a batch of one
+    value per channel; here such a batch leaves the running variance's unbiased factor at 1.
     """
 
-    name: str
     n: int
     momentum: float = 0.1
     eps: float = 1e-5
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        params = {f"{self.name}.weight": torch.ones(self.n), f"{self.name}.bias": torch.zeros(self.n)}
-        return params, {f"{self.name}.mean": torch.zeros(self.n), f"{self.name}.var": torch.ones(self.n)}
+        zeros, ones = torch.zeros(self.n), torch.ones(self.n)
+        params, buffers = (ones, zeros), (zeros.clone(), ones.clone())
+        return dict(zip(self.names, params, strict=True)), dict(zip(self.running, buffers, strict=True))
+
+    @cached_property
+    def running(self) -> tuple[str, str]:
+        """Names of the running mean and variance."""
+        return f"{self.name}.mean", f"{self.name}.var"
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
+        weight, bias = self.own(run)
+        mean, var = held = [run.buffers[name] for name in self.running]
         if run.plain and run.mask is None and x.numel() > self.n:
-            return self._kernel(run, x)
+            if run.train:
+                mean, var = mean.clone(), var.clone()  # the kernel overwrites them
+                run.buffers |= zip(self.running, (mean, var), strict=True)
+            return F.batch_norm(x, mean, var, weight, bias, run.train, self.momentum, self.eps)
         if run.train:
             mean, var, bessel = self._moments(run, x)
             # The running statistics are data, not a path for gradients.
-            unbiased = (var * bessel).detach()
-            keep = 1 - self.momentum
-            for key, now in (("mean", mean.detach()), ("var", unbiased)):
-                run.buffers[f"{self.name}.{key}"] = keep * run.buffers[f"{self.name}.{key}"] + self.momentum * now
-        else:
-            mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
-        factor = run.params[f"{self.name}.weight"] * torch.rsqrt(var + self.eps)
-        shift = run.params[f"{self.name}.bias"] - mean * factor
+            moments, keep = (mean.detach(), (var * bessel).detach()), 1 - self.momentum
+            for name, old, now in zip(self.running, held, moments, strict=True):
+                run.buffers[name] = keep * old + self.momentum * now
+        factor = weight * torch.rsqrt(var + self.eps)
+        shift = bias - mean * factor
         return x * self._beside(run, factor, x) + self._beside(run, shift, x)
 
     def _beside(self, run: Forward, values: Tensor, x: Tensor) -> Tensor:
         """Values per neuron, [..., n], as they lie in `x` [..., B, n, ...]."""
         return values.unsqueeze(-2).reshape(*values.shape[:-1], 1, self.n, *[1] * (x.ndim - run.axes - 2))
-
-    def _kernel(self, run: Forward, x: Tensor) -> Tensor:
-        params = run.params[f"{self.name}.weight"], run.params[f"{self.name}.bias"]
-        mean, var = run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"]
-        if run.train:
-            mean, var = mean.clone(), var.clone()  # the kernel overwrites them
-            run.buffers[f"{self.name}.mean"], run.buffers[f"{self.name}.var"] = mean, var
-        return F.batch_norm(x, mean, var, *params, run.train, self.momentum, self.eps)
 
     def _moments(self, run: Forward, x: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
         """Mean and biased variance per channel [..., n], and the factor n / (n - 1) that makes the latter unbiased."""
@@ -201,7 +211,7 @@ class BatchNorm:
         mean = over_batch(x)
         var = over_batch((x - self._beside(run, mean, x)).square())
         if run.mask is None:
-            # A number of the host: a tensor made of it would be copied to the device in every step.
+            # A Python number: a tensor would be copied to the device in every step.
             count = x.shape[run.axes] * positions
             return mean, var, count / max(count - 1, 1)
         counted = run.mask.to(x.dtype).sum(-1, keepdim=True) * positions
@@ -209,13 +219,10 @@ class BatchNorm:
 
 
 @dataclass(frozen=True)
-class ReLU:
+class ReLU(Block):
     """max(0, x), recorded as the activation of weight layer `of`."""
 
     of: str
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return run.activate(self.of, x)
@@ -227,19 +234,16 @@ class ReLU:
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             if grad.stride() == h.stride():
                 return torch.ops.aten.threshold_backward.grad_input(grad, h, 0, grad_input=grad), {}
-            return torch.ops.aten.threshold_backward(grad, h, 0), {}  # laid out as `h`, which convolutions go on with
+            return torch.ops.aten.threshold_backward(grad, h, 0), {}  # in the layout of `h`, as convolutions need it
 
         return h, pull
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(Block):
     """The input as it is, recorded as the output of weight layer `of`, which no ReLU follows."""
 
     of: str
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         run.note(self.of, x)
@@ -250,13 +254,10 @@ class Output:
 
 
 @dataclass(frozen=True)
-class MaxPool:
+class MaxPool(Block):
     """Max pooling with stride equal to the window."""
 
     size: int = 2
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return F.max_pool2d(run.images(x), self.size)
@@ -273,11 +274,8 @@ class MaxPool:
 
 
 @dataclass(frozen=True)
-class Flatten:
+class Flatten(Block):
     """[..., B, ...] -> [..., B, product of the rest]."""
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x.flatten(run.axes + 1)
@@ -287,30 +285,24 @@ class Flatten:
 
 
 @dataclass(frozen=True)
-class GlobalAverage:
+class GlobalAverage(Block):
     """Mean over positions, [B, M, H, W] -> [B, M]."""
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x.mean((2, 3))
 
 
 @dataclass(frozen=True)
-class Dropout:
+class Dropout(Block):
     """In training sets numbers to 0 with probability `p` and divides the others by 1 - p; otherwise the identity.
 
-    What is dropped follows from the key of the pass, this block's `number`, and the position in the batch: padding,
-    which stands behind the samples, changes nothing.
+    The key of the pass, this block's `number` and the position in the batch decide what is dropped. Padding stands
+    behind the samples, so it changes nothing.
     """
 
     number: int  # its own in the network
     p: float
     channels: bool = False  # whole channels, as `torch.nn.Dropout2d`
-
-    def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         return x * self._kept(run, x) if run.train else x
@@ -320,7 +312,7 @@ class Dropout:
         return x * kept, lambda grad, through: (grad * kept, {})
 
     def _kept(self, run: Forward, x: Tensor) -> Tensor:
-        """0 for what is dropped, and what all else is multiplied by."""
+        """The factors of the input: 0 where it is dropped, 1 / (1 - p) elsewhere."""
         if run.key is None:
             raise ValueError(
                 f"dropout {self.number}: a pass in train mode needs a key to draw what is dropped, got none"
@@ -331,10 +323,10 @@ class Dropout:
 
 
 class Order:
-    """Blocks one after the other, each ReLU before a max pool behind it, where it has less to do.
+    """Blocks one after the other; a ReLU before a max pool runs after it, where it has less to do.
 
-    The same values, and the same gradients: where the greatest of a window is positive, it is the same one, and
-    elsewhere nothing passes. What a ReLU records has to be of the whole image, though.
+    Values and gradients are the same: a window with a positive maximum has the same maximum in both orders, and no
+    gradient passes any other window. A pass that records keeps the order, because a ReLU records the whole image.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -351,7 +343,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Residual:
+class Residual(Block):
     """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`, the body's last.
 
     An empty shortcut is the identity.
@@ -373,7 +365,7 @@ class Residual:
         return run.activate(self.of, body(run, x) + shortcut(run, x))
 
 
-# Blocks whose gradient is written out: `traced` gives their output, and what takes its gradient to that of their input.
+# Blocks with a written-out gradient: `traced` returns their output and its `Pull`.
 CHAIN = (Linear, Conv, ReLU, MaxPool, Dropout, Output, Flatten)
 DENSE = (Linear, BatchNorm, ReLU, Output, Flatten)  # blocks that know `Forward.axes`
 
@@ -389,7 +381,7 @@ def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[P
 
 
 def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
-    """The blocks in forward order, each residual one replaced by what it is made of."""
+    """The blocks in forward order, each residual block replaced by its parts."""
     for block in blocks:
         yield from _parts((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
 
@@ -398,14 +390,8 @@ def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
 class Stacked(Model):
     """A network that is a row of blocks and a linear classifier."""
 
-    name: str
     blocks: tuple[Block, ...]
     head: Linear
-    vmappable: bool = True
-    tokens: bool = False
-    frozen: frozenset[str] = frozenset()
-    plain: bool = False
-    precision: str = "float32"
 
     @property
     def n_classes(self) -> int:
@@ -427,16 +413,10 @@ class Stacked(Model):
     def layers(self) -> tuple[Layer, ...]:
         found: list[Layer] = []
         for block in _parts((*self.blocks, self.head)):
-            if isinstance(block, Linear):
-                found.append(Layer(block.name, (f"{block.name}.weight", f"{block.name}.bias"), block.n_out))
-            elif isinstance(block, Conv):
-                own = (f"{block.name}.weight", *((f"{block.name}.bias",) if block.bias else ()))
-                found.append(Layer(block.name, own, block.n_out))
-            elif isinstance(block, BatchNorm):
-                # A batch norm's affine pair belongs to the neurons that it normalises.
-                last = found[-1]
-                affine = (f"{block.name}.weight", f"{block.name}.bias")
-                found[-1] = last._replace(parameters=last.parameters + affine)
+            if isinstance(block, Linear | Conv):
+                found.append(Layer(block.name, block.names, block.n_out))
+            elif isinstance(block, BatchNorm):  # its affine pair belongs to the neurons that it normalises
+                found[-1] = found[-1]._replace(parameters=found[-1].parameters + block.names)
         return tuple(found)
 
     @cached_property
@@ -457,7 +437,7 @@ class Stacked(Model):
             x, pull = block.traced(run, x)
             pulls.append(pull)
         logits, last = self.head.traced(run, x)
-        # Nobody asks for the gradient of what lies before the first parameters.
+        # The gradient is not needed before the first block with parameters.
         trained = (n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv))
         first = next(trained, len(pulls))
 

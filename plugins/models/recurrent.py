@@ -10,53 +10,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from plugins.core.errors import UserError
-from plugins.core.task import Layer
 from plugins.core.trees import Params
 from plugins.data.text import PAD
-from plugins.models.forward import Forward, Model
-from plugins.models.layers import Linear
+from plugins.models.forward import Forward
+from plugins.models.layers import Block, Linear, Stacked
 
 EMBEDDING = "embedding.weight"
 
 
 @dataclass(frozen=True, eq=False)
-class Recurrent(Model):
-    """Word vectors that are never trained, an LSTM, a linear classifier.
+class Recurrent(Block):
+    """Word vectors that are never trained, and an LSTM, [B, L] -> [B, hidden].
 
-    The features are the LSTM's output at the last token before the padding: what packed sequences give, for an LSTM
-    reads forward. `layers` has the classifier alone: a recurrent neuron has the rows of four gates and no ReLU, so
-    FedNLR, which goes by rows and activations, scales the classifier and leaves the LSTM at eta.
+    Its output is the LSTM's at the last token before the padding. Packed sequences give the same, because an LSTM reads
+    forward. It is no weight layer of the network (`Layer`): a recurrent neuron has the rows of four gates and no ReLU.
+    FedNLR, which goes by rows and activations, therefore scales the classifier and leaves the LSTM at eta.
     """
 
-    name: str
     embedding: Tensor  # [V, width]
     hidden: int
     depth: int
-    head: Linear
-    vmappable: bool = False  # torch has no vmap rule for its LSTM
-    tokens: bool = True
-    frozen: frozenset[str] = frozenset({EMBEDDING})
-    plain: bool = False
-    precision: str = "float32"
-
-    @property
-    def n_classes(self) -> int:
-        return self.head.n_out
-
-    @property
-    def feature_size(self) -> int:
-        return self.hidden
-
-    @property
-    def layers(self) -> tuple[Layer, ...]:
-        return (Layer(self.head.name, (f"{self.head.name}.weight", f"{self.head.name}.bias"), self.head.n_out),)
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """As torch.nn.LSTM: uniform in +-1/sqrt(hidden); the rows of a weight are its gates i, f, g, o."""
         params, bound = {EMBEDDING: self.embedding}, 1 / math.sqrt(self.hidden)
         for key, shape in self._shapes().items():
             params[key] = torch.empty(shape).uniform_(-bound, bound, generator=generator)
-        return params | self.head.init(generator)[0], {}
+        return params, {}
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """Of the LSTM's parameters, in the order in which torch wants them."""
@@ -67,29 +47,24 @@ class Recurrent(Model):
             shapes |= {f"lstm.bias_ih_l{layer}": (gates,), f"lstm.bias_hh_l{layer}": (gates,)}
         return shapes
 
-    def encode(self, run: Forward, x: Tensor) -> Tensor:
+    def __call__(self, run: Forward, x: Tensor) -> Tensor:
         tokens = x.long()  # [B, L]
         vectors = F.embedding(tokens, run.params[EMBEDDING])  # [B, L, width]
         zero = vectors.new_zeros(self.depth, len(x), self.hidden)
         weights = [run.params[key] for key in self._shapes()]
-        # Always as in training, which differs by its dropout only, 0 here: else cuDNN refuses gradients in eval mode.
+        # Always in train mode, which here differs by a dropout of 0 only: cuDNN gives no gradients in eval mode.
         out, _, _ = torch.lstm(vectors, (zero, zero), weights, True, self.depth, 0.0, True, False, True)
-        run.outputs += out.numel() * self.depth
         last = (tokens != PAD).sum(1) - 1  # [B]
         return out[torch.arange(len(x), device=x.device), last]
 
-    def logits(self, run: Forward, h: Tensor) -> Tensor:
-        logits = self.head(run, h)
-        run.outputs += logits.numel()
-        run.note(self.head.name, logits)
-        return logits
 
-
-def lstm(shape: tuple[int, ...], n_classes: int, *, embedding: Tensor, hidden: int = 256, layers: int = 2) -> Recurrent:
+def lstm(shape: tuple[int, ...], n_classes: int, *, embedding: Tensor, hidden: int = 256, layers: int = 2) -> Stacked:
     """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi, classes.
 
     1,098,242 trained parameters with vectors of 300 and two classes; `embedding` is [vocabulary, width].
     """
     if len(shape) != 1:
         raise UserError(f"model 'lstm' needs texts (tokens), got samples of {shape}")
-    return Recurrent("lstm", embedding, hidden, layers, Linear("fc", hidden, n_classes))
+    blocks, head = (Recurrent(embedding, hidden, layers),), Linear("fc", hidden, n_classes)
+    # torch has no vmap rule for its LSTM.
+    return Stacked("lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING}))

@@ -3,7 +3,7 @@ Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 
 Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with those of the others.
 phi is the input of the classifier. The gradient goes through the mean over the client's own mini-batch. The others'
-delta are numbers. Choices where the paper is silent or unclear:
+delta are constants. Choices where the paper is silent or unclear:
 - rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum, and its gradient is that of this mean only.
 - delta is the mean over the full local set (line 10), in eval mode.
 - rFedAvg maps with the local model after training, as the text says; line 10 prints the received one.

@@ -14,7 +14,7 @@ from plugins.core.trees import Params, Tree, row, tree_map
 from plugins.engines.clients import Clients, refuse_non_finite
 from plugins.engines.packing import stack
 from plugins.engines.record import Recorder
-from plugins.engines.run import Outcome, Row, Run, Schedule
+from plugins.engines.run import Outcome, Row, Run
 from plugins.engines.sequential import Sequential, plain
 from plugins.engines.simulation import start, with_shared
 from plugins.silo import wire
@@ -26,36 +26,36 @@ class _OwnShard(Clients):
     """The one client of a silo."""
 
     def holds(self, ask: Ask) -> bool:
-        """Always: whether a round goes on depends on the whole cohort, and a silo sees itself only."""
+        """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
         return ask.job == "train"
 
 
 class Silo:
     """Answers the Asks of a run from its own shard, with the sequential engine.
 
-    What an answer leaves in the silo's memory is pending until the next message says whether the server counted the
-    answer. If it did not, because a defence dropped it, the silo goes back to the memory from before. Else the states
-    of server and silos, such as SCAFFOLD's c and c_i, would come apart.
+    An answer changes the silo's memory. The change is pending until the next message says whether the server counted
+    the answer. If a defence dropped the answer, the silo goes back to the memory from before it. Otherwise the states
+    of server and silos, such as SCAFFOLD's c and c_i, would differ.
     """
 
     def __init__(self, terms: Terms, client: int, train: Samples, public: Samples | None) -> None:
         """`client` counts from 0; `train` is this silo's shard."""
         self.terms, self.client = terms, client
-        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, train.x)
-        # Orders of batches are drawn over positions, so a shard by itself is read as it is within a simulation.
+        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, train.x)
+        # Batches are drawn as positions within a shard. So this shard is read in the same order as in a simulation.
         self._public = public
         own = self._arranged(train)
         indices = {client: np.arange(len(own.y))}
         self.engine = Sequential(
-            _OwnShard(terms.algorithm, task, terms.local, terms.seed, own, indices, public, params, buffers)
+            _OwnShard(terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers)
         )
-        self._pending: tuple[Down, Tree] | None = None  # the message of the last answer, and the memory from before it
+        self._pending: tuple[Down, Tree] | None = None  # the last message answered, and the memory from before it
 
     def _arranged(self, train: Samples) -> Samples:
         return with_shared(self.terms.algorithm, train, [], self._public)[0]
 
     def read(self, train: Samples) -> None:
-        """From now on this is the shard: of as many samples as before, perhaps poisoned by an attack."""
+        """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
         self.engine.clients.train = self._arranged(train)
 
     def answer(self, down: Down) -> Tree | None:
@@ -75,12 +75,12 @@ class Silo:
         return row(self.parts(reply), 0)
 
     def _settle(self, down: Down) -> None:
-        """Keeps or takes back what the last answer left here."""
+        """Keeps the memory of the last answer, or goes back to the memory from before it."""
         if self._pending is None:
             return
         answered, memory = self._pending
         self._pending = None
-        again = down.exchange == answered.exchange  # a message that comes twice is answered alike twice
+        again = down.exchange == answered.exchange  # a message that comes twice gets the same answer twice
         if again or self.client not in down.counted:
             clients = self.engine.clients
             clients.memory = memory
@@ -90,22 +90,19 @@ class Silo:
     def reply(self, ask: Ask, position: int, round_: int) -> Reply:
         """The reply [1, ...] to the row `position` of an Ask."""
         device = self.engine.clients.device
-        params, buffers, shared, each = (
-            tree_map(lambda leaf: leaf.to(device), tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each)
-        )
-        each = row(each, torch.tensor([position], device=device))
-        own = Ask(ask.job, (self.client,), params, buffers, shared, each, ask.owner)
+        here = wire.mapped(lambda leaf: leaf.to(device), ask)
+        own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
         return self.engine.answer(own, round_)
 
     @staticmethod
     def parts(reply: Reply) -> Tree:
-        """What travels of a reply, on the CPU."""
+        """The parts of a reply that are sent, on the CPU."""
         cpu: Tree = tree_map(torch.Tensor.cpu, {key: getattr(reply, key) for key in wire.PARTS})
         return cpu
 
 
 class Conversation:
-    """The server of a run: `down` is what to send; `open` and `feed` take what came back and make the next one."""
+    """The server of a run: `down` is the message to send; `open` and `feed` take the uploads and make the next one."""
 
     def __init__(
         self,
@@ -118,20 +115,19 @@ class Conversation:
     ) -> None:
         """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences)."""
         self.terms, self.on_round = terms, on_round
-        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.seed, test.x)
-        schedule = Schedule(terms.rounds, terms.cohort, terms.seed)
+        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, test.x)
         recorder = Recorder(task, test, validation)
         self.loop = Run(
-            terms.algorithm, plain(task), params, buffers, terms.silos, schedule, recorder, public, test.x, settle
+            terms.algorithm, plain(task), params, buffers, terms.silos, terms.schedule, recorder, public, test.x, settle
         )
         self.outcome: Outcome | None = None
         self._round = self._exchange = 0
-        # One silo with one sample that is always at hand: what it replies declares the structure of every upload.
+        # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
         self._probe = Silo(terms, 0, sample, sample if public is not None else None)
         self._schemas: dict[str, Tree] = {}
         self._asks = self._rounds()
-        self._ask: Ask | None = None  # as the algorithm made it; the meter tells models apart by identity
+        self._ask: Ask | None = None  # the algorithm's own object: the meter tells models apart by identity
         self.down = self._next(None)
 
     @property
@@ -146,7 +142,7 @@ class Conversation:
         return {client: reply for client, reply in found.items() if reply is not None}
 
     def feed(self, replies: Mapping[int, Tree]) -> Down:
-        """Goes on with these replies, of all that were asked or of some, and returns what to send next."""
+        """Goes on with the replies of all clients that were asked, or of some. Returns the next message."""
         ask = self._ask
         if ask is None:
             return self.down
@@ -165,11 +161,10 @@ class Conversation:
             with torch.no_grad():
                 ask = next(self._asks) if reply is None else self._asks.send(reply)
         except StopIteration:
-            self._ask = None
-            return wire.down(self._exchange, self._round, None, self.terms.fingerprint, counted)
-        self._ask = ask
-        if wire.name(ask) not in self._schemas:
+            ask = None
+        if ask is not None and wire.name(ask) not in self._schemas:
             self._schemas[wire.name(ask)] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
+        self._ask = ask
         return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, counted)
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
@@ -177,7 +172,7 @@ class Conversation:
         yield from loop.begin()
         while loop.done < loop.schedule.rounds:
             self._round = loop.done + 1
-            found = yield from loop.round()  # its `seconds` include the waiting for the silos
+            found = yield from loop.round()  # its `seconds` include the wait for the silos
             if self.on_round is not None:
                 self.on_round(found)
         self.outcome = loop.outcome

@@ -1,12 +1,12 @@
 """The FedML trainer and aggregator behind every pair. A pair sets `recipe`; all behaviour is here.
 
-FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and brings back what those
-return. The "model" is a `wire.Down`, what comes back a `wire.Up`, and one such exchange is what FedML calls a round:
-`comm_round` is the number of exchanges, which the constructors set.
+FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and returns their answers to
+the aggregator. Here the "model" is a `wire.Down` and an answer is a `wire.Up`. FedML calls one such exchange a round.
+So `comm_round` is the number of exchanges; the constructors set it.
 
-FedML's own hooks act on plain models: on a silo, on everything that leaves it but counts (local privacy noise covers
-control variates and feature means too); on the server, on the parameters that came back, and on the new model at the
-end of a round. An exchange that moves no model has nothing for the server's hooks to act on.
+FedML's own hooks act on plain models. On a silo they see all that leaves it but counts: local privacy noise covers
+control variates and feature means too. On the server they see the parameters of the silos, and the new model at the end
+of a round. In an exchange that moves no model, the server's hooks see nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ with warnings.catch_warnings():
 
 
 class Model(torch.nn.Module):
-    """What FedML takes for the model: it only ever moves it to a device. The network itself is functions."""
+    """FedML's model object. FedML only moves it to a device; the network itself is functions."""
 
     def __init__(self, network: forward.Model) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Model(torch.nn.Module):
 
 
 def batches(samples: Samples) -> list[tuple[Tensor, Tensor]]:
-    """A shard in the form in which FedML hands out data: one batch."""
+    """A shard in FedML's form of data, as one batch."""
     return [(samples.x, samples.y)]
 
 
@@ -83,8 +83,8 @@ class HostTrainer(_Hooked, ClientTrainer):
     recipe: ClassVar[str]
 
     def __init__(self, model: Model, args: Any, public: Samples | None = None, noise: Tensor | None = None) -> None:
-        """`public` is the public split, where the recipe needs one. `noise`: the standard deviations [...] of Gaussian
-        noise in which the silo sees its samples, to simulate feature skew. Raises UserError.
+        """`public` is the public split, if the recipe needs one. `noise`: the standard deviations [...] of Gaussian
+        noise on the silo's samples, which simulates feature skew. Raises UserError.
         """
         super().__init__(model, args)
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
@@ -109,7 +109,7 @@ class HostTrainer(_Hooked, ClientTrainer):
         return wire.up(self.id, self._down.exchange, self._reply)
 
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """Answers the Ask that came last. FedML's `update_dataset` left the data, poisoned if an attack says so."""
+        """Answers the last Ask. FedML's `update_dataset` has stored the data, poisoned if an attack says so."""
         assert self._down is not None, "FedML sets a model first"
         data = self.local_train_dataset or train_data
         if self.silo is None or data is not self._data:
@@ -124,7 +124,7 @@ class HostTrainer(_Hooked, ClientTrainer):
         self._reply = self.silo.answer(self._down)
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """FedML's hook (local privacy noise) sees all that leaves the silo, but for n, steps and loss."""
+        """FedML's hook (local privacy noise) sees all that leaves the silo but n, steps and loss."""
         if self._reply is None:
             return
         leaving = {key: self._reply[key] for key in ("deltas", "buffers", "upload")}
@@ -166,7 +166,7 @@ class HostAggregator(_Hooked, ServerAggregator):
         return self.conversation.down
 
     def set_model_params(self, model_parameters: Any) -> None:
-        """FedML gives back what `aggregate` returned, which is here already."""
+        """Does nothing: FedML passes the result of `aggregate`, which the conversation already has."""
 
     def on_before_aggregation(self, raw_client_model_or_grad_list: list[tuple[float, Up]]) -> tuple[Any, list[int]]:
         """Checks the uploads. FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos."""
@@ -190,11 +190,11 @@ class HostAggregator(_Hooked, ServerAggregator):
         return found, [clients[i] for i in kept]
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
-        """The next message: of this round, of the next one, or that the run is over."""
+        """The next message: of this round, of the next round, or that the run is over."""
         return self.conversation.feed(dict(raw_client_model_or_grad_list))
 
     def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
-        """FedML's hook (central privacy noise, defences) acts on models; one in a message has been through it."""
+        """FedML's hook (central privacy noise, defences) acts on models. A message passes: its model has been here."""
         if isinstance(aggregated_model_or_grad, Down):
             return aggregated_model_or_grad
         return super().on_after_aggregation(aggregated_model_or_grad)
@@ -202,7 +202,7 @@ class HostAggregator(_Hooked, ServerAggregator):
     def _settle(self, params: Params) -> Params:
         model = OrderedDict(params)
         hooked = self.on_after_aggregation(model)
-        # FedML may change the model in place; one that it left alone stays the same object.
+        # FedML may replace tensors of the model; if all are the same objects, the hook left the model alone.
         return params if all(hooked[key] is leaf for key, leaf in params.items()) else dict(hooked)
 
     def test(self, test_data: Any, device: torch.device, args: Any) -> tuple[float, float, None, None]:
@@ -214,7 +214,7 @@ class HostAggregator(_Hooked, ServerAggregator):
 def _differences(model: Params, start: Params, deltas: Params) -> Params:
     """w - w_t of a hooked model; a leaf that the hook left alone keeps its bits.
 
-    By value: FedML clips in place, and its attacks put new tensors into the model that they are given.
+    Values are compared, not objects: FedML clips in place, and its attacks put new tensors into the model.
     """
     return {
         key: delta if torch.equal(model[key], start[key] + delta) else model[key] - start[key]
@@ -230,23 +230,21 @@ def _samples(data: Any, device: torch.device) -> Samples:
 
 
 def _refuse_protection(terms: settings.Terms) -> None:
-    """UserError where FedML's protection could not do what it promises."""
+    """UserError if FedML's protection could not do what it promises."""
     defender = FedMLDefender.get_instance()
     if defender.is_defense_on_aggregation():
         raise UserError(
             f"defense_args.defense_type = {defender.defense_type!r} replaces the average, which the recipe makes; "
             "allowed: defences before or after aggregation"
         )
-    early = [
-        c.name
-        for c in terms.algorithm.components
-        if (overrides(c, "survey") and c.exchanges(terms.algorithm.setting).round)
-        or c.exchanges(terms.algorithm.setting).finish
-    ]
-    if early and (
-        FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled() or defender.is_defense_after_aggregation()
-    ):
-        raise UserError(
-            f"recipe {terms.algorithm.name!r}: {early[0]} sends the new model out once more before FedML's central "
-            "privacy noise or defence is added at its end; allowed: local privacy, defences before aggregation"
-        )
+    central = FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled()
+    if not central and not defender.is_defense_after_aggregation():
+        return
+    for component in terms.algorithm.components:
+        asks = component.exchanges(terms.algorithm.setting)
+        if (overrides(component, "survey") and asks.round) or asks.finish:
+            raise UserError(
+                f"recipe {terms.algorithm.name!r}: {component.name} sends the new model out once more before FedML's "
+                "central privacy noise or defence is added at its end; allowed: local privacy, defences before "
+                "aggregation"
+            )

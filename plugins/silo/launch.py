@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING, NoReturn, TextIO
 import torch
 
 from plugins.core.errors import UserError
+from plugins.data.files import write_whole
+from plugins.engines.record import rounds_csv
 from plugins.models import forward
 from plugins.silo import results, settings, shards, transport, wire
 
 if TYPE_CHECKING:
-    from plugins.silo.host import HostAggregator, HostTrainer, Model
+    from plugins.silo.host import HostAggregator, HostTrainer
 
 ROLES = ("server", "client")
 LOG = logging.getLogger(__name__)
@@ -36,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Process:
-    """One process, with everything checked that can be checked before FedML is imported."""
+    """One process. All that can be checked before FedML is imported has been checked."""
 
     rank: int
     config: Path
@@ -46,12 +48,12 @@ class Process:
 
     @property
     def folder(self) -> Path:
-        """Where it writes."""
+        """The folder for its output."""
         return Path(self.deployment.tracking_args.output_dir)
 
     @property
     def log(self) -> Path:
-        """FedML's log, and ours."""
+        """The file for FedML's log and ours."""
         return log_file(self.folder, self.rank)
 
     @staticmethod
@@ -63,9 +65,8 @@ class Process:
             allowed = "0" if role == "server" else f"1 to {last} (train_args.client_num_in_total in {config})"
             raise UserError(f"--rank {rank}: not a rank of role {role!r}; allowed: {allowed}")
         addresses = transport.read_addresses(Path(deployment.comm_args.grpc_ipconfig_path), deployment.silos)
-        process = Process(
-            rank, config, deployment, addresses, shards.read(deployment.shard(rank), rank, deployment.silos)
-        )
+        shard = shards.read(deployment.shard(rank), rank, deployment.silos)
+        process = Process(rank, config, deployment, addresses, shard)
         terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
         terms.local.check(process.input_shape, torch.device("cpu"))
         transport.check_port(rank)
@@ -73,12 +74,12 @@ class Process:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Of one sample."""
+        """The shape of one sample."""
         return tuple(next(iter(self.shard.parts.values())).x.shape[1:])
 
     @property
     def network(self) -> forward.Model:
-        """That of the configuration, for the samples of the shard."""
+        """The network of the configuration, for the samples of the shard."""
         return self.deployment.network(self.input_shape, self.shard.n_classes, self.shard.embedding)
 
     def run(self, console: TextIO) -> None:
@@ -100,15 +101,14 @@ class Process:
             timer.start()
         others = self.addresses if self.rank == 0 else {0: self.addresses[0]}
         peers = {rank: host for rank, host in others.items() if rank != self.rank}
-        # FedML prints; what it prints belongs in its log.
+        # FedML prints to stdout; its lines belong in its log.
         with self.log.open("a") as log, redirect_stdout(log):
             if self.rank:
                 transport.wait_for_server(self.addresses, limit or 600)
 
             def lost(rank: int) -> None:
-                self._give_up(
-                    console, f"{transport.name(rank)} is gone; its port closed before the run was over", peers
-                )
+                reason = f"{transport.name(rank)} is gone; its port closed before the run was over"
+                self._give_up(console, reason, peers)
 
             with transport.Watch(peers, lost) as watch:
                 try:
@@ -118,12 +118,15 @@ class Process:
                     raise
                 except Exception as error:
                     LOG.exception("FedML failed")
-                    reason = self._explained(error, peers)
+                    # Most often, FedML could not send a message.
+                    gone = [transport.name(rank) for rank, host in peers.items() if not transport.listens(host, rank)]
+                    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                    reason = f"{', '.join(gone)} is gone" if gone else said
                     self._tell(peers, reason)
                     raise UserError(f"{reason}; see {self.log}") from error
 
     def _fedml(self, console: TextIO, watch: transport.Watch) -> None:
-        """What a FedML user's main.py does."""
+        """The steps of a FedML user's main.py."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of FedML's imports
             import fedml
@@ -143,61 +146,46 @@ class Process:
             # Without FedML's own logging set-up, which turns every print of the process into a log record.
             args = fedml.init(args, check_env=False, should_init_logs=False)
 
-        deployment, parts = self.deployment, self.shard.parts
-        trainer_class, aggregator_class = make_pair(deployment.train_args.recipe)
-        model, k = Model(self.network), self.rank - 1
-        if self.rank:
-            watch.expect()  # it was waited for
-            n = len(parts["train"].y)
-            dataset = (n, 0, None, None, {k: n}, {k: batches(parts["train"])}, None, self.shard.n_classes)
-            trainer = trainer_class(model, args, parts.get("public"), self.shard.noise)
-            self._runner(args, dataset, model, trainer, None)
-            return
+        rounds, parts, n_classes = self.deployment.train_args.rounds, self.shard.parts, self.shard.n_classes
+        model, public = Model(self.network), parts.get("public")
+        trainer_class, aggregator_class = make_pair(self.deployment.train_args.recipe)
+        trainer: HostTrainer | None = None
+        aggregator: HostAggregator | None = None
 
         def on_round(row: Mapping[str, float]) -> None:
             console.write(
-                f"round {row['round']:.0f} of {deployment.train_args.rounds}: test accuracy "
+                f"round {row['round']:.0f} of {rounds}: test accuracy "
                 f"{row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}, {row['seconds']:.1f} s\n"
             )
             console.flush()
-            results.write_rounds(self.folder / results.ROUNDS, aggregator.conversation.rows)
-            if row["round"] == deployment.train_args.rounds:
+            assert aggregator is not None, "it calls this"
+            write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
+            if row["round"] == rounds:
                 watch.stop()
 
-        dataset = (0, 0, None, None, {}, {}, None, self.shard.n_classes)
-        aggregator = aggregator_class(
-            model, args, parts["test"], parts.get("validation"), parts.get("public"), on_round, watch.expect
-        )
-        self._runner(args, dataset, model, None, aggregator)
-        outcome = aggregator.conversation.outcome
-        if outcome is None:
-            raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over; see {self.log}")
-        digest = results.write_model(self.folder / results.MODEL, outcome)
-        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
-
-    def _runner(
-        self,
-        args: object,
-        dataset: object,
-        model: Model,
-        trainer: HostTrainer | None,
-        aggregator: HostAggregator | None,
-    ) -> None:
-        from fedml import FedMLRunner
-
-        # Once more: importing FedML takes long enough for somebody else to come.
+        dataset: tuple[object, ...] = (0, 0, None, None, {}, {}, None, n_classes)
+        if self.rank:
+            watch.expect()  # the server: this silo has waited for it
+            train, k = parts["train"], self.rank - 1
+            dataset = (len(train.y), 0, None, None, {k: len(train.y)}, {k: batches(train)}, None, n_classes)
+            trainer = trainer_class(model, args, public, self.shard.noise)
+        else:
+            aggregator = aggregator_class(
+                model, args, parts["test"], parts.get("validation"), public, on_round, watch.expect
+            )
+        # A second check: importing FedML takes so long that another process may have taken the port.
         transport.check_port(self.rank)
         # The constructor runs everything; `.run()` would only leave a file in the home folder.
-        FedMLRunner(args, torch.device("cpu"), dataset, model, trainer, aggregator)
-
-    @staticmethod
-    def _explained(error: Exception, peers: transport.Addresses) -> str:
-        """One line on an error from within FedML; most often, it could not send a message."""
-        gone = [transport.name(rank) for rank, host in peers.items() if not transport.listens(host, rank)]
-        return f"{', '.join(gone)} is gone" if gone else f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        fedml.FedMLRunner(args, torch.device("cpu"), dataset, model, trainer, aggregator)
+        if aggregator is None:
+            return
+        if aggregator.conversation.outcome is None:
+            raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over; see {self.log}")
+        digest = results.write_model(self.folder / results.MODEL, aggregator.conversation.outcome)
+        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
 
     def _tell(self, peers: transport.Addresses, reason: str) -> None:
-        """Whoever waits for this process is told that it can't go on."""
+        """Tells the processes that wait for this one that it can't go on."""
         if reason.startswith(wire.STOPPED):
             return
         content: object = wire.failure(self.rank - 1, reason) if self.rank else wire.stop(reason)
@@ -205,7 +193,7 @@ class Process:
             transport.tell(self.addresses, self.rank, receiver, content)
 
     def _give_up(self, console: TextIO, reason: str, peers: transport.Addresses | tuple[()]) -> None:
-        """Ends the process from a thread; its main thread waits within FedML for ever."""
+        """Ends the process from a thread, since the main thread waits within FedML for ever."""
         if self.rank == 0 and peers:
             self._tell(peers, reason)
         LOG.error("error: %s", reason)
@@ -222,7 +210,7 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends the process at once; threads that FedML and gRPC left would keep it."""
+    """Ends the process at once; threads that FedML and gRPC left running would keep it alive."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -230,11 +218,11 @@ def leave(code: int) -> NoReturn:
 
 
 def run(role: str, rank: int, config: Path) -> int:
-    """Runs one process; the exit code. Errors are one line on stderr and in the log."""
+    """Runs one process and returns the exit code. An error is one line on stderr and in the log."""
     try:
         Process.of(role, rank, config).run(sys.stdout)
     except UserError as error:
-        # Without a log file yet, logging would print the line to stderr a second time.
+        # Without a log file, logging would print the line to stderr a second time.
         if logging.getLogger().handlers:
             LOG.error("error: %s", error)
         sys.stderr.write(f"error: {error}\n")

@@ -1,4 +1,4 @@
-"""A whole cross-silo run on this machine: server and silos as processes over loopback gRPC, watched and ended."""
+"""A whole cross-silo run on this machine: server and silos are processes over loopback gRPC, watched and ended."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import argparse
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import threading
 import time
 from collections.abc import Sequence
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,7 +26,6 @@ from plugins.core.errors import UserError
 from plugins.data import datasets, partitions, splits
 from plugins.data.files import write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.run import Schedule
 from plugins.engines.simulation import Simulation
 from plugins.silo import launch, results, settings, shards, transport
 from plugins.silo.shards import Parts
@@ -38,10 +39,10 @@ PUBLIC = 100  # samples of the public split, where a recipe needs one
 
 
 def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S) -> str:
-    """Runs a deployment with processes on this machine; everything is written under `folder`.
+    """Runs a deployment with processes on this machine; all files are written under `folder`.
 
-    Returns the SHA-256 of the final weights. Raises UserError that says which process failed and why. No process is
-    left behind, whatever happens.
+    Returns the SHA-256 of the final weights. Raises UserError that says which process failed and why. In every case,
+    all processes are ended.
     """
     if deployment.silos != len(parts.clients):
         raise UserError(
@@ -56,7 +57,7 @@ def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s:
 
 
 def _run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float) -> None:
-    """Writes what the processes read, starts them and waits for them; kills what is left."""
+    """Writes the files of the processes, starts the processes and waits for them; kills those that are left."""
     ranks = range(deployment.silos + 1)
     for rank in ranks:
         transport.check_port(rank)
@@ -72,6 +73,13 @@ def _run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s
     # One clean process imports FedML once (11 s, 1 GB) and forks the others.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["plugins.silo.pair"])
+    # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
+    resource_tracker.ensure_running()  # first: it makes interrupts visible again
+    hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    forkserver.ensure_running()
+    signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
     processes = [context.Process(target=_process, args=(rank, str(config), str(output)), daemon=True) for rank in ranks]
     try:
         for process in processes:
@@ -82,20 +90,20 @@ def _run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s
             if process.is_alive():
                 process.kill()
         for process in processes:
-            process.join()
+            if process.pid is not None:
+                process.join()
 
 
 def simulate(deployment: settings.Deployment, parts: Parts) -> str:
-    """The SHA-256 of the final weights of the same run in the sequential simulation."""
+    """The same run in the sequential simulation; returns the SHA-256 of the final weights."""
     train, threads = deployment.train_args, torch.get_num_threads()
     torch.set_num_threads(deployment.device_args.threads)
     try:
         local = settings.local_training(train)
         network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding)
-        schedule = Schedule(train.rounds, train.cohort or deployment.silos, deployment.common_args.random_seed)
         outcome = Simulation(
             train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,
-            parts.public, local, schedule, engine="sequential",
+            parts.public, local, deployment.schedule, engine="sequential",
         ).run()  # fmt: skip
     finally:
         torch.set_num_threads(threads)
@@ -103,12 +111,12 @@ def simulate(deployment: settings.Deployment, parts: Parts) -> str:
 
 
 def needs_public(recipe: str) -> bool:
-    """Whether a method of the recipe needs the public split; one that only records about it does not."""
+    """Whether a method of the recipe needs the public split. A method that only records facts about it does not."""
     return any(recipes.METHODS[method]().needs.public >= Public.UNLABELLED for method in recipes.parse(recipe))
 
 
 def _process(rank: int, config: str, output: str) -> None:
-    """What a forked process does; its error goes to its log, from where `_failure` takes it."""
+    """The main function of a forked process. Its error goes to its log, where `_failure` reads it."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
     logging.basicConfig(filename=launch.log_file(Path(output), rank), filemode="w")
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, until the process ends
@@ -116,7 +124,7 @@ def _process(rank: int, config: str, output: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that ended; else it would keep its port."""
+    """Ends this process as soon as its parent is gone, for any reason; otherwise it would keep its port."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs within a process that was started here"
     wait([parent.sentinel])
@@ -132,10 +140,10 @@ def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) ->
             break
         wait([process.sentinel for process in running], timeout=left)
         codes = [process.exitcode or 0 for process in processes]
-        if min(codes) < 0:  # killed, so there is nothing more to be learnt
+        if min(codes) < 0:  # killed: the cause is known
             break
         if any(codes) and not failed:
-            # The others are told, or notice; the server's message may be the better one.
+            # The others are told, or notice. The server's message may say more.
             failed, end = True, min(end, time.monotonic() + GRACE_S)
     ended = [process.exitcode for process in processes]
     if any(ended):
@@ -146,7 +154,7 @@ def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) ->
 
 
 def _failure(codes: Sequence[int | None], output: Path) -> str:
-    """Which process died first in the chain of causes: killed, then the server, then a silo."""
+    """The process that is the likely cause: one that was killed, otherwise the server, otherwise a silo."""
     bad = {rank: code for rank, code in enumerate(codes) if code}
     rank = next((rank for rank, code in bad.items() if code < 0), min(bad))
     log = launch.log_file(output, rank)

@@ -1,4 +1,4 @@
-"""The YAML file of a deployment: FedML's own keys in FedML's own sections, and a few of ours."""
+"""The YAML file of a deployment: FedML's keys in FedML's sections, and a few keys of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
 from plugins import models, recipes
@@ -20,6 +20,7 @@ from plugins.core.component import Setting
 from plugins.core.errors import UserError
 from plugins.engines.clients import LocalTraining
 from plugins.engines.hashing import weights_sha256
+from plugins.engines.run import Schedule
 from plugins.engines.simulation import initial_model
 from plugins.models.forward import Model
 from plugins.settings import Count, LocalSettings, Section, mistakes
@@ -84,7 +85,7 @@ class TrackingArgs(Section):
 
 
 class Deployment(BaseModel):
-    """The whole file. Sections of FedML's own for attacks, defences and privacy pass as they are."""
+    """The whole file. FedML's sections for attacks, defences and privacy are passed on unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -100,13 +101,46 @@ class Deployment(BaseModel):
     defense_args: dict[str, Any] = {}
     dp_args: dict[str, Any] = {}
 
+    @model_validator(mode="before")
+    @classmethod
+    def _honoured(cls, content: object) -> object:
+        if not isinstance(content, dict):
+            raise UserError(f"holds no sections; allowed: {', '.join(cls.model_fields)}")
+        for section, values in content.items():
+            for key in values if isinstance(values, dict) else ():
+                if key in REFUSED:
+                    raise UserError(f"{section}.{key} = {values[key]!r} is refused: {REFUSED[key]}")
+        return content
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Deployment:
+        train, silos = self.train_args, self.silos
+        if train.client_num_per_round != silos:
+            raise UserError(
+                f"train_args.client_num_per_round = {train.client_num_per_round} must equal client_num_in_total = "
+                f"{silos}: every silo is connected; train_args.cohort says how many train in a round"
+            )
+        if train.cohort > silos:
+            raise UserError(f"train_args.cohort = {train.cohort}; allowed: 0 (all) to {silos} silos")
+        if "{rank}" not in self.data_args.shard:
+            raise UserError(f"data_args.shard = {self.data_args.shard!r} must contain {{rank}}")
+        recipes.check_settings(train.recipe, train.settings)
+        models.check(self.model_args.model, self.model_args.model_options)
+        return self
+
     @property
     def silos(self) -> int:
         """N."""
         return self.train_args.client_num_in_total
 
+    @property
+    def schedule(self) -> Schedule:
+        """Rounds, silos per round, and the seed."""
+        train = self.train_args
+        return Schedule(train.rounds, train.cohort or self.silos, self.common_args.random_seed)
+
     def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Model:
-        """The network that the file describes, for samples of this shape; `embedding` [V, width] is that of a text."""
+        """The network that the file describes, for samples of this shape; `embedding` [V, width] for text only."""
         return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding)
 
     def shard(self, rank: int) -> Path:
@@ -119,11 +153,9 @@ class Deployment(BaseModel):
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    name: kind
-    for name, kind in ((name, field.annotation) for name, field in Deployment.model_fields.items())
-    if isinstance(kind, type) and issubclass(kind, Section)
+    name: type(field.default) for name, field in Deployment.model_fields.items() if isinstance(field.default, Section)
 }
-# Keys of FedML that can't be honoured, and why.
+# Keys of FedML that we refuse, and why.
 REFUSED = {
     "comm_round": "it is computed from train_args.rounds, because a round may take several exchanges; leave it out",
     "enable_fhe": "FedML 0.8.30 never switches its homomorphic encryption on; leave it out",
@@ -144,34 +176,10 @@ def read(path: Path) -> Deployment:
 
 def check(content: object, where: str) -> Deployment:
     """The deployment of a nested mapping; `where` begins every message."""
-    if not isinstance(content, dict):
-        raise UserError(f"{where}: holds no sections; allowed: {', '.join(Deployment.model_fields)}")
-    for section, values in content.items():
-        for key in values if isinstance(values, dict) else ():
-            if key in REFUSED:
-                raise UserError(f"{where}: {section}.{key} = {values[key]!r} is refused: {REFUSED[key]}")
     try:
-        deployment = Deployment.model_validate(content)
+        return Deployment.model_validate(content)
     except ValidationError as error:
         raise UserError(f"{where}: {mistakes(error, {'': Deployment, **SECTIONS})[0]}") from None
-    train = deployment.train_args
-    if train.client_num_per_round != train.client_num_in_total:
-        raise UserError(
-            f"{where}: train_args.client_num_per_round = {train.client_num_per_round} must equal client_num_in_total = "
-            f"{train.client_num_in_total}: every silo is connected; train_args.cohort says how many train in a round"
-        )
-    if train.cohort > train.client_num_in_total:
-        raise UserError(
-            f"{where}: train_args.cohort = {train.cohort}; allowed: 0 (all) to {train.client_num_in_total} silos"
-        )
-    if "{rank}" not in deployment.data_args.shard:
-        raise UserError(f"{where}: data_args.shard = {deployment.data_args.shard!r} must contain {{rank}}")
-    try:
-        recipes.check_settings(train.recipe, train.settings)
-        models.check(deployment.model_args.model, deployment.model_args.model_options)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-    return deployment
 
 
 def from_args(args: object) -> Deployment:
@@ -190,14 +198,12 @@ def from_args(args: object) -> Deployment:
 
 @dataclass(frozen=True)
 class Terms:
-    """What server and silos have to agree on."""
+    """The facts that server and silos must agree on."""
 
     algorithm: Algorithm
     network: Model
     local: LocalTraining
-    seed: int
-    rounds: int
-    cohort: int  # M
+    schedule: Schedule
     silos: int  # N
     fingerprint: str
 
@@ -205,7 +211,7 @@ class Terms:
     def comm_round(self) -> int:
         """The exchanges of a whole run: what FedML calls rounds."""
         asks = self.algorithm.exchanges
-        return asks.begin + self.rounds * asks.round + asks.finish
+        return asks.begin + self.schedule.rounds * asks.round + asks.finish
 
 
 def local_training(train: TrainArgs) -> LocalTraining:
@@ -217,22 +223,19 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
     train = deployment.train_args
     local = local_training(train)
-    local.build()  # refuses what it can't be, before anything runs
-    cohort = train.cohort or deployment.silos
-    setting = Setting(deployment.silos, cohort, local.optimizer, local.lr, n_public, network.tokens, deployed=True)
+    local.build()  # refuses settings that can't be built, before anything runs
+    schedule, silos = deployment.schedule, deployment.silos
+    setting = Setting(silos, schedule.cohort, local.optimizer, local.lr, n_public, network.tokens, deployed=True)
     algorithm = recipes.build(recipe, train.settings, setting)
-    # These are never sent, so every process has to have them already.
+    # Frozen parameters are never sent, so every process must have the same ones.
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
     agreed: Mapping[str, object] = {
         "algorithm": repr(algorithm.components),
         "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list"}),
-        "seed": deployment.common_args.random_seed,
+        "seed": schedule.seed,
         "threads": deployment.device_args.threads,
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
-    return Terms(
-        algorithm, network, local, deployment.common_args.random_seed, train.rounds, cohort,
-        deployment.silos, fingerprint,
-    )  # fmt: skip
+    return Terms(algorithm, network, local, schedule, silos, fingerprint)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
-from numpy.typing import NDArray
 
 from plugins.core.data import Samples
 from plugins.core.errors import UserError
-from plugins.data import noise
+from plugins.data import noise, sealed
 from plugins.data.dataset import Dataset
-from plugins.data.files import write_whole
 from plugins.data.indices import read_indices
+from plugins.data.types import Ints
 
-Ints = NDArray[np.int64]
+OPTIONAL = ("noise", "embedding")  # tensors of a shard
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +32,13 @@ class Parts:
     validation: Samples | None
     public: Samples | None
     n_classes: int
-    embedding: torch.Tensor | None = None  # [V, width], of text: every process has it, nobody sends it
+    embedding: torch.Tensor | None = None  # [V, width], for text only: every process has it, none sends it
 
     @staticmethod
     def cut(
         data: Dataset, clients: Sequence[Ints], validation: Ints, public: Ints, std: torch.Tensor | None = None
     ) -> Parts:
-        """All arrays are indices into the training set; an empty one means that there is no such part.
+        """The parts of a data set. All arrays are indices into the training set; an empty array leaves its part out.
 
         `std`: the standard deviations [N, ...] of the clients' noise, if they have any (`plugins.data.noise`).
         """
@@ -59,12 +55,12 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """What one process has: rank 0 the server's test and validation data, rank k + 1 the samples of client k."""
+    """The data of one process: rank 0 has the server's test and validation data, rank k + 1 the samples of client k."""
 
     rank: int
     silos: int
     n_classes: int
-    parts: dict[str, Samples]  # rank 0: test, perhaps validation; else train; both: perhaps public
+    parts: dict[str, Samples]  # test and perhaps validation on rank 0, train on others, on all perhaps public
     noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
     embedding: torch.Tensor | None = None  # as in `Parts`
 
@@ -73,9 +69,25 @@ class Shard:
         """Samples of the public split."""
         return len(self.parts["public"].y) if "public" in self.parts else 0
 
+    @property
+    def checksum(self) -> str:
+        """SHA-256 over all of it, hexadecimal."""
+        return sealed.checksum(self.head, self.tensors)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """What its file holds beside the tensors."""
+        return {key: getattr(self, key) for key in ("rank", "silos", "n_classes")} | {"parts": sorted(self.parts)}
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors of its file, by name."""
+        found = {f"{part}/{axis}": getattr(self.parts[part], axis) for part in sorted(self.parts) for axis in "xy"}
+        return found | {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
+
 
 def write(template: str, parts: Parts) -> None:
-    """Writes the files of all ranks; `template` contains {rank}. Without a public part none is written."""
+    """Writes the files of all ranks; `template` contains {rank}. A part that is None is left out."""
     for rank in range(len(parts.clients) + 1):
         std = None
         if rank == 0:
@@ -86,33 +98,16 @@ def write(template: str, parts: Parts) -> None:
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
         present = {key: samples for key, samples in held.items() if samples is not None}
         shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding)
-        tensors = _tensors(shard)
-        metadata = {"shard": json.dumps(_head(shard)), "checksum": _checksum(shard)}
-        write_whole(Path(template.replace("{rank}", str(rank))), safetensors.torch.save(tensors, metadata))
+        path = Path(template.replace("{rank}", str(rank)))
+        sealed.write(path, "shard", shard.head, shard.tensors, shard.checksum)
 
 
 def read(path: Path, rank: int, silos: int) -> Shard:
     """The file of a process. UserError if it is missing, damaged, or another process's."""
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file; data_args.shard names the data file of rank {rank}")
-    try:
-        with safetensors.safe_open(path, "pt") as file:
-            metadata = file.metadata()
-            head = json.loads(metadata["shard"])
-            # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
-            parts = {
-                key: Samples(file.get_tensor(f"{key}/x").clone(), file.get_tensor(f"{key}/y").clone())
-                for key in head["parts"]
-            }
-            there = set(file.keys())
-            std, vectors = (file.get_tensor(key).clone() if key in there else None for key in ("noise", "embedding"))
-        shard = Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, std, vectors)
-        whole = _checksum(shard) == metadata["checksum"]
-    except (OSError, safetensors.SafetensorError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"{path}: damaged, or not a shard ({reason}); write the shards again") from None
-    if not whole:
-        raise UserError(f"{path}: damaged (its content doesn't match its checksum); write the shards again")
+    shard = sealed.read(
+        path, "shard", _shard, what="a shard", origin=f"data_args.shard names the data file of rank {rank}",
+        remedy="write the shards again",
+    )  # fmt: skip
     if (shard.rank, shard.silos) != (rank, silos):
         raise UserError(
             f"{path}: is the shard of rank {shard.rank} of {shard.silos} silos; this is rank {rank} of {silos} silos"
@@ -120,29 +115,12 @@ def read(path: Path, rank: int, silos: int) -> Shard:
     return shard
 
 
-def _head(shard: Shard) -> dict[str, object]:
-    return {
-        "rank": shard.rank, "silos": shard.silos, "n_classes": shard.n_classes,
-        "parts": sorted(shard.parts),
-    }  # fmt: skip
-
-
-def _tensors(shard: Shard) -> dict[str, torch.Tensor]:
-    optional = {"noise": shard.noise, "embedding": shard.embedding}
-    found = {
-        f"{part}/{axis}": leaf
-        for part, samples in sorted(shard.parts.items())
-        for axis, leaf in (("x", samples.x), ("y", samples.y))
-    } | {key: leaf for key, leaf in optional.items() if leaf is not None}
-    return {key: leaf.contiguous() for key, leaf in found.items()}
-
-
-def _checksum(shard: Shard) -> str:
-    digest = hashlib.sha256(json.dumps(_head(shard), sort_keys=True).encode())
-    for key, leaf in _tensors(shard).items():
-        digest.update(f"{key} {leaf.dtype} {list(leaf.shape)}".encode())
-        digest.update(leaf.numpy().data)
-    return digest.hexdigest()
+def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
+    # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
+    own = {key: leaf.clone() for key, leaf in tensors.items()}
+    parts = {key: Samples(own[f"{key}/x"], own[f"{key}/y"]) for key in head["parts"]}
+    optional = (own.get(key) for key in OPTIONAL)
+    return Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, *optional)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -161,9 +139,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.sigma is not None:
             shape = tuple(data.train_x.shape[1:])
             std = noise.deviations(options.form, options.sigma, len(held.clients), shape, data.scale)
-        parts = Parts.cut(
-            data, held.clients, held.validation, held.public if options.public else held.public[:0], std
-        )  # fmt: skip
+        public = held.public if options.public else held.public[:0]
+        parts = Parts.cut(data, held.clients, held.validation, public, std)
         write(str(options.out / "{rank}.safetensors"), parts)
     except UserError as error:
         sys.stderr.write(f"error: {error}\n")

@@ -1,6 +1,6 @@
-"""FedML 0.8.30's gRPC kept in bounds: its fixed ports, its address table, its calls home, and peers that vanish.
+"""Limits for FedML 0.8.30's gRPC: its fixed ports, its address table, its calls home, and peers that vanish.
 
-Its wire is unencrypted, unauthenticated and pickled; docs/deploying.md says what that means.
+Its messages are pickled, without encryption and authentication; docs/deploying.md says what that means.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
 BASE_PORT = 8890  # hard-coded in FedML, as is listening on all interfaces
-SETTLE_S = 1.0  # time for a server that listens to have looked for silos; see `wait_for_server`
-WATCH_S, STRIKES = 2.0, 5  # seconds between two looks at a peer, failed looks until it counts as gone
+SETTLE_S = 1.0  # how long a server that listens looks for silos; see `wait_for_server`
+WATCH_S, STRIKES = 2.0, 5  # seconds between two checks of a peer, failed checks until it counts as gone
 
 Addresses = Mapping[int, str]  # rank -> host
 
 
 def name(rank: int) -> str:
-    """What a process is called in messages."""
+    """The name of a process in messages."""
     return "server (rank 0)" if rank == 0 else f"silo {rank - 1} (rank {rank})"
 
 
@@ -37,7 +37,7 @@ def check_port(rank: int) -> None:
     """UserError if the port of `rank` is taken. FedML would share it (SO_REUSEPORT), and both runs would hang."""
     for host in ("", "127.0.0.1"):
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            # Connections of the last run that are still closing don't matter, listeners do.
+            # Closing connections of the last run don't matter, but listeners do.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, BASE_PORT + rank))
@@ -50,9 +50,9 @@ def check_port(rank: int) -> None:
 
 @contextmanager
 def claim(wait_s: float) -> Iterator[None]:
-    """Holds FedML's ports on this machine against other loopback runs. UserError if they are still held after `wait_s`.
+    """Keeps other loopback runs on this machine off FedML's ports. UserError if one still holds them after `wait_s`.
 
-    A free port says little: the other loopback run may be importing FedML, for half a minute, before it listens.
+    A port that is free now is not enough: another loopback run imports FedML for half a minute before it listens.
     """
     path = Path(tempfile.gettempdir()) / f"fedml-ports-{BASE_PORT}.lock"
     end = time.monotonic() + wait_s
@@ -122,10 +122,10 @@ def listens(host: str, rank: int, timeout_s: float = 1.0) -> bool:
 
 
 def wait_for_server(addresses: Addresses, timeout_s: float) -> None:
-    """Returns when the server listens and has looked around. Raises UserError after `timeout_s`.
+    """Returns when the server listens and has looked for silos. Raises UserError after `timeout_s`.
 
-    A silo that starts before the server dies. One that the server finds while it looks for silos reports twice, is
-    sent the model twice, and can then block the server, while it trains, for good.
+    A silo that starts before the server fails. A silo that the server finds during its search reports twice, gets the
+    model twice, and can then block the server for ever while it trains.
     """
     end = time.monotonic() + timeout_s
     while not listens(addresses[0], 0):
@@ -138,9 +138,9 @@ def wait_for_server(addresses: Addresses, timeout_s: float) -> None:
 
 
 def tell(addresses: Addresses, sender: int, receiver: int, content: object, timeout_s: float = 5.0) -> None:
-    """Sends the last message of a process that can't go on, in the form of a model, past FedML's managers.
+    """Sends the last message of a process that can't go on, as a model and without FedML's managers.
 
-    Nothing is raised: who is gone can't be told.
+    Raises nothing: a receiver that is gone can't be told.
     """
     import grpc
     from fedml.core.distributed.communication.grpc import grpc_comm_manager_pb2, grpc_comm_manager_pb2_grpc
@@ -162,7 +162,7 @@ def tell(addresses: Addresses, sender: int, receiver: int, content: object, time
 
 
 class Watch:
-    """Looks at the ports of some peers, and calls `lost(rank)`, once, when one is gone that was seen or expected.
+    """Checks the ports of some peers. Calls `lost(rank)` once, when a peer that was seen or expected is gone.
 
     FedML waits for ever for a peer that was killed.
     """
@@ -180,15 +180,15 @@ class Watch:
         self.stop()
 
     def expect(self) -> None:
-        """All peers are known to be there, even if this has not seen them yet."""
+        """All peers are known to be there, even if no check has found them yet."""
         self._expected.set()
 
     def stop(self) -> None:
-        """Peers may go from now on."""
+        """From now on, peers may leave."""
         self._over.set()
 
     def _look(self) -> None:
-        strikes = dict.fromkeys(self._peers, -1)  # failed looks since it was there; -1: not seen yet
+        strikes = dict.fromkeys(self._peers, -1)  # failed checks since the last success; -1: not seen yet
         while not self._over.wait(WATCH_S):
             for rank, host in self._peers.items():
                 if listens(host, rank):

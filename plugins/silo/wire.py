@@ -1,6 +1,6 @@
-"""What travels between server and silos, and the check of what comes back.
+"""The messages between server and silos, and the check of the uploads.
 
-FedML 0.8.30 looks at the type of a message's content, which is written down here and nowhere else:
+FedML 0.8.30 looks at the type of a message's content. This file alone deals with that:
 - Down, to the silos: never a plain `dict`; FedML would send one of its values to each silo. A `Down` is a NamedTuple.
 - Up, to the server: always a plain `dict`; FedML would call `.to(device)` on the values of anything else.
 """
@@ -8,6 +8,7 @@ FedML 0.8.30 looks at the type of a message's content, which is written down her
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -19,9 +20,9 @@ from plugins.core.trees import Params, Tree, tree_map
 from plugins.engines.packing import flatten, unflatten
 
 Up = dict[str, Any]
-# What a silo's reply is made of; `upload` is by component, n, steps and loss are 0-d.
+# The parts of a silo's reply; `upload` is by component; n, steps and loss are 0-d.
 PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
-STOPPED = "the server stopped the run: "  # begins what a silo says that was told to stop
+STOPPED = "the server stopped the run: "  # begins the error of a silo that was told to stop
 KEYS = {"client", "exchange", "leaves", "error"}
 
 
@@ -32,46 +33,47 @@ class Down(NamedTuple):
     round: int  # 0 before the first
     ask: Ask | None  # None: nothing is left to do
     terms: str  # fingerprint of the server's configuration
-    counted: tuple[int, ...] = ()  # the clients whose answers to the Ask before this one the server counted, ascending
+    counted: tuple[int, ...] = ()  # clients, ascending: the server counted their answers to the previous Ask
     stop: str = ""  # why the run is given up
 
 
 def down(exchange: int, round_: int, ask: Ask | None, terms: str, counted: tuple[int, ...] = ()) -> Down:
     """A message to the silos."""
-    if ask is not None:
-        params, buffers, shared, each = (
-            tree_map(_compact, tree) for tree in (ask.params, ask.buffers, ask.shared, ask.each)
-        )
-        ask = Ask(ask.job, ask.to, params, buffers, shared, each, ask.owner)
-    return Down(exchange, round_, ask, terms, counted)
+    return Down(exchange, round_, None if ask is None else mapped(_compact, ask), terms, counted)
+
+
+def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
+    """The Ask with `fn` of every tensor."""
+    trees: dict[str, Any] = {key: tree_map(fn, getattr(ask, key)) for key in ("params", "buffers", "shared", "each")}
+    return ask._replace(**trees)
 
 
 def name(ask: Ask) -> str:
-    """What is asked for, in messages."""
+    """The job of an Ask, for error messages."""
     return f"{ask.owner}.{ask.job}" if ask.owner else ask.job
 
 
 def stop(reason: str) -> Down:
-    """The server's last message to the silos of a run that it gives up."""
+    """The server's last message to the silos when it gives the run up."""
     return Down(-1, 0, None, "", stop=reason)
 
 
 def up(client: int, exchange: int, row: Tree | None) -> Up:
-    """A silo's answer; `row` has the keys of PARTS and is None where the Ask was not to this silo."""
-    leaves = {} if row is None else {key: _compact(leaf) for key, leaf in flatten(row).items()}
+    """A silo's answer; `row` has the keys of PARTS, or is None if the Ask was not to this silo."""
+    leaves = {} if row is None else tree_map(_compact, flatten(row))
     return {"client": client, "exchange": exchange, "leaves": leaves, "error": ""}
 
 
 def failure(client: int, error: str) -> Up:
-    """A silo's last message: it can't go on, and why."""
+    """A silo's last message, which says why the silo can't go on."""
     return {"client": client, "exchange": -1, "leaves": {}, "error": error}
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree) -> Tree | None:
-    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None where it was not asked.
+    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None if the silo was not asked.
 
-    Raises UserError, naming the silo, for anything that is not an answer to `sent`: a missing or an unknown tensor,
-    a wrong shape or dtype, a number that is not finite.
+    Raises UserError that names the silo if the upload is no answer to `sent`: a tensor is missing or unknown, a shape
+    or dtype is wrong, a number is not finite.
     """
     where = f"round {sent.round}, silo {client} (rank {client + 1})"
     if type(message) is not dict or message.keys() != KEYS:
@@ -113,6 +115,6 @@ def _form(leaf: Tensor) -> str:
 
 
 def _compact(leaf: Tensor) -> Tensor:
-    """The same values and strides; pickling a view would send all of what it looks into."""
+    """The same values and strides, without unused memory: pickling a view would send the whole storage."""
     tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
     return leaf if tight else leaf.clone()

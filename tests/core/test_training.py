@@ -28,9 +28,9 @@ class Plain(Sequential):
 
     def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
         clients, client = self.clients, ask.to[position]
-        read_steps, read_own = clients.reads(key)
-        steps = self._pass(clients.steps(client, round_), clients.train, read_steps, clients.needs.last_epoch)
-        seen = self._client(ask.params, ask.buffers, round_, key, client, read_own)
+        read, _ = clients.reads(key)
+        steps = self._pass(clients.steps(client, round_), clients.train, read, clients.needs.last_epoch)
+        seen = self._client(ask.params, ask.buffers, round_, key, client)
         memory = self._memory(client)
         trace, answers = train(clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps)
         found: Tree = {

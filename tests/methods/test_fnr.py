@@ -860,6 +860,8 @@ def test_the_refinement_leaves_a_fixed_head_alone(engine: str) -> None:
 )
 def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str, object]) -> None:
     """Both engines, float64."""
+    # Adam divides by its gradient's own size, and batch norm leaves some gradients at the size of their rounding.
+    close = 1e-7 if settings.get("refine_optimizer") == "adam" else 1e-9
     of = federation.federation(torch.float64)
     settings = {"p": 0.7, "epochs": 2, "batch_size": 8} | settings
     a, b = (
@@ -868,4 +870,4 @@ def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str,
     )
     for found, wanted in ((a.params, b.params), (a.buffers, b.buffers)):
         for key, leaf in wanted.items():
-            torch.testing.assert_close(found[key], leaf, rtol=1e-9, atol=1e-9 * leaf.abs().max().item())
+            torch.testing.assert_close(found[key], leaf, rtol=close, atol=close * leaf.abs().max().item())

@@ -22,7 +22,8 @@ from plugins.engines.simulation import Simulation, choose_engine, initial_model
 from plugins.fednlr.algorithm import FedNLR
 from plugins.models import MODELS, OF_TEXT, build
 from plugins.models.forward import Forward
-from plugins.models.recurrent import EMBEDDING, Recurrent, lstm
+from plugins.models.layers import Stacked
+from plugins.models.recurrent import EMBEDDING, lstm
 from plugins.recipes import METHODS
 from tests.recipe_table import settings
 
@@ -47,9 +48,9 @@ def texts(n: int, seed: int, dtype: torch.dtype = torch.float32) -> Samples:
     return Samples(torch.tensor(x, dtype=dtype), torch.tensor(y))
 
 
-def tiny(depth: int = 2) -> Recurrent:
+def tiny(depth: int = 2) -> Stacked:
     found = build("lstm", (LENGTH,), CLASSES, {"hidden": HIDDEN, "layers": depth}, vectors())
-    assert isinstance(found, Recurrent)
+    assert isinstance(found, Stacked)
     return found
 
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 import yaml
 
-from pipelines import stage
+from pipelines.stages import __main__ as stage
 from plugins.data.dataset import Dataset
 from plugins.silo import loopback
 
@@ -30,8 +30,8 @@ def prepared(tmp_path, monkeypatch):
     content["scenario_names"] = ["skewed"]
     content["deploy"] = {"recipe": "fnr", "scenario": "skewed", "seed": 1, "silos": 3, "rounds": 1}
     Path("params.yaml").write_text(yaml.safe_dump(content))
-    assert stage.run(["prepare"]) == 0
-    assert stage.run(["partition", "--scenario", "skewed", "--seed", "1"]) == 0
+    assert stage.main(["prepare"]) == 0
+    assert stage.main(["partition"]) == 0
     return content
 
 
@@ -49,7 +49,7 @@ def test_equal_weights(prepared, monkeypatch, silos):
         return loopback.simulate(deployment, parts)
 
     monkeypatch.setattr(loopback, "run", simulated)
-    assert stage.run(["deploy"]) == 0
+    assert stage.main(["deploy"]) == 0
     ((deployment, parts),) = seen
     indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
     assert len(parts.clients) == silos == deployment.silos
@@ -75,14 +75,14 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     data = Dataset.read(path)
     dataclasses.replace(data, train_owner=torch.arange(len(data.train_y)) % 20).save(path)
     options = {"users": 12} if kind == "natural_grouped" else {}
-    prepared["scenarios"]["skewed"] = {"partition": kind, "clients": 5, "participation": 1.0, **options}
+    prepared["scenarios"]["skewed"] = {"partition": kind, "clients": 7, "participation": 1.0, **options}
     prepared["deploy"]["silos"] = silos
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
-    assert stage.run(["partition", "--scenario", "skewed", "--seed", "1"]) == 0
+    assert stage.main(["partition"]) == 0
     seen = []
     monkeypatch.setattr(loopback, "run", lambda _, parts, __: seen.append(parts) or "same")
     monkeypatch.setattr(loopback, "simulate", lambda *_: "same")
-    assert stage.run(["deploy"]) == 0
+    assert stage.main(["deploy"]) == 0
     before = {
         i % 20 for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"] for i in part
     }
@@ -93,7 +93,7 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
 
 def test_other_weights(prepared, monkeypatch, capsys):
     monkeypatch.setattr(loopback, "run", lambda *_: "0" * 64)
-    assert stage.run(["deploy"]) == 2
+    assert stage.main(["deploy"]) == 2
     said = capsys.readouterr().err
     assert said.startswith(f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and ")
     assert said.count("\n") == 1

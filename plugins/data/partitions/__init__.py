@@ -1,9 +1,9 @@
-"""Who holds which samples: the partitions by name.
+"""The partitions by name. A partition decides which client holds which samples.
 
-Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays of positions`, for
-those in BY_OWNER `(owners [n], ...)`; no position lies in two of them and none is empty. All positions are dealt unless
-the partition's docstring says what is left out. What can't work is refused before anything is drawn; what only a draw
-can tell, after a bounded number.
+Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays of positions`; those
+in BY_OWNER take `(owners [n], ...)`. No position is in two arrays, and no array is empty. All positions are dealt
+unless the partition's docstring says what is left out. Values that can't work are refused before anything is drawn; if
+only a draw can tell, they are refused after a bounded number of draws.
 """
 
 from __future__ import annotations
@@ -22,21 +22,18 @@ from plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
 from plugins.data.streams import stream
 from plugins.data.types import Ints
 
-PARTITIONS: dict[str, Callable[..., list[Ints]]] = {
-    "iid": iid,
-    "dirichlet": dirichlet,
-    "shards": shards,
-    "shards_equal": shards_equal,
-    "similarity": similarity,
-    "by_classes": by_classes,
-    "iid_unbalanced": iid_unbalanced,
-    "quantity": quantity,
-    "two_classes": two_classes,
-    "mixed": mixed,
-    "natural": natural,
-    "natural_grouped": natural_grouped,
-}
-BY_OWNER = ("natural", "natural_grouped")  # partitions of users, not of labels
+Partition = Callable[..., list[Ints]]
+
+
+def _by_name(*functions: Partition) -> dict[str, Partition]:
+    return {function.__name__: function for function in functions}
+
+
+BY_LABEL = _by_name(
+    iid, dirichlet, shards, shards_equal, similarity, by_classes, iid_unbalanced, quantity, two_classes, mixed
+)
+BY_OWNER = _by_name(natural, natural_grouped)  # their clients are users or groups of users
+PARTITIONS = BY_LABEL | BY_OWNER
 
 
 def partition(
@@ -51,23 +48,19 @@ def partition(
 ) -> list[Ints]:
     """Partition `name` of the training samples `indices`, as indices into the training set.
 
-    `labels` are those of the whole training set [n]; `indices` are distinct. `owners` [n] says whose each sample is,
-    None that nobody knows; `source` is what a refusal calls the data set. Each client's indices ascend; no index
-    lies with two clients, and each with one unless the partition leaves some out. Raises UserError for an unknown
-    name or parameter and for values that don't fit the data.
+    `labels` [n] and `owners` [n] belong to the whole training set; `owners` is None if they are unknown. `indices` are
+    distinct. `source` names the data set in errors. Each client's indices ascend. No index is given to two clients;
+    each is given to one, unless the partition leaves some out. Raises UserError for an unknown name or parameter and
+    for values that don't fit the data.
     """
     function = PARTITIONS[known("partition", name, PARTITIONS)]
     options_of(function, f"partition {name}", params)
     indices = np.sort(np.asarray(indices, dtype=np.int64))
-    if name not in BY_OWNER:
-        of = np.asarray(labels)
-    elif owners is not None:
-        of = np.asarray(owners)
-    else:
-        others = ", ".join(other for other in PARTITIONS if other not in BY_OWNER)
+    if name in BY_OWNER and owners is None:
         raise UserError(
             f"partition {name}: {source} doesn't say whose samples are whose; allowed: a data set that does (femnist, "
-            f"sent140, arrays with client ids), or the partitions {others}"
+            f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
         )
+    of = np.asarray(owners if name in BY_OWNER else labels)
     clients = function(of[indices], n_clients, stream(seed, "partition"), **params)
     return [indices[positions] for positions in clients]

@@ -1,8 +1,8 @@
-"""What the partitions share: counts of samples per class and client, drawn, and the samples dealt by them."""
+"""What the partitions share: they draw counts per class and client, and deal the samples by these counts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import numpy as np
@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from plugins.core.errors import UserError
 from plugins.data.checks import real_number, whole_number
-from plugins.data.types import Ints
+from plugins.data.types import Floats, Ints
 
-# Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 needs 5 on average.
-# With many clients and classes it gives up after fewer, so that a refusal takes seconds, not minutes.
+# Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need 5 on average.
+# With many clients and classes there are fewer attempts, so that a refusal takes seconds, not minutes.
 MAX_ATTEMPTS = 20_000
 MAX_DRAWS = 50_000_000
 
@@ -38,8 +38,8 @@ def concentration(key: str, value: object) -> float:
 def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure: str) -> Ints:
     """The first counts [C, n_clients] among independent attempts that give every client `min_size` samples.
 
-    `draw(attempts)` is [attempts, C, n_clients], `draws` the random numbers of one attempt. UserError after a bounded
-    number of them, which stands for {attempts} in `failure`.
+    `draw(attempts)` is [attempts, C, n_clients]; `draws` is how many random numbers one attempt takes. Raises
+    UserError(`failure`) after a bounded number of attempts, which replaces {attempts} in it.
     """
     attempts = max(1, min(MAX_ATTEMPTS, MAX_DRAWS // draws))
     batch = max(1, min(1024, 2**20 // draws))
@@ -54,7 +54,7 @@ def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure:
 def dirichlet_counts(
     sizes: Ints, n_clients: int, alpha: float, capped: bool, rng: np.random.Generator, attempts: int
 ) -> Ints:
-    """Samples per class and client for some independent attempts; an impossible one has an empty client. [A, C, n]"""
+    """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible attempt is all 0."""
     counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
     held = np.zeros((attempts, n_clients), np.int64)
     possible = np.ones(attempts, bool)
@@ -64,7 +64,7 @@ def dirichlet_counts(
             share *= held < sizes.sum() / n_clients
         edges = share.cumsum(1)
         total = edges[:, -1:]
-        # With a tiny alpha a full client can have drawn the whole class.
+        # With a tiny alpha, a client that is full can have drawn the whole class.
         possible &= total[:, 0] > 0
         cuts = np.floor(edges / np.where(total > 0, total, 1) * size).astype(np.int64)
         counts[:, c] = np.diff(cuts, axis=1, prepend=0)
@@ -76,8 +76,8 @@ def dirichlet_counts(
 def deal_classes(quota: Ints, n_clients: int, per_client: int, rng: np.random.Generator) -> NDArray[np.bool_]:
     """Which client holds which class: `per_client` classes for each, `quota[c]` clients for class c. [C, n_clients]
 
-    A client takes the classes with most shards left, ties at random. That always comes out even: no class can have
-    more shards left than there are clients to come.
+    A client takes the classes with most shards left, ties at random. So all shards are taken: no class ever has more
+    shards left than clients are still to come.
     """
     left = quota.copy()
     held = np.zeros((len(quota), n_clients), bool)
@@ -89,16 +89,30 @@ def deal_classes(quota: Ints, n_clients: int, per_client: int, rng: np.random.Ge
 
 
 def deal(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Random samples of each class, `counts[c, k]` to client k; positions, ascending. What is beyond stays out."""
-    clients: list[list[Ints]] = [[] for _ in range(counts.shape[1])]
-    for label, row in zip(classes, counts, strict=True):
-        members = rng.permutation(np.flatnonzero(labels == label))
-        for client, part in zip(clients, np.split(members, row.cumsum())[:-1], strict=True):
-            client.append(part)
-    return [np.sort(np.concatenate(parts)) for parts in clients]
+    """Random samples of each class, `counts[c, k]` to client k; positions, ascending. Samples beyond them stay out."""
+    members = (rng.permutation(np.flatnonzero(labels == label)) for label in classes)
+    by_class = [cut(own, row) for own, row in zip(members, counts, strict=True)]
+    return joined(*by_class)
+
+
+def cut(positions: Ints, sizes: Ints) -> list[Ints]:
+    """Contiguous parts of these sizes; what is left at the end stays out."""
+    return np.split(positions, sizes.cumsum())[:-1]
+
+
+def joined(*dealt: Sequence[Ints]) -> list[Ints]:
+    """What each client got of several deals; positions, ascending."""
+    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+
+
+def rounded(exact: Floats, total: int) -> Ints:
+    """Whole numbers that add up to `total`: rounded down, then one more for the largest remainders. [N] -> [N]"""
+    whole = np.floor(exact).astype(np.int64)
+    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
+    return np.asarray(whole)
 
 
 def dealt(client: Ints, n_clients: int) -> list[Ints]:
-    """The positions of each client, ascending; `client` [n] says whose a sample is, -1 nobody's."""
+    """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for none."""
     order = np.argsort(client, kind="stable")
     return np.split(order, np.searchsorted(client[order], np.arange(n_clients + 1)))[1:-1]

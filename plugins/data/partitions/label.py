@@ -14,10 +14,12 @@ from plugins.data.partitions.dealing import (
     ZeroToOne,
     client_count,
     concentration,
+    cut,
     deal,
     deal_classes,
     dirichlet_counts,
     drawn_until,
+    joined,
     least,
 )
 from plugins.data.types import Ints
@@ -28,10 +30,10 @@ def dirichlet(
 ) -> list[Ints]:
     """Label skew: class by class, shares over the clients from Dirichlet(alpha); lower alpha, more skew.
 
-    As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already holds N/n samples gets
-    nothing of the next class (`cap`; "off" leaves sizes free, FedNLR), and all is redrawn until the smallest
-    client has `min_size` samples. Class counts decide that, so attempts draw counts only and the samples are dealt
-    once. Raises UserError if a bounded number of attempts doesn't get there.
+    As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already has an equal share of all
+    samples gets nothing of the next class (`cap`; "off" leaves sizes free, FedNLR). All is redrawn until the smallest
+    client has `min_size` samples. Class counts decide that, so attempts draw counts only, and the samples are dealt
+    once. Raises UserError after a bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -52,10 +54,10 @@ def dirichlet(
 def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int) -> list[Ints]:
     """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's `pat`).
 
-    The classes are dealt evenly, so each is held by floor or ceil of n_clients * classes_per_client / C clients; it
-    is then cut among them at uniformly random points, none getting less than 1/10 of the equal share. Departures:
-    PFLlib gives neighbours the same classes, and every holder of a class but the last 1/10 to all of the equal
-    share, at random, so that the last has most. Here nobody's place decides.
+    The classes are dealt evenly: each is held by floor or ceil of n_clients * classes_per_client / C clients. Then a
+    class is cut among its holders at uniformly random points, and each holder gets at least 1/10 of the equal share.
+    Departures: PFLlib gives neighbours the same classes. There each holder of a class but the last gets a random part,
+    1/10 to all of the equal share, and the last holder gets the rest, the most. Here a client's number decides nothing.
     """
     n_clients = client_count(n_clients, len(labels))
     classes, sizes = np.unique(labels, return_counts=True)
@@ -83,10 +85,10 @@ def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_pe
 
 
 def shards_equal(labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> list[Ints]:
-    """Sorted by label, cut into n_clients * shards_per_client equal shards, each client given random ones.
+    """Samples are sorted by label and cut into n_clients * shards_per_client equal shards; clients get random shards.
 
-    McMahan et al. 2017, section 3, with 2. Shards differ by at most one sample where n doesn't divide, so that all
-    are dealt; the order within a class is random. A shard may span two classes and a client may get two of one class.
+    McMahan et al. 2017, section 3, with 2. All samples are dealt: shards differ by at most one sample. The order within
+    a class is random. A shard may span two classes, and a client may get two shards of one class.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -107,10 +109,10 @@ def similarity(
 ) -> list[Ints]:
     """The share `s` of the samples (0 to 1) is dealt evenly, the rest in blocks of sorted labels (rFedAvg; SCAFFOLD).
 
-    After a shuffle the first floor(s n) are cut into equal parts; the others, sorted by label, into equal contiguous
-    blocks, client 0 having the first label. As in BUAA's repository what doesn't divide is left out, at most
-    2 (n_clients - 1) samples; `remainder: dealt` gives those of the first part to the first clients, one each, those
-    of the blocks to the last, so that all are dealt and sizes differ by at most one.
+    After a shuffle, the first floor(s n) samples are cut into equal parts. The others are sorted by label and cut into
+    equal contiguous blocks; client 0 gets the first label. As in BUAA's repository, remainders are left out, at most
+    2 (n_clients - 1) samples. With `remainder: dealt`, the first clients get one more sample of the first part, and the
+    last clients one more of the blocks. Then all samples are dealt, and sizes differ by at most one.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -125,8 +127,7 @@ def similarity(
     if dealt:
         sizes[: len(first) % n_clients] += 1
         blocks[n_clients - len(rest) % n_clients :] += 1
-    parts = zip(_in_order(first, sizes), _in_order(rest, blocks), strict=True)
-    return [np.sort(np.concatenate(both)) for both in parts]
+    return joined(cut(first, sizes), cut(rest, blocks))
 
 
 def by_classes(
@@ -137,11 +138,11 @@ def by_classes(
     classes: list[list[int]],
     sizes: Literal["all", "equal"] = "all",
 ) -> list[Ints]:
-    """Client k holds the classes `classes[k]`, each of which is dealt evenly among its holders (CCN's figure 1).
+    """Client k holds the classes `classes[k]`; each class is dealt evenly among its holders (CCN's figure 1).
 
-    There two clients share eight classes, the third has the other two. What doesn't divide goes to holders at random.
-    Left out are the samples of classes that nobody holds, and with `sizes: equal` what a client has beyond the
-    smallest, at random, so that a weight by numbers of samples is the same for all.
+    In the figure, two clients share eight classes and the third has the other two. Remainders go to random holders.
+    Samples of classes without a holder are left out. With `sizes: equal`, each client keeps as many random samples as
+    the smallest has, so that weights by numbers of samples are equal.
     """
     n_clients = client_count(n_clients, len(labels))
     present, supply = np.unique(labels, return_counts=True)
@@ -164,7 +165,7 @@ def by_classes(
 
 
 def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
-    """Which client holds which class, [C, n_clients]. UserError unless every client has distinct classes that exist."""
+    """Which client holds which class, [C, n_clients]. UserError unless each client's classes exist and are distinct."""
     if not isinstance(classes, list) or len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
     held = np.zeros((len(present), n_clients), bool)
@@ -181,13 +182,8 @@ def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:
-    """The positions sorted by label, those of one label in the order they came."""
+    """The positions sorted by label; the positions of one label keep their order."""
     return np.asarray(positions[np.argsort(labels[positions], kind="stable")])
-
-
-def _in_order(positions: Ints, sizes: Ints) -> list[Ints]:
-    """Contiguous parts of these sizes; what is left at the end stays out."""
-    return np.split(positions, sizes.cumsum())[:-1]
 
 
 def _switch(key: str, value: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -23,7 +22,7 @@ from plugins.data.partitions.dealing import (
     least,
 )
 from plugins.data.partitions.quantity import exact_sizes, size_law
-from plugins.data.types import Floats, Ints
+from plugins.data.types import Ints
 
 # Draws of who holds which classes before giving up.
 MAX_PAIRINGS = 100
@@ -42,12 +41,12 @@ def two_classes(
 ) -> list[Ints]:
     """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients (FedNNNN's non-IID).
 
-    The paper names neither the pairs nor the law of its unbalanced sizes. Sizes: equal (`balanced`, to within one),
-    or as in `iid_unbalanced` for `power_law` and `lognormal`; they are kept exactly and add up to `total`, by
-    default to all samples. A class has only so many: where half of each client's size is more than its classes
-    have, the client gets more of its other class, at least one of each. What no split can give is refused, as in
-    MNIST with 100 clients: the power law's first would hold 28% of all samples, two classes are 20%. A lower
-    `total` then leaves the samples beyond it out. Pairs are redrawn a bounded number of times where they decide it.
+    The paper names neither the pairs nor the law of its unbalanced sizes. Sizes are equal to within one (`balanced`),
+    or as in `iid_unbalanced` (`power_law`, `lognormal`). They are kept exactly and add up to `total`, by default all
+    samples. A client gets half of its size from each class. If a class has too few samples, the client gets more of
+    its other class, and at least one sample of each. Sizes that no split can give are refused: on MNIST with 100
+    clients, the power law's first client would hold 28% of all samples, and two classes are 20%. A lower `total` then
+    leaves the samples beyond it out. If the pairs are the reason, they are redrawn, a bounded number of times.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -62,17 +61,18 @@ def two_classes(
             f"two_classes: {n_clients} clients need {holders} samples of each class, but class "
             f"{classes[supply.argmin()]} has {supply.min()}; lower clients"
         )
-    # For one client, as its classes' other clients need a sample each. Never less than the equal share.
+    # What two classes have for one client: each of their other clients needs a sample. At least the equal share.
     most = int(np.sort(supply)[-2:].sum()) - 2 * (holders - 1)
-    if sizes != "lognormal":  # whose sizes have to be drawn
+    if sizes != "lognormal":  # whose sizes are known only once they are drawn
         weights, lowest = law(n_clients, rng), n_clients * min_size
-        largest = partial(_largest, weights, min_size)
+
+        def largest(total: int) -> int:
+            return int(exact_sizes(weights, total, min_size).max())
+
         if largest(wanted) > most:
             allowed = lowest + bisect_right(range(lowest, wanted), most, key=largest) - 1
-            because = (
-                f"; beyond it one client with sizes={sizes} needs more than the {most} that two classes have for it"
-            )
-            raise refusal("total", wanted, f"{lowest} to {allowed}{because}")
+            because = f"one client with sizes={sizes} needs more than the {most} that two classes have for it"
+            raise refusal("total", wanted, f"{lowest} to {allowed}; beyond it {because}")
 
     for _ in range(MAX_PAIRINGS):
         counts = _split(
@@ -93,11 +93,11 @@ def mixed(
 ) -> list[Ints]:
     """Client k holds class k and one more, every class lies with 2 clients, cut by Dirichlet(beta, beta).
 
-    NIID-Bench's `mixed`, FNR-FL's label and quantity skew with 0.5; there are as many clients as classes. Departures:
-    the second classes are a uniformly random permutation without fixed points, where NIID-Bench draws them one
-    by one and can get stuck in an endless loop; and the cuts are redrawn until the smallest client has `min_size`
-    samples, where NIID-Bench asks that of shares it then doesn't use. Where a cut rounds to nothing, a client holds
-    one class only. Raises UserError after a bounded number of attempts.
+    NIID-Bench's `mixed`; with 0.5, FNR-FL's label and quantity skew. There are as many clients as classes. Departures:
+    NIID-Bench draws the second classes one by one and can get stuck in an endless loop; here they are a uniformly
+    random permutation without fixed points. NIID-Bench checks the smallest size on shares that it then doesn't use;
+    here the cuts are redrawn until the smallest client has `min_size` samples. If a cut rounds to nothing, a client
+    holds one class only. Raises UserError after a bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -133,15 +133,12 @@ def _holders(n_clients: int, n_classes: int) -> int:
     return 2 * n_clients // n_classes
 
 
-def _largest(weights: Floats, min_size: int, total: int) -> int:
-    return int(exact_sizes(weights, total, min_size).max())
-
-
 def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
-    """How many samples of each of its two classes a client gets, or None if the classes don't have them. [C, N]
+    """How many samples each client gets of its two classes, [C, N]; None if the classes have too few.
 
-    Rows add up to at most `supply` [C], columns to `sizes` [N], and what is `held` [C, N] is at least 1. Halves,
-    scaled in turn to what the classes have and to the sizes; whole numbers are then moved to come out exactly.
+    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `held` [C, N], the count is at least 1. The start
+    is half and half. It is scaled in turn to what the classes have and to the sizes, then rounded. At last samples move
+    between classes until no class gives more than it has.
     """
     share = held * (sizes / 2)
     for _ in range(100):
@@ -152,26 +149,21 @@ def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
     counts = np.zeros(held.shape, np.int64)
     counts[a, client] = np.clip(np.rint(share[a, client]), 1, sizes - 1)
     counts[b, client] = sizes - counts[a, client]
-    while (counts.sum(1) > supply).any():
-        path = _relief(counts, a, b, supply)
+    while ((over := counts.sum(1) - supply) > 0).any():
+        # [C, C]: how many samples of one class the clients that hold both can turn into the other
+        room = np.asarray(np.where(held, counts - 1, 0) @ held.T, np.int64)
+        path = _relief(over, room)
         if path is None:
             return None
-        over = counts.sum(1) - supply
-        amount = int(min(over[path[0]], -over[path[-1]]))
-        for x, y in pairwise(path):
-            amount = min(amount, int((counts[x, _both(a, b, x, y)] - 1).sum()))
-        for x, y in pairwise(path):
-            _move(counts, _both(a, b, x, y), x, y, amount)
+        steps = list(pairwise(path))
+        amount = int(min(over[path[0]], -over[path[-1]], *(room[x, y] for x, y in steps)))
+        for x, y in steps:
+            _move(counts, np.flatnonzero(held[x] & held[y]), x, y, amount)
     return counts
 
 
-def _relief(counts: Ints, a: Ints, b: Ints, supply: Ints) -> list[int] | None:
-    """The shortest way from a class with too much to one with too little, each step through clients with both."""
-    n_classes, client = len(supply), np.arange(counts.shape[1])
-    room = np.zeros((n_classes, n_classes), np.int64)
-    np.add.at(room, (a, b), counts[a, client] - 1)
-    np.add.at(room, (b, a), counts[b, client] - 1)
-    over = counts.sum(1) - supply
+def _relief(over: Ints, room: Ints) -> list[int] | None:
+    """The shortest path from a class with too much to a class with too little; each step has `room` [C, C]."""
     paths = [[int(c)] for c in np.flatnonzero(over > 0)]
     seen = over > 0
     for path in paths:  # grows
@@ -183,13 +175,8 @@ def _relief(counts: Ints, a: Ints, b: Ints, supply: Ints) -> list[int] | None:
     return None
 
 
-def _both(a: Ints, b: Ints, x: int, y: int) -> Ints:
-    """The clients that hold classes x and y."""
-    return np.flatnonzero(((a == x) & (b == y)) | ((a == y) & (b == x)))
-
-
 def _move(counts: Ints, clients: Ints, x: int, y: int, amount: int) -> None:
-    """Turns `amount` samples of class x into class y, first where there are most; in place."""
+    """Turns `amount` samples of class x into class y, in place; first of the client that has most of x."""
     for k in clients[np.argsort(-counts[x, clients], kind="stable")]:
         some = min(amount, int(counts[x, k]) - 1)
         counts[x, k] -= some
@@ -198,7 +185,7 @@ def _move(counts: Ints, clients: Ints, x: int, y: int, amount: int) -> None:
 
 
 def _without_fixed_points(n: int, rng: np.random.Generator) -> Ints:
-    """A uniformly random permutation of n >= 2 that leaves nothing in its place; one in e of all is such. [n]"""
+    """A uniformly random permutation of n >= 2 that leaves nothing in its place; one in e permutations does. [n]"""
     for _ in range(MAX_PAIRINGS):
         order = rng.permutation(n)
         if (order != np.arange(n)).all():

@@ -1,4 +1,4 @@
-"""Natural skew: a client's samples are those of a user, or of a group of users."""
+"""Natural skew: a client has the samples of one user, or of a group of users."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def natural(owners: Ints, n_clients: int, rng: np.random.Generator, *, min_sampl
 def natural_grouped(
     owners: Ints, n_clients: int, rng: np.random.Generator, *, users: int | None = None, min_samples: int = 1
 ) -> list[Ints]:
-    """`users` users with `min_samples` samples, by default all of them, shuffled and dealt evenly into groups.
+    """`users` users with `min_samples` samples, by default all, are shuffled and dealt evenly into groups.
 
-    A client holds what its group has; the numbers of users differ by at most one. CCN's FEMNIST writers in 10 or 20
-    clients, rFedAvg's 500 users, 25 per silo. The others are left out.
+    A client holds the samples of its group; the numbers of users differ by at most one. CCN's FEMNIST writers in 10 or
+    20 clients; rFedAvg's 500 users, 25 per silo. The other users are left out.
     """
     eligible, user = _users(owners, n_clients, min_samples)
     most, because = len(eligible), f" ({n_clients} clients, {_eligible(len(eligible), min_samples)})"
@@ -38,9 +38,9 @@ def natural_grouped(
 
 
 def _users(owners: Ints, n_clients: object, min_samples: object) -> tuple[Ints, Ints]:
-    """The eligible users, ascending, and each sample's user, both numbered from 0 among those who own a sample.
+    """The eligible users, ascending, and each sample's user. Users who own a sample are numbered from 0.
 
-    UserError unless there are as many eligible users as clients.
+    UserError if there are fewer eligible users than clients.
     """
     if len(owners) == 0:
         raise refusal("clients", n_clients, "none (0 training samples)")

@@ -1,4 +1,4 @@
-"""Quantity skew, every client's labels being drawn alike: equal sizes, sizes by a law, Dirichlet sizes."""
+"""Quantity skew: labels are alike on all clients, sizes are equal, follow a law, or are drawn from a Dirichlet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,24 @@ from typing import Literal
 import numpy as np
 
 from plugins.data.checks import known, real_number, refusal
-from plugins.data.partitions.dealing import client_count, concentration, deal, dirichlet_counts, drawn_until, least
+from plugins.data.partitions.dealing import (
+    client_count,
+    concentration,
+    deal,
+    dirichlet_counts,
+    drawn_until,
+    least,
+    rounded,
+)
 from plugins.data.types import Floats, Ints
 
-EXPONENT = 1.2  # of power_law
-SIGMA = 1.0  # of lognormal
 # Relative sizes of a number of clients.
 Law = Callable[[int, np.random.Generator], Floats]
+PARAMETERS = {"power_law": ("exponent", 1.2), "lognormal": ("sigma", 1.0)}  # law -> its parameter and the default
 
 
 def iid(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
-    """Pooled, shuffled, dealt evenly: sizes differ by at most one."""
+    """All samples are shuffled and dealt evenly: sizes differ by at most one."""
     n_clients = client_count(n_clients, len(labels))
     return [np.sort(part) for part in np.array_split(rng.permutation(len(labels)), n_clients)]
 
@@ -34,10 +41,10 @@ def iid_unbalanced(
     exponent: float | None = None,
     sigma: float | None = None,
 ) -> list[Ints]:
-    """Pooled, shuffled, dealt in sizes that follow a law (FedNNNN's IID-UB, which names a power law and no exponent).
+    """All samples are shuffled and dealt in sizes by a law (FedNNNN's IID-UB: a power law, its exponent not stated).
 
-    `power_law`: n_k in proportion to k^-exponent (1.2), k = 1 for client 0; `lognormal`: to draws of
-    exp(sigma N(0, 1)) (1.0). Nobody has less than `min_size`; the sizes add up to all samples exactly.
+    `power_law`: n_k is in proportion to k^-exponent (1.2), where client 0 has k = 1. `lognormal`: n_k is in proportion
+    to a draw of exp(sigma N(0, 1)) (1.0). Each client has at least `min_size`; the sizes add up to all samples exactly.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -52,8 +59,8 @@ def quantity(
 ) -> list[Ints]:
     """One Dirichlet(beta) over the clients cuts a random permutation (NIID-Bench's `iid-diff-quantity`; FNR-FL's 0.5).
 
-    Redrawn until the smallest client has `min_size` samples. NIID-Bench asks that of the share times n, before the
-    cuts are rounded down, and so can end with 9. Raises UserError after a bounded number of attempts.
+    The draw is repeated until the smallest client has `min_size` samples. NIID-Bench checks the share times n, before
+    the cuts are rounded down, and so can end with 9. Raises UserError after a bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -70,33 +77,30 @@ def quantity(
 
 def size_law(sizes: object, exponent: object, sigma: object, allowed: tuple[str, ...]) -> Law:
     """The law that `sizes` names, its own parameter checked and the other's refused."""
-    name = known("sizes", sizes, allowed)
-    for key, value, owner in (("exponent", exponent, "power_law"), ("sigma", sigma, "lognormal")):
-        if value is not None and name != owner:
-            raise refusal(key, value, f"none with sizes={name}; it belongs to {owner}")
+    name, given = known("sizes", sizes, allowed), {"exponent": exponent, "sigma": sigma}
+    for owner, (key, _) in PARAMETERS.items():
+        if given[key] is not None and name != owner:
+            raise refusal(key, given[key], f"none with sizes={name}; it belongs to {owner}")
     if name == "balanced":
         return lambda n, _: np.ones(n)
-    key, value = ("exponent", exponent) if name == "power_law" else ("sigma", sigma)
-    default = EXPONENT if name == "power_law" else SIGMA
-    x = default if value is None else real_number(key, value, lambda x: 0 < x <= 10, "a number above 0, at most 10")
+    key, x = PARAMETERS[name]
+    if given[key] is not None:
+        x = real_number(key, given[key], lambda x: 0 < x <= 10, "a number above 0, at most 10")
     if name == "power_law":
         return lambda n, _: np.arange(1.0, n + 1) ** -x
     return lambda n, rng: np.exp(x * rng.standard_normal(n))
 
 
 def exact_sizes(weights: Floats, total: int, min_size: int) -> Ints:
-    """`total` in proportion to `weights` but nowhere less than `min_size`; rounded by largest remainders. [N] -> [N]
+    """`total` in proportion to `weights`, each size at least `min_size`; rounded by largest remainders. [N] -> [N]
 
-    n_k = max(min_size, lambda w_k), where lambda makes them add up. `total` is at least N min_size.
+    n_k = max(min_size, lambda w_k), and lambda makes the sizes add up. `total` is at least N min_size.
     """
     at_least = np.zeros(len(weights), bool)
-    while True:  # ends: each pass raises somebody to min_size, and never everybody
+    while True:  # ends: each pass raises some clients to min_size, and never all of them
         rate = (total - min_size * at_least.sum()) / weights[~at_least].sum()
         below = ~at_least & (rate * weights < min_size * (1 - 1e-12))
         if not below.any():
             break
         at_least |= below
-    exact = np.where(at_least, min_size, np.maximum(rate * weights, min_size))
-    sizes = np.floor(exact).astype(np.int64)
-    sizes[np.argsort(sizes - exact, kind="stable")[: total - sizes.sum()]] += 1
-    return np.asarray(sizes)
+    return rounded(np.where(at_least, min_size, np.maximum(rate * weights, min_size)), total)

@@ -32,27 +32,24 @@ def arrays(root: Path) -> Raw:
     """
     files = root / "train.npz", root / "test.npz"
     train, test = _read(files[0], ("x", "y", "client", "classes")), _read(files[1], ("x", "y", "client"))
-    train_x, test_x = (_samples(file, part["x"]) for file, part in zip(files, (train, test), strict=True))
+    train_x, test_x = _samples(files[0], train["x"]), _samples(files[1], test["x"])
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
         kinds = [f"{x.dtype} {list(x.shape[1:])}".removeprefix("torch.") for x in (train_x, test_x)]
         raise UserError(f"{files[1]}: x holds samples of {kinds[1]}, those of {files[0].name} are {kinds[0]}")
-    train_y, test_y = (_labels(file, part) for file, part in zip(files, (train, test), strict=True))
+    train_y, test_y = _labels(files[0], train), _labels(files[1], test)
     names = _classes(files, train_y, test_y, train.get("classes"))
-    owners = _owners(files, train, test)
     unit = 255.0 if train_x.dtype is torch.uint8 else 1.0
-    return Raw(
-        train_x, torch.from_numpy(train_y), test_x, torch.from_numpy(test_y), names, unit=unit,
-        train_owner=owners[0], test_owner=owners[1],
-    )  # fmt: skip
+    owners = _owners(files, train, test)
+    return Raw(train_x, torch.from_numpy(train_y), test_x, torch.from_numpy(test_y), names, unit, *owners)
 
 
 def _read(file: Path, allowed: Sequence[str]) -> Arrays:
-    """The arrays of one file, of which x and y have to be there."""
+    """The arrays of one file; x and y are required."""
     if not file.exists():
         raise UserError(f"{file}: there is no such file; needed: {LAYOUT}")
     with file.open("rb") as stream:
         try:
-            # Never objects, which are pickled: unpickling a file can run any program.
+            # No objects, since they are pickled: unpickling a file can run any program.
             opened = np.load(stream, allow_pickle=False)
             if not isinstance(opened, np.lib.npyio.NpzFile):
                 raise UserError(f"{file}: is one array, not an archive of arrays; needed: {LAYOUT}")
@@ -61,21 +58,26 @@ def _read(file: Path, allowed: Sequence[str]) -> Arrays:
             found = {key: opened[key] for key in opened.files}
         except UserError:
             raise
-        except Exception as error:  # of damaged files, NumPy and zipfile let pass what their many parsers raise
+        except Exception as error:  # on damaged files, the many parsers of NumPy and zipfile raise errors of many types
             objects = "Object arrays" in str(error)
             reason = "it holds Python objects" if objects else "damaged, too large, or another kind of file"
             raise UserError(f"{file}: can't be read as arrays ({reason}); needed: {LAYOUT}") from None
-    for key in ("x", "y"):
+    for key in ("x", "y", *found):
         if key not in found:
             raise UserError(f"{file}: holds no array {key!r}; needed: {LAYOUT}")
-    for key, array in found.items():
-        if not isinstance(array, np.ndarray):
+        if not isinstance(found[key], np.ndarray):
             raise UserError(f"{file}: {key} isn't an array; needed: {LAYOUT}")
     return found
 
 
 def _kind(array: Array) -> str:
     return f"{array.dtype} {list(array.shape)}"
+
+
+def _check(file: Path, key: str, array: Array, kinds: str, n: int, allowed: str) -> None:
+    """UserError unless `array` is [n], and its type is one of NumPy's `kinds`."""
+    if array.dtype.kind not in kinds or array.shape != (n,):
+        raise UserError(f"{file}: {key} is {_kind(array)}; allowed: {allowed}")
 
 
 def _samples(file: Path, x: Array) -> Tensor:
@@ -87,7 +89,7 @@ def _samples(file: Path, x: Array) -> Tensor:
             f"{file}: x is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w], none of them 0"
         )
     if x.dtype != np.uint8:
-        with np.errstate(over="ignore"):  # beyond float32: infinite, and refused
+        with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and is refused
             x = x.astype(np.float32)
         finite = np.isfinite(x)
         if not finite.all():
@@ -100,8 +102,7 @@ def _samples(file: Path, x: Array) -> Tensor:
 
 def _labels(file: Path, part: Arrays) -> Ints:
     y, n = part["y"], len(part["x"])
-    if y.dtype.kind not in "iu" or y.shape != (n,):
-        raise UserError(f"{file}: y is {_kind(y)}; allowed: whole numbers [{n}], one for each of x")
+    _check(file, "y", y, "iu", n, f"whole numbers [{n}], one for each of x")
     if y.min() < 0 or y.max() >= 2**31:
         where = int(np.argmax((y < 0) | (y >= 2**31)))
         raise refusal(f"{file}: y[{where}]", y[where].item(), "whole numbers from 0 up")
@@ -109,11 +110,11 @@ def _labels(file: Path, part: Arrays) -> Ints:
 
 
 def _classes(files: tuple[Path, Path], train: Ints, test: Ints, names: Array | None) -> list[str]:
-    """The names of the classes, of which each has a training sample."""
+    """The names of the classes. UserError unless each class has a training sample."""
     if test.max() > train.max():
         raise refusal(f"{files[1]}: y[{test.argmax()}]", int(test.max()), f"0 to {train.max()}, as in {files[0].name}")
     count, present = int(train.max()) + 1, np.unique(train)
-    # Among so many are five that are missing, if five are.
+    # Up to here lie the five lowest missing classes, if so many are missing.
     missing = np.setdiff1d(np.arange(min(count, len(present) + 5)), present)[:5]
     if len(missing):
         said = ", ".join(map(str, missing))
@@ -129,23 +130,20 @@ def _classes(files: tuple[Path, Path], train: Ints, test: Ints, names: Array | N
 
 def _owners(files: tuple[Path, Path], train: Arrays, test: Arrays) -> tuple[Tensor, Tensor] | tuple[None, None]:
     """client of both files as numbers from 0."""
-    parts = [part.get("client") for part in (train, test)]
-    for file, other, client, counterpart in zip(files, files[::-1], parts, parts[::-1], strict=True):
-        if client is None and counterpart is not None:
-            raise UserError(f"{file}: holds no array 'client', but {other.name} does; allowed: in both or in none")
-    found = [client for client in parts if client is not None]
-    if not found:
+    parts = dict(zip(files, (train, test), strict=True))
+    lacking = [file for file, part in parts.items() if "client" not in part]
+    if len(lacking) == 2:
         return None, None
-    for file, part, client in zip(files, (train, test), found, strict=True):
-        if client.dtype.kind not in "iuU" or client.shape != (len(part["x"]),):
-            raise UserError(f"{file}: client is {_kind(client)}; allowed: whole numbers or text [{len(part['x'])}]")
-    if len({client.dtype.kind == "U" for client in found}) > 1:
+    if lacking:
+        (other,) = set(files) - set(lacking)
+        raise UserError(f"{lacking[0]}: holds no array 'client', but {other.name} does; allowed: in both or in none")
+    for file, part in parts.items():
+        n = len(part["x"])
+        _check(file, "client", part["client"], "iuU", n, f"whole numbers or text [{n}]")
+    found = train["client"], test["client"]
+    if (found[0].dtype.kind == "U") != (found[1].dtype.kind == "U"):
         raise UserError(f"{files[1]}: client is {_kind(found[1])}, in {files[0].name} it is {_kind(found[0])}")
-    names = sorted({name for client in found for name in np.unique(client).tolist()})
-    # Searched as Python's own values: NumPy has no type for both int64 and uint64.
-    number = {name: i for i, name in enumerate(names)}
-    owners = []
-    for client in found:
-        unique, inverse = np.unique(client, return_inverse=True)
-        owners.append(torch.from_numpy(np.array([number[name] for name in unique.tolist()], dtype=np.int64)[inverse]))
-    return owners[0], owners[1]
+    # As Python's own values: NumPy has no type for both int64 and uint64.
+    both = np.concatenate([client.astype(object) for client in found])
+    owner = torch.from_numpy(np.unique(both, return_inverse=True)[1])
+    return owner[: len(found[0])], owner[len(found[0]) :]

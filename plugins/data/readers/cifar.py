@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 def cifar10(root: Path) -> Raw:
     """CIFAR-10: 50,000 training and 10,000 test images, RGB, 32x32, values 0 to 255, 10 classes.
 
-    The files are used where they lie in <root>/cifar-10-batches-py; without that folder they are those of the archive
-    <root>/cifar-10-python.tar.gz. If that isn't there either, a folder of images <root>/cifar10 (train/<class>/*,
-    test/<class>/*) serves, and the notes say so: they may be compressed copies. With neither, the archive is
-    downloaded. Raises UserError for a failed download, and for a file that is missing or isn't the original.
+    The files are read from <root>/cifar-10-batches-py or, without that folder, from the archive
+    <root>/cifar-10-python.tar.gz. Without both, a folder of images <root>/cifar10 (train/<class>/*, test/<class>/*) is
+    read; the notes say so, since the images may be compressed copies. Without all three, the archive is downloaded.
+    Raises UserError for a failed download, and for a file that is missing or isn't the original.
     """
     # Imported here, since it takes seconds and other data sets don't need it.
     import torchvision
@@ -52,7 +53,7 @@ def _images(folder: Path) -> Raw:
         raise UserError(
             f"{folder}: holds {size} images of {', '.join(raw.classes)}; CIFAR-10 has 3x32x32 of {', '.join(CLASSES)}"
         )
-    return raw._replace(notes=[f"CIFAR-10 from the images in {folder.name}, not from its original files"])
+    return replace(raw, notes=[f"CIFAR-10 from the images in {folder.name}, not from its original files"])
 
 
 def _read(root: Path, kind: Any) -> Raw:
@@ -76,7 +77,7 @@ def _read(root: Path, kind: Any) -> Raw:
                 raise error(folder / name, f"damaged (its MD5 isn't {md5})")
         return _raw(root, kind)
     packed = archive(root / kind.filename, kind.url, kind.tgz_md5, error)
-    # Elsewhere, for `root` may be read-only.
+    # In a temporary folder, because `root` may be read-only.
     with tempfile.TemporaryDirectory() as place:
         with tarfile.open(packed) as tar:
             tar.extractall(place, filter="data")
@@ -89,7 +90,7 @@ def _files(kind: Any) -> list[tuple[str, str]]:
 
 
 def _raw(root: Path, kind: Any) -> Raw:
-    # Unpickling a file can run any program: torchvision does it after comparing the file's MD5, here as well.
+    # Unpickling a file can run any program. Torchvision compares the file's MD5 first.
     train, test = (kind(root, train=part) for part in (True, False))
     return Raw(*_samples(train), *_samples(test), train.classes)
 

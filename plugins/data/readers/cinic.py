@@ -20,9 +20,9 @@ ARCHIVE = "CINIC-10.tar.gz"
 def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
     """CINIC-10 (Darlow et al. 2018, arXiv:1810.03505): 90,000 images each to train, validate and test, RGB, 32x32.
 
-    They lie in <root>/cinic-10 (or CINIC-10) as train/<class>/*.png, valid/<class>/*.png and test/<class>/*.png; grey
-    ones become RGB. `valid`: whether its samples follow those of train or aren't read. A shorter set in the same
-    folders is fine. Raises UserError for missing folders, other classes and other images.
+    They are read from <root>/cinic-10 (or CINIC-10): train/<class>/*.png, valid/<class>/*.png and test/<class>/*.png.
+    Grey images become RGB. `valid`: whether its samples are added behind those of train, or not read. A shorter set in
+    the same folders is fine. Raises UserError for missing folders, other classes and other images.
     """
     folder = next((path for name in ("cinic-10", "CINIC-10") if (path := root / name).is_dir()), root / "cinic-10")
     folders = [folder / part for part in ("train", "test", *(["valid"] if valid == "train" else []))]
@@ -44,7 +44,7 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
 
 
 def _missing(part: Path, folder: Path) -> UserError:
-    """What to do about `part`: unpacking takes half a gigabyte, so that is the user's decision."""
+    """The error for a missing `part`: it tells how to unpack, since half a gigabyte is the user's decision."""
     archive = folder.parent / ARCHIVE
     if archive.is_file():
         step = f"unpack {archive}"

@@ -1,4 +1,4 @@
-"""Downloads that end whole or not at all, in a reasonable time."""
+"""Downloads that are complete or leave nothing, with a time limit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from plugins.data.files import write_whole
 
 URL_TIMEOUT = 30.0  # seconds without a byte
 
-# (file, what is wrong with it) -> the error, which says where the right files are from and where they belong.
+# (file, what is wrong with it) -> the error, which says where to get the right files and where to put them.
 Complaint = Callable[[Path, str], UserError]
 
 
@@ -25,7 +25,7 @@ def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
     timeout = socket.getdefaulttimeout()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            # torchvision sets no timeout: a host that never answers would hang us for ever.
+            # torchvision sets no timeout: without one, a host that never answers would block for ever.
             socket.setdefaulttimeout(URL_TIMEOUT)
             yield Path(folder)
     except (OSError, RuntimeError, EOFError, zlib.error, http.client.HTTPException) as failure:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
-
-from torch import Tensor
 
 from plugins.core.errors import UserError
 from plugins.data.dataset import Raw
 from plugins.data.readers import idx
-from plugins.data.readers.download import Complaint, archive
+from plugins.data.readers.download import archive
 
 PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 ARCHIVE = "gzip.zip"
@@ -26,9 +23,9 @@ def emnist(
 
     `byclass` has 62 classes (digits, upper and lower case), `bymerge` and `balanced` 47, `letters` 26 (its labels, 1 to
     26, become 0 to 25), `digits` and `mnist` 10. The files emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte
-    are used where they lie in <root>/EMNIST/raw, unpacked or as .gz; otherwise they are those of the archive gzip.zip
-    in that folder, which is downloaded if it isn't there. The files hold each image transposed (TensorFlow Datasets'
-    page of EMNIST says so); here it stands upright. Raises UserError for a failed download and for damaged files.
+    are read from <root>/EMNIST/raw, unpacked or as .gz. If they are missing, they are taken from the archive gzip.zip
+    in that folder, which is downloaded if it is missing too. The files hold each image transposed (TensorFlow
+    Datasets' page of EMNIST says so); here it is upright. Raises UserError for a failed download or a damaged file.
     """
     # Imported here, since it takes seconds and other data sets don't need it.
     from torchvision.datasets import EMNIST
@@ -47,28 +44,16 @@ def emnist(
     labels = range(first, len(classes))
     missing = [name for name in names if idx.found(raw, name) is None]
     if not missing:
-        parts = _parts(raw, names, labels, error)
+        train_x, train_y, test_x, test_y = idx.parts(raw, names, labels, error)
     elif len(missing) < len(names) and not (raw / ARCHIVE).is_file():
-        # Half a gigabyte isn't downloaded for a file that was forgotten.
+        # One forgotten file is no reason to download half a gigabyte.
         raise error(raw / missing[0], "there is no such file")
     else:
         packed = archive(raw / ARCHIVE, EMNIST.url, EMNIST.md5, error)
-        # Elsewhere, for `raw` may be read-only.
+        # In a temporary folder, because `raw` may be read-only.
         with tempfile.TemporaryDirectory() as place, zipfile.ZipFile(packed) as file:
             for name in names:
                 (Path(place) / f"{name}.gz").write_bytes(file.read(f"gzip/{name}.gz"))
-            parts = _parts(Path(place), names, labels, error)
-    return Raw(*parts, classes[first:])
-
-
-def _parts(
-    folder: Path, names: Sequence[str], labels: range, error: Complaint
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """(train_x, train_y, test_x, test_y) of the four files `names` of `folder`, upright, labels from 0."""
-    paths = [idx.found(folder, name) or folder / name for name in names]
-    tensors: list[Tensor] = []
-    for images, answers in (paths[:2], paths[2:]):
-        x, y = idx.samples(idx.content(images, error), idx.content(answers, error), labels, answers, error)
-        tensors += [x.transpose(2, 3).contiguous(), y - labels[0]]
-    train_x, train_y, test_x, test_y = tensors
-    return train_x, train_y, test_x, test_y
+            train_x, train_y, test_x, test_y = idx.parts(Path(place), names, labels, error)
+    train_x, test_x = (x.transpose(2, 3).contiguous() for x in (train_x, test_x))
+    return Raw(train_x, train_y - first, test_x, test_y - first, classes[first:])

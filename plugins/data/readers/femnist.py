@@ -22,13 +22,13 @@ Samples = dict[str, tuple[NDArray[np.uint8], Ints]]  # user -> (x [n, 784], y [n
 def femnist(root: Path) -> Raw:
     """LEAF's FEMNIST: digits and letters of NIST SD 19 by writer, grey, 28x28, black on white, values 0 to 255.
 
-    <root>/femnist/train/*.json and test/*.json are what LEAF's preprocess.sh leaves in data/train and data/test. Its
-    pixels are bytes divided by 255 and become these bytes again. As in LEAF (data_to_json.py) the background is white,
-    255, and not 0 as in MNIST and EMNIST; classes are digits, upper case, lower case. LEAF holds the first image of
-    nearly every writer twice (group_by_writer.py), so that a split by sample can put it into both parts; it is kept.
+    LEAF's preprocess.sh writes data/train and data/test, which go to <root>/femnist/train/*.json and test/*.json. Its
+    pixels are bytes divided by 255; here they are bytes again. As in LEAF (data_to_json.py) the background is white,
+    255, and not 0 as in MNIST and EMNIST. Classes are digits, upper case, lower case. LEAF has the first image of
+    nearly every writer twice (group_by_writer.py). So a split by sample can put it into both parts; both are kept.
 
-    Samples are sorted by the names of their users, however they lie in files; the owners are the numbers of these names
-    in sorted order, over both parts. Raises UserError for missing or damaged files.
+    Samples are sorted by the names of their users, whatever file they are in. Owners are the numbers of these names in
+    sorted order, over both parts. Raises UserError for missing or damaged files.
     """
     train, test = (_images(folder) for folder in leaf.part_folders(root / "femnist"))
     number = {name: i for i, name in enumerate(sorted({*train, *test}))}
@@ -48,7 +48,7 @@ def _images(folder: Path) -> Samples:
 
 
 def _pixels(user: leaf.User) -> NDArray[np.uint8]:
-    """A user's images [n, 784] as bytes. UserError for what isn't a byte divided by 255."""
+    """A user's images [n, 784] as bytes. UserError for a value that isn't a byte divided by 255."""
     for i, image in enumerate(user.x):
         if not isinstance(image, list) or len(image) != 784:
             raise refusal(f"{user.where}: x[{i}]", image, "a list of 784 numbers (28x28 pixels)")
@@ -60,7 +60,7 @@ def _pixels(user: leaf.User) -> NDArray[np.uint8]:
         raise UserError(f"{user.where}: x holds something that isn't a number from 0 to 1")
     with np.errstate(invalid="ignore", over="ignore"):
         whole = np.rint(x * 255.0)
-        # Written so that NaN doesn't fit.
+        # In this form, NaN doesn't fit.
         fits = (x >= 0) & (x <= 1) & (np.abs(x - whole / 255) <= 1e-6)
     if not fits.all():
         i, j = np.argwhere(~fits)[0].tolist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,16 +13,39 @@ from torch import Tensor
 
 from plugins.data.readers.download import Complaint
 
+Check = Callable[[Path, bytes], None]  # of a file's unpacked content; raises for what it refuses
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"  # how the files' names end
 
 
 def found(folder: Path, name: str) -> Path | None:
-    """Where file `name` of `folder` lies, unpacked or as .gz."""
+    """The path of file `name` in `folder`, unpacked or as .gz; None if it isn't there."""
     return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
 
 
-def content(path: Path, error: Complaint) -> bytes:
-    """What a file of images or of labels holds, unpacked. Raises `error` unless it is whole."""
+def parts(
+    folder: Path, names: Sequence[str], allowed: range, error: Complaint, check: Check = lambda path, content: None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """train x and y, test x and y of the four files `names`; x is [n, 1, 28, 28] uint8, y [n] int64.
+
+    Raises `error` for damaged files, for another number of labels than images, and for labels outside `allowed`.
+    """
+    train_x, train_y, test_x, test_y = (found(folder, name) or folder / name for name in names)
+    return *_part(train_x, train_y, allowed, error, check), *_part(test_x, test_y, allowed, error, check)
+
+
+def _part(images: Path, labels: Path, allowed: range, error: Complaint, check: Check) -> tuple[Tensor, Tensor]:
+    pixels = np.frombuffer(_content(images, error, check), np.uint8, offset=16)
+    answers = np.frombuffer(_content(labels, error, check), np.uint8, offset=8)
+    x, y = torch.from_numpy(pixels.reshape(-1, 1, 28, 28).copy()), torch.from_numpy(answers.astype(np.int64))
+    if len(x) != len(y):
+        raise error(labels, "has another number of samples than the images")
+    if int(y.min()) not in allowed or int(y.max()) not in allowed:
+        raise error(labels, f"damaged (has labels outside {allowed[0]} to {allowed[-1]})")
+    return x, y
+
+
+def _content(path: Path, error: Complaint, check: Check) -> bytes:
+    """The content of a file of images or of labels, unpacked. Raises `error` unless it is whole."""
     unpacked = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -35,18 +59,5 @@ def content(path: Path, error: Complaint) -> bytes:
     size = len(begin) + samples * (784 if images else 1)
     if samples == 0 or not unpacked.startswith(begin) or len(unpacked) != size:
         raise error(path, "damaged or truncated")
+    check(path, unpacked)
     return unpacked
-
-
-def samples(images: bytes, labels: bytes, allowed: range, path: Path, error: Complaint) -> tuple[Tensor, Tensor]:
-    """x [n, 1, 28, 28] uint8 and y [n] int64 of the contents of two files; `path` is the one of the labels.
-
-    Raises `error` for another number of labels than images, and for labels outside `allowed`.
-    """
-    x = torch.from_numpy(np.frombuffer(images, np.uint8, offset=16).reshape(-1, 1, 28, 28).copy())
-    y = torch.from_numpy(np.frombuffer(labels, np.uint8, offset=8).astype(np.int64))
-    if len(x) != len(y):
-        raise error(path, "has another number of samples than the images")
-    if int(y.min()) not in allowed or int(y.max()) not in allowed:
-        raise error(path, f"damaged (has labels outside {allowed[0]} to {allowed[-1]})")
-    return x, y

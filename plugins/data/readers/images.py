@@ -19,11 +19,11 @@ from plugins.data.dataset import Raw
 
 
 def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
-    """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; grey ones become RGB if mixed.
+    """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey ones become RGB.
 
     All have one size, or are scaled to `size` = [h, w] (bilinear, antialiased). Classes are the names of the folders
-    in alphabetical order, the images of a class are in the order of their file names. Files whose names begin with a
-    dot are passed over. Raises UserError for anything else that isn't an image, and for classes that differ.
+    in alphabetical order; the images of a class are in the order of their file names. Names that begin with a dot are
+    skipped. Raises UserError for any other file that isn't an image, and if train and test have different classes.
     """
     (train, test), names = image_parts([root / "train", root / "test"], image_size(size))
     return Raw(*train, *test, names)
@@ -32,7 +32,7 @@ def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
 def image_parts(
     folders: Sequence[Path], shape: tuple[int, int] | None = None
 ) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-    """(x, y) of each of `folders`, which hold a folder of images per class, and the classes, as `image_folder` says."""
+    """(x, y) of each of `folders`, and the classes. `folders` hold one folder per class, see `image_folder`."""
     names = [folder.name for folder in class_folders(folders[0])]
     for part in folders[1:]:
         odd = sorted(set(names) ^ {folder.name for folder in class_folders(part)})
@@ -51,8 +51,12 @@ def image_parts(
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
                 images.append(_image(file, shape))
-                if images[-1].shape[:2] != images[0].shape[:2]:
-                    raise _size_error(file, images[-1], images[0])
+                own, first = (f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0]))
+                if own != first:
+                    raise UserError(
+                        f"{file}: is {own}, the images before it are {first} (height x width); make them alike or set "
+                        "the option size: [h, w]"
+                    )
             labels += [label] * len(files)
         parts.append(slice(begin, len(images)))
     channels = max(image.ndim for image in images)
@@ -67,18 +71,16 @@ def image_parts(
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
     """Images [n, 1 or 3, h, w] uint8 scaled to `shape` = (h, w), bilinear with antialiasing as torchvision's Resize.
 
-    Raises UserError for what isn't such images.
+    Raises UserError for other samples.
     """
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
         found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
         raise UserError(f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images but {found}")
     if tuple(x.shape[2:]) == shape:
         return x
-    grey = x.shape[1] == 1
-    pictures = x[:, 0].numpy() if grey else x.permute(0, 2, 3, 1).contiguous().numpy()
-    scaled = [np.asarray(Image.fromarray(p).resize(shape[::-1], Image.Resampling.BILINEAR)) for p in pictures]
-    y = torch.from_numpy(np.stack(scaled))
-    return y.unsqueeze(1) if grey else y.permute(0, 3, 1, 2).contiguous()
+    channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]
+    scaled = [np.asarray(Image.fromarray(one).resize(shape[::-1], Image.Resampling.BILINEAR)) for one in channels]
+    return torch.from_numpy(np.stack(scaled)).reshape(*x.shape[:2], *shape)
 
 
 def image_size(size: object) -> tuple[int, int] | None:
@@ -91,7 +93,7 @@ def image_size(size: object) -> tuple[int, int] | None:
 
 
 def class_folders(part: Path) -> list[Path]:
-    """The folders of the classes, in alphabetical order. UserError for anything else in `part`, and for less than 2."""
+    """The folders of the classes, in alphabetical order. UserError if `part` has other files or less than 2 classes."""
     if not part.is_dir():
         raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
     entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
@@ -118,16 +120,8 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
             return np.asarray(image)
     except UserError:
         raise
-    # What PIL raises for damaged files of its many formats.
+    # PIL raises these for damaged files of its many formats.
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
         reason = "unknown format" if unknown else " ".join(str(error).split())
         raise UserError(f"{file}: can't be read as an image ({reason}); repair or remove it") from None
-
-
-def _size_error(file: Path, image: NDArray[np.uint8], first: NDArray[np.uint8]) -> UserError:
-    sizes = [f"{a.shape[0]}x{a.shape[1]}" for a in (image, first)]
-    return UserError(
-        f"{file}: is {sizes[0]}, the images before it are {sizes[1]} (height x width); "
-        f"make them alike or set the option size: [h, w]"
-    )

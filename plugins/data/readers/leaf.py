@@ -16,7 +16,7 @@ KEYS = ("users", "num_samples", "user_data")
 
 
 class User(NamedTuple):
-    """One user's samples in one of LEAF's files, as they are there."""
+    """One user's samples as one of LEAF's files has them."""
 
     where: str  # how an error begins: the file and the user
     name: str
@@ -25,7 +25,7 @@ class User(NamedTuple):
 
 
 def part_folders(folder: Path) -> tuple[Path, Path]:
-    """train and test of one of LEAF's data sets. UserError, which says how to make them, if they aren't there."""
+    """train and test of one of LEAF's data sets. If one is missing, a UserError says how to make it."""
     for part in ("train", "test"):
         if not _files(folder / part):
             if _files(folder / "all_data"):
@@ -39,7 +39,7 @@ def part_folders(folder: Path) -> tuple[Path, Path]:
 
 
 def users(folder: Path) -> Iterator[User]:
-    """The users of all *.json of a folder, one file in memory at a time. UserError for anything that isn't LEAF's."""
+    """The users of all *.json of a folder, one file in memory at a time. UserError for files that aren't LEAF's."""
     seen: dict[str, Path] = {}
     for file in _files(folder):
         names, counts, data = _content(file)

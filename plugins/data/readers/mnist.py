@@ -6,8 +6,6 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import Tensor
-
 from plugins.core.errors import UserError
 from plugins.data.dataset import Raw
 from plugins.data.files import write_whole
@@ -26,34 +24,26 @@ FILES = {
 def mnist(root: Path) -> Raw:
     """MNIST: 60,000 training and 10,000 test images, grey, 28x28, values 0 to 255.
 
-    The four files are used where they lie in <root>/MNIST/raw, unpacked or as .gz; what isn't there is downloaded
-    into that folder. Raises UserError for a failed download and for a damaged file.
+    The four files are read from <root>/MNIST/raw, unpacked or as .gz. Missing files are downloaded into that folder.
+    Raises UserError for a failed download and for a damaged file.
     """
     raw = root / "MNIST" / "raw"
     missing = [name for name in FILES if idx.found(raw, name) is None]
     if missing:
         _download(raw, missing)
-    return Raw(*_part(raw, "train"), *_part(raw, "t10k"), [str(c) for c in range(10)])
+    return Raw(*idx.parts(raw, list(FILES), range(10), _error, _original), [str(c) for c in range(10)])
 
 
 def _error(path: Path, problem: str) -> UserError:
     return UserError(f"{path}: {problem}; put the four files {', '.join(FILES)} (or each as .gz) into {path.parent}")
 
 
-def _part(raw: Path, kind: str) -> tuple[Tensor, Tensor]:
-    images, labels = (_content(raw, f"{kind}-{end}") for end in (idx.IMAGES, idx.LABELS))
-    return idx.samples(images, labels, range(10), raw / f"{kind}-{idx.LABELS}", _error)
-
-
-def _content(raw: Path, name: str) -> bytes:
-    """One of the four files, unpacked and checked. UserError if it is damaged."""
-    path = idx.found(raw, name) or raw / name
-    content = idx.content(path, _error)
-    # A shorter set in the same format is fine, but what has the original's length has to be the original.
-    original = 60_000 if name.startswith("train") else 10_000
-    if int.from_bytes(content[4:8], "big") == original and hashlib.sha256(content).hexdigest() != FILES[name]:
+def _original(path: Path, content: bytes) -> None:
+    """UserError if a file has as many samples as the original and isn't the original. Shorter sets are fine."""
+    name = path.name.removesuffix(".gz")
+    samples = 60_000 if name.startswith("train") else 10_000
+    if int.from_bytes(content[4:8], "big") == samples and hashlib.sha256(content).hexdigest() != FILES[name]:
         raise _error(path, "damaged (isn't the original file)")
-    return content
 
 
 def _download(raw: Path, missing: Sequence[str]) -> None:

@@ -44,7 +44,7 @@ class _Tweets(NamedTuple):
 class _Parts(NamedTuple):
     train: _Tweets
     test: _Tweets
-    read: _Tweets  # those of which the vocabulary is made
+    read: _Tweets  # the vocabulary is made of these
     notes: list[str]
 
 
@@ -60,25 +60,25 @@ def sent140(
     vocabulary: int = 3000,
     length: int = 50,
 ) -> Raw:
-    """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive, and whose they are.
+    """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive, with their users.
 
     `source` csv: <root>/sent140/training.1600000.processed.noemoticon.csv, or trainingandtestdata.zip there, of
     http://help.sentiment140.com/for-students. `source` leaf: <root>/sent140/train/*.json and test/*.json, which LEAF's
     data/sent140/preprocess.sh writes with `-t sample`: split already, and with the neutral tweets as negative.
 
-    `users` of those with at least `min_samples` tweets: drawn at `random` (rFedAvg, section VI: "sample 500 users
-    directly"), or the `most_active` (its repository), ties in alphabetical order. The paper names no least number;
-    LEAF's split drops users with a single tweet. Owners are numbered in the sorted order of the users' names. What is
-    drawn does not depend on an experiment's seed.
+    `users` users are picked among those with at least `min_samples` tweets: drawn at `random` (rFedAvg, section VI:
+    "sample 500 users directly"), or the `most_active` (its repository), ties in alphabetical order. The paper states
+    no minimum; LEAF's split drops users with a single tweet. Owners are numbered in the sorted order of the users'
+    names. The draws do not depend on an experiment's seed.
 
-    `split` per_user: of each user's n tweets ceil(test_share n) are for the test, as LEAF cuts them, but at least one
+    `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts them, but at least one
     trains; `test_share` is 0.1. `split` repo is a leak: rFedAvg's repository tests on that share of the pooled tweets
-    and trains its non-IID clients on all; only the vocabulary leaves the test tweets out.
+    and trains its non-IID clients on all tweets. Only the vocabulary leaves the test tweets out.
 
-    Tokens are torchtext's basic_english; the `vocabulary`, <pad> and <unk> included, holds the most frequent of the
-    training tweets. Longer tweets are cut to `length` tokens, shorter ones padded behind. The repository neither cuts
-    nor pads, since it packs sequences; model `lstm` stops before the padding, which is the same. Vectors are GloVe's
-    where <root>/glove.6B.300d.txt lies (see `plugins.data.text.embedding`).
+    Tokens are torchtext's basic_english. The `vocabulary` holds the most frequent tokens of the training tweets, <pad>
+    and <unk> included. Longer tweets are cut to `length` tokens, shorter tweets are padded at the end. The repository
+    packs sequences and so neither cuts nor pads; model `lstm` stops before the padding, which is the same. Vectors are
+    GloVe's if <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`).
     Raises UserError for an option that isn't allowed, and for missing and damaged files.
     """
     whole_number("users", users, 1)
@@ -113,16 +113,15 @@ def _raw(parts: _Parts, root: Path, size: int, length: int) -> Raw:
         f"{cut} of {len(train) + len(test)} tweets cut to {length} tokens",
         where,
     ]
-    labels, owners = ([torch.from_numpy(np.asarray(getattr(part, key), dtype=np.int64)) for part in parts[:2]]
-                      for key in ("label", "owner"))  # fmt: skip
     return Raw(
-        train_x, labels[0], test_x, labels[1], ("negative", "positive"), train_owner=owners[0], test_owner=owners[1],
-        embedding=vectors, notes=notes,
+        train_x, torch.from_numpy(parts.train.label), test_x, torch.from_numpy(parts.test.label),
+        ("negative", "positive"), train_owner=torch.from_numpy(parts.train.owner),
+        test_owner=torch.from_numpy(parts.test.owner), embedding=vectors, notes=notes,
     )  # fmt: skip
 
 
 def _chosen(counts: Mapping[str, int], users: int, pick: str, least: int, where: Path) -> tuple[dict[str, int], str]:
-    """(number of each chosen user by name, what a report says about the choice). UserError if there are too few."""
+    """(the number of each chosen user by name, the report's note on the choice). UserError if there are too few."""
     eligible = sorted(name for name, n in counts.items() if n >= least)
     if len(eligible) < users:
         raise UserError(
@@ -140,12 +139,12 @@ def _chosen(counts: Mapping[str, int], users: int, pick: str, least: int, where:
 
 
 def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]:
-    """(all tweets of the chosen users, what a report says about the choice)."""
+    """(all tweets of the chosen users, the report's note on the choice)."""
     names: list[str] = []
     labels = bytearray()
     texts: list[str] = []
     with _opened(folder) as (where, lines):
-        # pandas, by which the repository reads the file, is as strict about quotes.
+        # The repository reads the file with pandas, which is as strict about quotes.
         rows = csv.reader(lines, strict=True)
         try:
             for row in rows:
@@ -173,7 +172,7 @@ def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
-    """(the file, its lines): the CSV, or the archive with it. It is Latin-1, in which all bytes are characters."""
+    """(the file, its lines): the CSV, or the archive that holds it. In Latin-1, every byte is a character."""
     file, archive = folder / FILE, folder / ARCHIVE
     if file.is_file():
         with file.open(encoding="latin-1", newline="") as lines:
@@ -189,7 +188,7 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
 
 
 def _per_user(tweets: _Tweets, share: float, note: str) -> _Parts:
-    """ceil(share n) of the n tweets of each user, drawn at random, but neither none nor all, are for the test."""
+    """Of each user's n tweets, ceil(share n) drawn at random are for the test; at least one, but never all."""
     sizes = np.bincount(tweets.owner)
     # Rounded: 0.1 * 70 is a bit more than 7.
     n_test = np.ceil(np.round(share * sizes, 9)).clip(1, sizes - 1).astype(np.int64)
