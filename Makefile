@@ -22,18 +22,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui bench silo clean env lock
+.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench silo clean env lock
 
-# Only where something was edited: reading the settings imports torch, which a run with nothing to do can spare.
-CHECKED := .dvc/tmp/params-checked
-$(CHECKED): params.yaml $(wildcard plugins/*.py plugins/*/*.py pipelines/*.py) | env
-	@python -m pipelines.check
-	@mkdir -p $(@D) && touch $@
-
-repro: env $(CHECKED)  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
-	@python -m pipelines.warm dvc repro
-	@python -m pipelines.tracking sync
-	@echo && cat report/table.txt
+repro: env  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
+	@python -m pipelines.tools.repro
 
 check: env  ## Format, lint, types, sizes.
 	@ruff format --check .
@@ -52,8 +44,11 @@ format: env
 	@ruff format .
 	@ruff check --fix .
 
-ui: env  ## Opens MLflow's pages and prints the link of the comparison.
+ui: env  ## Opens MLflow's pages at a prepared comparison, and prints the link.
 	@python -m pipelines.tracking ui
+
+experiments: env  ## DVC's experiments: what changed, accuracy and worst client of each recipe.
+	@dvc exp show --only-changed --drop '.*(spread|mib)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
 
 # Other simulators: PFL=/path/python, FLOWER=, FEDLAB= name interpreters that have them. BENCH="--quick --only mlp".
 bench: env  ## Our engines beside a bare PyTorch loop, FedML's simulator and other peers; writes docs/results/bench.*.
@@ -62,22 +57,21 @@ bench: env  ## Our engines beside a bare PyTorch loop, FedML's simulator and oth
 papers: env  ## All tables and figures of the five papers, one paper after the other, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
 
-$(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE.
-	@python -m pipelines.warm dvc repro --keep-going pipelines/$*/dvc.yaml:paper@$(SIZE)
+$(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE. papers/ is a DVC project of its own.
+	@cd papers && dvc repro paper@$*-$(SIZE)
 
 table figure: env  ## The one table or figure ID, at SIZE, with the studies that it needs.
-	@stages=$$(python -m pipelines.papers stages "$(ID)" --size $(SIZE)) && \
-	  { [ -z "$$stages" ] || python -m pipelines.warm dvc repro $$stages; }
 	@python -m pipelines.papers build "$(ID)" --size $(SIZE)
 
 tune: env  ## Chooses hyper-parameters of study ID of PAPER on the validation split (ON=test: on the test set, a leak).
-	@python -m pipelines.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
+	@python -m pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m plugins.silo.loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes what the pipeline made and DVC's copies of it. MLflow's runs and the environment stay.
-	@rm -rf partitions runs evaluation report deploy papers .items .resume .dvc/cache .dvc/tmp dvc.lock pipelines/*/dvc.lock
+	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
+	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock $(addprefix papers/,$(PAPERS) tune single)
 	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so that an interrupted installation is made again.

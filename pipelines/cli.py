@@ -1,33 +1,42 @@
-"""What every stage's command line shares: its arguments, and errors for people."""
+"""The edge of every command: its arguments, the environment, and errors for people."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
+import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
+from pipelines.experiment.workspace import Workspace
 from plugins.core.errors import UserError
 
+INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 
-def run(
-    stage: Callable[[argparse.Namespace], None], description: str | None, arguments: list[str], *options: str
-) -> int:
-    """Parses `options` (all required; `seed` is a number), runs the stage; a UserError is printed and gives 2."""
+
+def parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """A command line with the module's own words as its help, and `--root`."""
+    made = argparse.ArgumentParser(
+        prog=f"python -m {module}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml (this one)")
+    return made
+
+
+def guarded(work: Callable[[argparse.Namespace, Workspace], None], options: argparse.Namespace) -> int:
+    """Does the work; a UserError is printed, one line per error, and gives exit code 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     # Libraries that report every step of their own work at this level.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
-    for option in options:
-        parser.add_argument(f"--{option}", required=True, type=int if option == "seed" else str)
-    return guarded(stage, parser.parse_args(arguments))
-
-
-def guarded(work: Callable[[argparse.Namespace], None], options: argparse.Namespace) -> int:
-    """Does the work; a UserError is printed, one line per error, and gives exit code 2."""
+    for name in ("alembic", "mlflow", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     try:
-        work(options)
+        work(options, Workspace.of(options.root, os.environ))
     except UserError as error:
         sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))
         return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        return INTERRUPTED
     return 0

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# A room of pipelines knows itself and those before it. cli.py is the edge of every command.
+ROOMS = ("cli", "experiment", "reporting", "tracking", "stages", "papers", "tools")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 EVERYTHING = {"core", "data", "models", "engines", "recipes", "settings", "silo"} | METHODS
 # Beside itself, what of `plugins` a package imports.
@@ -35,7 +37,12 @@ def imported(path: Path, inside: bool = True) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-FILES = [(path.relative_to(ROOT).with_suffix("").parts, path) for path in sorted((ROOT / "plugins").rglob("*.py"))]
+def files(package: str) -> list[tuple[tuple[str, ...], Path]]:
+    """Every file of a package: the parts of its module's name, and its path."""
+    return [(path.relative_to(ROOT).with_suffix("").parts, path) for path in sorted((ROOT / package).rglob("*.py"))]
+
+
+FILES, PIPELINES = files("plugins"), files("pipelines")
 PACKAGES = sorted({parts[1] for parts, _ in FILES} - {"__init__"})
 
 
@@ -94,12 +101,44 @@ def test_packages_import_each_other_in_no_circle() -> None:
     assert not in_a_circle(together)
 
 
-def test_files_import_each_other_in_no_circle() -> None:
+@pytest.mark.parametrize("of", ["plugins", "pipelines"])
+def test_files_import_each_other_in_no_circle(of: str) -> None:
     """At once; what a function imports later may lead back."""
-    names = {".".join(parts).removesuffix(".__init__"): path for parts, path in FILES}
+    names = {".".join(parts).removesuffix(".__init__"): path for parts, path in files(of)}
     assert not in_a_circle(
         {
             name: {of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)}
             for name, path in names.items()
         }
     )
+
+
+def rooms(path: Path) -> set[str]:
+    """The rooms of pipelines that a file imports, also later."""
+    names = [name.split(".") for name in imported(path)]
+    return {name[1] for name in names if name[0] == "pipelines" and len(name) > 1}
+
+
+def test_every_room_is_known_here() -> None:
+    assert {parts[1] for parts, _ in PIPELINES} == {*ROOMS, "__init__"}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_those_before_it(room: str) -> None:
+    """cli.py and the experiment are at one level: cli.py takes its workspace, and its check has a command line."""
+    before = {*ROOMS[: ROOMS.index(room) + 1], "experiment"}
+    for parts, path in PIPELINES:
+        if parts[1] == room:
+            assert rooms(path) <= before, path
+
+
+def test_only_tracking_imports_mlflow() -> None:
+    found = {
+        parts[1] for parts, path in FILES + PIPELINES if any(of.split(".")[0] == "mlflow" for of in imported(path))
+    }
+    assert found == {"tracking"}
+
+
+def test_only_the_silos_import_fedml() -> None:
+    found = {parts[1] for parts, path in FILES + PIPELINES if any(of.split(".")[0] == "fedml" for of in imported(path))}
+    assert found == {"silo"}

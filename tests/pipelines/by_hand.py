@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,8 +10,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipelines.studies import DIVERGED, RESULTS
-from pipelines.targets.spec import Target
+from pipelines.experiment import check, config, kept
+from pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
+from pipelines.papers.targets.spec import Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\
@@ -30,16 +32,25 @@ studies:
 """
 # What such a run records of its settings.
 SETTINGS = {
-    "data.name": "digits", "data.root": "data/raw", "data.validation": 0, "data.public": 0,
+    "data.name": "digits", "data.validation": 0, "data.public": 0,
     "scenario.partition": "iid", "scenario.clients": 2, "scenario.participation": 1.0, "scenario.noise": None,
     "train.model": "mlp", "train.model_options": {}, "train.rounds": 2, "train.epochs": 1, "train.batch_size": 50,
     "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": None, "train.augment": False, "train.device": "auto",
 }  # fmt: skip
 
 
+def sound(study: Study, folder: Path) -> config.Config:
+    """A study's settings, which pass every check of an experiment."""
+    (folder / config.FILE).write_text(study.yaml(folder))
+    settings = config.load(folder)
+    check.check(settings)
+    assert settings.machine.checkpoint_every == 1, "rounds may take minutes"
+    return settings
+
+
 def paper(root: Path, targets: str = "{}", reported: str = "{}", params: str = PARAMS) -> Path:
     """Writes the three files of a paper."""
-    folder = root / "pipelines" / PAPER
+    folder = root / PAPER_FILES / PAPER
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("params", params), ("targets", targets), ("reported", reported)):
         (folder / f"{name}.yaml").write_text(text)
@@ -65,10 +76,15 @@ def run(
     key = f"{scenario}-{recipe}-{seed}"
     folder = place / "runs" / key
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{t},{'' if value is None else value},10,20,0.5" for t, value in enumerate(accuracies, start=1)]
-    (folder / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down,seconds", *lines]) + "\n")
+    lines = [f"{t},{'' if value is None else value},10,20" for t, value in enumerate(accuracies, start=1)]
+    (folder / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down", *lines]) + "\n")
     about: dict[str, object] = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
-    about |= {"params": SETTINGS | dict(params or {}), "tags": dict(tags or {}), "notes": list(notes)}
+    settings = SETTINGS | {"train.rounds": len(accuracies)} | dict(params or {})
+    fingerprint = hashlib.sha256(f"{study} {key}".encode()).hexdigest()
+    about |= {"params": settings, "tags": {"fingerprint": fingerprint, **(tags or {})}, "notes": list(notes)}
+    made = kept.place(root, fingerprint) / kept.MADE
+    made.parent.mkdir(parents=True, exist_ok=True)
+    made.write_text(json.dumps({"seconds": [0.5] * len(accuracies)}))
     about |= {"final": {}, "weights_sha256": "0"}
     (folder / "run.json").write_text(json.dumps(about))
     if recorded is not None:

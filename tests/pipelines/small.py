@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.stage import ADDRESS
+from pipelines.experiment.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """\
@@ -25,15 +25,26 @@ recipes:
   fedavg: {}
   scaffold+fnr: {fnr: {p: 0.5}}
 seeds: [0]
-train: {model: mlp, rounds: 3, epochs: 1, batch_size: 32, optimizer: sgd, lr: 0.1, device: cpu, checkpoint_every: 1}
+train: {model: mlp, rounds: 3, epochs: 1, batch_size: 32, optimizer: sgd, lr: 0.1, device: cpu}
+machine: {checkpoint_every: 1}
 deploy: {recipe: fedavg, scenario: skewed, seed: 0, silos: 2, rounds: 1}
 """
+# What would send a stage or git elsewhere, or slow a start down.
+UNSET = ("DVC_ROOT", "MLFLOW_TRACKING_URI", "PYTHONDONTWRITEBYTECODE")
+NAMED = ("-c", "user.name=test", "-c", "user.email=test@localhost")
 
 
 def environment() -> dict[str, str]:
     """Ours, with this interpreter's programs first, and without what would send a stage elsewhere."""
-    kept = {key: value for key, value in os.environ.items() if key not in ("DVC_ROOT", "PYTHONDONTWRITEBYTECODE")}
+    kept = {key: value for key, value in os.environ.items() if key not in UNSET}
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def run_stages(folder: Path, names: Sequence[str]) -> None:
+    """Runs stages of the experiment in `folder`, in this process."""
+    place = Workspace.of(folder, {})
+    for name in names:
+        importlib.import_module(f"pipelines.stages.{name}").run(place)
 
 
 def copy(folder: Path) -> Path:
@@ -41,7 +52,7 @@ def copy(folder: Path) -> Path:
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
     for name in filter(None, names):
-        if (ROOT / name).is_file():
+        if (ROOT / name).is_file() and name != "dvc.lock":  # which is of the whole experiment
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name)
     (folder / "params.yaml").write_text(PARAMS)
@@ -51,32 +62,35 @@ def copy(folder: Path) -> Path:
 
 @dataclass(frozen=True)
 class Repository:
-    """A copy of this repository, and a process that has the slow imports done and is forked for each stage."""
+    """A copy of this repository."""
 
     folder: Path
-    environment: dict[str, str]
 
     def start(self, *command: str) -> subprocess.Popen[str]:
-        """Starts a command in the copy."""
+        """Starts a command in the copy, as the leader of a group of processes."""
         return subprocess.Popen(
-            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+            command, cwd=self.folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        )  # fmt: skip
 
     def run(self, *command: str, code: int = 0) -> str:
         """What a command prints, standard output and errors together; it has to end with exit code `code`."""
         process = self.start(*command)
-        said = process.communicate(timeout=400)[0]
+        said = process.communicate(timeout=1200)[0]
         assert process.returncode == code, said
         return said
 
+    def commit(self) -> None:
+        """Commits all files that git does not ignore."""
+        self.run("git", "add", "--all")
+        self.run("git", *NAMED, "commit", "--quiet", "--message", "all")
 
-@contextmanager
-def repository(folder: Path) -> Iterator[Repository]:
-    """Copies this repository into `folder` and keeps a warm process beside it."""
-    copy(folder)
-    wait = f"import os, time; print(os.environ[{ADDRESS!r}], flush=True); time.sleep(3600)"
-    command = [sys.executable, "-m", "pipelines.warm", sys.executable, "-c", wait]
-    with subprocess.Popen(command, cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        yield Repository(folder, environment() | {ADDRESS: process.stdout.readline().strip()})
-        process.terminate()
+    def repro(self, params: str = PARAMS) -> list[str]:
+        """The stages that `dvc repro report` really runs with these settings."""
+        (self.folder / "params.yaml").write_text(params)
+        said = self.run("dvc", "repro", "report")
+        return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+
+    def trained(self) -> set[str]:
+        """The trainings that the store of finished work has."""
+        return {path.parent.name for path in self.folder.glob(".items/*/made.json")}

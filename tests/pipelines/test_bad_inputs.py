@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines import stage
+from pipelines.stages import __main__ as stage
 from tests.data.reading import draw, idx
-from tests.pipelines.small import PARAMS
+from tests.pipelines.small import PARAMS, run_stages
 
 PARTITION = "partition"
 SPLIT = "validation: 0.1, public: 10"
@@ -241,6 +241,9 @@ CASES = {
     "a deviation of 0": Case(("[0.1307, 0]", "above 0"), data="name: digits, normalise: [0.1307, 0]"),
     # Partitions that can't be
     "everything held out": Case(("validation",), split="validation: 1.0, public: 0"),
+    "so much held out that no class could be whole": Case(
+        ("params.yaml: data: ", "validation=0.9999"), split="validation: 0.9999, public: 10", stage=PARTITION
+    ),
     "more public samples than there are": Case(("public",), split="validation: 0.1, public: 2000", stage=PARTITION),
     "no concentration": Case(("alpha",), scenario="partition: dirichlet, clients: 4, alpha: 0", stage=PARTITION),
     "more clients than samples": Case(("clients", "2000"), scenario="partition: iid, clients: 2000", stage=PARTITION),
@@ -278,10 +281,8 @@ CASES = {
 def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The prepared digits."""
     folder = tmp_path_factory.mktemp("digits")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        (folder / "params.yaml").write_text(PARAMS)
-        assert stage.run(["prepare"]) == 0
+    (folder / "params.yaml").write_text(PARAMS)
+    run_stages(folder, ("prepare",))
     return folder / "data" / "digits.safetensors"
 
 
@@ -294,8 +295,6 @@ def test_one_clear_line_and_nothing_written(
     name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     case = CASES[name]
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
     for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # nobody listens there: no test asks the network
     case.make(tmp_path / "raw")
@@ -307,8 +306,7 @@ def test_one_clear_line_and_nothing_written(
         (tmp_path / "data").mkdir()
         shutil.copy(digits, tmp_path / "data")
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-    arguments = ["--scenario", "skewed", "--seed", "0"] if case.stage == PARTITION else []
-    assert stage.run([case.stage, *arguments]) == 2
+    assert stage.main([case.stage, "--root", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and said.startswith("error: ") and "Traceback" not in said
     assert all(part in said for part in case.said), said

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from pipelines import check, cli, config
+from pipelines.experiment import check, config
 from plugins.core.errors import UserError
 from plugins.recipes import METHODS
 from tests.recipe_table import REPORTED
@@ -22,15 +21,14 @@ def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
     for old, new in changes:
         assert old in text
         text = text.replace(old, new, 1)
-    path = tmp_path / "params.yaml"
-    path.write_text(text)
+    (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError) as error:
-        config.load(path)
+        config.load(tmp_path)
     return str(error.value).splitlines()
 
 
 def test_the_default_experiment_is_good() -> None:
-    settings = config.load(ROOT / "params.yaml")
+    settings = config.load(ROOT)
     assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(settings.recipe_names)
     assert len(settings.seeds) >= 3
     assert settings.train.local.lr == settings.train.lr
@@ -102,7 +100,24 @@ def test_the_default_experiment_is_good() -> None:
         ("lr: 0.1", "lr: fast", ["train.lr", "'fast'", "number"]),
         ("optimizer: sgd", "optimiser: sgd", ["train.optimiser", "did you mean 'optimizer'"]),
         ("engine: auto", "engine: vectorised", ["train.engine", "did you mean 'vectorized'"]),
+        ("threads: 1", "threads: 0", ["train.threads", "0", "greater than or equal to 1"]),
+        ("threads: 1", "threads: 100000", ["train.threads", "100000", "less than or equal to 256"]),
+        ("memory_mb: 2048", "memory_mb: 0", ["machine.memory_mb", "0", "greater than or equal to 1"]),
+        ("memory_mb: 2048", "memory: 2048", ["machine.memory", "did you mean 'memory_mb'", "processes"]),
+        ("processes: null", "processes: 5000", ["machine.processes", "5000", "less than or equal to 1024"]),
+        ("processes: null", "processes: two", ["machine.processes", "'two'", "integer"]),
         ("device: auto", "device: tpu", ["train.device", "'tpu'", "cuda"]),
+        ("seeds: [0, 1, 2]", f"seeds: [0, {2**63}]", ["seeds.1", str(2**63), "less than"]),
+        ("seeds: [0, 1, 2]", "seeds: [0, -1]", ["seeds.1", "-1", "greater than or equal to 0"]),
+        ("silos: 3", "silos: 21", ["deploy.silos", "21", "2 to 20", "'dirichlet'"]),
+        ("silos: 3", "silos: 1", ["deploy.silos", "1", "greater than or equal to 2"]),
+        ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", ["recipes", "at most 100 characters"]),
+        ("scenario_names: [dirichlet]", f"scenario_names: [{'d' * 300}]", ["scenario_names.0", "at most 100 char"]),
+        ("experiment: digits", f"experiment: {'digits' * 100}", ["experiment", "at most 200 characters"]),
+        ("alpha: 0.1", f"alpha: {'9' * 400}", ["scenarios.dirichlet", "alpha=9999", "above 0"]),
+        ("  lr: 0.1", f"  lr: {'9' * 400}", ["train.lr", "9999"]),
+        ("public: 100", f"public: -{'9' * 400}", ["data.public", "-9999"]),
+        ("{p: 0.5}", f"{{p: {'9' * 400}}}", ["recipes: fnr", "fnr.p"]),
         ("  seed: 0", "  seed: 7", ["deploy.seed", "7", "0, 1, 2"]),
         ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
         ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["not YAML", "duplicate key", "lr"]),
@@ -113,6 +128,17 @@ def test_a_mistake_is_named(tmp_path: Path, old: str, new: str, parts: list[str]
     found = mistakes(tmp_path, (old, new))
     assert all(line.startswith("params.yaml: ") for line in found)
     assert any(all(part in line for part in parts) for line in found), found
+    assert len(new) < 300 or all(len(line) < 300 for line in found), "what is very long is cut"
+
+
+def test_a_scenario_may_be_called_on(tmp_path: Path) -> None:
+    """Which is true in YAML 1.1."""
+    text = GOOD.replace("[dirichlet]", "[on]").replace("\n  dirichlet: {", "\n  on: {")
+    (tmp_path / "params.yaml").write_text(text.replace("scenario: dirichlet", "scenario: on"))
+    settings = config.load(tmp_path)
+    assert settings.scenario_names == list(settings.scenarios) == [settings.deploy.scenario] == ["on"]
+    assert settings.units()[0].key == "on-fedavg-0"
+    assert check.main(["--root", str(tmp_path)]) == 0
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
@@ -123,34 +149,32 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "3"])
 def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text(text)
+    (tmp_path / "params.yaml").write_text(text)
     with pytest.raises(UserError, match=r"params\.yaml: holds no settings; allowed keys: experiment"):
-        config.load(path)
+        config.load(tmp_path)
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"params\.yaml: can't be read"):
-        config.load(tmp_path / "params.yaml")
+        config.load(tmp_path)
 
 
 def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path) -> None:
     """YAML 1.1 takes 1e-3 for text."""
-    path = tmp_path / "params.yaml"
-    path.write_text(GOOD.replace("  lr: 0.1", "  lr: 1e-3"))
-    assert config.load(path).train.lr == 0.001
+    (tmp_path / "params.yaml").write_text(GOOD.replace("  lr: 0.1", "  lr: 1e-3"))
+    assert config.load(tmp_path).train.lr == 0.001
 
 
 def test_an_entry_without_settings_may_be_empty(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text(GOOD.replace("  scaffold: {}", "  scaffold:"))
-    assert config.load(path).recipes["scaffold"].settings == {}
+    (tmp_path / "params.yaml").write_text(GOOD.replace("  scaffold: {}", "  scaffold:"))
+    assert config.load(tmp_path).recipes["scaffold"].settings == {}
 
 
 def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
-    path = tmp_path / "params.yaml"
-    path.write_text(GOOD.replace("  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}"))
-    settings = config.load(path)
+    (tmp_path / "params.yaml").write_text(
+        GOOD.replace("  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}")
+    )
+    settings = config.load(tmp_path)
     assert settings.composition("mine") == "scaffold+fnr"
     assert settings.recipes["mine"].settings == {"fnr": {"p": 0.2}}
 
@@ -183,30 +207,23 @@ def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> N
     assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
 
 
-def run_check(monkeypatch: pytest.MonkeyPatch, folder: Path, *changes: tuple[str, str]) -> int:
-    """`python -m pipelines.check` in `folder`; the exit code."""
-    text = GOOD
+def run_check(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> int:
+    """`python -m pipelines.experiment.check` in `folder`; the exit code."""
     for old, new in changes:
         text = text.replace(old, new, 1)
     (folder / "params.yaml").write_text(text)
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(sys, "argv", ["check"])
-    return cli.run(check.check, check.__doc__, [])
+    return check.main(["--root", str(folder)])
 
 
-def test_check_accepts_the_default(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_check(monkeypatch, tmp_path) == 0
+def test_check_accepts_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_check(tmp_path) == 0
     assert capsys.readouterr().err == ""
 
 
-def test_check_composes_every_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_composes_every_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other settings."""
     changes = [("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0")]
-    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    assert run_check(tmp_path, *changes) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("error: params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
@@ -214,66 +231,58 @@ def test_check_composes_every_recipe(
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"
 
 
-def test_a_leak_has_to_say_so_in_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leak_has_to_say_so_in_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The name is in every folder, table, plot and MLflow page."""
     leaking = "fnr: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking)) == 2
+    assert run_check(tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking)) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "recipes.fnr" in line and "trains on the test set" in line and "call the entry 'fnr-leak'" in line
     named = [("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"), ("  fnr: {fnr: {p: 0.5}}",
              "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}")]  # fmt: skip
-    assert run_check(monkeypatch, tmp_path, *named) == 0
+    assert run_check(tmp_path, *named) == 0
 
 
 def test_a_leak_reads_the_test_set_and_needs_no_public_split(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
     everything = [("validation: 0.1", "validation: 0.0"), ("public: 100", "public: 0"),
                   ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn")]  # fmt: skip
     leaking = "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == 0
+    assert run_check(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == 0
     sound = leaking.replace("test", "train_holdout")
-    assert run_check(monkeypatch, tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound)) == 2
+    assert run_check(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound)) == 2
     assert "fnr_authors: needs a public split, but data.public is 0" in capsys.readouterr().err
 
 
-def test_check_finds_a_momentum_that_is_not_the_methods(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_finds_a_momentum_that_is_not_the_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [("momentum: null", "momentum: 0.5"), ("  scaffold: {}", "  scaffold: {recipe: sgdm}")]
-    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    assert run_check(tmp_path, *changes) == 2
     assert "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9" in capsys.readouterr().err
 
 
-def test_check_finds_a_recipe_that_can_not_be_deployed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_finds_a_recipe_that_can_not_be_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     changes = [("  scaffold: {}", "  scaffold: {}\n  centralised: {}"), ("  recipe: fednnnn", "  recipe: centralised")]
-    assert run_check(monkeypatch, tmp_path, *changes) == 2
+    assert run_check(tmp_path, *changes) == 2
     assert "deploy.recipe = 'centralised' can't be deployed: " in capsys.readouterr().err
 
 
-def test_check_finds_an_option_that_no_method_knows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_finds_an_option_that_no_method_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}"
-    assert run_check(monkeypatch, tmp_path, ("fnr: {fnr: {p: 0.5}}", wrong)) == 2
+    assert run_check(tmp_path, ("fnr: {fnr: {p: 0.5}}", wrong)) == 2
     assert "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_experiments_that_come_with_the_project_are_good(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "GOOD", path.read_text())
-    assert run_check(monkeypatch, tmp_path) == 0, capsys.readouterr().err
+    assert run_check(tmp_path, text=path.read_text()) == 0, capsys.readouterr().err
 
 
 def test_the_experiment_of_all_methods_has_all_methods_and_the_reported_combinations() -> None:
     """ "fedavg+x" is x."""
-    settings = config.load(ROOT / "experiments" / "methods.yaml")
+    path = ROOT / "experiments" / "methods.yaml"
+    settings = config.checked(config.read_yaml(path), path.name)
     compositions = {settings.composition(name) for name in settings.recipe_names}
     assert {"fedavg", *METHODS, *REPORTED} <= compositions

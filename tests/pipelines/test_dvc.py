@@ -1,188 +1,357 @@
-"""The pipeline as DVC runs it, in a copy of the repository: nothing runs twice, and a kill changes nothing."""
+"""The pipeline as DVC runs it: what depends on what, that nothing runs twice, and that DVC's own commands work."""
 
 from __future__ import annotations
 
-import json
+import csv
 import os
-import random
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.provenance import code
-from pipelines.stage import STAGES
-from pipelines.studies import PAPERS
-from plugins.recipes import METHODS
-from tests.pipelines.small import PARAMS, ROOT, Repository, repository
+from pipelines.experiment import config, provenance
+from pipelines.papers.studies import PAPERS, SIZES
+from pipelines.stages.__main__ import STAGES
+from plugins import recipes
+from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
+from tests.processes import alive
 
-KILLS = 10
-SEED = 2026
-KEY = "skewed-scaffold+fnr-0"
+FEDAVG, FNR = "skewed-fedavg-0", "skewed-scaffold+fnr-0"
+BOTH = {FEDAVG, FNR}
+
+
+def stages(file: str = "dvc.yaml") -> dict[str, Any]:
+    """The stages of a file, by name."""
+    content: dict[str, Any] = YAML(typ="safe", pure=True).load((ROOT / file).read_text())["stages"]
+    return content
+
+
+def test_every_stage_is_a_module() -> None:
+    assert list(stages()) == list(STAGES)
+    assert {f"python -m pipelines.stages {name}" for name in STAGES} == {about["cmd"] for about in stages().values()}
+    assert all((ROOT / "pipelines" / "stages" / f"{name}.py").is_file() for name in STAGES)
+
+
+def test_every_paper_has_a_stage_for_every_size() -> None:
+    (paper,) = stages("papers/dvc.yaml").values()
+    assert paper["matrix"] == {"paper": list(PAPERS), "size": list(SIZES)}
+
+
+@pytest.mark.parametrize("file", ["dvc.yaml", "papers/dvc.yaml"])
+def test_every_output_is_cached(file: str) -> None:
+    """One output that is not would switch DVC's run cache off for its stage."""
+    for about in stages(file).values():
+        for out in about["outs"]:
+            assert isinstance(out, str) or all(options == {"persist": True} for options in out.values())
+
+
+def test_machine_is_no_parameter_of_dvc() -> None:
+    """And everything else that stands in params.yaml is one."""
+    known = set(stages()["plan"]["params"])
+    assert set(config.Config.model_fields) - known == {"machine"}
+
+
+def test_every_stage_depends_on_its_part_of_the_plan() -> None:
+    assert all(f"plan/{name}.json" in about["deps"] for name, about in stages().items() if name != "plan")
+
+
+# What changes which stage's dependencies. `plan` decides it, and DVC compares what `plan` writes.
+
+
+class Copy:
+    """The code of this repository in a folder of its own, to change."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def planned(self, params: str = PARAMS) -> dict[str, dict[str, str]]:
+        """What the plan stage writes with these settings."""
+        (self.folder / "params.yaml").write_text(params)
+        return provenance.plan(config.load(self.folder))
+
+    def edit(self, file: str, old: str, new: str) -> None:
+        text = (self.folder / file).read_text()
+        assert old in text, f"{file}: {old}"
+        (self.folder / file).write_text(text.replace(old, new, 1))
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Repository]:
-    """A copy in which the small experiment has run, but for the deployment."""
-    with repository(tmp_path_factory.mktemp("repository")) as made:
-        made.run("dvc", "repro", "report")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
+    folder = tmp_path_factory.mktemp("code")
+    for name in ("pipelines", "plugins"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    made = Copy(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(provenance, "ROOT", folder)
+        patch.setattr(provenance, "TEMPLATES", folder / "pipelines" / "reporting" / "templates")
+        forget()
         yield made
+    forget()
 
 
-def repro(small: Repository, params: str = PARAMS) -> list[str]:
-    """The stages that DVC really ran."""
-    (small.folder / "params.yaml").write_text(params)
-    said = small.run("dvc", "repro", "report")
-    return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+def forget() -> None:
+    """What provenance knows of files. A process reads each file once."""
+    for cached in (provenance.files, provenance._tree, provenance._imports, provenance._hash):
+        cached.cache_clear()
 
 
-def stages() -> dict[str, Any]:
-    """Every stage of every dvc.yaml, by file and name."""
-    files = [ROOT / "dvc.yaml", *sorted((ROOT / "pipelines").glob("*/dvc.yaml"))]
-    parsed = {str(file.relative_to(ROOT)): YAML(typ="safe", pure=True).load(file.read_text()) for file in files}
-    return {f"{file}:{name}": about for file, content in parsed.items() for name, about in content["stages"].items()}
+def params(*changes: tuple[str, str]) -> str:
+    text = PARAMS
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    return text
 
 
-def test_every_stage_is_a_module_and_every_paper_has_its_own() -> None:
-    names = [name.split(":")[1] for name in stages()]
-    assert list(dict.fromkeys(names)) == list(STAGES)
-    assert names.count("study") == names.count("paper") == len(PAPERS)
+def registered(code: Copy) -> None:
+    """A method of one's own: its file and its lines in the registry."""
+    (code.folder / "plugins" / "baselines" / "mine.py").write_text("class Mine:\n    name = 'mine'\n")
+    code.edit(
+        "plugins/recipes.py",
+        "from plugins.baselines.moon",
+        "from plugins.baselines.mine import Mine\nfrom plugins.baselines.moon",
+    )
+    code.edit("plugins/recipes.py", "        MOON,", "        Mine,\n        MOON,")
 
 
-def test_every_output_metric_and_plot_is_cached() -> None:
-    """One output that is not would switch DVC's run cache off for its stage."""
-    for about in stages().values():
-        outputs = [out for kind in ("outs", "metrics", "plots") for out in about.get(kind, [])]
-        assert outputs
-        assert all(isinstance(out, str) for out in outputs), "options stand in a mapping"
+@contextmanager
+def restored(folder: Path) -> Iterator[None]:
+    """Every file is as it was afterwards, and no other is there."""
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    yield
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in before:
+            path.unlink()
+    for path, content in before.items():
+        if path.read_bytes() != content:
+            path.write_bytes(content)
 
 
-def test_every_dependency_of_the_stages_exists() -> None:
-    files = [dep for about in stages().values() for dep in about["deps"] if dep.startswith(("plugins", "pipelines"))]
-    assert [dep for dep in files if not (ROOT / dep).exists()] == []
+def at_the_end(file: str, text: str) -> Callable[[Copy], None]:
+    """Adds lines to a file."""
+
+    def add(code: Copy) -> None:
+        path = code.folder / file
+        path.write_text(f"{path.read_text()}\n{text}\n")
+
+    return add
 
 
-def test_trainings_depend_on_the_files_of_every_method() -> None:
-    """Of a paper's package it is single files, since its FedML pair changes no training."""
-    deps = stages()["dvc.yaml:train"]["deps"]
-    folders = {str(Path(*METHODS[method].__module__.split(".")[:-1])) for method in METHODS}
-    used = {str(path.relative_to(ROOT)) for method in METHODS for path in code(method)}
-    own = {file for file in used if str(Path(file).parent) in folders and not file.endswith("__init__.py")}
-    assert [file for file in sorted(own) if not any(file == dep or file.startswith(f"{dep}/") for dep in deps)] == []
+STATEMENT = "_NEW = 1"
+WITH_MINE = (("[fedavg, ", "[fedavg, mine, "), ("recipes:\n", "recipes:\n  mine: {}\n"))
+# What changed: in the code, in params.yaml, and the parts of the plan that are others than before.
+ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...], Mapping[str, set[str]]]] = {
+    "a comment in a method that runs": (at_the_end("plugins/fnr/algorithm.py", "# a comment"), (), {}),
+    "another docstring of a function": (
+        lambda code: code.edit("plugins/engines/record.py", '    """', '    """Other words. '), (), {},
+    ),
+    "memory_mb": (None, (("{checkpoint_every: 1}", "{memory_mb: 64}"),), {}),
+    "checkpoint_every": (None, (("{checkpoint_every: 1}", "{checkpoint_every: 7}"),), {}),
+    "processes": (None, (("{checkpoint_every: 1}", "{processes: 2}"),), {}),
+    "a scenario that is not run": (None, (("scenarios:", "scenarios:\n  other: {partition: iid, clients: 3}"),), {}),
+    "a recipe that is not run": (None, (("recipes:\n", "recipes:\n  moon: {}\n"),), {}),
+    "the experiment's name": (None, (("experiment: small", "experiment: large"),), {"report": {"all"}}),
+    "a hyper-parameter of one recipe": (None, (("p: 0.5", "p: 1.0"),), {"train": {FNR}, "report": {"all"}}),
+    "another recipe": (
+        None, (("[fedavg, ", "[fedavg, moon, "), ("recipes:\n", "recipes:\n  moon: {}\n")),
+        {"train": {"skewed-moon-0"}, "report": {"all"}},
+    ),
+    "another seed": (
+        None, (("seeds: [0]", "seeds: [0, 1]"),),
+        {"partition": {"skewed-1"}, "train": {"skewed-fedavg-1", "skewed-scaffold+fnr-1"}, "report": {"all"}},
+    ),
+    "a method is registered and run": (registered, WITH_MINE, {"train": {"skewed-mine-0"}, "report": {"all"}}),
+    "the learning rate": (
+        None, (("lr: 0.1", "lr: 0.2"),), {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
+    ),
+    "the rounds": (None, (("rounds: 3", "rounds: 4"),), {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}}),
+    "the concentration": (
+        None, (("alpha: 0.5", "alpha: 0.6"),),
+        {"partition": {"skewed-0"}, "train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
+    ),
+    "how the data are normalised": (
+        None, (("name: digits", "name: digits, normalise: half"),),
+        {"prepare": {"digits"}, "train": BOTH, "report": {"all"}},
+    ),
+    "the public split": (
+        None, (("public: 50", "public: 60"),),
+        {"partition": {"skewed-0"}, "train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
+    ),
+    "the rounds of the deployment": (None, (("silos: 2, rounds: 1", "silos: 2, rounds: 2"),), {"deploy": {"fedavg"}}),
+    "the code of one method": (at_the_end("plugins/fnr/algorithm.py", STATEMENT), (), {"train": {FNR}}),
+    "the code of a method that does not run": (at_the_end("plugins/baselines/moon.py", STATEMENT), (), {}),
+    "the code of all trainings": (
+        at_the_end("plugins/core/algorithm.py", STATEMENT), (),
+        {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
+    ),
+    "the code of a partition": (
+        at_the_end("plugins/data/partitions/label.py", STATEMENT), (),
+        {"partition": {"skewed-0"}, "deploy": {"fedavg"}},
+    ),
+    "the code of the evaluation": (at_the_end("pipelines/stages/evaluate.py", STATEMENT), (), {"evaluate": {"code"}}),
+    "the code of the tables": (at_the_end("pipelines/reporting/tables.py", STATEMENT), (), {"report": {"all"}}),
+    "a template": (at_the_end("pipelines/reporting/templates/report.md.j2", "words"), (), {"report": {"all"}}),
+    "the code of MLflow's runs": (at_the_end("pipelines/tracking/runs.py", STATEMENT), (), {}),
+    "the code of the silos": (at_the_end("plugins/silo/wire.py", STATEMENT), (), {"deploy": {"fedavg"}}),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def before(code: Copy) -> dict[str, dict[str, str]]:
+    return code.planned(PARAMS)
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_what_a_change_makes_out_of_date(
+    code: Copy, before: dict[str, dict[str, str]], what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit, changes, expected = ROWS[what]
+    mine = type("Mine", (recipes.METHODS["moon"],), {"__module__": "plugins.baselines.mine", "name": "mine"})
+    if changes == WITH_MINE:
+        monkeypatch.setitem(recipes.METHODS, "mine", mine)
+    with restored(code.folder):
+        if edit is not None:
+            edit(code)
+            forget()
+        after = code.planned(params(*changes))
+    if edit is not None:
+        forget()
+    found = {
+        stage: {name for name, value in hashes.items() if before[stage].get(name) != value}
+        for stage, hashes in after.items()
+    }
+    assert {stage: names for stage, names in found.items() if names} == expected
+
+
+# With DVC itself.
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Repository:
+    """A committed copy in which the small experiment has run, but for the deployment."""
+    made = Repository(copy(tmp_path_factory.mktemp("repository") / "small"))
+    made.repro()
+    made.commit()
+    return made
+
+
+def damage(folder: Path) -> None:
+    (folder / "runs" / FNR / "rounds.csv").unlink()
+    metrics = folder / "evaluation" / FEDAVG / "metrics.json"
+    metrics.write_text(metrics.read_text()[:20])
 
 
 @pytest.mark.slow
-def test_a_second_run_does_nothing(small: Repository) -> None:
-    assert repro(small) == []
+def test_what_dvc_runs(small: Repository) -> None:
+    """One change after the other: the stages that run, and how many items are trained."""
+    moon = small.folder / "plugins" / "baselines" / "moon.py"
+    original, results = moon.read_text(), ["train", "evaluate", "report"]
+    steps: list[tuple[str, Callable[[], object], str, list[str], int]] = [
+        ("nothing", lambda: None, PARAMS, [], 0),
+        ("a comment", lambda: moon.write_text(f"{moon.read_text()}# a comment\n"), PARAMS, ["plan"], 0),
+        ("the machine", lambda: None, params(("{checkpoint_every: 1}", "{memory_mb: 99, processes: 1}")), [], 0),
+        ("the name", lambda: None, params(("experiment: small", "experiment: other")), ["plan", "report"], 0),
+        ("a setting", lambda: None, params(("p: 0.5", "p: 1.0")), ["plan", *results], 1),
+        ("damage", lambda: damage(small.folder), params(("p: 0.5", "p: 1.0")), ["train", "evaluate"], 0),
+        ("a seed", lambda: None, params(("seeds: [0]", "seeds: [0, 1]")), ["plan", "partition", *results], 2),
+        ("all back", lambda: moon.write_text(original), PARAMS, ["plan", "partition", *results], 0),
+    ]
+    for what, change, settings, expected, trainings in steps:
+        change()
+        before = small.trained()
+        ran = small.repro(settings)
+        assert set(ran) <= set(expected), what
+        assert len(small.trained() - before) == trainings, what
+        # What DVC has seen before it takes from its cache of runs.
+        assert ran == expected or trainings == 0, what
+        assert {path.name for path in (small.folder / "runs").iterdir()} == (
+            {FEDAVG, FNR, "skewed-fedavg-1", "skewed-scaffold+fnr-1"} if what == "a seed" else BOTH
+        ), what
+    assert small.run("git", "status", "--porcelain", "dvc.lock") == "", "the way back ends where it began"
 
 
 @pytest.mark.slow
-def test_compiled_modules_are_no_change(small: Repository) -> None:
-    (small.folder / "plugins" / "core" / "__pycache__").mkdir(exist_ok=True)
-    (small.folder / "plugins" / "core" / "__pycache__" / "trees.cpython-399.pyc").write_bytes(b"compiled")
-    assert repro(small) == []
+def test_a_clone_has_everything_after_a_pull(small: Repository, tmp_path: Path) -> None:
+    small.repro()
+    small.run("dvc", "remote", "add", "--local", "--default", "folder", str(tmp_path / "remote"))
+    small.run("dvc", "push")
+    clone = Repository(tmp_path / "clone")
+    small.run("git", "clone", "--quiet", str(small.folder), str(clone.folder))
+    clone.run("dvc", "remote", "add", "--local", "--default", "folder", str(tmp_path / "remote"))
+    clone.run("dvc", "pull", "plan", "prepare", "partition", "train", "evaluate", "report")
+    for name in (f"runs/{FNR}/model.safetensors", "report/report.html", f"evaluation/{FEDAVG}/metrics.json"):
+        assert (clone.folder / name).read_bytes() == (small.folder / name).read_bytes()
+    assert clone.repro() == []
 
 
 @pytest.mark.slow
-def test_a_recipe_s_change_reruns_that_recipe_and_its_way_back_nothing(small: Repository) -> None:
-    changed = repro(small, PARAMS.replace("{p: 0.5}", "{p: 1.0}"))
-    assert set(changed) == {f"train@{KEY}", f"evaluate@{KEY}", "report"}
-    assert repro(small) == []
-
-
-@pytest.mark.slow
-def test_a_seed_more_leaves_the_others_alone(small: Repository) -> None:
-    added = repro(small, PARAMS.replace("seeds: [0]", "seeds: [0, 1]"))
-    # Sorted: DVC keeps no order between stages that do not depend on each other.
-    assert sorted(name for name in added if name.startswith(("partition", "train"))) == [
-        "partition@skewed-1", "train@skewed-fedavg-1", "train@skewed-scaffold+fnr-1",
-    ]  # fmt: skip
-    # The folder of all runs, which the report reads, now holds more.
-    assert repro(small) == ["report"]
-
-
-@pytest.mark.slow
-def test_what_does_not_change_a_result_reruns_no_training(small: Repository) -> None:
-    """The name of the experiment, and a scenario that is not run."""
-    other = "scenarios:\n  other: {partition: iid, clients: 3}"
-    ran = repro(small, PARAMS.replace("experiment: small", "experiment: large").replace("scenarios:", other))
-    assert [name for name in ran if name.startswith(("prepare", "partition", "train"))] == []
-
-
-@pytest.mark.slow
-def test_changed_code_of_a_plugin_reruns_training(small: Repository) -> None:
-    path = small.folder / "plugins" / "fnr" / "algorithm.py"
-    before = path.read_text()
-    path.write_text(before + "\n# changed\n")
-    stale = small.run("dvc", "status", f"train@{KEY}")
-    path.write_text(before)
-    assert "plugins/fnr/algorithm.py" in stale
-
-
-@pytest.mark.slow
-def test_metrics_and_plots_are_there_to_look_at(small: Repository) -> None:
-    repro(small)
-    shown = small.run("dvc", "metrics", "show", "--md")
-    assert f"evaluation/{KEY}/metrics.json" in shown
-    assert "accuracy_last5_mean" in shown
-    small.run("dvc", "plots", "show", "--out", "plots")
+def test_dvc_s_experiments(small: Repository) -> None:
+    """One at once and one from the queue, in a copy that DVC makes; both are shown beside the workspace."""
+    small.repro()
+    before = small.trained()
+    small.run("dvc", "exp", "run", "report", "--name", "slower", "--set-param", "train.lr=0.05")
+    assert len(small.trained() - before) == 2
+    small.run("dvc", "exp", "run", "report", "--queue", "--name", "queued", "--set-param", "train.lr=0.025")
+    small.run("dvc", "queue", "start")
+    while "Running" in (said := small.run("dvc", "queue", "status")) or "Queued" in said:
+        time.sleep(2)
+    assert "Success" in said, small.run("dvc", "queue", "logs", "queued")
+    assert len(small.trained() - before) == 4, "the store is the repository's"
+    rows = {row["Experiment"]: row for row in csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())}
+    assert {rows[name]["train.lr"] for name in ("slower", "queued")} == {"0.05", "0.025"}
+    (measured,) = [name for name in rows["queued"] if name.endswith("fedavg.accuracy")]
+    assert rows["slower"][measured] != rows["queued"][measured]
+    assert "train.lr" in small.run("dvc", "params", "diff")
+    assert "fedavg" in small.run("dvc", "metrics", "diff", "slower", "queued")
+    small.run("dvc", "plots", "diff", "slower", "queued", "--out", "plots")
     assert "scaffold+fnr" in (small.folder / "plots" / "index.html").read_text()
 
 
 @pytest.mark.slow
 def test_an_error_of_a_stage_is_one_line(small: Repository) -> None:
-    (small.folder / "params.yaml").write_text(PARAMS.replace("clients: 4", "clients: 2000"))
+    (small.folder / "params.yaml").write_text(params(("clients: 4", "clients: 2000")))
     said = small.run("dvc", "repro", "report", code=255)
     assert [line for line in said.splitlines() if line.startswith("error: ")] == [
         "error: params.yaml: scenarios.skewed: clients=2000 is refused; allowed: 1 to 1243 (1243 training samples)"
     ]
     assert "Traceback" not in said
-    assert repro(small) == []
+    small.repro()
 
 
-def stages_below(pid: int) -> Iterator[int]:
-    """Ids of the processes below `pid` that run a training stage."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
-    rows = [(int(row[0]), int(row[1]), row[2]) for row in (line.split(None, 2) for line in listed.splitlines())]
-    below = {pid}
-    for _ in rows:
-        below |= {child for child, parent, _ in rows if parent in below}
-    yield from (child for child, _, command in rows if child in below and "pipelines.stage train" in command)
+def below(process: int) -> set[int]:
+    """Ids of the processes that a process has started, and those that they have."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
+    found = {process}
+    for _ in pairs:
+        found |= {child for child, parent in pairs if parent in found}
+    return found - {process}
 
 
 @pytest.mark.slow
-def test_a_killed_training_ends_with_the_same_bits(small: Repository) -> None:
-    """`kill -9` at random moments, and `dvc repro` after each: the hash of the final weights is the undisturbed one."""
-    repro(small, PARAMS.replace("rounds: 3", "rounds: 40"))
-    record = small.folder / "runs" / KEY / "run.json"
-    expected = json.loads(record.read_text())["weights_sha256"]
-    # Forced, or the run cache would answer at once.
-    command = ["dvc", "repro", "--force", "--single-item", f"train@{KEY}"]
-    began = time.monotonic()
-    small.run(*command)
-    undisturbed = time.monotonic() - began
-    source = random.Random(SEED)
-    killed = 0
-    while killed < KILLS:
-        process = small.start(*command)
-        victim = None
-        while victim is None and process.poll() is None:
-            victim = next(stages_below(process.pid), None)
-        time.sleep(source.uniform(0, undisturbed))
-        if victim is not None and process.poll() is None:
-            try:
-                os.kill(victim, signal.SIGKILL)
-                killed += 1
-            except ProcessLookupError:
-                pass
-        process.communicate(timeout=100)
-        if record.exists():
-            assert json.loads(record.read_text())["weights_sha256"] == expected
-    small.run(*command)
-    assert json.loads(record.read_text())["weights_sha256"] == expected
-    assert list((small.folder / ".resume").iterdir()) == []
+def test_an_interrupt_ends_everything_in_one_line(tmp_path: Path) -> None:
+    """Ctrl-C reaches every process of the training. The next run goes on."""
+    small = Repository(copy(tmp_path / "small"))
+    long = params(("rounds: 3", "rounds: 100000"), ("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}"))
+    (small.folder / "params.yaml").write_text(long)
+    run_stages(small.folder, ("prepare", "partition"))
+    process = small.start("python", "-m", "pipelines.stages", "train")
+    while len(list(small.folder.glob(".resume/*/checkpoint.safetensors"))) < 2:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    children = below(process.pid)
+    os.killpg(process.pid, signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 130, said
+    # Above it is progress, if enough time has passed.
+    assert said.splitlines()[-1] == "interrupted; the same command goes on from here" and "Traceback" not in said
+    assert len(children) >= 2 and not any(alive(child) for child in children)
+    assert not (small.folder / "runs").exists()
+    assert len(list(small.folder.glob(".resume/*/checkpoint.safetensors"))) == 2

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import keep
+from pipelines.tools import keep
 from tests.pipelines.by_hand import diverged, paper, run
 
 TARGETS = """\
@@ -34,7 +34,7 @@ recipe_names: [a, b]
 recipes: {a: {recipe: fedavg}, b: {recipe: fedavg}}
 seeds: [0, 1, 2]
 train: {model: mlp, rounds: 2, epochs: 1, batch_size: 50, lr: 0.1}
-deploy: {recipe: a, scenario: near}
+deploy: {recipe: a, scenario: near, silos: 2}
 """
 MADE = {"git_commit": "c0ffee", "cpu": "Some CPU", "cores": "2", "python": "3.11.4", "torch": "2.1", "fedml": "0.8",
         "device": "cpu"}  # fmt: skip
@@ -42,7 +42,7 @@ DRAWN = "word vectors: drawn at random"
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def repository(tmp_path: Path) -> Path:
     """One run of A that leaks, made by another commit than one of B, of which seed 1 diverged. C is in no table."""
     paper(tmp_path, TARGETS, "{}")
     accuracies = [0.123456789, None, 0.3, 0.5, 0.4, 0.6, 0.2]  # best 0.6, final 0.2, mean of the last five 0.4
@@ -50,8 +50,11 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run(tmp_path, "near", "b", 0, [0.5], tags=MADE | {"git_commit": "bad"})
     run(tmp_path, "near", "c", 0, [0.5], tags=MADE)
     diverged(tmp_path, "near-b-1")
-    monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def keep_in(root: Path, *arguments: str) -> int:
+    return keep.main([*arguments, "--root", str(root)])
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -60,7 +63,7 @@ def lines(path: Path) -> list[dict[str, str]]:
 
 
 def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> None:
-    assert keep.main(["ccn-tab9", "--size", "smoke"]) == 0
+    assert keep_in(repository, "ccn-tab9", "--size", "smoke") == 0
     place = repository / "docs" / "results"
     ends = {".md", ".csv", "-rounds.csv", "-runs.csv"}
     assert {path.name for path in place.iterdir()} == {f"ccn-tab9-smoke{end}" for end in ends}
@@ -83,7 +86,8 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     page = (place / "ccn-tab9-smoke.md").read_text()
     assert "| A | 0.60 LEAK [1] |" in page and "0.50; 1 of 2 seeds diverges" in page
     assert page.split("## Made with\n\n")[1].splitlines() == [
-        "- Command: `make table ID=ccn-tab9 SIZE=smoke`; kept by `python -m pipelines.keep ccn-tab9 --size smoke`.",
+        "- Command: `make table ID=ccn-tab9 SIZE=smoke`; kept by "
+        "`python -m pipelines.tools.keep ccn-tab9 --size smoke`.",
         "- Commit of the code: c0ffee (1 run), bad (1 run).",
         "- CPU: Some CPU.",
         "- Cores: 2.",
@@ -98,7 +102,7 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
 
 
 def test_a_figure_is_kept_with_its_picture_and_the_columns_that_it_draws(repository: Path) -> None:
-    assert keep.main(["ccn-fig9", "--size", "smoke"]) == 0
+    assert keep_in(repository, "ccn-fig9", "--size", "smoke") == 0
     place = repository / "docs" / "results"
     assert "](ccn-fig9-smoke.png)" in (place / "ccn-fig9-smoke.md").read_text()
     assert (place / "ccn-fig9-smoke.png").read_bytes().startswith(b"\x89PNG")
@@ -107,19 +111,15 @@ def test_a_figure_is_kept_with_its_picture_and_the_columns_that_it_draws(reposit
     assert rounds[0]["bytes_up"] == "10.0"
 
 
-def test_what_runs_did_not_record_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_runs_did_not_record_is_said(tmp_path: Path) -> None:
     run(paper(tmp_path, TARGETS, "{}"), "near", "a", 0, [0.5])
-    monkeypatch.chdir(tmp_path)
-    assert keep.main(["ccn-tab9", "--size", "smoke"]) == 0
+    assert keep_in(tmp_path, "ccn-tab9", "--size", "smoke") == 0
     page = (tmp_path / "docs" / "results" / "ccn-tab9-smoke.md").read_text()
     assert "- CPU: not recorded." in page and "- GPU" not in page
 
 
-def test_nothing_is_kept_where_nothing_has_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(paper(tmp_path, TARGETS, "{}"))
-    assert keep.main(["ccn-tab9", "--size", "smoke"]) == 2
+def test_nothing_is_kept_where_nothing_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert keep_in(paper(tmp_path, TARGETS, "{}"), "ccn-tab9", "--size", "smoke") == 2
     assert "none of its runs has ended; run `make table ID=ccn-tab9 SIZE=smoke` first" in capsys.readouterr().err
     assert not (tmp_path / "docs").exists()
 
@@ -133,7 +133,7 @@ def test_a_long_result_keeps_some_rounds_and_the_last(repository: Path) -> None:
     part, stride = keep.rounds_csv(used, ["test_accuracy"], len(whole))
     found = list(csv.DictReader(part.decode().splitlines()))
     assert stride == 2 and [row["round"] for row in found] == ["2", "4", "6", "7", "1"]
-    with pytest.raises(keep.UserError, match="one in 100; allowed: less than 9"):
+    with pytest.raises(keep.UserError, match="bytes; allowed: less than 9"):
         keep.rounds_csv(used, ["test_accuracy"], 9)
 
 
@@ -143,11 +143,13 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     (repository / "papers/ccn/smoke/studies/one/runs").rename(place)
     (place / "near-b-0" / "run.json").unlink()
     (repository / "params.yaml").write_text(EXPERIMENT)
-    assert keep.main(["mine"]) == 0
+    assert keep_in(repository, "mine") == 0
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()
-    assert "| a LEAK | 20.00 |" in page and "Command: `make repro`; kept by `python -m pipelines.keep mine`." in page
-    assert "1 runs (planned: 6); missing: near-a-1, near-a-2, near-b-0, near-b-1, near-b-2" in page
+    assert (
+        "| a LEAK | 20.00 |" in page and "Command: `make repro`; kept by `python -m pipelines.tools.keep mine`." in page
+    )
+    assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]
     assert {row["study"] for row in lines(kept / "mine-rounds.csv")} == {"toy"}
     assert lines(kept / "mine.csv")[0]["recipe"] == "a"

@@ -10,18 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines import stage
+from pipelines.stages import __main__ as stage
 from plugins.data import datasets
 from plugins.data.dataset import Dataset
-from tests.pipelines.small import PARAMS
-
-
-@pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    return tmp_path
+from tests.pipelines.small import PARAMS, run_stages
 
 
 def set_data(folder: Path, line: str) -> None:
@@ -50,55 +42,52 @@ def own_femnist(folder: Path, names: Sequence[str], n: int, pixel: Callable[[int
         (folder / "femnist" / part / "all_data_0.json").write_text(json.dumps(content))
 
 
-def test_arrays(workplace: Path) -> None:
-    set_data(workplace, "{name: arrays, root: mine, normalise: none, validation: 0.1, public: 5}")
-    own_arrays(workplace / "mine")
-    assert stage.run(["prepare"]) == 0
-    found = Dataset.read(workplace / "data" / "arrays.safetensors")
-    assert found.checksum == datasets.load("arrays", workplace / "mine", normalise="none").checksum
+def test_arrays(tmp_path: Path) -> None:
+    set_data(tmp_path, "{name: arrays, root: mine, normalise: none, validation: 0.1, public: 5}")
+    own_arrays(tmp_path / "mine")
+    run_stages(tmp_path, ("prepare",))
+    found = Dataset.read(tmp_path / "data" / "arrays.safetensors")
+    assert found.checksum == datasets.load("arrays", tmp_path / "mine", normalise="none").checksum
     assert found.train_owner is not None and found.train_owner.tolist() == [0, 1] * 15
-    with np.load(workplace / "mine" / "test.npz") as file:
+    with np.load(tmp_path / "mine" / "test.npz") as file:
         assert np.array_equal(found.test_x.numpy(), file["x"].astype(np.float32))
 
 
-def test_femnist(workplace: Path) -> None:
-    set_data(workplace, "{name: femnist, root: leaf, size: null, validation: 0.1, public: 0}")
-    own_femnist(workplace / "leaf", ["f1", "f0"], 3, lambda label: label)
-    assert stage.run(["prepare"]) == 0
-    found = Dataset.read(workplace / "data" / "femnist.safetensors")
-    assert found.checksum == datasets.load("femnist", workplace / "leaf").checksum
+def test_femnist(tmp_path: Path) -> None:
+    set_data(tmp_path, "{name: femnist, root: leaf, size: null, validation: 0.1, public: 0}")
+    own_femnist(tmp_path / "leaf", ["f1", "f0"], 3, lambda label: label)
+    run_stages(tmp_path, ("prepare",))
+    found = Dataset.read(tmp_path / "data" / "femnist.safetensors")
+    assert found.checksum == datasets.load("femnist", tmp_path / "leaf").checksum
     assert found.test_owner is not None and found.test_owner.tolist() == [0, 0, 0, 1, 1, 1]
     assert found.test_x[:, 0, 0, 0].tolist() == [0, 1, 2] * 2 and len(found.classes) == 62
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of mlflow's own use of SQLAlchemy
 @pytest.mark.parametrize(("partition", "writers"), [("natural", [1, 1]), ("natural_grouped", [2, 2])])
-def test_femnist_from_files_to_an_evaluated_round(workplace: Path, partition: str, writers: list[int]) -> None:
+def test_femnist_from_files_to_an_evaluated_round(tmp_path: Path, partition: str, writers: list[int]) -> None:
     """Four writers of three classes in LEAF's files: two clients, one writer or two each, and their own test images."""
     rng = np.random.default_rng(1)
-    own_femnist(workplace / "leaf", ["w0", "w1", "w2", "w3"], 12, lambda label: rng.integers(0, 60) + 60 * label)
-    set_data(workplace, "{name: femnist, root: leaf, validation: 0, public: 0}")
-    text = (workplace / "params.yaml").read_text()
+    own_femnist(tmp_path / "leaf", ["w0", "w1", "w2", "w3"], 12, lambda label: rng.integers(0, 60) + 60 * label)
+    set_data(tmp_path, "{name: femnist, root: leaf, validation: 0, public: 0}")
+    text = (tmp_path / "params.yaml").read_text()
     text = text.replace("partition: dirichlet, clients: 4, alpha: 0.5", f"partition: {partition}, clients: 2")
     text = text.replace("model: mlp, rounds: 3", "model: cnn, model_options: {channels: 2, hidden: 8}, rounds: 1")
-    (workplace / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
-    part = ["--scenario", "skewed", "--seed", "0"]
-    assert stage.run(["prepare"]) == stage.run(["partition", *part]) == 0
-    item = [*part, "--recipe", "fedavg"]
-    assert stage.run(["train", *item]) == stage.run(["evaluate", *item]) == stage.run(["report"]) == 0
+    (tmp_path / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
+    run_stages(tmp_path, ("prepare", "partition", "train", "evaluate", "report"))
 
-    data = Dataset.read(workplace / "data" / "femnist.safetensors")
-    indices = json.loads((workplace / "partitions" / "skewed-0" / "indices.json").read_text())
+    data = Dataset.read(tmp_path / "data" / "femnist.safetensors")
+    indices = json.loads((tmp_path / "partitions" / "skewed-0" / "indices.json").read_text())
     assert data.train_owner is not None and data.test_owner is not None
     owners = [set(data.train_owner[part].tolist()) for part in indices["clients"]]
     assert list(map(len, owners)) == writers and not owners[0] & owners[1]
     assert [set(data.test_owner[part].tolist()) for part in indices["test_clients"]] == owners
-    with (workplace / "evaluation" / "skewed-fedavg-0" / "per_client.csv").open(newline="") as file:
+    with (tmp_path / "evaluation" / "skewed-fedavg-0" / "per_client.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [int(row["test_samples"]) for row in rows] == [12 * n for n in writers]
     assert all(0 <= float(row["test_accuracy"]) <= 1 for row in rows)
-    metrics = json.loads((workplace / "evaluation" / "skewed-fedavg-0" / "metrics.json").read_text())
-    assert 0 <= metrics["accuracy"] <= 1 and (workplace / "report" / "report.html").is_file()
+    metrics = json.loads((tmp_path / "evaluation" / "skewed-fedavg-0" / "metrics.json").read_text())
+    assert 0 <= metrics["accuracy"] <= 1 and (tmp_path / "report" / "report.html").is_file()
 
 
 @pytest.mark.parametrize(
@@ -113,9 +102,9 @@ def test_femnist_from_files_to_an_evaluated_round(workplace: Path, partition: st
         ),
     ],
 )
-def test_refusals(workplace: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
-    set_data(workplace, line)
-    assert stage.run(["prepare"]) == 2
+def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str) -> None:
+    set_data(tmp_path, line)
+    assert stage.main(["prepare", "--root", str(tmp_path)]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
-    assert [file.name for file in workplace.iterdir()] == ["params.yaml"]
+    assert [file.name for file in tmp_path.iterdir()] == ["params.yaml"]

@@ -7,22 +7,22 @@ import io
 import os
 import re
 import shutil
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from pipelines import check, config, study, workers
-from pipelines import paper as stage
-from pipelines.config import Config
-from pipelines.studies import SIZES, of_paper, read_yaml
-from pipelines.targets.build import build, builder
-from pipelines.targets.measured import Measured
-from pipelines.targets.spec import Built, address, of_targets
+from pipelines.experiment.config import read_yaml
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import report as stage
+from pipelines.papers import study
+from pipelines.papers.studies import SIZES, of_paper
+from pipelines.papers.targets.build import build, builder
+from pipelines.papers.targets.measured import Measured
+from pipelines.papers.targets.spec import Built, address, of_targets
 from plugins import recipes
-from tests.pipelines.by_hand import assert_titles_as_reported, paper, run
+from tests.pipelines.by_hand import assert_titles_as_reported, paper, run, sound
 from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
@@ -51,7 +51,7 @@ def test_titles_are_those_of_the_reported_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ccn-tab1", "ccn-tab2"])
 def test_printed_gains_are_differences_but_for_the_one_that_is_misprinted(name: str) -> None:
-    reported = read_yaml(ROOT / "pipelines" / "ccn" / "reported.yaml")[name]
+    reported = read_yaml(ROOT / "pipelines" / "papers" / "ccn" / "reported.yaml")[name]
     odd = {
         (scheme, column)
         for scheme, row in reported["rows"].items()
@@ -94,15 +94,9 @@ def test_the_exact_setting_is_the_paper_s() -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_study_is_a_sound_experiment(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_study_is_a_sound_experiment(size: str, tmp_path: Path) -> None:
     for one in of_paper("ccn", size, ROOT).values():
-        folder = tmp_path / one.name
-        folder.mkdir()
-        (folder / config.FILE).write_text(one.yaml(tmp_path))
-        monkeypatch.chdir(folder)
-        check.check(Namespace())
-        settings: Config = config.load()
-        assert settings.train.checkpoint_every == 1
+        settings = sound(one, tmp_path)
         assert all(" " not in name and "leak" not in name for name in settings.recipe_names)
         if size == "smoke":
             assert settings.data.name == "digits" and settings.train.rounds <= 6
@@ -160,7 +154,7 @@ def test_similarity(tmp_path: Path) -> None:
     assert "with FedAvg and 0.7500 normalised, closer by 0.15000, more than the spread" in client
     assert "0.6000 with FedAvg" in client and "(0.07071)" in client and client.startswith("Client 3: ")
     assert "is 0.9000 with FedAvg and 0.8000 normalised, farther away by 0.10000" in others
-    assert "a weight of 0.500 on average, where an equal share is 0.333; client 3 has most" in weight
+    assert "a weight of 0.500 on average, where an equal weight is 0.333; client 3 has most" in weight
     line = rows(built)[5]  # seed 0, round 2, client 3
     assert (line["seed"], line["round"], line["client"]) == ("0", "2", "3")
     assert float(line["similarity_original"]) == pytest.approx(0.7, abs=1e-6)
@@ -177,7 +171,7 @@ def test_similarity_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
     assert made(tmp_path).missing == ("a seed that both have",)
     run(tmp_path, "near", "b", 0, [0.1], recorded=cosines([0.9, 0.9, 0.25]))
     built = made(tmp_path)
-    assert "farther away by 0.25000 on one seed: no evidence either way" in built.words[0]
+    assert "farther away by 0.25000, on one seed: no evidence either way" in built.words[0]
 
 
 def test_a_change_within_the_spread_is_said(tmp_path: Path) -> None:
@@ -186,7 +180,9 @@ def test_a_change_within_the_spread_is_said(tmp_path: Path) -> None:
     for seed, end in ((0, 0.8), (1, 0.4)):
         run(tmp_path, "near", "a", seed, [0.1], recorded=cosines([0.9, 0.9, 0.5]))
         run(tmp_path, "near", "b", seed, [0.1], recorded=cosines([0.9, 0.9, end]))
-    assert "closer by 0.10000, within the spread of that difference over seeds (0.28284)" in made(tmp_path).words[0]
+    assert (
+        "closer by 0.10000, which is within the spread over seeds (0.28284): not told apart" in made(tmp_path).words[0]
+    )
 
 
 CONVERGENCE = """\
@@ -229,14 +225,12 @@ def test_convergence_without_runs(tmp_path: Path) -> None:
     assert built.words == () and built.files == {} and len(built.missing) == 8
 
 
-def test_figure_1_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_1_end_to_end(tmp_path: Path) -> None:
     """From digits to the report, in a folder of its own; the normalisation prefers the client that is apart."""
-    shutil.copytree(ROOT / "pipelines" / "ccn", tmp_path / "pipelines" / "ccn")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.setenv(workers.VARIABLE, "1")
-    assert study.main(["--paper", "ccn", "--study", "similarity", "--size", "smoke"]) == 0
-    assert stage.main(["--paper", "ccn", "--size", "smoke"]) == 0
+    shutil.copytree(ROOT / "pipelines" / "papers" / "ccn", tmp_path / "pipelines" / "papers" / "ccn")
+    here = Workspace.of(tmp_path, {})
+    study.execute(here, of_paper("ccn", "smoke", tmp_path)["similarity"])
+    stage.run(here, "ccn", "smoke")
     place = tmp_path / "papers" / "ccn" / "smoke"
     assert {f"{name}.md" for name in TARGETS} < set(os.listdir(place / "report"))
     assert (place / "report" / "ccn-fig1.png").stat().st_size < 200_000

@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import shutil
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,19 +14,23 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pipelines import check, config, paper, study
-from pipelines.fednnnn import figures
-from pipelines.studies import SIZES, of_paper, read_yaml
-from pipelines.targets.build import build, builder
-from pipelines.targets.measured import Measured
-from pipelines.targets.spec import Target, of_targets
+from pipelines.experiment.config import read_yaml
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import report as paper
+from pipelines.papers import study
+from pipelines.papers.fednnnn import figures
+from pipelines.papers.studies import SIZES, of_paper
+from pipelines.papers.targets.build import build, builder
+from pipelines.papers.targets.measured import Measured
+from pipelines.papers.targets.spec import Target, of_targets
 from plugins.core.errors import UserError
+from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
-FOLDER = ROOT / "pipelines" / "fednnnn"
+FOLDER = ROOT / "pipelines" / "papers" / "fednnnn"
 # 1, 2, 5 and 6 are drawings without data.
 FIGURES = [3, 4, *range(7, 34)]
 TABLES = [1, 2, 3, 4, 5]
@@ -56,8 +59,8 @@ def targets() -> dict[str, Target]:
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """A repository with one study of the paper, of which nothing has been run."""
-    (tmp_path / "pipelines" / "fednnnn").mkdir(parents=True)
-    (tmp_path / "pipelines" / "fednnnn" / "params.yaml").write_text(TOY)
+    (tmp_path / "pipelines" / "papers" / "fednnnn").mkdir(parents=True)
+    (tmp_path / "pipelines" / "papers" / "fednnnn" / "params.yaml").write_text(TOY)
     return tmp_path
 
 
@@ -66,13 +69,15 @@ def ran(root: Path, recipe: str, seed: int = 0, **columns: Sequence[float]) -> N
     folder = root / "papers" / "fednnnn" / "smoke" / "studies" / "toy" / "runs" / f"some-{recipe}-{seed}"
     folder.mkdir(parents=True)
     columns = {"test_accuracy": [0.5] * len(next(iter(columns.values()))), **columns}
-    names = ["round", "bytes_up", "bytes_down", "seconds", *columns]
+    names = ["round", "bytes_up", "bytes_down", *columns]
     lines = [",".join(names)]
     for t, values in enumerate(zip(*columns.values(), strict=True), start=1):
-        lines.append(",".join(map(str, (t, 1, 1, 1, *values))))
+        lines.append(",".join(map(str, (t, 1, 1, *values))))
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
     record = {"scenario": "some", "recipe": recipe, "composition": recipe, "seed": seed, "weights_sha256": "0"}
-    (folder / "run.json").write_text(json.dumps(record | {"params": {}, "tags": {}, "final": {}, "notes": []}))
+    (folder / "run.json").write_text(
+        json.dumps(record | {"params": {"train.rounds": len(lines) - 1}, "tags": {}, "final": {}, "notes": []})
+    )
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -124,16 +129,11 @@ def test_a_table_without_a_unit_is_introduced_without_one() -> None:
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_is_a_valid_experiment(
-    name: str, size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_study_is_a_valid_experiment(name: str, size: str, tmp_path: Path) -> None:
     found = of_paper("fednnnn", size, ROOT)
     assert sorted(found) == sorted(STUDIES)
-    (tmp_path / config.FILE).write_text(found[name].yaml(ROOT))
-    monkeypatch.chdir(tmp_path)
-    settings = config.load()
-    check.check(Namespace())
-    assert settings.train.checkpoint_every == 1 and settings.data.validation == 0
+    settings = sound(found[name], tmp_path)
+    assert settings.data.validation == 0
     if size == "paper":
         assert settings.seeds == [0, 1, 2]
     if size == "smoke":
@@ -250,7 +250,7 @@ def test_path_tells_a_line_that_stops_from_one_that_goes_on(toy: Path) -> None:
     ran(toy, "fedavg", s=[1, 2, 4, 8])
     ran(toy, "fednnnn", s=[5, 9, 9.5, 10])
     built = build(target("path", [{"title": "S", "column": "s"}]), Measured("fednnnn", "smoke", toy))
-    said = "Share of the whole way that lies in the second half of the rounds: FedAvg 75 %, FedNNNN 10 %."
+    said = "Fraction of the whole way that lies in the second half of the rounds: FedAvg 75 %, FedNNNN 10 %."
     assert built.words[0] == said
 
 
@@ -298,18 +298,16 @@ def test_a_network_with_other_blocks_is_refused() -> None:
         figures.network(changed, Measured("fednnnn", "smoke", ROOT))
 
 
-def test_a_smoke_study_becomes_cells_and_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_smoke_study_becomes_cells_and_curves(tmp_path: Path) -> None:
     """One of the eight studies of table 2: its cells have numbers, the others say that they are not run yet."""
     shutil.copytree(
-        FOLDER, tmp_path / "pipelines" / "fednnnn", ignore=shutil.ignore_patterns("__pycache__", "dvc.lock")
+        FOLDER, tmp_path / "pipelines" / "papers" / "fednnnn", ignore=shutil.ignore_patterns("__pycache__", "dvc.lock")
     )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
     one = of_paper("fednnnn", "smoke", tmp_path)["mnist-noniid-ub"]
-    study.execute(tmp_path, one)
+    study.execute(Workspace.of(tmp_path, {}), one)
     found = of_targets("fednnnn", tmp_path)
     wanted = {name: found[name] for name in ("nnnn-tab2", "nnnn-fig19", "nnnn-fig20")}
-    place = paper.write("fednnnn", "smoke", tmp_path, wanted, "report").folder
+    place = paper.write("fednnnn", "smoke", tmp_path, wanted).folder
     rows = table(place / "nnnn-tab2.csv")
     run = [row for row in rows if row["measured"]]
     assert {row["column"] for row in run} == {"non-IID - UB, MNIST", "non-IID - UB, MNIST, last round"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
@@ -19,18 +18,22 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from pipelines import check, config, paper, study
-from pipelines.studies import SIZES, of_paper, read_yaml
-from pipelines.targets import table
-from pipelines.targets.build import build, builder
-from pipelines.targets.measured import Measured
-from pipelines.targets.spec import Built, Target, of_targets
+from pipelines.experiment.config import read_yaml
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import report as paper
+from pipelines.papers import study
+from pipelines.papers.studies import SIZES, of_paper
+from pipelines.papers.targets import table
+from pipelines.papers.targets.build import build, builder
+from pipelines.papers.targets.measured import Measured
+from pipelines.papers.targets.spec import Built, Target, of_targets
 from plugins.data.dataset import Dataset, Raw
+from tests.pipelines.by_hand import sound
+from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
-ROOT = Path(__file__).parents[2]
 IDS = {
     "fnr-fig1", "fnr-fig2", "fnr-fig4", "fnr-fig5", "fnr-tab2", "fnr-tab3", "fnr-tab4", "fnr-tab5", "fnr-tab6",
 }  # fmt: skip
@@ -80,16 +83,10 @@ def test_titles_are_the_paper_s(name: str) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_every_study_is_valid(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_study_is_valid(size: str, tmp_path: Path) -> None:
     """Also that every entry that leaks says so in its name."""
     for one in of_paper("fnr", size, ROOT).values():
-        folder = tmp_path / one.name
-        folder.mkdir()
-        (folder / "params.yaml").write_text(one.yaml(ROOT))
-        monkeypatch.chdir(folder)
-        check.check(argparse.Namespace())
-        settings = config.load()
-        assert settings.train.checkpoint_every == 1
+        settings = sound(one, tmp_path)
         if size == "paper":
             assert (settings.train.rounds, settings.train.epochs, settings.train.batch_size) == (10, 10, 64)
             assert {scenario.cohort for scenario in settings.scenarios.values()} == {10}
@@ -121,8 +118,8 @@ def test_every_address_is_run_at_size_paper() -> None:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "pipelines" / "fnr").mkdir(parents=True)
-    (tmp_path / "pipelines" / "fnr" / "params.yaml").write_text(yaml.safe_dump(STUDIES))
+    (tmp_path / "pipelines" / "papers" / "fnr").mkdir(parents=True)
+    (tmp_path / "pipelines" / "papers" / "fnr" / "params.yaml").write_text(yaml.safe_dump(STUDIES))
     return tmp_path
 
 
@@ -138,11 +135,11 @@ def write_run(
     run, evaluation = folder(root) / "runs" / key, folder(root) / "evaluation" / key
     run.mkdir(parents=True)
     evaluation.mkdir(parents=True)
-    lines = ["round,test_accuracy,bytes_up,bytes_down,seconds", "1,0.1,1,1,1", f"2,{accuracy},1,1,1"]
+    lines = ["round,test_accuracy,bytes_up,bytes_down", "1,0.1,1,1", f"2,{accuracy},1,1"]
     (run / "rounds.csv").write_text("\n".join(lines) + "\n")
     record = {
         "scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed, "weights_sha256": sha,
-        "params": {}, "tags": {}, "final": {}, "notes": [],
+        "params": {"train.rounds": 2}, "tags": {}, "final": {}, "notes": [],
     }  # fmt: skip
     (run / "run.json").write_text(json.dumps(record))
     (evaluation / "metrics.json").write_text(json.dumps(metrics))
@@ -192,7 +189,13 @@ SETTINGS = {
         "decimals": 1,
     },
 }
-CONTROLS = {"method": "FNR-FL", "leak": "FNR-FL (leak)", "off": "Off", "sharing": "Data sharing"}
+CONTROLS = {
+    "differences": {
+        "What the leak is worth": ["FNR-FL (leak)", "FNR-FL"],
+        "What refining is worth beyond having the public samples": ["FNR-FL", "Data sharing"],
+    },
+    "same": {"Off": "FNR-FL"},
+}
 REPORTED = {"columns": ["Even"], "rows": {"FNR-FL": [0.9], "FedAvg": [0.6]}}
 
 
@@ -210,14 +213,14 @@ def write_all(root: Path) -> None:
 @pytest.mark.parametrize("methods", ["rows", "columns"])
 def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
     write_all(root)
-    spec: dict[str, Any] = {"decimals": 4, "claim": "FNR-FL", "controls": CONTROLS, "methods": methods}
+    spec: dict[str, Any] = {"decimals": 4, "claim": "FNR-FL", "methods": methods, **CONTROLS}
     reported: dict[str, Any] = REPORTED
     if methods == "rows":
         spec |= {"rows": METHODS, "columns": SETTINGS}
     else:
         spec |= {"rows": SETTINGS, "columns": METHODS}
         reported = {"columns": ["FNR-FL", "FedAvg"], "rows": {"Even": [0.9, 0.6]}}
-    of = built(root, target("accuracy", spec, reported))
+    of = built(root, target("table", spec, reported))
     cells = np.array(of.table)[1:, 1:] if methods == "rows" else np.array(of.table)[1:, 1:].T
     assert of.missing == ()
     # Means and deviations over two seeds: 0.72 and 0.04 / sqrt(2).
@@ -238,14 +241,14 @@ def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
         "What refining is worth beyond having the public samples (FNR-FL less Data sharing): Even -0.0100 ± 0.0000; "
         "Even, noisy +0.0000 ± 0.0000.",
         # Both settings read the same two runs, of which the one of seed 1 is equal.
-        "Off: the same final weights, to the bit, in 1 of 2 runs.",
+        "Off: the same final weights as FNR-FL, to the bit, in 1 of 2 runs.",
     )
 
 
 def test_a_table_says_what_is_not_run_yet(root: Path) -> None:
     write_run(root, "fnr", 0, 0.5, accuracy_noisy=0.25)
-    spec = {"rows": METHODS, "columns": SETTINGS, "controls": CONTROLS}
-    of = built(root, target("accuracy", spec, REPORTED))
+    spec = {"rows": METHODS, "columns": SETTINGS, **CONTROLS}
+    of = built(root, target("table", spec, REPORTED))
     assert len(of.missing) == 8 and of.missing[0] == "FNR-FL (leak), Even"
     assert of.table[2][1] == "not run yet (0.9)"
     assert of.words == ()
@@ -254,10 +257,10 @@ def test_a_table_says_what_is_not_run_yet(root: Path) -> None:
 def test_better_may_differ_by_line(root: Path) -> None:
     """Of seconds the lower is better, what a paper counts is not compared, and the claim is told by each."""
     for recipe, seconds in (("fnr", 12.0), ("fedavg", 10.0)):
-        write_run(root, recipe, 0, 0.5, seconds=seconds, counted=7.0)
+        write_run(root, recipe, 0, 0.5, price=seconds, counted=7.0)
     about = {"study": "one", "scenario": "even"}
     rows = {
-        "Time": about | {"statistic": "seconds", "better": "lower", "decimals": 1},
+        "Time": about | {"statistic": "price", "better": "lower", "decimals": 1},
         "Counted": about | {"statistic": "counted", "better": "none"},
     }
     columns = {"FNR-FL": {"recipe": "fnr"}, "FedAvg": {"recipe": "fedavg"}}
@@ -368,20 +371,17 @@ def test_a_sample_in_noise(root: Path) -> None:
 # One table from training to report. -----------------------------------------------------------------------------------
 
 
-def test_a_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_end_to_end(tmp_path: Path) -> None:
     """Table 4's line with much noise, on digits: trained, tested, laid out, with the words of its controls."""
-    shutil.copytree(ROOT / "pipelines" / "fnr", tmp_path / "pipelines" / "fnr")
-    params = tmp_path / "pipelines" / "fnr" / "params.yaml"
+    shutil.copytree(ROOT / "pipelines" / "papers" / "fnr", tmp_path / "pipelines" / "papers" / "fnr")
+    params = tmp_path / "pipelines" / "papers" / "fnr" / "params.yaml"
     content = read_yaml(params)
     recipes = ["fedavg", "fnr", "fnr-leak", "fnr-off"]
     content["studies"]["mixed"]["smoke"] |= {"scenario_names": ["label-noise05"], "recipe_names": recipes}
     params.write_text(yaml.safe_dump(content))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    monkeypatch.setenv("FEDML_NONIID_WORKERS", "1")
-    study.run(argparse.Namespace(paper="fnr", study="mixed", size="smoke"))
+    study.execute(Workspace.of(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"])
     of = of_targets("fnr", tmp_path)["fnr-tab4"]
-    place = paper.write("fnr", "smoke", tmp_path, {"fnr-tab4": of}, "single").folder
+    place = paper.write("fnr", "smoke", tmp_path, {"fnr-tab4": of}).folder
     cells = {(cell["row"], cell["column"]): cell for cell in lines((place / "fnr-tab4.csv").read_bytes())}
     row = "label+feature skew, noise=0.5"
     for name, entry in (("FNR-FL", "fnr"), ("FNR-FL (leak)", "fnr-leak"), ("FedAvg", "fedavg")):
@@ -392,6 +392,6 @@ def test_a_table_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         reported = {"FNR-FL": 0.9111, "FNR-FL (leak)": 0.9111, "FedAvg": 0.4504}[name]
         assert float(cells[row, name]["reported"]) == float(cells[f"{row}, noisy test", name]["reported"]) == reported
     text = (place / "fnr-tab4.md").read_text()
-    assert "FNR-FL, regulariser off: the same final weights, to the bit, in 1 of 1 runs." in text
+    assert "FNR-FL, regulariser off: the same final weights as FNR-FL, to the bit, in 1 of 1 runs." in text
     assert "What the leak is worth (FNR-FL (leak) less FNR-FL): label+feature skew, noise=0.5 " in text
     assert "not run at this size" in text and "Not there yet" not in text

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pipelines.provenance import ROOT, code
+from pipelines.experiment import provenance
 from plugins import recipes
 
 SHARED = {
@@ -16,7 +16,9 @@ SHARED = {
 
 
 def files(recipe: str) -> set[str]:
-    return {path.relative_to(ROOT / "plugins").as_posix() for path in code(recipe)}
+    """The files of `plugins` that a training of the recipe depends on."""
+    found = provenance.files("pipelines.experiment.training", *provenance._methods(recipe))
+    return {path.relative_to(provenance.ROOT).as_posix().removeprefix("plugins/") for path in found}
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines import recipes as command
+from pipelines.tools import recipes as command
 from plugins import recipes
 from tests.pipelines.small import ROOT
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines import scenarios, stage
+from pipelines.stages import __main__ as stages
+from pipelines.tools import scenarios
 from tests.pipelines.small import PARAMS
 
 TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(
@@ -23,15 +24,18 @@ STATISTICS = {
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, with two scenarios and three seeds in params.yaml."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(TWO.replace("seeds: [0]", "seeds: [0, 1, 2]"))
+def folder(tmp_path: Path) -> Path:
+    """A folder with two scenarios and three seeds in params.yaml."""
+    (tmp_path / "params.yaml").write_text(TWO.replace("seeds: [0]", "seeds: [0, 1, 2]"))
     return tmp_path
 
 
-def write(name: str, **changes: object) -> None:
-    path = Path("partitions") / name / "statistics.json"
+def run(root: Path, *arguments: str) -> int:
+    return scenarios.main([*arguments, "--root", str(root)])
+
+
+def write(root: Path, name: str, **changes: object) -> None:
+    path = root / "partitions" / name / "statistics.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({**STATISTICS, **changes}))
 
@@ -43,9 +47,9 @@ def cells(markdown: str) -> list[dict[str, str]]:
     return [dict(zip(lines[0], [*line, *[""] * 3], strict=False)) for line in lines[2:]]
 
 
-def refused(capsys: pytest.CaptureFixture[str]) -> str:
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
-    assert scenarios.main([]) == 2
+    assert run(folder) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.count("\n") == 1
     return said.err
@@ -54,10 +58,10 @@ def refused(capsys: pytest.CaptureFixture[str]) -> str:
 def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Sizes 100, 130, 160: mean 130, deviations -30, 0, 30, so sqrt(1800 / 2) = 30. Two seeds of the other: 2 and 4."""
     for seed, least in enumerate((100, 130, 160)):
-        write(f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
+        write(folder, f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
     for seed in (0, 2):
-        write(f"even-{seed}", samples=12_345, size_min=2 + seed, noise_mean=0.05, noise_max=0.1)
-    assert scenarios.main(["--csv", "out/table.csv"]) == 0
+        write(folder, f"even-{seed}", samples=12_345, size_min=2 + seed, noise_mean=0.05, noise_max=0.1)
+    assert run(folder, "--csv", str(folder / "out" / "table.csv")) == 0
     said = capsys.readouterr().out
     skewed, even = cells(said)
     assert (skewed["scenario"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
@@ -76,16 +80,16 @@ def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.Capt
 
 
 def test_what_differs_by_rounding_only_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("skewed-0", size_gini=0.3)
-    write("skewed-1", size_gini=0.1 + 0.2, label_distance_mean=0.5001)
-    assert scenarios.main([]) == 0
+    write(folder, "skewed-0", size_gini=0.3)
+    write(folder, "skewed-1", size_gini=0.1 + 0.2, label_distance_mean=0.5001)
+    assert run(folder) == 0
     (line,) = cells(capsys.readouterr().out)
     assert (line["Gini of sizes"], line["label distance"]) == ("0.300", "0.500 ± 0.000")
 
 
 def test_one_seed_has_no_deviation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write("even-1")
-    assert scenarios.main([]) == 0
+    write(folder, "even-1")
+    assert run(folder) == 0
     said = capsys.readouterr().out
     (line,) = cells(said)
     assert "noise" not in said.replace("noise level", "")  # a column that would be empty is left out
@@ -94,7 +98,7 @@ def test_one_seed_has_no_deviation(folder: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_nothing_to_read_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(capsys)
+    said = refused(folder, capsys)
     assert "partitions: holds no partition of params.yaml; run `dvc repro partition` first" in said
 
 
@@ -109,23 +113,19 @@ def test_nothing_to_read_is_refused(folder: Path, capsys: pytest.CaptureFixture[
     ],
 )
 def test_a_damaged_file_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], content: str, part: str) -> None:
-    write("skewed-0")
+    write(folder, "skewed-0")
     (folder / "partitions" / "skewed-0" / "statistics.json").write_text(content)
-    said = refused(capsys)
+    said = refused(folder, capsys)
     assert "skewed-0/statistics.json" in said and part in said
 
 
-def test_the_partitions_that_the_stages_make(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_partitions_that_the_stages_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The small experiment: 1437 digits less 144 for validation and 50 public, over 4 clients."""
-    monkeypatch.chdir(tmp_path)
-    Path("params.yaml").write_text(TWO)
-    assert stage.run(["prepare"]) == 0
-    for name in ("skewed", "even"):
-        assert stage.run(["partition", "--scenario", name, "--seed", "0"]) == 0
+    (tmp_path / "params.yaml").write_text(TWO)
+    for stage in ("prepare", "partition"):
+        assert stages.main([stage, "--root", str(tmp_path)]) == 0
     capsys.readouterr()
-    assert scenarios.main([]) == 0
+    assert run(tmp_path) == 0
     skewed, even = cells(capsys.readouterr().out)
     assert skewed["samples"] == even["samples"] == "1,243" and skewed["clients"] == "4"
     assert (even["smallest"], even["mean size"], even["largest"]) == ("310", "310.8", "311")

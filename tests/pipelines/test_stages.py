@@ -9,7 +9,7 @@ import os
 import platform
 import shutil
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -17,19 +17,25 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines import config, evaluate, partition, prepare, progress, stage, train
-from pipelines.items import Item
+from pipelines.experiment import config, kept, progress
+from pipelines.experiment.config import Unit
+from pipelines.experiment.items import Item
+from pipelines.experiment.workspace import Workspace
+from pipelines.stages import __main__ as stage
+from pipelines.stages import train
+from pipelines.tracking.store import Store
 from plugins.core.randomness import fold, normal
 from plugins.data.dataset import Dataset
 from plugins.data.streams import key
 from plugins.engines.hashing import weights_sha256
-from tests.pipelines.small import PARAMS
+from tests.pipelines.small import PARAMS, run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
-ITEM = ["--scenario", "skewed", "--recipe", "scaffold+fnr", "--seed", "0"]
-PART = ["--scenario", "skewed", "--seed", "0"]
+# One item, in this process.
+ONE = PARAMS.replace("[fedavg, scaffold+fnr]", "[scaffold+fnr]").replace("every: 1}", "every: 1, processes: 1}")
+UNIT = Unit("skewed", "scaffold+fnr", 0)
 # One client, and nobody's test samples.
 CUT = '{"clients": [[0]], "validation": [], "public": [], "test_clients": []}'
 RUN, EVALUATION, PARTITION = "runs/skewed-scaffold+fnr-0", "evaluation/skewed-scaffold+fnr-0", "partitions/skewed-0"
@@ -37,25 +43,25 @@ RUN, EVALUATION, PARTITION = "runs/skewed-scaffold+fnr-0", "evaluation/skewed-sc
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which every stage has run for one item."""
+    """A folder in which the stages up to the evaluation have run for one item."""
     folder = tmp_path_factory.mktemp("made")
-    (folder / "params.yaml").write_text(PARAMS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv("DVC_ROOT", raising=False)
-        for name, arguments in (("prepare", []), ("partition", PART), ("train", ITEM), ("evaluate", ITEM)):
-            assert stage.run([name, *arguments]) == 0
+    (folder / "params.yaml").write_text(ONE)
+    run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folder
 
 
 @pytest.fixture
-def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of `made` to change, which is the current folder."""
+def workplace(made: Path, tmp_path: Path) -> Path:
+    """A copy of `made` to change."""
     folder = tmp_path / "workplace"
-    shutil.copytree(made, folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
+    shutil.copytree(made, folder, ignore=shutil.ignore_patterns("mlruns"))
     return folder
+
+
+def forget(folder: Path, *names: str) -> None:
+    """Removes outputs and the store of finished work."""
+    for name in (*names, kept.STORE):
+        shutil.rmtree(folder / name)
 
 
 def table(path: Path) -> list[dict[str, str]]:
@@ -71,20 +77,14 @@ def test_partition_holds_every_training_sample_once(made: Path) -> None:
     assert len(indices["validation"]) == 144
 
 
-def test_all_training_images_on_clients_and_the_test_set_as_d_public(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: Path) -> None:
     """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training image."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    text = PARAMS.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
+    text = ONE.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
     text = text.replace("scaffold+fnr]", "fnr-leak]")
     leaking = "fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
     text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", leaking)
     (tmp_path / "params.yaml").write_text(text)
-    item = ["--scenario", "skewed", "--recipe", "fnr-leak", "--seed", "0"]
-    for name, arguments in (("prepare", []), ("partition", PART), ("train", item), ("evaluate", item)):
-        assert stage.run([name, *arguments]) == 0
+    run_stages(tmp_path, ("prepare", "partition", "train", "evaluate"))
     clients = json.loads((tmp_path / PARTITION / "indices.json").read_text())["clients"]
     assert sorted(i for part in clients for i in part) == list(range(1437))
     run = json.loads((tmp_path / "runs/skewed-fnr-leak-0/run.json").read_text())
@@ -110,17 +110,27 @@ def test_partition_describes_itself(made: Path) -> None:
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     rows = table(made / RUN / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]
-    assert {"test_accuracy", "test_loss", "local_loss", "bytes_up", "bytes_down", "seconds"} <= rows[0].keys()
+    assert {"test_accuracy", "test_loss", "local_loss", "bytes_up", "bytes_down"} <= rows[0].keys()
     record = json.loads((made / RUN / "run.json").read_text())
     assert (record["recipe"], record["scenario"], record["seed"]) == ("scaffold+fnr", "skewed", 0)
     assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
-    assert {"recipe", "scenario", "seed", "data_hash", "git_commit", "stage", "fingerprint"} <= record["tags"].keys()
-    assert (record["tags"]["torch"], record["tags"]["python"]) == (torch.__version__, platform.python_version())
-    assert (record["tags"]["fedml"], record["tags"]["cores"]) == (version("fedml"), str(len(os.sched_getaffinity(0))))
-    assert "gpu" not in record["tags"] and record["tags"]["cpu"] in Path("/proc/cpuinfo").read_text() + "unknown CPU"
+    assert {"recipe", "scenario", "seed", "data_hash", "engine", "device", "fingerprint"} <= record["tags"].keys()
     assert record["params"]["train.lr"] == 0.1
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
-    assert json.loads((made / RUN / "run_id.json").read_text())["experiment"] == "small"
+
+
+def test_what_differs_from_run_to_run_is_in_the_store_alone(made: Path) -> None:
+    """Seconds, machine, commit and the run's id in MLflow."""
+    fingerprint = json.loads((made / RUN / "run.json").read_text())["tags"]["fingerprint"]
+    known = kept.made(made, fingerprint)
+    tags = known["tags"]
+    assert len(known["seconds"]) == 3 and all(value > 0 for value in known["seconds"]) and known["run_id"]
+    assert (tags["python"], tags["fedml"]) == (platform.python_version(), version("fedml"))
+    assert tags["cores"] == str(len(os.sched_getaffinity(0)))
+    assert "gpu" not in tags and tags["cpu"] in Path("/proc/cpuinfo").read_text() + "unknown CPU"
+    for path in (made / RUN, made / EVALUATION):
+        text = "".join(file.read_text() for file in path.iterdir() if file.suffix in (".json", ".csv"))
+        assert not any(word in text for word in ("seconds", known["run_id"], "git_commit", "cores")), path
 
 
 def test_train_keeps_what_the_methods_measure(made: Path) -> None:
@@ -136,9 +146,8 @@ def test_train_keeps_what_the_methods_measure(made: Path) -> None:
 
 def test_train_observes_the_clients_where_it_is_told_to(workplace: Path) -> None:
     before = (workplace / RUN / "model.safetensors").read_bytes()
-    text = (workplace / "params.yaml").read_text()
-    (workplace / "params.yaml").write_text(text.replace("checkpoint_every: 1", "checkpoint_every: 1, observe: true"))
-    assert stage.run(["train", *ITEM]) == 0
+    (workplace / "params.yaml").write_text(ONE.replace("device: cpu", "device: cpu, observe: true"))
+    run_stages(workplace, ("train",))
     found = load_file(workplace / RUN / "recorded.safetensors")
     assert found["fnr/refine.before"].shape == found["fnr/refine.after"].shape == (3, 2, 10)
     assert (workplace / RUN / "model.safetensors").read_bytes() == before, "looking changes nothing"
@@ -155,13 +164,11 @@ def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
     assert metrics["bytes_up"] == sum(float(row["bytes_up"]) for row in rows)
     mib = sum(float(row["bytes_up"]) + float(row["bytes_down"]) for row in rows) / 2**20
     assert metrics["rho"] == pytest.approx(metrics["accuracy"] * 1e4 / mib)
-    assert metrics["kappa"] == pytest.approx(metrics["accuracy"] * 1e4 / sum(float(row["seconds"]) for row in rows))
     # Three models per client and round by FNR-FL's count of SCAFFOLD: 64 * 64 + 64 + 64 * 10 + 10 floats each.
     assert metrics["traffic_mib_as_fnr_counts"] == pytest.approx(3 * 4 * 3 * 4810 * 4 / 2**20)
     counted = metrics["traffic_mib_as_fnr_counts"]
     assert metrics["rho_as_fnr_counts"] == pytest.approx(metrics["accuracy"] * 1e4 / counted)
     assert metrics["traffic_mib"] == pytest.approx(mib)
-    assert metrics["seconds"] == pytest.approx(sum(float(row["seconds"]) for row in rows))
     assert "delta_bytes_as_rfedavg_counts" not in metrics
     assert metrics["weights_sha256"] == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
     classes = table(made / EVALUATION / "per_class.csv")
@@ -182,15 +189,11 @@ def test_a_client_is_measured_on_its_own_mixture_of_classes(made: Path) -> None:
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which every stage has run for a scenario with noise, and training with augmentation."""
     folder = tmp_path_factory.mktemp("noisy")
-    text = PARAMS.replace("alpha: 0.5", "alpha: 0.5, noise: {sigma: 0.6}")
-    text = text.replace("checkpoint_every: 1", "checkpoint_every: 1, augment: true")
+    text = ONE.replace("alpha: 0.5", "alpha: 0.5, noise: {sigma: 0.6}").replace(
+        "device: cpu", "device: cpu, augment: true"
+    )
     (folder / "params.yaml").write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv("DVC_ROOT", raising=False)
-        steps = (("prepare", []), ("partition", PART), ("train", ITEM), ("evaluate", ITEM), ("report", []))
-        for name, arguments in steps:
-            assert stage.run([name, *arguments]) == 0
+    run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
     return folder
 
 
@@ -206,11 +209,10 @@ def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
     assert "noise" not in table(made / PARTITION / "clients.csv")[0]
 
 
-def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
     """1 is 16 in raw values, and 16 / std after normalisation."""
-    monkeypatch.chdir(noisy)
-    item = Item.load("skewed", "scaffold+fnr", 0)
-    clients = item.simulation(noisy / "none", "").engine.clients
+    item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
+    clients = item.simulation(noisy / "none", "", 1).engine.clients
     assert clients.local.augment
     noise, scale = clients.train.noise, 16 / item.data.std[0]
     assert noise is not None
@@ -235,10 +237,9 @@ def test_evaluate_measures_clean_and_in_each_clients_noise(noisy: Path, made: Pa
     assert "accuracy_noisy" not in table(made / EVALUATION / "per_client.csv")[0]
 
 
-def test_the_noisy_test_by_an_independent_evaluation(noisy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
     """Client 3's copy, with the noise added to the images between 0 and 1 before they are normalised."""
-    monkeypatch.chdir(noisy)
-    item = Item.load("skewed", "scaffold+fnr", 0)
+    item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
     model = load_file(noisy / RUN / "model.safetensors")
     # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a batch's keys.
     drawn = fold(fold(torch.tensor(key(0, "noisy test", 3)), 0), 1)
@@ -255,28 +256,28 @@ def test_the_report_has_a_column_for_the_noisy_test(noisy: Path) -> None:
     metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
     text = (noisy / "report" / "report.md").read_text()
     assert "noisy test, %" in text and f"| {100 * metrics['accuracy_noisy']:.2f} |" in text
-    assert "Gaussian noise of its own (sigma 0.6)" in text
+    assert "Gaussian noise of its own (level noise, sigma 0.6)" in text
     (row,) = table(noisy / "report" / "summary.csv")
     assert float(row["noisy_test_mean"]) == metrics["accuracy_noisy"]
     assert float(row["final_mean"]) == metrics["accuracy"], "the headline"
 
 
 def test_a_grid_finer_than_the_pixels_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = PARAMS.replace("clients: 4, alpha: 0.5", "clients: 80, min_size: 1, alpha: 5.0")
+    text = ONE.replace("clients: 4, alpha: 0.5", "clients: 80, min_size: 1, alpha: 5.0")
     (workplace / "params.yaml").write_text(text.replace("alpha: 5.0", "alpha: 5.0, noise: {sigma: 1, form: space}"))
     shutil.rmtree(workplace / PARTITION)
-    line = refused(capsys, "partition", *PART)
+    line = refused(capsys, workplace, "partition")
     parts = ["params.yaml", "scenarios.skewed", "'space'", "9 x 9 pixels for 80 clients", "[1, 8, 8]"]
     assert all(part in line for part in parts), line
     assert not (workplace / PARTITION).exists()
 
 
 def test_augmentation_of_tiny_images_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = PARAMS.replace("public: 50", "public: 50, size: [4, 8]")
-    (workplace / "params.yaml").write_text(text.replace("checkpoint_every: 1", "checkpoint_every: 1, augment: true"))
-    assert stage.run(["prepare"]) == 0
+    text = ONE.replace("public: 50", "public: 50, size: [4, 8]")
+    (workplace / "params.yaml").write_text(text.replace("device: cpu", "device: cpu, augment: true"))
+    run_stages(workplace, ("prepare", "partition"))
     shutil.rmtree(workplace / RUN)
-    line = refused(capsys, "train", *ITEM)
+    line = refused(capsys, workplace, "train")
     assert all(part in line for part in ["augment = true is refused", "[1, 4, 8]", "5 x 5"]), line
     assert not (workplace / RUN).exists()
 
@@ -305,7 +306,8 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     indices = json.loads(path.read_text())
     parts = [part if k in left else [] for k, part in enumerate(indices["test_clients"])]
     path.write_text(json.dumps(indices | {"test_clients": parts}))
-    assert stage.run(["evaluate", *ITEM]) == 0
+    forget(workplace, "evaluation")
+    run_stages(workplace, ("evaluate",))
     rows = table(workplace / EVALUATION / "per_client.csv")
     assert [k for k, row in enumerate(rows) if row["test_accuracy"]] == left
     metrics = json.loads((workplace / EVALUATION / "metrics.json").read_text())
@@ -326,9 +328,9 @@ def with_users(workplace: Path) -> Path:
 
 @pytest.mark.parametrize("kind", ["natural", "natural_grouped, users: 7"])
 def test_a_natural_partition_splits_training_and_test_set_by_user(with_users: Path, kind: str) -> None:
-    settings = PARAMS.replace("partition: dirichlet", f"partition: {kind}").replace("alpha: 0.5, ", "")
+    settings = ONE.replace("partition: dirichlet", f"partition: {kind}").replace("alpha: 0.5, ", "")
     (with_users / "params.yaml").write_text(settings)
-    assert stage.run(["partition", *PART]) == 0
+    run_stages(with_users, ("partition",))
     indices = json.loads((with_users / PARTITION / "indices.json").read_text())
     users = [{i % 9 for i in part} for part in indices["clients"]]
     assert sorted(map(len, users)) == ([1, 1, 1, 1] if kind == "natural" else [1, 2, 2, 2])
@@ -344,8 +346,8 @@ def test_a_natural_partition_splits_training_and_test_set_by_user(with_users: Pa
 def test_a_natural_partition_of_data_without_users_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (workplace / "params.yaml").write_text(PARAMS.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4"))
-    line = refused(capsys, "partition", *PART)
+    (workplace / "params.yaml").write_text(ONE.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4"))
+    line = refused(capsys, workplace, "partition")
     assert "scenarios.skewed: partition natural: data set 'digits' doesn't say whose samples are whose" in line
 
 
@@ -357,31 +359,34 @@ class StopError(Exception):
 def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
     workplace: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    expected = json.loads((workplace / RUN / "run.json").read_text())["weights_sha256"]
-    shutil.rmtree(workplace / RUN)
+    expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
+    forget(workplace, "runs")
 
-    def stop(row: Mapping[str, float]) -> None:
-        if row["round"] == after:
+    def stop(said: progress.Round) -> None:
+        if said.done == after:
             raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "_lines", lambda *_: stop)
+        patch.setattr(progress, "tell", stop)
         with pytest.raises(StopError):
-            train.main(ITEM)
-    (left,) = (workplace / ".resume").iterdir()
-    noted = (left / "run_id").read_text()
+            run_stages(workplace, ("train",))
     assert not (workplace / RUN).exists(), "nothing is written before the end"
+    client = Store(workplace, None).client()
+    (experiment,) = client.search_experiments(filter_string="name = 'small'")
+    (begun,) = client.search_runs([experiment.experiment_id])
 
-    assert train.main(ITEM) == 0
-    assert json.loads((workplace / RUN / "run.json").read_text())["weights_sha256"] == expected
-    assert json.loads((workplace / RUN / "run_id.json").read_text())["run_id"] == noted
-    assert [row["round"] for row in table(workplace / RUN / "rounds.csv")] == ["1", "2", "3"]
+    run_stages(workplace, ("train",))
+    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
+    fingerprint = json.loads(expected["run.json"])["tags"]["fingerprint"]
+    assert kept.made(workplace, fingerprint)["run_id"] == begun.info.run_id
+    assert len(client.search_runs([experiment.experiment_id])) == 1
+    assert list((workplace / train.RESUME).iterdir()) == []
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def refused(capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:
     """The one line that a stage ends with; its exit code has to be 2."""
     capsys.readouterr()
-    assert stage.run([*arguments]) == 2
+    assert stage.main([name, "--root", str(folder)]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     return line
@@ -396,8 +401,8 @@ def test_missing_and_damaged_data_are_refused(
     path.unlink()
     if content is not None:
         path.write_bytes(whole[:-100] if content == "cut" else str(content).encode())
-    shutil.rmtree(workplace / PARTITION)
-    assert "digits.safetensors" in refused(capsys, "partition", *PART)
+    forget(workplace, PARTITION)
+    assert "digits.safetensors" in refused(capsys, workplace, "partition")
     assert not (workplace / PARTITION).exists()
 
 
@@ -410,7 +415,7 @@ def test_a_missing_or_damaged_partition_is_refused(
     if content is not None:
         path.write_text(content)
     shutil.rmtree(workplace / RUN)
-    assert "indices.json" in refused(capsys, "train", *ITEM)
+    assert "indices.json" in refused(capsys, workplace, "train")
     assert not (workplace / RUN).exists()
 
 
@@ -425,73 +430,126 @@ def test_a_missing_or_damaged_partition_is_refused(
 def test_what_the_data_can_not_give_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, parts: list[str]
 ) -> None:
-    (workplace / "params.yaml").write_text(PARAMS.replace(old, new))
+    (workplace / "params.yaml").write_text(ONE.replace(old, new))
     shutil.rmtree(workplace / PARTITION)
-    line = refused(capsys, "partition", *PART)
+    line = refused(capsys, workplace, "partition")
     assert all(part in line for part in parts), line
     assert not (workplace / PARTITION).exists()
 
 
-@pytest.mark.parametrize(("option", "value"), [("--scenario", "skewd"), ("--recipe", "scafold+fnr")])
-def test_an_unknown_item_is_refused(
-    workplace: Path, capsys: pytest.CaptureFixture[str], option: str, value: str
-) -> None:
-    item = list(ITEM)
-    item[item.index(option) + 1] = value
-    assert "did you mean" in refused(capsys, "train", *item)
-
-
-def test_a_run_that_diverges_names_client_and_round(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (workplace / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 1.0e+30"))
-    shutil.rmtree(workplace / RUN)
-    line = refused(capsys, "train", *ITEM)
-    assert "round 1" in line
-    assert "client" in line
-    assert not (workplace / RUN).exists()
+def test_what_diverges_is_named_and_all_others_are_trained(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = ONE.replace("[scaffold+fnr]", "[high, fedavg, higher]")
+    high = "  high: {recipe: fedprox, fedprox: {mu: 1.0e+30}}\n  higher: {recipe: fedprox, fedprox: {mu: 1.0e+35}}\n"
+    (workplace / "params.yaml").write_text(text.replace("recipes:\n", f"recipes:\n{high}"))
+    capsys.readouterr()
+    for _ in range(2):  # the second time it is known
+        assert stage.main(["train", "--root", str(workplace)]) == 2
+        said = capsys.readouterr()
+        first, second = said.err.splitlines()
+        for line, item in ((first, "skewed-high-0"), (second, "skewed-higher-0")):
+            assert line.startswith(f"error: {item}: ") and "round 1" in line and "client" in line
+        assert [path.name for path in (workplace / "runs").iterdir()] == ["skewed-fedavg-0"]
+    assert "3 known" in said.out
+    assert not list((workplace / train.RESUME).iterdir())
+    run_stages(workplace, ("evaluate",))
+    assert [path.name for path in (workplace / "evaluation").iterdir()] == ["skewed-fedavg-0"]
 
 
 def test_an_unwritable_folder_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(workplace / "partitions")
     (workplace / "partitions").write_text("a file where a folder is needed")
-    assert "can't be written" in refused(capsys, "partition", *PART)
+    assert "can't be written" in refused(capsys, workplace, "partition")
 
 
-def test_a_damaged_model_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (workplace / RUN / "model.safetensors").write_bytes(b"half")
+def cut(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-3])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "rounds.csv", "run.json", kept.RECEIPT])
+@pytest.mark.parametrize("damage", [Path.unlink, cut])
+def test_a_damaged_run_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
+) -> None:
+    """By the evaluation and by the report; the training makes it whole again, and trains nothing."""
+    whole = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
+    damage(workplace / RUN / name)
     shutil.rmtree(workplace / EVALUATION)
-    assert "model.safetensors" in refused(capsys, "evaluate", *ITEM)
+    assert f"{RUN}/{name}" in refused(capsys, workplace, "evaluate")
     assert not (workplace / EVALUATION).exists()
+    assert f"{RUN}/{name}" in refused(capsys, workplace, "report")
+    assert not (workplace / "report").exists()
+    assert stage.main(["train", "--root", str(workplace)]) == 0
+    assert "training: 1 known" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == whole
+
+
+def test_a_lost_evaluation_comes_back_from_the_store(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = {path.name: path.read_bytes() for path in (workplace / EVALUATION).iterdir()}
+    shutil.rmtree(workplace / "evaluation")
+    assert stage.main(["evaluate", "--root", str(workplace)]) == 0
+    assert "evaluation: 1 known" in capsys.readouterr().out
+    assert {path.name: path.read_bytes() for path in (workplace / EVALUATION).iterdir()} == whole
+
+
+def test_the_help_tells_of_every_stage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        stage.main(["--help"])
+    assert ended.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in stage.STAGES)
 
 
 def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert stage.main(["trian"]) == 2
-    assert "allowed: prepare, partition, train" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        stage.main(["trian"])
+    assert ended.value.code == 2
+    assert "'trian'" in capsys.readouterr().err
 
 
-def test_every_stage_of_the_command_line_has_its_module() -> None:
-    for module, name in ((prepare, "prepare"), (partition, "partition"), (train, "train"), (evaluate, "evaluate")):
-        assert name in stage.STAGES
-        assert callable(module.main)
-
-
-@pytest.mark.parametrize("quiet", [0, 1000])
-def test_plain_progress_says_how_long_it_takes(
-    quiet: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_interrupt_is_a_line_and_an_exit_code_of_its_own(
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And says nothing of an item that is over in no time."""
-    monkeypatch.setattr(progress, "QUIET_S", quiet)
-    with progress.rounds("item", 0, 8) as report:
-        for t in range(1, 9):
-            report({"round": t, "test_accuracy": t / 10})
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(",")[0] for line in lines] == ([] if quiet else [f"item: round {t}/8" for t in (2, 4, 6, 8)])
-    assert quiet or lines[-1].endswith("accuracy 0.8000, 0 s left")
+    def interrupted(_: Workspace) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "run", interrupted)
+    assert stage.main(["train", "--root", str(made)]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
 
 
-def test_the_mlflow_store_lies_in_the_repository_that_dvc_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_plain_progress_is_a_line_per_item_with_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", "somewhere")
-    assert config.store() == Path("somewhere")
-    assert config.root() == tmp_path
+    """b goes on from its first of four rounds. In 4 s it has done a quarter of itself, and 2.5 items are left: 40 s.
+
+    In 6 s it has done three quarters, and 2 items are left: 16 s.
+    """
+    now = [0.0]
+    monkeypatch.setattr(progress, "EVERY_S", 3)
+    monkeypatch.setattr(progress, "SHORT_S", 1)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with progress.Display("small, training", 4) as display:
+        display.done("a", "88.00 %", known=True)
+        now[0] = 4
+        display.heard(progress.Round("b", 2, 4, 0.5))
+        now[0] = 6
+        display.done("b", "90.00 %", known=False)
+        display.done("c", "91.00 %", known=False)  # at once after a line
+        now[0] = 8
+        display.done("d", "92.00 %", known=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "small, training: 1 of 4 done; b in round 2 of 4, accuracy 0.5000, 40 s left",
+        "small, training: 2 of 4: b 90.00 %, 16 s left",
+        "small, training: 4 of 4: d 92.00 %",
+        "small, training: 1 known, 3 made in 8 s",
+    ]
+
+
+def test_the_repository_is_the_one_that_dvc_names_if_this_is_its_copy(tmp_path: Path) -> None:
+    copy = tmp_path / ".dvc" / "tmp" / "exps" / "tmp1"
+    place = Workspace.of(copy, {"DVC_ROOT": str(tmp_path), "DVC_EXP_NAME": "slow-tuna", "MLFLOW_TRACKING_URI": ""})
+    assert (place.root, place.repository) == (copy, tmp_path)
+    assert place.tags == {"dvc_experiment": "slow-tuna"} and place.tracking_uri is None
+    assert Workspace.of(copy, {"DVC_ROOT": "/elsewhere"}).repository == copy
+    assert Workspace.of(copy, {}).repository == copy

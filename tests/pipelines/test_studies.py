@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
-from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
-from pipelines import config, results, studies, study, tracking, train, workers
+from pipelines.experiment import config, kept, results
+from pipelines.experiment.items import Item
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import __main__ as papers
+from pipelines.papers import studies, study
+from pipelines.papers.targets.spec import of_targets
+from pipelines.stages import __main__ as stages
+from pipelines.stages import train
+from pipelines.tracking.store import Store
 from plugins.core.errors import UserError
 from plugins.data import datasets
 from plugins.data.dataset import Dataset
@@ -47,7 +55,7 @@ studies:
 
 
 def at(folder: Path, size: str, text: str = SETTINGS) -> dict[str, studies.Study]:
-    path = folder / "pipelines" / "ccn" / "params.yaml"
+    path = folder / studies.PAPER_FILES / "ccn" / "params.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
     return studies.of_paper("ccn", size, folder)
@@ -60,7 +68,7 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     assert first.what == "the first one" and first.content["train"]["rounds"] == 9
     assert first.content["scenario_names"] == ["even", "uneven"] and first.content["recipe_names"] == ["fedavg", "pull"]
     assert first.content["experiment"] == "ccn-first-paper"
-    assert first.content["deploy"] == {"recipe": "fedavg", "scenario": "even", "seed": 0}
+    assert first.content["deploy"] == {"recipe": "fedavg", "scenario": "even", "seed": 0, "silos": 2}
     assert not {"what", "like", "smoke", "small", "paper"} & set(first.content)
     assert first.folder == Path("papers/ccn/paper/studies/first")
 
@@ -72,7 +80,7 @@ def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
         "momentum": 0.9,
     }  # fmt: skip
     assert small["scenario_names"] == ["uneven"] and list(small["scenarios"]) == ["even", "uneven"]
-    assert small["deploy"] == {"recipe": "fedavg", "scenario": "uneven", "seed": 1}
+    assert small["deploy"] == {"recipe": "fedavg", "scenario": "uneven", "seed": 1, "silos": 2}
     smoke = at(tmp_path, "smoke")["first"].content
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["epochs"] == 2
     assert smoke["scenarios"]["uneven"] == {"partition": "dirichlet", "clients": 3, "alpha": 0.5}
@@ -112,8 +120,9 @@ def test_every_study_is_a_whole_experiment(tmp_path: Path) -> None:
             folder = tmp_path / one.folder
             folder.mkdir(parents=True)
             (folder / "params.yaml").write_text(one.yaml(tmp_path))
-            settings = config.load(folder / "params.yaml")
+            settings = config.load(folder)
             assert (folder / settings.data.root).resolve() == tmp_path / "data" / "raw"
+            assert settings.machine.checkpoint_every == 1
 
 
 @pytest.mark.parametrize("paper", studies.PAPERS)
@@ -122,7 +131,7 @@ def test_every_smoke_study_s_data_can_be_dealt(paper: str, tmp_path: Path) -> No
     data: dict[Path, Dataset] = {}
     for one in studies.of_paper(paper, "smoke", ROOT).values():
         (tmp_path / config.FILE).write_text(one.yaml(tmp_path))
-        settings = config.load(tmp_path / config.FILE)
+        settings = config.load(tmp_path)
         if one.data_folder not in data:
             data[one.data_folder] = datasets.load(settings.data.name, tmp_path, **settings.data.options)
         of = data[one.data_folder]
@@ -188,164 +197,193 @@ Trained = list[str]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """An empty MLflow database, whose making takes seconds."""
-    root = tmp_path_factory.mktemp("store")
-    tracking.uri(root)
-    return root
+    made = Store(tmp_path_factory.mktemp("store"), None)
+    made.client()
+    return made
 
 
 @pytest.fixture
-def repository(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which is the current one, with the parameters of a study."""
-    shutil.copytree(store / "mlruns", tmp_path / "mlruns")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
-    monkeypatch.setenv(workers.VARIABLE, "1")
-    return tmp_path
+def place(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """An empty repository on a machine with one core, so that items come one at a time."""
+    folder = Store(tmp_path, None).folder
+    shutil.copytree(store.folder, folder)
+    (folder / ".place").write_text(str(folder))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    return Workspace.of(tmp_path, {})
 
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> Trained:
     """The items that are trained, as they come."""
-    real: Callable[[Namespace], None] = train.train
+    real = train.trained
     seen: Trained = []
 
-    def note(options: Namespace) -> None:
-        seen.append(f"{options.scenario}-{options.recipe}-{options.seed}")
-        real(options)
+    def note(item: Item, *rest: Any) -> dict[str, bytes]:
+        seen.append(item.unit.key)
+        return real(item, *rest)
 
-    monkeypatch.setattr(train, "train", note)
+    monkeypatch.setattr(train, "trained", note)
     return seen
 
 
-def execute(root: Path, text: str = TINY, size: str = "paper") -> int:
-    at(root, size, text)
-    return study.main(["--paper", "ccn", "--study", "tiny", "--size", size])
+def execute(place: Workspace, text: str = TINY, size: str = "paper", name: str = "tiny") -> Path:
+    """Runs a study; returns its folder."""
+    one = at(place.root, size, text)[name]
+    study.execute(place, one)
+    return place.root / one.folder
 
 
-def found(root: Path, size: str = "paper") -> dict[str, Any]:
+def found(place: Workspace, size: str = "paper", name: str = "tiny") -> dict[str, Any]:
     """SHA-256 of the final weights of each run that has been evaluated too."""
-    runs = results.read(root / "papers" / "ccn" / size / "studies" / "tiny")
-    return {run.key: run.tags["weights_sha256"] for run in runs if run.evaluation}
+    return weights(place.root / "papers" / "ccn" / size / "studies" / name)
 
 
-def test_what_is_settled_of_a_paper(repository: Path, trained: Trained) -> None:
+def weights(folder: Path) -> dict[str, Any]:
+    return {run.key: run.tags["weights_sha256"] for run in results.read(folder) if run.evaluation}
+
+
+def test_what_is_settled_of_a_paper(place: Workspace) -> None:
     """Four items of one study, two of another on one seed, none of one that this size does not run."""
-    at(repository, "paper", TINY.replace("[tiny]", "[tiny, single, never]") + """\
+    text = (
+        TINY.replace("[tiny]", "[tiny, single, never]")
+        + """\
   single: {like: tiny, seeds: [0]}
   never: {like: tiny, scenario_names: []}
-""")  # fmt: skip
-    of = studies.of_paper("ccn", "paper", repository).values()
+"""
+    )
+    of = at(place.root, "paper", text).values()
     assert [one.n_items for one in of] == [4, 2, 0]
-    assert study.settled(repository, of) == (0, 6)
-    assert study.main(["--paper", "ccn", "--study", "single", "--size", "paper"]) == 0
-    assert study.settled(repository, of) == (2, 6)
+    assert study.settled(place.root, of) == (0, 6)
+    execute(place, text, name="single")
+    execute(place, text, name="never")
+    assert study.settled(place.root, of) == (2, 6)
 
 
-def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(repository: Path, trained: Trained) -> None:
-    assert execute(repository) == 0
+def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(place: Workspace, trained: Trained) -> None:
+    execute(place)
     assert trained == KEYS
-    before = found(repository)
+    before = found(place)
     assert sorted(before) == sorted(KEYS) and len(set(before.values())) == 4
-    shutil.rmtree(repository / "papers")
-    assert execute(repository) == 0
-    assert trained == KEYS and found(repository) == before
-    assert not (repository / "papers/ccn/paper/studies/tiny/data").exists(), "a link while it runs"
+    for _ in range(2):
+        execute(place)
+        assert trained == KEYS and found(place) == before
+        shutil.rmtree(place.root / "papers")
+
+
+def test_items_that_studies_and_the_experiment_share_are_trained_once(place: Workspace, trained: Trained) -> None:
+    """Another study has one of the two seeds; the experiment in params.yaml has the settings of the first."""
+    text = TINY.replace("[tiny]", "[tiny, other]") + "  other: {like: tiny, seeds: [1]}\n"
+    folder = execute(place, text)
+    execute(place, text, name="other")
+    assert trained == KEYS
+    both = found(place)
+    assert found(place, name="other") == {key: both[key] for key in KEYS if key.endswith("-1")}
+    content = dict(at(place.root, "paper", text)["tiny"].content)
+    (place.root / config.FILE).write_text(yaml.safe_dump(content))
+    for stage in ("prepare", "partition", "train", "evaluate"):
+        assert stages.main([stage, "--root", str(place.root)]) == 0
+    assert trained == KEYS and weights(place.root) == both
+    # How long they took is known from the store, for both.
+    seconds = {run.key: run.seconds for run in results.read(place.root)}
+    assert seconds == {run.key: run.seconds for run in results.read(folder, place.repository)}
+    assert all(took is not None and len(took) == 1 and took[0] > 0 for took in seconds.values())
 
 
 def test_a_study_that_is_killed_in_the_middle_goes_on(
-    repository: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process goes while the third item is trained; the two before it are not trained again."""
-    goes_well = train.train
+    goes_well = train.trained
 
-    def killed(options: Namespace) -> None:
+    def killed(*arguments: Any) -> dict[str, bytes]:
         if len(trained) == 2:
             raise KeyboardInterrupt
-        goes_well(options)
+        return goes_well(*arguments)
 
-    monkeypatch.setattr(train, "train", killed)
+    monkeypatch.setattr(train, "trained", killed)
     with pytest.raises(KeyboardInterrupt):
-        execute(repository)
-    assert trained == KEYS[:2] and sorted(found(repository)) == KEYS[:2], "a part of a study is a table already"
-    assert Path.cwd() == repository
-    monkeypatch.setattr(train, "train", goes_well)
-    assert execute(repository) == 0
-    assert trained == KEYS and sorted(found(repository)) == sorted(KEYS)
+        execute(place)
+    folder = place.root / "papers/ccn/paper/studies/tiny"
+    partly = sorted(run.key for run in results.read(folder, place.repository))
+    assert trained == KEYS[:2] and partly == KEYS[:2], "a part of a study is a table already"
+    monkeypatch.setattr(train, "trained", goes_well)
+    execute(place)
+    assert trained == KEYS and sorted(found(place)) == sorted(KEYS)
 
 
 def test_what_is_half_kept_is_trained_again(
-    repository: Path, trained: Trained, monkeypatch: pytest.MonkeyPatch
+    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill between training and keeping leaves nothing under the item's fingerprint."""
-    whole = study.replace_folder
+    whole = kept.replace_folder
 
     def killed(folder: Path, files: dict[str, bytes]) -> None:
-        if folder.parent.name == study.KEPT:
+        if "run.json" in files:
             raise KeyboardInterrupt
         whole(folder, files)
 
-    monkeypatch.setattr(study, "replace_folder", killed)
+    monkeypatch.setattr(kept, "replace_folder", killed)
     with pytest.raises(KeyboardInterrupt):
-        execute(repository)
-    assert not (repository / study.KEPT).exists()
-    monkeypatch.setattr(study, "replace_folder", whole)
-    assert execute(repository) == 0
+        execute(place)
+    assert not list((place.repository / kept.STORE).glob("*/run.json"))
+    monkeypatch.setattr(kept, "replace_folder", whole)
+    execute(place)
     assert trained == [KEYS[0], *KEYS]
 
 
-def test_an_item_of_changed_settings_is_trained_and_no_other(repository: Path, trained: Trained) -> None:
-    execute(repository)
-    before = found(repository)
+def test_an_item_of_changed_settings_is_trained_and_no_other(place: Workspace, trained: Trained) -> None:
+    execute(place)
+    before = found(place)
     trained.clear()
-    execute(repository, TINY.replace("mu: 0.5", "mu: 5"))
-    after = found(repository)
+    execute(place, TINY.replace("mu: 0.5", "mu: 5"))
+    after = found(place)
     assert trained == ["even-pull-0", "even-pull-1"]
     assert all((before[key] == after[key]) == ("fedavg" in key) for key in KEYS)
     trained.clear()
-    execute(repository)
-    assert trained == [] and found(repository) == before, "the way back is kept"
+    execute(place)
+    assert trained == [] and found(place) == before, "the way back is kept"
 
 
-def test_what_a_study_no_longer_has_goes_from_its_folder(repository: Path, trained: Trained) -> None:
-    execute(repository)
-    execute(repository, TINY.replace("seeds: [0, 1]", "seeds: [1]"))
-    assert sorted(found(repository)) == ["even-fedavg-1", "even-pull-1"] and trained == KEYS
-    partitions = repository / "papers/ccn/paper/studies/tiny/partitions"
-    assert [path.name for path in partitions.iterdir()] == ["even-1"]
+def test_what_a_study_no_longer_has_goes_from_its_folder(place: Workspace, trained: Trained) -> None:
+    execute(place)
+    folder = execute(place, TINY.replace("seeds: [0, 1]", "seeds: [1]"))
+    assert sorted(found(place)) == ["even-fedavg-1", "even-pull-1"] and trained == KEYS
+    assert [path.name for path in (folder / "partitions").iterdir()] == ["even-1"]
 
 
-def test_two_sizes_with_the_same_settings_train_once(repository: Path, trained: Trained) -> None:
-    execute(repository)
-    execute(repository, size="small")
-    assert trained == KEYS and found(repository, "small") == found(repository)
+def test_two_sizes_with_the_same_settings_train_once(place: Workspace, trained: Trained) -> None:
+    execute(place)
+    execute(place, size="small")
+    assert trained == KEYS and found(place, "small") == found(place)
 
 
-def test_divergence_is_an_outcome_that_is_kept(repository: Path, trained: Trained) -> None:
-    wild = TINY.replace("lr: 0.1", "lr: 1.0e+30").replace("seeds: [0, 1]", "seeds: [0]")
+def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Trained) -> None:
+    """The pull to the old weights is so strong that it overshoots to infinity; the study's other items have models."""
+    wild = TINY.replace("mu: 0.5", "mu: 1.0e+30")
     for _ in range(2):
-        assert execute(repository, wild) == 0
-        said = json.loads((repository / "papers/ccn/paper/studies/tiny" / studies.DIVERGED).read_text())
-        assert sorted(said) == ["even-fedavg-0", "even-pull-0"] and "not finite" in said["even-fedavg-0"]
-        assert found(repository) == {}
-    assert trained == ["even-fedavg-0", "even-pull-0"]
+        folder = execute(place, wild)
+        said = json.loads((folder / studies.DIVERGED).read_text())
+        assert sorted(said) == ["even-pull-0", "even-pull-1"] and "not finite" in said["even-pull-0"]
+        assert sorted(found(place)) == ["even-fedavg-0", "even-fedavg-1"]
+        assert not (folder / "runs" / "even-pull-0").exists()
+        shutil.rmtree(folder)
+    assert trained == KEYS, "the second time the reason comes from the store"
+    assert len(list((place.repository / kept.STORE).glob(f"*/{train.DIVERGED}"))) == 2
 
 
-def test_without_its_data_a_small_study_is_skipped_and_others_fail(
-    repository: Path, trained: Trained, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_without_its_data_a_small_study_is_skipped_and_others_fail(place: Workspace, trained: Trained) -> None:
     absent = TINY.replace("name: digits", "name: image_folder")
-    assert execute(repository, absent, "small") == 0
-    reason = (repository / "papers/ccn/small/studies/tiny" / studies.SKIPPED).read_text()
+    reason = (execute(place, absent, "small") / studies.SKIPPED).read_text()
     assert len(reason.splitlines()) == 1 and "data/raw/train: there is no such folder" in reason
     for size in ("smoke", "paper"):
-        assert execute(repository, absent, size) == 2
-        assert "data/raw/train: there is no such folder" in capsys.readouterr().err
+        with pytest.raises(UserError, match="data/raw/train: there is no such folder"):
+            execute(place, absent, size)
     assert trained == []
 
 
-def test_data_are_read_once(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_read_once(place: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     load = study.datasets.load
 
@@ -355,11 +393,58 @@ def test_data_are_read_once(repository: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(study.datasets, "load", counted)
     for text in (TINY, TINY.replace("validation: 0,", "validation: 0.1,")):
-        assert execute(repository, text) == 0
+        execute(place, text)
     assert len(calls) == 1
 
 
-def test_an_unknown_study_is_named(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    at(repository, "paper", TINY)
-    assert study.main(["--paper", "ccn", "--study", "tinny", "--size", "smoke"]) == 2
-    assert "study of ccn 'tinny' is unknown (did you mean 'tiny'?)" in capsys.readouterr().err
+TARGET = """\
+ccn-tab9:
+  kind: table
+  title: A table
+  protocol: []
+  statistic: final
+  columns: {Even: {scenario: even}}
+  rows: {A: {study: tiny, recipe: fedavg}, B: {study: tiny, recipe: pull}}
+"""
+
+
+def test_a_target_and_its_paper_by_the_command_line(
+    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`build` runs what the target needs and prints it, `run` takes that and runs the rest."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    at(place.root, "smoke", TINY.replace("[tiny]", "[tiny, rest]") + "  rest: {like: tiny, seeds: [2]}\n")
+    files = place.root / studies.PAPER_FILES / "ccn"
+    (files / "targets.yaml").write_text(TARGET)
+    (files / "reported.yaml").write_text("{}")
+    root = ["--root", str(place.root)]
+    assert papers.main(["build", "ccn-tab9", *root]) == 0
+    said = capsys.readouterr().out
+    assert trained == KEYS and "# ccn-tab9: A table" in said and "| B |" in said
+    single = place.root / "papers" / "single" / "ccn-tab9-smoke"
+    assert {"ccn-tab9.md", "report.html"} <= {path.name for path in single.iterdir()}
+    assert papers.main(["run", "ccn", *root]) == 0
+    assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
+    whole = place.root / "papers" / "ccn" / "smoke"
+    assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
+    assert json.loads((whole / "metrics.json").read_text())["whole"] == 1
+
+
+def test_every_target_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert papers.main(["list", "--root", str(ROOT)]) == 0
+    listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert listed == [name for paper in studies.PAPERS for name in of_targets(paper, ROOT)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "cnn"], "paper 'cnn' is unknown (did you mean 'ccn'?)"),
+        (["build", "ccn-tab11"], "did you mean 'ccn-tab1'?"),
+    ],
+)
+def test_an_unknown_paper_or_target_is_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert papers.main([*arguments, "--root", str(ROOT)]) == 2
+    assert said in capsys.readouterr().err

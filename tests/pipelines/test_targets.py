@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from pipelines import config, studies, tracking
-from pipelines import paper as stage
-from pipelines.targets import curves, pictures
-from pipelines.targets.build import build
-from pipelines.targets.measured import Measured, number, series
-from pipelines.targets.spec import Built, address, of_targets, paper_of
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import report as stage
+from pipelines.papers import studies
+from pipelines.papers.targets import curves, pictures
+from pipelines.papers.targets.build import build
+from pipelines.papers.targets.measured import Measured, number, series
+from pipelines.papers.targets.spec import Built, address, of_targets, paper_of
+from pipelines.reporting import text
 from plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import diverged, finals, paper, run
@@ -190,12 +192,11 @@ def test_notes_on_the_data_stand_by_the_cells_that_they_are_about(tmp_path: Path
     assert built.remarks == (f"[1] one (near a, far a): 500 users; {DRAWN}.", "[2] one (far a): 500 users.")
 
 
-def test_every_form_of_a_report_has_the_marks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_form_of_a_report_has_the_marks(tmp_path: Path) -> None:
     """HTML and Markdown, of a table and of a figure, which marks the line in its numbers too."""
     finals(paper(tmp_path, TABLE + CURVES, REPORTED), "near", {"a": [0.6], "c": [0.7]})
     run(tmp_path, "near", "b", 0, [0.5, 1.0], tags=LEAK, notes=[DRAWN])
-    monkeypatch.chdir(tmp_path)
-    report = stage.write("ccn", "smoke", tmp_path, of_targets("ccn", tmp_path), "report").folder
+    report = stage.write("ccn", "smoke", tmp_path, of_targets("ccn", tmp_path)).folder
     html, table, curve = ((report / name).read_text() for name in ("report.html", "t.md", "f.md"))
     assert "100.00 LEAK [1] (80)" in html and "100.00 LEAK [1] (80)" in table
     for content in (html, table, curve):
@@ -217,7 +218,7 @@ def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_pa
 
 def ran(root: Path) -> str:
     """What was run of the study, as the page of its table has it."""
-    page = stage.write("ccn", "smoke", root, of_targets("ccn", root), "report").folder / "t.md"
+    page = stage.write("ccn", "smoke", root, of_targets("ccn", root)).folder / "t.md"
     return page.read_text().split("## What was run\n\n- one: a study: ")[1].split("\n")[0]
 
 
@@ -459,7 +460,7 @@ def test_dashed_lines_have_the_colour_of_the_others() -> None:
     ],
 )
 def test_a_legend_is_no_wider_than_the_figure(n: int, letters: int, together: int, across: int) -> None:
-    figure, (axes, _) = pictures.panels(2)
+    figure, (axes, _) = pictures.panels(["", ""])
     for _ in range(n):
         axes.plot([0], [0], label="x" * letters)
     pictures.legend(figure, axes, together)
@@ -494,7 +495,7 @@ def test_a_setting_that_does_not_exist(tmp_path: Path) -> None:
 
 
 def test_the_studies_of_a_target_are_found_at_any_depth(tmp_path: Path) -> None:
-    spec = "x: {kind: k, title: T, protocol: [], rows: {A: {study: one}, B: [{studies: [one]}]}, study: one}"
+    spec = "x: {kind: k, title: T, protocol: [], rows: {A: {study: one}, B: [{study: one}]}}"
     assert of_targets("ccn", paper(tmp_path, spec))["x"].studies == ("one",)
     assert paper_of("x", tmp_path) == "ccn"
     with pytest.raises(UserError, match=re.escape("table or figure 'y' is unknown")):
@@ -525,15 +526,13 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path, monkeyp
     finals(paper(tmp_path, TABLE + CURVES, REPORTED), "near", {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]})
     finals(tmp_path, "far", {"a": [0.6], "c": [0.9], "d": [0.5], "b": [0.8]})
     (tmp_path / "papers/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
-    logged: list[tuple[Path, Path]] = []
-    monkeypatch.setattr(tracking, "log_report", lambda *arguments: logged.append(arguments))
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path / "elsewhere"))
-    monkeypatch.chdir(tmp_path)
-    assert stage.main(["--paper", "ccn", "--size", "smoke"]) == 0
-    place = config.root() / "papers" / "ccn" / "smoke"
+    synced: list[Path] = []
+    monkeypatch.setattr(stage, "sync_reports", lambda store, root: synced.append(root))
+    stage.run(Workspace.of(tmp_path, {}), "ccn", "smoke")
+    place = tmp_path / "papers" / "ccn" / "smoke"
     found = json.loads((place / "metrics.json").read_text())
     assert found == {"targets": 2, "whole": 0, "rankings": 2, "kendall_tau_mean": pytest.approx(2 / 3)}
-    assert logged == [(tmp_path / "elsewhere", place / "report")]
+    assert synced == [tmp_path]
     names = {path.name for path in (place / "report").iterdir()}
     assert names == {"report.html", "t.md", "t.csv", "f.md", "f.csv", "f.png"}
     html = (place / "report" / "report.html").read_text()
@@ -554,4 +553,4 @@ def test_a_long_list_of_what_is_missing_is_cut(n: int) -> None:
 
 
 def test_a_cell_of_two_lines_is_one_row_of_markdown() -> None:
-    assert stage.markdown([["", "A"], ["x", "1\ngain +2"]]) == "|  | A |\n| --- | ---: |\n| x | 1<br>gain +2 |"
+    assert text.markdown([["", "A"], ["x", "1\ngain +2"]]) == "|  | A |\n| --- | ---: |\n| x | 1<br>gain +2 |"

@@ -1,351 +1,508 @@
-"""MLflow store: created once, movable, rebuilt from files, never logging anything twice."""
+"""MLflow: a store that is made once, runs that are there exactly once, models that load, a view that is prepared."""
 
 from __future__ import annotations
 
+import base64
+import errno
 import itertools
 import json
 import math
-import os
 import shutil
 import socket
-import sqlite3
 import subprocess
 import sys
+import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
-from pipelines import store as files
-from pipelines import tracking, ui
+from pipelines.experiment import results
+from pipelines.tracking import __main__ as command
+from pipelines.tracking import models, runs, ui, view
+from pipelines.tracking import store as stores
+from pipelines.tracking import sync as syncing
+from pipelines.tracking.store import Store
+from pipelines.tracking.sync import log_report, sync
 from plugins.core.errors import UserError
+from plugins.data.dataset import Dataset, Raw
 
-KEYS = ("iid-fedavg-0", "iid-fedavg-1", "iid-fnr-0")
-ROUNDS = 3
-REPOSITORY = Path(tracking.__file__).parents[1]
-# mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
-
-
-def finished(root: Path, key: str, run_id: str = "lost", rounds: int = ROUNDS) -> Path:
-    """Writes the files of one finished train item."""
-    scenario, recipe, seed = key.split("-")
-    run, evaluation, partition = (
-        root / part for part in (f"runs/{key}", f"evaluation/{key}", f"partitions/iid-{seed}")
-    )
-    for folder in (run, evaluation, partition):
-        folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{t},{t / 10},{'' if t == 1 else 0.5},100,50,2.0" for t in range(1, rounds + 1)]
-    header = "round,test_accuracy,validation_accuracy,bytes_up,bytes_down,seconds"
-    (run / "rounds.csv").write_text("\n".join([header, *lines]) + "\n")
-    (run / "model.safetensors").write_bytes(b"weights of " + key.encode())
-    about = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": int(seed)}
-    tags = {"fingerprint": f"print-{key}", "git_commit": "c0ffee", "stage": f"train@{key}", "data_hash": "d"}
-    results = {"params": {"lr": 0.1, "rounds": rounds}, "tags": tags, "final": {"accuracy": rounds / 10}}
-    (run / "run.json").write_text(json.dumps(about | results | {"weights_sha256": "abc", "notes": []}))
-    (run / "run_id.json").write_text(json.dumps({"run_id": run_id, "experiment_id": "1", "experiment": "toy"}))
-    (evaluation / "metrics.json").write_text(json.dumps({"worst_client": 0.25, "weights_sha256": "abc"}))
-    (evaluation / "per_client.csv").write_text("client,samples,accuracy\n0,5,0.25\n1,5,\n")
-    (partition / "heatmap.png").write_bytes(b"picture")
-    return run
+REPOSITORY = Path(runs.__file__).parents[2]
+SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
+# mlflow's own use of SQLAlchemy, and its own type hints.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
+    pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
+]
+Finish = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database, made once (its migrations take seconds), by two processes that both want to create it."""
-    root = tmp_path_factory.mktemp("store")
-    code = "import sys; from pathlib import Path; from pipelines import tracking; tracking.uri(Path(sys.argv[1]))"
-    other = subprocess.Popen([sys.executable, "-c", code, str(root)], cwd=REPOSITORY)
-    tracking.uri(root)
-    assert other.wait() == 0
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An empty store, made once (it takes seconds), by two processes that both want to create it."""
+    root = tmp_path_factory.mktemp("made")
+    code = "import sys; from pathlib import Path; from pipelines.tracking.store import Store\n"
+    code += "Store(Path(sys.argv[1]), None).client()"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    other = subprocess.Popen([sys.executable, "-c", code, str(root)], cwd=REPOSITORY, **pipes)  # type: ignore[call-overload]
+    Store(root, None).client()
+    assert other.communicate()[0] == "" and other.returncode == 0
     return root
 
 
 @pytest.fixture
-def root(store: Path, tmp_path: Path) -> Path:
-    """A repository with an empty database of its own. It has been copied, so its paths must be rewritten first."""
-    shutil.copytree(store / "mlruns", tmp_path / "mlruns")
-    (tmp_path / "params.yaml").write_text("experiment: toy\n")
-    return tmp_path
+def store(made: Path, tmp_path: Path) -> Store:
+    """A repository with an empty store of its own."""
+    root = tmp_path / "repository"
+    shutil.copytree(made / "mlruns", root / "mlruns")
+    (root / "mlruns" / ".place").write_text(str((root / "mlruns").resolve()))
+    return Store(root, None)
 
 
-def runs(root: Path) -> list[Any]:
-    client = tracking._client(root)
-    return tracking._search(client, [e.experiment_id for e in client.search_experiments()])
+@pytest.fixture
+def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
+    """Writes the files of a finished item and has `results.read` find it."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(results, "read", lambda root, repository=None: [found[key] for key in sorted(found)])
+
+    def write(key: str = "iid-fedavg-0", *, accuracy: float = 0.3, worst: float = 0.25, **fields: object) -> Any:
+        scenario, recipe, seed = key.split("-")
+        folder, evaluation = store.repository / "runs" / key, store.repository / "evaluation" / key
+        folder.mkdir(parents=True, exist_ok=True)
+        evaluation.mkdir(parents=True, exist_ok=True)
+        rows = tuple({"round": t, "test_accuracy": accuracy * t / 3, "test_loss": math.nan} for t in (1, 2, 3))
+        (folder / "rounds.csv").write_text(f"rounds up to {accuracy}")
+        (evaluation / "metrics.json").write_text(json.dumps({"client_worst": worst}))
+        print_ = f"print-{key}-{accuracy}"
+        tags = {"fingerprint": print_, "weights_sha256": f"sha-{accuracy}", "data_hash": "d" * 64, "leak": "none"}
+        item = {
+            "key": key, "scenario": scenario, "recipe": recipe, "composition": f"{recipe}+x", "seed": int(seed),
+            "params": {"lr": 0.1, "data.name": "toy"}, "tags": tags, "final": {"test_accuracy": accuracy}, "rows": rows,
+            "seconds": (1.0, 2.0, 3.0), "made": {}, "evaluation": {"client_worst": worst}, "client_accuracy": (),
+            "files": (folder / "rounds.csv", evaluation / "metrics.json"), "notes": (),
+        }  # fmt: skip
+        found[key] = SimpleNamespace(**item | fields)
+        return found[key]
+
+    return write
 
 
-def stored_paths(root: Path) -> list[str]:
-    database = sqlite3.connect(root / "mlruns" / "mlflow.db")
-    found = [row[0] for table, column in files.PATHS for row in database.execute(f"SELECT {column} FROM {table}")]
-    database.close()
+def active(store: Store, experiment: str = "toy") -> list[Any]:
+    client = store.client()
+    return runs.search(client, runs.of_name(store, client, experiment))
+
+
+def artifacts(store: Store, run: Any) -> set[str]:
+    client, found, folders = store.client(), set(), [""]
+    while folders:
+        for entry in client.list_artifacts(run.info.run_id, folders.pop()):
+            folders += [entry.path] if entry.is_dir else []
+            found |= set() if entry.is_dir else {entry.path}
     return found
 
 
-def test_the_store_lies_under_the_root_and_a_copied_one_gets_its_own_paths(root: Path) -> None:
-    assert not all(path.startswith(root.as_uri()) for path in stored_paths(root))  # still those of the original
-    assert tracking.uri(root) == f"sqlite:///{root}/mlruns/mlflow.db"
-    assert stored_paths(root) == [f"{root.as_uri()}/mlruns/artifacts/0"]
+# The store
 
 
-def test_two_processes_that_create_the_store_at_once_make_one_whole_store(store: Path) -> None:
-    assert sorted(path.name for path in (store / "mlruns").iterdir()) == [".lock", "mlflow.db"]
-    assert stored_paths(store) == [f"{store.as_uri()}/mlruns/artifacts/0"]
-    assert [e.name for e in tracking._client(store).search_experiments()] == ["Default"]
+def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: Path) -> None:
+    assert sorted(path.name for path in (made / "mlruns").iterdir()) == [".create.lock", ".place", "mlflow.db"]
+    (default,) = Store(made, None).client().search_experiments()
+    assert default.artifact_location == f"{made.as_uri()}/mlruns/artifacts/0"
 
 
-def test_importing_tracking_does_not_import_mlflow() -> None:
-    code = "import sys; import pipelines.tracking, pipelines.ui; sys.exit('mlflow' in sys.modules)"
+def test_the_command_line_imports_neither_mlflow_nor_torch() -> None:
+    code = "import sys; import pipelines.tracking.__main__; sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
-def test_a_run_has_params_tags_metrics_and_files(root: Path) -> None:
-    folder = finished(root, KEYS[0])
-    run = tracking.start(root, "toy", KEYS[0], {"lr": 0.1}, {"recipe": "fedavg", "git_commit": "c0ffee"})
-    run.log_rounds([{"round": 1, "test_accuracy": 0.5, "validation_accuracy": math.nan, "seconds": 2.0}])
-    run.finish(final={"accuracy": 0.5}, artifacts=[folder / "rounds.csv", root / "evaluation" / KEYS[0]])
-    found = tracking._client(root).get_run(run.run_id)
-    assert found.info.status == "FINISHED" and found.info.run_name == KEYS[0]
-    assert found.data.params == {"lr": "0.1"}
-    assert found.data.metrics == {"test_accuracy": 0.5, "seconds": 2.0, "final/accuracy": 0.5}  # NaN is not logged
-    assert found.data.tags["recipe"] == "fedavg" and found.data.tags["mlflow.source.git.commit"] == "c0ffee"
-    artifacts = root / "mlruns" / "artifacts" / "toy" / run.run_id / "artifacts"
-    files = sorted(str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*"))
-    assert files == ["evaluation/metrics.json", "evaluation/per_client.csv", "rounds.csv"]
+def test_a_tracking_uri_is_used_and_nothing_else(store: Store, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "theirs.db"
+    other.parent.mkdir()
+    shutil.copy(store.database, other)
+    given = Store(tmp_path / "repository of nobody", f"sqlite:///{other}")
+    runs.start(given, "toy", "k", {}, {}).finish()
+    assert [run.info.run_name for run in active(given)] == ["k"] and active(store) == []
+    assert not given.database.exists()
 
 
-def test_rounds_are_logged_in_batches_of_at_most_1000_metrics(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = tracking.start(root, "toy", "many", {f"p{i}": i for i in range(150)}, {})
-    sizes, original = [], run._client.log_batch
+def test_a_disk_that_is_full_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    def log_batch(run_id: str, metrics: list[Any]) -> None:
-        sizes.append(len(metrics))
-        original(run_id, metrics)
-
-    monkeypatch.setattr(run._client, "log_batch", log_batch)
-    run.log_rounds([{"round": t} | {f"m{i}": float(t) for i in range(9)} for t in range(1, 251)])
-    assert sizes == [1000, 1000, 250]
-    assert len(tracking._client(root).get_run(run.run_id).data.params) == 150
+    monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore.__init__", full)
+    with pytest.raises(UserError, match=r"^.*mlflow\.db: can't be created \(No space left on device\).*$"):
+        Store(tmp_path, None).client()
+    assert sorted(path.name for path in (tmp_path / "mlruns").iterdir()) == [".create.lock", ".place"]
 
 
-def test_a_resumed_run_logs_no_round_twice(root: Path) -> None:
-    rows = [{"round": t, "test_accuracy": t / 10, "test_loss": math.nan, "seconds": 1.0} for t in range(1, 5)]
-    first = tracking.start(root, "toy", "resumed", {"lr": 0.1}, {"fingerprint": "x"})
-    first.log_rounds(rows[:3])
-    first.log_rounds(rows[:3])
-    again = tracking.start(root, "toy", "resumed", {"lr": 0.1}, {"fingerprint": "x"}, run_id=first.run_id)
-    assert again.run_id == first.run_id
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mlruns").write_text("a file in its place")
+    with pytest.raises(UserError, match=r"mlruns.*can't be written"):
+        Store(tmp_path, None).client()
+
+
+def test_a_broken_database_is_named_in_one_line(store: Store) -> None:
+    store.database.write_bytes(b"not a database, " * 9)
+    with pytest.raises(UserError, match=r"mlflow\.db: can't be used as MLflow's store .* delete it") as error:
+        store.client()
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_that_does_not_answer_is_named_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections and says nothing
+        port = silent.getsockname()[1]
+        with pytest.raises(UserError, match=f"127.0.0.1:{port}: no answer.*timed out"):
+            Store(Path(), f"http://127.0.0.1:{port}").client()
+    with pytest.raises(UserError, match=f"127.0.0.1:{port}: no answer.*refused"):
+        Store(Path(), f"http://127.0.0.1:{port}").client()
+
+
+# A live run
+
+
+def test_a_run_has_params_tags_data_metrics_and_files(store: Store, tmp_path: Path) -> None:
+    file = tmp_path / "rounds.csv"
+    file.write_text("1")
+    tags = {"recipe": "fedavg", "git_commit": "c0ffee", "data_hash": "d" * 64}
+    log = runs.start(store, "toy", "k", {"lr": 0.1, "data.name": "digits"}, tags)
+    log.log_rounds([{"round": 1, "test_accuracy": 0.5, "validation_accuracy": math.nan}])
+    log.finish({"accuracy": 0.5, "rho": math.inf}, [file])
+    (run,) = active(store)
+    assert run.info.run_id == log.run_id and run.info.status == "FINISHED" and run.info.run_name == "k"
+    assert run.data.params == {"lr": "0.1", "data.name": "digits"}
+    assert run.data.metrics == {"test_accuracy": 0.5, "final/accuracy": 0.5}
+    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee" and artifacts(store, run) == {"rounds.csv"}
+    (data,) = run.inputs.dataset_inputs
+    assert (data.dataset.name, data.dataset.digest) == ("digits", "d" * 36)
+
+
+def test_rounds_and_params_are_logged_in_batches_that_mlflow_takes(store: Store) -> None:
+    log = runs.start(store, "toy", "many", {f"p{i}": i for i in range(150)}, {})
+    log.log_rounds([{"round": t} | {f"m{i}": float(t) for i in range(9)} for t in range(1, 251)])
+    (run,) = active(store)
+    assert len(run.data.params) == 150 and run.data.metrics == {f"m{i}": 250.0 for i in range(9)}
+    assert len(store.client().get_metric_history(log.run_id, "m0")) == 250
+
+
+def test_a_killed_run_goes_on_and_logs_no_round_twice(store: Store) -> None:
+    rows = [{"round": t, "test_accuracy": t / 10, "seconds": 1.0} for t in range(1, 5)]
+    killed = runs.start(store, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"})
+    killed.log_rounds(rows[:3])
+    killed.log_rounds(rows[:3])
+    assert runs.start(store, "toy", "k", {"lr": 0.2}, {"fingerprint": "y"}).run_id != killed.run_id
+    again = runs.start(store, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"})
+    assert again.run_id == killed.run_id
     again.log_rounds(rows[1:])  # goes on from a checkpoint after round 1
-    history = tracking._client(root).get_metric_history(first.run_id, "test_accuracy")
+    history = store.client().get_metric_history(killed.run_id, "test_accuracy")
     assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
     stamps = [point.timestamp for point in history]
     assert [later - earlier for earlier, later in itertools.pairwise(stamps)] == [1000, 1000, 1000]
 
 
-def test_an_attempt_whose_id_is_unknown_is_found_by_its_fingerprint_unless_it_finished(root: Path) -> None:
-    killed = tracking.start(root, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"})
-    assert tracking.start(root, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"}).run_id == killed.run_id
-    assert tracking.start(root, "toy", "k", {"lr": 0.2}, {"fingerprint": "y"}).run_id != killed.run_id
-    killed.fail()
-    resumed = tracking.start(root, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"}, run_id="unknown")
-    assert resumed.run_id == killed.run_id
-    resumed.finish(final={}, artifacts=[])
-    assert tracking.start(root, "toy", "k", {"lr": 0.1}, {"fingerprint": "x"}).run_id != killed.run_id
+def test_a_failed_run_says_why_and_goes_on_but_a_finished_one_does_not(store: Store) -> None:
+    failed = runs.start(store, "toy", "k", {}, {"fingerprint": "x"})
+    failed.fail("round 3: not finite")
+    (run,) = active(store)
+    assert run.info.status == "FAILED" and run.data.tags["mlflow.note.content"] == "round 3: not finite"
+    again = runs.start(store, "toy", "k", {}, {"fingerprint": "x"})
+    (run,) = active(store)
+    assert again.run_id == failed.run_id and run.info.status == "RUNNING" and not run.data.tags["mlflow.note.content"]
+    again.finish()
+    assert runs.start(store, "toy", "k", {}, {"fingerprint": "x"}).run_id != failed.run_id
 
 
-def test_a_run_id_with_other_parameters_starts_a_new_run(root: Path) -> None:
-    first = tracking.start(root, "toy", "k", {"lr": 0.1}, {})
-    assert tracking.start(root, "toy", "k", {"lr": 0.2}, {}, run_id=first.run_id).run_id != first.run_id
+def test_what_is_longer_than_mlflow_takes_is_cut_and_the_run_still_ends(store: Store) -> None:
+    long = "e" * 599
+    for ending in "ab":
+        params = {"p": "v" * 7000, "n" * 300: 1}
+        tags = {"note": "t" * 9000, "fingerprint": "x"}
+        runs.start(store, long + ending, "k", params, tags)
+        log = runs.start(store, long + ending, "k", params, tags)  # what was cut is compared as it was cut
+        log.log_rounds([{"round": 1, "m" * 300: 1.0, "odd [name]": 2.0}])
+        log.finish({"f" * 300: 1.0})
+        (run,) = active(store, long + ending)  # the other ending is another experiment
+        assert run.info.status == "FINISHED" and len(run.data.params["p"]) == 6000
+        assert run.data.params["p"].startswith("v" * 5991 + "…") and len(run.data.tags["note"]) == 5000
+        assert run.data.metrics["odd _name_"] == 2.0
 
 
-def test_sync_rebuilds_every_finished_run_exactly_once(root: Path) -> None:
-    before = {key: finished(root, key).joinpath("run_id.json").read_bytes() for key in KEYS}
-    (root / "runs" / "iid-unfinished-0").mkdir()
-    assert tracking.sync(root) == sorted(KEYS)
-    assert tracking.sync(root) == []
-    found = {run.info.run_name: run for run in runs(root)}
-    assert sorted(found) == sorted(KEYS) and len(runs(root)) == len(KEYS)
+def test_system_metrics_are_sampled_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
+    log = runs.start(store, "toy", "k", {}, {}, system_metrics=True)
+    until = time.monotonic() + 20
+    while not active(store)[0].data.metrics and time.monotonic() < until:
+        time.sleep(0.1)
+    log.finish()
+    (run,) = active(store)
+    assert any(name.startswith("system/cpu") for name in run.data.metrics) and run.info.status == "FINISHED"
+
+
+# Finished items
+
+
+def test_sync_makes_every_item_present_once(store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = ["iid-fedavg-0", "iid-fedavg-1", "iid-fnr-0"]
+    for key in keys:
+        finish(key)
+    assert sync(store, store.repository, "toy") == keys
+    found = {run.info.run_name: run for run in active(store)}
+    assert sorted(found) == keys and len(active(store)) == 3
     run = found["iid-fnr-0"]
-    assert run.info.status == "FINISHED"
-    assert run.data.params == {
-        "lr": "0.1",
-        "rounds": "3",
-        "scenario": "iid",
-        "recipe": "fnr",
-        "composition": "fnr",
-        "seed": "0",
-    }
-    assert run.data.metrics["test_accuracy"] == 0.3 and run.data.metrics["final/worst_client"] == 0.25
-    tags = {
-        "recipe": "fnr",
-        "scenario": "iid",
-        "seed": "0",
-        "data_hash": "d",
-        "git_commit": "c0ffee",
-        "weights_sha256": "abc",
-    }
-    assert tags.items() <= run.data.tags.items() and run.data.tags["stage"] == "train@iid-fnr-0"
-    assert run.info.end_time - run.info.start_time == 2000 * ROUNDS
-    artifacts = root / "mlruns" / "artifacts" / "toy" / run.info.run_id / "artifacts"
-    names = {str(path.relative_to(artifacts)) for path in artifacts.rglob("*.*")}
-    assert names == {
-        "rounds.csv",
-        "model.safetensors",
-        "accuracy.png",
-        "partition/heatmap.png",
-        "evaluation/metrics.json",
-        "evaluation/per_client.csv",
-    }
-    assert before == {
-        key: (root / "runs" / key / "run_id.json").read_bytes() for key in KEYS
-    }  # outputs stay as they are
+    assert run.info.status == "FINISHED" and run.info.end_time - run.info.start_time == 6000
+    assert run.data.metrics == {
+        "test_accuracy": 0.3, "seconds": 3.0, "final/test_accuracy": 0.3, "final/client_worst": 0.25
+    }  # fmt: skip
+    about = {"recipe": "fnr", "composition": "fnr+x", "scenario": "iid", "seed": "0", "item": "iid-fnr-0"}
+    assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
+    assert {"weights_sha256": "sha-0.3", "data_hash": "d" * 64, "leak": "none"}.items() <= run.data.tags.items()
+    assert artifacts(store, run) == {"rounds.csv", "evaluation/metrics.json"}
+
+    def no_client(_: Store) -> None:
+        raise AssertionError("imports mlflow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "client", no_client)
+        assert sync(store, store.repository, "toy") == []
+    (store.folder / ".synced").unlink()
+    assert sync(store, store.repository, "toy") == [], "the store itself says so too"
 
 
-def test_sync_completes_the_run_of_run_id_json_and_keeps_it(root: Path) -> None:
-    run = tracking.start(root, "toy", KEYS[0], {"lr": 0.1}, {"fingerprint": f"print-{KEYS[0]}"})
-    run.log_rounds([{"round": 1, "test_accuracy": 0.1, "seconds": 2.0}])
-    finished(root, KEYS[0], run_id=run.run_id)
-    assert tracking.sync(root) == [KEYS[0]]
-    assert [found.info.run_id for found in runs(root)] == [run.run_id]
-    history = tracking._client(root).get_metric_history(run.run_id, "test_accuracy")
+def test_sync_completes_the_live_run(store: Store, finish: Finish) -> None:
+    item = finish()
+    live = runs.start(store, "toy", item.key, item.params, {"fingerprint": item.tags["fingerprint"]})
+    live.log_rounds(item.rows[:1])
+    live.finish()
+    sync(store, store.repository, "toy")
+    (run,) = active(store)
+    assert run.info.run_id == live.run_id and run.data.metrics["final/client_worst"] == 0.25
+    history = store.client().get_metric_history(live.run_id, "test_accuracy")
     assert [point.step for point in history] == [1, 2, 3]
 
 
-def test_sync_follows_changed_evaluation_and_brings_deleted_runs_back(root: Path) -> None:
-    finished(root, KEYS[0])
-    tracking.sync(root)
-    (run,) = runs(root)
-    (root / "evaluation" / KEYS[0] / "metrics.json").write_text('{"worst_client": 0.75}')
-    assert tracking.sync(root) == [KEYS[0]]
-    assert [found.data.metrics["final/worst_client"] for found in runs(root)] == [0.75]
-    tracking._client(root).delete_run(run.info.run_id)
-    assert tracking.sync(root) == [KEYS[0]] and [found.info.run_id for found in runs(root)] == [run.info.run_id]
-    tracking._client(root).delete_experiment(run.info.experiment_id)
-    assert tracking.sync(root) == [KEYS[0]] and [found.info.run_id for found in runs(root)] == [run.info.run_id]
+def test_a_run_that_was_killed_after_its_last_file_is_finished_by_sync(store: Store, finish: Finish) -> None:
+    live = runs.start(store, "toy", "iid-fedavg-0", {}, {"fingerprint": "x"})
+    finish(made={"run_id": live.run_id})
+    sync(store, store.repository, "toy")
+    assert [(run.info.run_id, run.info.status) for run in active(store)] == [(live.run_id, "FINISHED")]
 
 
-def test_equal_fingerprints_of_two_recipe_names_stay_two_runs(root: Path) -> None:
-    for key in (KEYS[0], "iid-again-0"):
-        path = finished(root, key) / "run.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"tags": {"fingerprint": "same"}}))
-    assert len(tracking.sync(root)) == 2 and len(runs(root)) == 2
-    (root / "evaluation" / KEYS[0] / "metrics.json").write_text("{}")
-    assert tracking.sync(root) == [KEYS[0]] and len(runs(root)) == 2
+def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(store: Store, finish: Finish) -> None:
+    finish()
+    sync(store, store.repository, "toy")
+    (first,) = active(store)
+    finish(accuracy=0.6)
+    assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
+    (second,) = active(store)
+    assert second.data.metrics["final/test_accuracy"] == 0.6
+    gone = store.client().get_run(first.info.run_id)
+    assert gone.info.lifecycle_stage == "deleted" and gone.data.tags["superseded_by"] == second.info.run_id
+    finish()
+    assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
+    (restored,) = active(store)
+    assert restored.info.run_id == first.info.run_id and "superseded_by" not in restored.data.tags
 
 
-def written(root: Path, files: dict[str, str], whole: int) -> Path:
-    """Writes the files of a paper's report and its numbers."""
-    folder = root / "papers" / "ccn" / "smoke" / "report"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    (folder.parent / "metrics.json").write_text(json.dumps({"targets": 3, "whole": whole}))
-    return folder
+def test_a_changed_evaluation_changes_the_run(store: Store, finish: Finish) -> None:
+    finish()
+    sync(store, store.repository, "toy")
+    (before,) = active(store)
+    finish(worst=0.75)
+    assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
+    (run,) = active(store)
+    assert run.info.run_id == before.info.run_id and run.data.metrics["final/client_worst"] == 0.75
 
 
-def artifacts_of(root: Path, run: Any) -> set[str]:
-    place = root / "mlruns" / "artifacts" / "papers" / run.info.run_id / "artifacts"
-    return {str(path.relative_to(place)) for path in place.rglob("*.*")}
+def test_runs_of_a_dvc_experiment_and_running_ones_stay(store: Store, finish: Finish) -> None:
+    tags = {"item": "iid-fedavg-0", "fingerprint": "theirs"}
+    runs.start(store, "toy", "tried", {}, tags | {"dvc_experiment": "high-lr"}).finish()
+    finish()
+    (store.repository / "runs" / "iid-fedavg-0" / "rounds.csv").touch()
+    running = runs.start(store, "toy", "running", {}, tags | {"fingerprint": "later"})
+    sync(store, store.repository, "toy")
+    assert sorted(run.info.run_name for run in active(store)) == ["iid-fedavg-0", "running", "tried"]
+    running.finish()
 
 
-def test_a_report_is_one_run_with_its_files_and_numbers(root: Path) -> None:
-    folder = written(root, {"report.html": "all", "t.csv": "1"}, whole=2)
-    assert tracking.log_report(root, folder)
-    assert not tracking.log_report(root, folder), "the same report"
-    (run,) = runs(root)
-    assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
-    assert run.data.params == {"paper": "ccn", "size": "smoke"}
-    assert run.data.metrics == {"final/targets": 3, "final/whole": 2}
-    assert artifacts_of(root, run) == {"report/report.html", "report/t.csv", "metrics.json"}
+def test_a_renamed_experiment_has_the_same_results(store: Store, finish: Finish) -> None:
+    finish()
+    sync(store, store.repository, "toy")
+    assert sync(store, store.repository, "renamed") == ["iid-fedavg-0"]
+    assert [run.info.run_name for run in active(store, "renamed")] == ["iid-fedavg-0"] and len(active(store)) == 1
 
 
-def test_a_changed_report_takes_the_place_of_the_one_before(root: Path) -> None:
-    tracking.log_report(root, written(root, {"report.html": "all", "t.csv": "1"}, whole=2))
-    assert tracking.log_report(root, written(root, {"report.html": "more", "f.png": "2"}, whole=3))
-    (run,) = runs(root)
-    assert run.data.metrics["final/whole"] == 3
-    assert artifacts_of(root, run) == {"report/report.html", "report/f.png", "metrics.json"}
-    place = root / "mlruns" / "artifacts" / "papers" / run.info.run_id / "artifacts"
-    assert (place / "report" / "report.html").read_text() == "more"
-    # Numbers count too, and so does a way back.
-    assert tracking.log_report(root, written(root, {"report.html": "more", "f.png": "2"}, whole=2))
-    assert tracking.log_report(root, written(root, {"report.html": "all", "t.csv": "1"}, whole=2))
-    assert len(runs(root)) == 1
-
-
-def test_a_report_that_was_cut_short_is_made_whole(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after the old files went; then the old report comes back, which must not count as there."""
-    first = written(root, {"report.html": "all"}, whole=1)
-    tracking.log_report(root, first)
-
-    def killed(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(tracking.Run, "finish", killed)
-        with pytest.raises(KeyboardInterrupt):
-            tracking.log_report(root, written(root, {"report.html": "more"}, whole=1))
-    assert tracking.log_report(root, written(root, {"report.html": "all"}, whole=1))
-    (run,) = runs(root)
-    assert artifacts_of(root, run) == {"report/report.html", "metrics.json"}
-
-
-def test_sync_brings_lost_and_deleted_reports_back(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written(root, {"report.html": "all"}, whole=1)
-    for _ in range(2):
-        assert tracking.main(["sync", "--root", str(root)]) == 0
-    assert capsys.readouterr().out.count("MLflow: 1 of the papers' reports brought up to date") == 1
-    (run,) = runs(root)
-    tracking._client(root).delete_run(run.info.run_id)
-    assert tracking.sync_reports(root) == 1
-    assert [found.info.run_id for found in runs(root)] == [run.info.run_id]
-    (root / "papers" / "ccn" / "smoke" / "metrics.json").unlink()
-    assert tracking.sync_reports(root) == 0, "the stage has not finished"
-
-
-def test_a_moved_repository_keeps_its_runs_and_their_files(
-    root: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    finished(root, KEYS[0])
-    tracking.sync(root)
-    moved = tmp_path_factory.mktemp("to") / "a folder with # and 100%"
-    shutil.move(root, moved)
-    assert tracking.sync(moved) == []  # nothing is lost, so nothing is logged again
-    assert all(path.startswith(moved.as_uri() + "/mlruns/artifacts") for path in stored_paths(moved))
-    (run,) = runs(moved)
-    assert [item.path for item in tracking._client(moved).list_artifacts(run.info.run_id, "partition")]
-    finished(moved, KEYS[1])
-    assert tracking.sync(moved) == [KEYS[1]] and not root.exists()
-
-
-def test_a_broken_database_is_named_in_one_line(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    finished(root, KEYS[0])
-    (root / "mlruns" / "mlflow.db").write_bytes(b"not a database, not a database, not a database")
-    assert tracking.main(["sync", "--root", str(root)]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("error: ") and "mlflow.db" in message and message.count("\n") == 1
+def test_a_moved_repository_makes_its_runs_again(store: Store, finish: Finish, tmp_path: Path) -> None:
+    item = finish()
+    sync(store, store.repository, "toy")
+    moved = Store(tmp_path / "a folder with # and 100%", None)
+    shutil.move(store.repository, moved.repository)
+    item.files = tuple(moved.repository / path.relative_to(store.repository) for path in item.files)
+    assert sync(moved, moved.repository, "toy") == ["iid-fedavg-0"]
+    (run,) = active(moved)
+    assert run.info.artifact_uri.startswith(moved.repository.as_uri()) and not store.repository.exists()
+    assert "rounds.csv" in artifacts(moved, run)
+    aside = sorted(path.name for path in moved.folder.glob("*.moved-*"))
+    assert aside == ["artifacts.moved-1", "mlflow.db.moved-1"]
+    assert sync(moved, moved.repository, "toy") == []
 
 
 def test_sync_without_results_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tracking.main(["sync", "--root", str(tmp_path)]) == 0
-    assert "0 of 0" in capsys.readouterr().out and os.listdir(tmp_path) == []
+    (tmp_path / "params.yaml").write_text("experiment: toy\n")
+    assert command.main(["sync", "--root", str(tmp_path)]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
+    (tmp_path / "params.yaml").write_text("seeds: [0]\n")
+    assert command.main(["sync", "--root", str(tmp_path)]) == 2
+    assert "params.yaml: names no experiment" in capsys.readouterr().err
 
 
-def test_the_comparison_link_names_the_experiment_of_params_yaml(root: Path) -> None:
-    other = tracking.start(root, "toy", "a", {}, {}).experiment_id
-    tracking.start(root, "newer", "a", {}, {})
-    link = f"http://127.0.0.1:5000/#/experiments/{other}/runs?compareRunsMode=CHART&workflowType=machine_learning"
-    assert tracking.comparison_link(root, 5000) == link
+# Models
 
 
-def test_a_port_that_is_taken_is_replaced_by_default_and_refused_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind((ui.HOST, 0))
-        taken.listen()
+def with_model(store: Store, finish: Finish, key: str = "iid-fedavg-0", accuracy: float = 0.3) -> Any:
+    """An item with a linear model on 4 pixels, and the data set that normalises them."""
+    x = torch.arange(24, dtype=torch.uint8).reshape(6, *SHAPE)
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    data = Dataset.of("toy", Raw(x, y, x.clone(), y.clone(), CLASSES), [0.5, 0.25])
+    data.save(store.repository / "data" / "toy.safetensors")
+    params = {"data.name": "toy", "train.model": "logistic_regression", "train.model_options": {}}
+    item = finish(key, accuracy=accuracy, params=params)
+    item.tags["data_hash"] = data.checksum
+    weight = torch.arange(12, dtype=torch.float32).reshape(3, 4) / 10
+    leaves = {"params/fc.weight": torch.zeros(3, 4), "params/fc.bias": torch.zeros(3)}
+    leaves |= {"evaluated/fc.weight": weight, "evaluated/fc.bias": torch.ones(3)}
+    path = store.repository / "runs" / key / "model.safetensors"
+    save_file(leaves, path)
+    item.files = (*item.files, path)
+    return item
+
+
+def test_a_registered_model_predicts_from_raw_samples(store: Store, finish: Finish) -> None:
+    with_model(store, finish)
+    with_model(store, finish, "iid-fedavg-1")
+    sync(store, store.repository, "a/b")
+    (model,) = store.client().search_registered_models()
+    version = store.client().get_model_version_by_alias(model.name, "seed-1")
+    assert model.name == "a_b.iid.fedavg" and version.tags["weights_sha256"] == "sha-0.3"
+    (run,) = [run for run in active(store, "a/b") if run.info.run_name == "iid-fedavg-1"]
+    assert version.run_id == run.info.run_id and "model.safetensors" not in artifacts(store, run)
+    import mlflow.pyfunc
+
+    try:
+        mlflow.set_tracking_uri(store.address)
+        loaded = mlflow.pyfunc.load_model(f"models:/{model.name}/{version.version}")
+    finally:
+        mlflow.set_tracking_uri(None)  # it would stay in the environment
+    assert loaded.metadata.get_input_schema().inputs[0].shape == (-1, *SHAPE)
+    samples = np.array([[[[0, 255], [51, 102]]], [[[255, 255], [255, 255]]]], dtype=np.float32)
+    # (x / 255 - 0.5) / 0.25, times the evaluated weights, plus 1, softmax.
+    x = (samples.reshape(2, 4) / 255 - 0.5) / 0.25
+    exp = np.exp(x @ (np.arange(12).reshape(3, 4).T / 10) + 1)
+    np.testing.assert_allclose(loaded.predict(samples), exp / exp.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_rerun_becomes_the_next_version_and_takes_the_alias(store: Store, finish: Finish) -> None:
+    for accuracy in (0.3, 0.6, 0.6):
+        with_model(store, finish, accuracy=accuracy)
+        (store.folder / ".synced").unlink(missing_ok=True)
+        sync(store, store.repository, "toy")
+    versions = store.client().search_model_versions("name = 'toy.iid.fedavg'")
+    assert sorted(version.version for version in versions) == [1, 2]
+    assert store.client().get_model_version_by_alias("toy.iid.fedavg", "seed-0").tags["weights_sha256"] == "sha-0.6"
+
+
+def test_a_model_is_registered_only_with_the_data_that_it_was_trained_on(store: Store, finish: Finish) -> None:
+    item = with_model(store, finish)
+    data = store.repository / "data" / "toy.safetensors"
+    aside = data.rename(data.with_name("aside"))
+    sync(store, store.repository, "toy")
+    assert len(store.client().search_model_versions()) == 0 and len(active(store)) == 1
+    aside.rename(data)
+    sync(store, store.repository, "toy")
+    assert len(store.client().search_model_versions()) == 1 and len(active(store)) == 1
+    item.tags["data_hash"] = "of other data"
+    assert models._network(item, store.repository) is None
+
+
+@pytest.mark.slow
+def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Path) -> None:
+    with_model(store, finish)
+    sync(store, store.repository, "toy")
+    (version,) = store.client().search_model_versions()
+    code = "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
+    code += "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, sys.modules['plugins'].__file__)"
+    done = subprocess.run([sys.executable, "-c", code, version.source], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "(1, 3)" in done.stdout and str(store.folder) in done.stdout
+
+
+# Reports
+
+
+def test_a_report_is_one_run_and_a_changed_one_takes_its_place(store: Store, tmp_path: Path) -> None:
+    files = [tmp_path / "report.html", tmp_path / "t.csv"]
+    for numbers, text in (({"whole": 2.0}, "all"), ({"whole": 2.0}, "all"), ({"whole": 3.0}, "more")):
+        for file in files:
+            file.write_text(text)
+        log_report(store, "ccn-smoke", {"paper": "ccn", "size": "smoke"}, numbers, files)
+    (run,) = active(store, "papers")
+    assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
+    assert run.data.params == {"paper": "ccn", "size": "smoke"} and run.data.metrics == {"final/whole": 3}
+    assert artifacts(store, run) == {"report.html", "t.csv"}
+    client = store.client()
+    assert len(runs.search(client, run.info.experiment_id, runs.ALL)) == 2, "the same report is not logged again"
+
+
+def test_reports_on_disk_are_found(store: Store) -> None:
+    folder = store.repository / "papers" / "ccn" / "smoke"
+    (folder / "report").mkdir(parents=True)
+    (folder / "report" / "report.html").write_text("all")
+    syncing.sync_reports(store, store.repository)
+    assert not (store.folder / ".synced").exists(), "the stage has not finished"
+    (folder / "metrics.json").write_text('{"whole": 1}')
+    syncing.sync_reports(store, store.repository)
+    assert [run.info.run_name for run in active(store, "papers")] == ["ccn-smoke"]
+
+
+# The pages
+
+
+def test_the_view_shows_four_charts_grouped_by_recipe(store: Store, finish: Finish) -> None:
+    finish("iid-fedavg-0")
+    finish("iid-fnr-0")
+    sync(store, store.repository, "toy")
+    experiment = store.client().get_experiment_by_name("toy")
+    packed = experiment.tags["mlflow.sharedViewState.overview"].removeprefix("deflate;")
+    state = json.loads(zlib.decompress(base64.b64decode(packed)))
+    shown = [(chart["type"], chart["metricKey"]) for chart in state["compareRunCharts"] if not chart["deleted"]]
+    # These runs have no traffic.
+    assert shown == [("LINE", "test_accuracy"), ("BAR", "final/test_accuracy"), ("BAR", "final/client_worst")]
+    assert [chart["metricKey"] for chart in state["compareRunCharts"] if chart["deleted"]] == ["seconds"]
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "recipe"}]
+    finish("far-fnr-0")
+    sync(store, store.repository, "toy")
+    packed = store.client().get_experiment_by_name("toy").tags[view.TAG].removeprefix("deflate;")
+    groups = json.loads(zlib.decompress(base64.b64decode(packed)))["groupBy"]["groupByKeys"]
+    assert [group["groupByData"] for group in groups] == ["recipe", "scenario"]
+
+
+def test_of_a_server_the_link_is_printed(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client = store.client()
+    monkeypatch.setattr(Store, "client", lambda *_: client)
+    ui.serve(Store(store.repository, "http://somewhere:5000/"), "Default", None)
+    assert "http://somewhere:5000/#/experiments/0/runs?" in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_or_no_port_is_refused() -> None:
+    with socket.create_server((ui.HOST, 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(ui, "DEFAULT_PORT", port)
-        assert ui._port(None) != port
-        with pytest.raises(UserError, match=f"--port {port}: is taken"):
-            ui._port(port)
-    with pytest.raises(UserError, match="1 to 65535"):
-        ui._port(70000)
+        with pytest.raises(UserError, match=f"port {port} can't be used"):
+            ui._free(port)
+    assert ui._free(port) == port

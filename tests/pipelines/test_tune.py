@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines import tune
-from pipelines.studies import Study, of_paper
+from pipelines.experiment import kept
+from pipelines.papers import tune
+from pipelines.papers.studies import PAPER_FILES, Study, of_paper
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
@@ -32,13 +33,15 @@ grids:
 
 
 @pytest.fixture
-def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the parameters of one paper, which is the current one."""
-    (tmp_path / "pipelines" / "ccn").mkdir(parents=True)
-    (tmp_path / "pipelines" / "ccn" / "params.yaml").write_text(PARAMS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+def repository(tmp_path: Path) -> Path:
+    """A folder with the parameters of one paper."""
+    (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
+    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(PARAMS)
     return tmp_path
+
+
+def tuned(root: Path, on: str) -> int:
+    return tune.main(["--paper", "ccn", "--study", "digits", "--size", "smoke", "--on", on, "--root", str(root)])
 
 
 def digits(root: Path) -> Study:
@@ -78,27 +81,26 @@ def test_a_grid_that_makes_no_sense_is_refused(repository: Path, grid: dict[str,
 
 
 def test_validation_decides_and_nothing_is_trained_twice(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--paper", "ccn", "--study", "digits", "--size", "smoke", "--on"]
-    assert tune.main([*arguments, "validation"]) == 0
-    text = (repository / "papers/ccn/smoke/tune/digits-validation.md").read_text()
+    assert tuned(repository, "validation") == 0
+    text = (repository / "papers/tune/ccn-smoke/digits-validation.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[1] == "skewed"]
     for recipe, n in (("fedavg", 2), ("pull", 6)):
         found = [float(row[3]) for row in rows if row[0] == recipe]
         assert len(found) == n and found == sorted(found, reverse=True)
         assert [row[4] for row in rows if row[0] == recipe] == ["best"] + [""] * (n - 1)
-    kept = sorted((repository / ".items").iterdir())
-    assert len(kept) == 8
+    items = {path: path.stat().st_mtime_ns for path in (repository / kept.STORE).glob("*/run.json")}
+    assert len(items) == 8
     shutil.rmtree(repository / "papers")
     capsys.readouterr()
-    assert tune.main([*arguments, "test"]) == 0
-    assert sorted((repository / ".items").iterdir()) == kept
+    assert tuned(repository, "test") == 0
+    assert {path: path.stat().st_mtime_ns for path in (repository / kept.STORE).glob("*/run.json")} == items
     said = capsys.readouterr().out
     assert "CHOSEN ON THE TEST SET: a leak" in said and "CHOSEN" not in text
 
 
 def test_a_study_without_a_grid_is_refused(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = repository / "pipelines" / "ccn" / "params.yaml"
+    path = repository / PAPER_FILES / "ccn" / "params.yaml"
     path.write_text(PARAMS[: PARAMS.index("grids:")])
-    assert tune.main(["--paper", "ccn", "--study", "digits", "--size", "smoke", "--on", "validation"]) == 2
+    assert tuned(repository, "validation") == 2
     assert "study with a grid 'digits' is unknown; allowed: none" in capsys.readouterr().err

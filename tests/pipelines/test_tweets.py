@@ -10,12 +10,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines import check, deploy, stage
+from pipelines.experiment import check, config
+from pipelines.stages import __main__ as stage
+from pipelines.stages import deploy
+from plugins.core.errors import UserError
 from plugins.data.dataset import Dataset
 from plugins.engines.hashing import weights_sha256
 from plugins.models.recurrent import EMBEDDING
 from plugins.silo import loopback
 from tests.data.tweets import Tweet, both, write
+from tests.pipelines.small import run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
@@ -35,8 +39,8 @@ train: {{model: lstm, model_options: {{hidden: 6}}, rounds: 1, epochs: 1, batch_
 deploy: {{recipe: rfedavg_plus, scenario: mixed, seed: 0, silos: 3, rounds: 1}}
 """
 DIRICHLET = "dirichlet, alpha: 1.0, min_size: 3"
-ITEM = ["--scenario", "mixed", "--recipe", "rfedavg_plus", "--seed", "0"]
-RUN = Path("runs/mixed-rfedavg_plus-0")
+RUN, EVALUATION = "runs/mixed-rfedavg_plus-0", "evaluation/mixed-rfedavg_plus-0"
+ALL = ("prepare", "partition", "train", "evaluate", "report")
 
 
 def tweets() -> list[Tweet]:
@@ -47,89 +51,81 @@ def tweets() -> list[Tweet]:
     return [(p, user, " ".join(rng.choices([*words[p], "the", "day"], k=rng.randrange(1, 10)))) for p, user in turns]
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("DVC_ROOT", raising=False)
-    return tmp_path
-
-
-def configure(data: str = "source: csv", partition: str = DIRICHLET, engine: str = "auto") -> None:
-    Path("params.yaml").write_text(PARAMS.format(data=data, partition=partition, engine=engine))
-
-
-def run_all() -> None:
-    stages = (("prepare", []), ("partition", ["--scenario", "mixed", "--seed", "0"]), ("train", ITEM),
-              ("evaluate", ITEM), ("report", []))  # fmt: skip
-    for name, arguments in stages:
-        assert stage.run([name, *arguments]) == 0, name
+def configure(
+    folder: Path, data: str = "source: csv", partition: str = DIRICHLET, engine: str = "auto", *changes: tuple[str, str]
+) -> None:
+    text = PARAMS.format(data=data, partition=partition, engine=engine)
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new, 1)
+    (folder / "params.yaml").write_text(text)
 
 
 @pytest.mark.parametrize(("source", "partition"), [("csv", DIRICHLET), ("leaf", "iid")])
-def test_from_tweets_to_a_report(folder: Path, source: str, partition: str) -> None:
+def test_from_tweets_to_a_report(tmp_path: Path, source: str, partition: str) -> None:
     said = tweets()
     if source == "csv":
-        write(folder / "raw", said)
+        write(tmp_path / "raw", said)
     else:
-        both(folder / "raw", said[:80], said[80:])
-    configure(f"source: {source}", partition)
-    run_all()
-    data = Dataset.read(Path("data/sent140.safetensors"))
+        both(tmp_path / "raw", said[:80], said[80:])
+    configure(tmp_path, f"source: {source}", partition)
+    run_stages(tmp_path, ALL)
+    data = Dataset.read(tmp_path / "data" / "sent140.safetensors")
     assert (len(data.train_y) + len(data.test_y), data.train_x.shape[1]) == (80, 7)
     assert data.embedding is not None and data.embedding.shape == (12, 300)  # ten words and two specials
 
-    model, record = load_file(RUN / "model.safetensors"), json.loads((RUN / "run.json").read_text())
+    model, record = (
+        load_file(tmp_path / RUN / "model.safetensors"),
+        json.loads((tmp_path / RUN / "run.json").read_text()),
+    )
     assert torch.equal(model[f"params/{EMBEDDING}"], data.embedding)
     assert record["weights_sha256"] == weights_sha256(model)
     assert record["notes"] == list(data.notes) and record["tags"]["leak"] == "none"
     assert record["tags"]["engine"] == "sequential"
     # rFedAvg+ on three clients: before round 1 and after it the model down and phi's mean (6 floats) up.
-    lines = (RUN / "rounds.csv").read_text().splitlines()
+    lines = (tmp_path / RUN / "rounds.csv").read_text().splitlines()
     row = dict(zip(lines[0].split(","), lines[1].split(","), strict=True))
     trained = sum(leaf.nbytes for key, leaf in model.items() if key.startswith("params/") and EMBEDDING not in key)
     assert trained < float(row["bytes_up"]) / 3 <= trained + 2 * 6 * 4
-    metrics = json.loads(Path("evaluation/mixed-rfedavg_plus-0/metrics.json").read_text())
+    metrics = json.loads((tmp_path / EVALUATION / "metrics.json").read_text())
     assert metrics["accuracy"] == pytest.approx(float(row["test_accuracy"]))
-    text = Path("report/report.md").read_text()
+    text = (tmp_path / "report" / "report.md").read_text()
     assert "- **Data:** sent140; 8 users, drawn at random from the 10 with at least 2 tweets" in text
     assert "word vectors: drawn at random" in text and "LEAK" not in text
 
 
-def test_counted_traffic_leaves_the_vectors_out(folder: Path) -> None:
+def test_counted_traffic_leaves_the_vectors_out(tmp_path: Path) -> None:
     """FNR-FL's count of FedAvg: the trained parameters down and up for each of three clients."""
-    write(folder / "raw", tweets())
-    configure()
-    path = Path("params.yaml")
-    path.write_text(path.read_text().replace("{rfedavg_plus: {lam: 0.1}}", "{recipe: fedavg}"))
-    run_all()
-    metrics = json.loads(Path("evaluation/mixed-rfedavg_plus-0/metrics.json").read_text())
+    write(tmp_path / "raw", tweets())
+    configure(tmp_path, "source: csv", DIRICHLET, "auto", ("{rfedavg_plus: {lam: 0.1}}", "{recipe: fedavg}"))
+    run_stages(tmp_path, ALL)
+    metrics = json.loads((tmp_path / EVALUATION / "metrics.json").read_text())
     assert metrics["traffic_mib_as_fnr_counts"] == (metrics["bytes_up"] + metrics["bytes_down"]) / 2**20
     gates = 4 * 6
     trained = gates * (300 + 6 + 2) + gates * (6 + 6 + 2) + 6 * 2 + 2
     assert metrics["bytes_up"] == 3 * 4 * trained
 
 
-def test_a_leak_in_the_data_is_in_every_table(folder: Path) -> None:
-    write(folder / "raw", tweets())
-    configure("split: repo")
-    run_all()
-    assert "test tweets are training tweets" in json.loads((RUN / "run.json").read_text())["tags"]["leak"]
+def test_a_leak_in_the_data_is_in_every_table(tmp_path: Path) -> None:
+    write(tmp_path / "raw", tweets())
+    configure(tmp_path, "split: repo")
+    run_stages(tmp_path, ALL)
+    assert "test tweets are training tweets" in json.loads((tmp_path / RUN / "run.json").read_text())["tags"]["leak"]
     for name in ("report.md", "report.html", "table.txt"):
-        text = Path("report", name).read_text()
+        text = (tmp_path / "report" / name).read_text()
         assert "rfedavg_plus LEAK" in text, name
         assert name == "table.txt" or "LEAK: all 8 test tweets are training tweets" in text, name
 
 
-def test_the_deployments_data_are_the_simulations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_deployments_data_are_the_simulations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without processes: what they would be given, and its simulation."""
-    write(folder / "raw", tweets())
-    configure()
-    for name, arguments in (("prepare", []), ("partition", ["--scenario", "mixed", "--seed", "0"])):
-        assert stage.run([name, *arguments]) == 0
+    write(tmp_path / "raw", tweets())
+    configure(tmp_path)
+    run_stages(tmp_path, ("prepare", "partition"))
     seen = []
     monkeypatch.setattr(loopback, "run", lambda deployment, parts, folder: loopback.simulate(deployment, parts))
     monkeypatch.setattr(deploy, "write_whole", lambda path, text: seen.append(json.loads(text)))
-    assert stage.run(["deploy"]) == 0
+    run_stages(tmp_path, ("deploy",))
     (result,) = seen
     assert len(result["simulated_sha256"]) == 64
 
@@ -142,25 +138,20 @@ def test_the_deployments_data_are_the_simulations(folder: Path, monkeypatch: pyt
     ],
 )
 def test_what_can_not_be_trained_is_one_line(
-    folder: Path, change: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, change: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write(folder / "raw", tweets())
-    configure()
-    path = Path("params.yaml")
-    path.write_text(path.read_text().replace(*change))
-    for name, arguments in (("prepare", []), ("partition", ["--scenario", "mixed", "--seed", "0"])):
-        assert stage.run([name, *arguments]) == 0
+    write(tmp_path / "raw", tweets())
+    configure(tmp_path, "source: csv", DIRICHLET, "auto", change)
+    run_stages(tmp_path, ("prepare", "partition"))
     capsys.readouterr()
-    assert stage.run(["train", *ITEM]) == 2
+    assert stage.main(["train", "--root", str(tmp_path)]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert message in line
-    assert not RUN.exists()
+    assert not (tmp_path / RUN).exists()
 
 
-def test_a_method_that_makes_samples_is_refused_before_anything_runs(folder: Path) -> None:
-    configure()
-    path = Path("params.yaml")
-    text = path.read_text().replace("recipe_names: [", "recipe_names: [fedftg, ")
-    path.write_text(text.replace("\nrecipes:\n", "\nrecipes:\n  fedftg: {}\n"))
-    with pytest.raises(ValueError, match=r"recipes.fedftg: fedftg: its generator makes samples by gradients"):
-        check.check(None)  # type: ignore[arg-type]  # it has no options
+def test_a_method_that_makes_samples_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    more = ("recipe_names: [", "recipe_names: [fedftg, "), ("\nrecipes:\n", "\nrecipes:\n  fedftg: {}\n")
+    configure(tmp_path, "source: csv", DIRICHLET, "auto", *more)
+    with pytest.raises(UserError, match=r"recipes.fedftg: fedftg: its generator makes samples by gradients"):
+        check.check(config.load(tmp_path))

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipelines import workers
-from plugins.core.errors import NonFiniteError, UserError
+from pipelines.experiment import progress, workers
+from plugins.core.errors import NonFiniteError
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
@@ -28,42 +29,60 @@ def fail(number: int) -> int:
     return number
 
 
+@pytest.fixture
+def display() -> Iterator[progress.Display]:
+    with progress.Display("work", 9) as shown:
+        yield shown
+
+
 @pytest.mark.parametrize("processes", [1, 2])
-def test_every_item_once(processes: int) -> None:
-    found = dict(workers.side_by_side(square, list(range(9)), processes))
+def test_every_item_once(processes: int, display: progress.Display) -> None:
+    found = dict(workers.side_by_side(square, list(range(9)), processes, display))
     assert {item: value for item, (value, _) in found.items()} == {n: n * n for n in range(9)}
     where = {process for _, process in found.values()}
     assert where == {os.getpid()} if processes == 1 else os.getpid() not in where
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_error_comes_as_it_is(processes: int) -> None:
+def test_an_error_comes_as_it_is(processes: int, display: progress.Display) -> None:
     with pytest.raises(NonFiniteError, match="round 2, client 1: not finite"):
-        list(workers.side_by_side(fail, list(range(6)), processes))
+        list(workers.side_by_side(fail, list(range(6)), processes, display))
 
 
 def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(workers.VARIABLE, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)))
-    assert [workers.how_many(threads, False) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
-    assert workers.how_many(1, True) == 1
-    monkeypatch.setenv(workers.VARIABLE, "3")
-    assert workers.how_many(4, True) == 3
-    for bad in ("0", "two", "-1", "1.5"):
-        monkeypatch.setenv(workers.VARIABLE, bad)
-        with pytest.raises(UserError, match="whole number from 1 up"):
-            workers.how_many(1, False)
+    assert [workers.how_many(None, threads, False) for threads in (1, 2, 4, 12)] == [6, 3, 1, 1]
+    assert workers.how_many(None, 1, True) == 1
+    assert workers.how_many(3, 4, False) == workers.how_many(3, 1, True) == 3
+
+
+def tell(number: int) -> int:
+    progress.tell(progress.Round(f"item {number}", 1, 2, number / 10))
+    return os.getpid()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_one_display_hears_of_the_rounds_of_all_processes(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[progress.Round] = []
+    monkeypatch.setattr(progress.Display, "heard", lambda _, said: heard.append(said))
+    with progress.Display("work", 4) as display:
+        where = {process for _, process in workers.side_by_side(tell, list(range(4)), processes, display)}
+    assert sorted(heard) == [(f"item {n}", 1, 2, n / 10) for n in range(4)]
+    assert (os.getpid() in where) == (processes == 1)
+    progress.tell(heard[0])
+    assert len(heard) == 4, "nobody listens afterwards"
 
 
 SLEEPING = """
 import os, time
-from pipelines.workers import side_by_side
+from pipelines.experiment.progress import Display
+from pipelines.experiment.workers import side_by_side
 
 def sleep(_):
     os.write(1, f"{os.getpid()}\\n".encode())  # in one piece: the other one writes as well
     time.sleep(600)
 
-list(side_by_side(sleep, [0, 1], 2))
+list(side_by_side(sleep, [0, 1], 2, Display('sleep', 2)))
 """
 
 
@@ -79,13 +98,3 @@ def test_a_killed_parent_leaves_nobody_behind() -> None:
         time.sleep(0.1)
     assert not any(alive(child) for child in children)
     parent.stdout.close()
-
-
-def cores(_: int) -> str:
-    return os.environ[workers.VARIABLE]
-
-
-def test_work_side_by_side_takes_no_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(workers.VARIABLE, "3")
-    assert [found for _, found in workers.side_by_side(cores, [1, 2], 2)] == ["1", "1"]
-    assert os.environ[workers.VARIABLE] == "3"

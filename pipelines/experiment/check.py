@@ -1,0 +1,65 @@
+"""Checks params.yaml as a whole before anything runs: `python -m pipelines.experiment.check`.
+
+Beyond what `config` checks, each recipe is composed for each scenario, so that a pair of methods that makes no sense
+is refused now and not after the recipes before it have been trained.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from pipelines import cli
+from pipelines.experiment import config
+from plugins import models, recipes
+from plugins.core.algorithm import Algorithm
+from plugins.core.component import Setting
+from plugins.core.errors import UserError
+
+
+def check(settings: config.Config) -> None:
+    """Raises UserError with a line for each recipe that can't be composed."""
+    errors: dict[str, None] = {}  # a set in the order of the recipes
+    for name in settings.recipe_names:
+        for scenario in settings.scenario_names:
+            try:
+                algorithm = _compose(settings, name, scenario)
+                leak = algorithm.leak
+                if leak and "leak" not in name:
+                    raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
+            except UserError as error:
+                errors[f"{config.FILE}: recipes.{name}: {error}"] = None
+    name, scenario = settings.deploy.recipe, settings.deploy.scenario
+    try:
+        _compose(settings, name, scenario)
+    except UserError as error:
+        errors[f"{config.FILE}: recipes.{name}: {error}"] = None
+    else:
+        try:
+            _compose(settings, name, scenario, deployed=True)
+        except UserError as error:
+            errors[f"{config.FILE}: deploy.recipe = {name!r} can't be deployed: {error}"] = None
+    if errors:
+        raise UserError("\n".join(errors))
+
+
+def _compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
+    clients, train = settings.scenarios[scenario], settings.train
+    setting = Setting(
+        clients.clients, clients.cohort, train.optimizer, train.lr, settings.data.public,
+        train.model in models.OF_TEXT, deployed,
+    )  # fmt: skip
+    algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
+    for component in algorithm.components:
+        component.optimizer(train.local.build())  # it may refuse the one of `train`
+    return algorithm
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    options = cli.parser("pipelines.experiment.check", __doc__).parse_args(arguments)
+    return cli.guarded(lambda _, place: check(config.load(place.root)), options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,337 @@
+"""params.yaml as frozen, checked settings: every error at once, one line each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+from torch import Tensor
+
+from plugins import models, recipes
+from plugins.core.errors import UserError, nearest
+from plugins.data import datasets, noise
+from plugins.data.checks import known, options_of, refusal
+from plugins.data.dataset import Dataset
+from plugins.data.partitions import PARTITIONS
+from plugins.data.partitions.dealing import ZeroToOne
+from plugins.engines.clients import OPTIMIZERS, LocalTraining
+from plugins.engines.run import cohort_size
+from plugins.engines.simulation import DEVICES, ENGINES
+from plugins.settings import Count, LocalSettings, Section, mistakes
+
+FILE = "params.yaml"
+# Part of file names, which may have 255 characters, and of DVC's addresses of parameters, where a dot separates keys.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class DataSettings(Section):
+    """The data set; its reader's own options stand beside these keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    name: str
+    root: str = "data/raw"
+    # dvc.yaml names these two, and DVC wants what it names to be there.
+    validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+    public: Annotated[int, Field(ge=0)]
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return known("data set", name, datasets.DATASETS)
+
+    @model_validator(mode="after")
+    def _fits(self) -> DataSettings:
+        datasets.check(self.name, self.options)
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the data set's reader takes beside the folder, and what all data sets take; null is not given."""
+        return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
+
+
+class NoiseSettings(Section):
+    """Gaussian noise in which each client sees its samples: feature skew."""
+
+    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale on which images are 0 to 1
+    form: str = noise.FORMS[0]
+
+    @field_validator("form")
+    @classmethod
+    def _known(cls, form: str) -> str:
+        return known("form", form, noise.FORMS)
+
+    def deviations(self, n_clients: int, data: Dataset) -> Tensor:
+        """The standard deviation of each client's noise in normalised units, [N, ...]. UserError if it can't be."""
+        return noise.deviations(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+
+    def amounts(self, n_clients: int, data: Dataset) -> Tensor:
+        """Each client's standard deviation on the scale of sigma, averaged over a sample, [N]. UserError as above."""
+        return noise.amounts(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+
+
+class Scenario(Section):
+    """How the data lie with the clients; the partition's own parameters stand beside these keys."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    partition: str
+    clients: Count
+    participation: Share = 1.0
+    noise: NoiseSettings | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Scenario:
+        partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
+        options_of(partition, self.partition, self.options)
+        kinds = get_type_hints(partition, include_extras=True)
+        # Here, so that a mistake is found before the first stage; what fits the data, only the partition itself knows.
+        allowed = {key: _instead(value, kinds[key]) for key, value in self.options.items()}
+        wrong = [refusal(key, self.options[key], text) for key, text in allowed.items() if text]
+        if wrong:
+            raise UserError("\n".join(map(str, wrong)))
+        return self
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The partition's own parameters."""
+        return dict(self.model_extra or {})
+
+    @property
+    def cohort(self) -> int:
+        """M, clients per round."""
+        return cohort_size(self.participation, self.clients)
+
+
+class Recipe(Section):
+    """A method or composition with its hyper-parameters, by method; `recipe` where the entry's name is another."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
+
+    recipe: str | None = None
+
+    @property
+    def settings(self) -> dict[str, dict[str, object]]:
+        """method -> hyper-parameter -> value."""
+        return dict(self.model_extra or {})
+
+
+class TrainSettings(LocalSettings):
+    model: str
+    model_options: dict[str, int | bool] = Field(default={})
+    rounds: Count
+    optimizer: str = "sgd"
+    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    observe: bool = False
+    engine: str = "auto"
+    device: str = "auto"
+    threads: Annotated[int, Field(ge=1, le=256)] = 1
+    evaluate_every: Count = 1
+    portable: bool = False
+
+    @field_validator("model", "optimizer", "engine", "device")
+    @classmethod
+    def _known(cls, value: str, info: Any) -> str:
+        allowed = {
+            "model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES],
+        }  # fmt: skip
+        return known(info.field_name, value, allowed[info.field_name])
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainSettings:
+        models.check(self.model, self.model_options)
+        return self
+
+    @property
+    def local(self) -> LocalTraining:
+        """What a client does in a round."""
+        return self.training(self.optimizer, self.lr)
+
+
+class MachineSettings(Section):
+    """How this machine does the work. Nothing here changes a result."""
+
+    memory_mb: Count = 2048
+    checkpoint_every: Count = 5
+    processes: Annotated[int, Field(ge=1, le=1024)] | None = None
+
+
+class DeploySettings(Section):
+    recipe: str
+    scenario: str
+    seed: Seed = 0
+    silos: Annotated[int, Field(ge=2)] = 3
+    rounds: Count = 2
+
+
+class Config(Section):
+    """The whole file."""
+
+    experiment: Annotated[str, Field(min_length=1, max_length=200)]
+    data: DataSettings
+    scenario_names: Annotated[list[Name], Field(min_length=1)]
+    scenarios: dict[Name, Scenario]
+    recipe_names: Annotated[list[Name], Field(min_length=1)]
+    recipes: dict[Name, Recipe]
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    train: TrainSettings
+    machine: MachineSettings = MachineSettings()
+    deploy: DeploySettings
+
+    @field_validator("scenarios", "recipes", mode="before")
+    @classmethod
+    def _empty(cls, entries: object) -> object:
+        """`name:` with nothing behind it is an entry without settings."""
+        return {key: value or {} for key, value in entries.items()} if isinstance(entries, dict) else entries
+
+    @field_validator("recipes")
+    @classmethod
+    def _recipes(cls, entries: dict[str, Recipe]) -> dict[str, Recipe]:
+        checked = {name: _mistakes(entry.recipe or name, entry.settings) for name, entry in entries.items()}
+        errors = [f"{name}: {error}" for name, found in checked.items() for error in found]
+        if errors:
+            raise UserError("\n".join(errors))
+        return entries
+
+    @model_validator(mode="after")
+    def _names(self) -> Config:
+        errors = []
+        for key, names, allowed in (
+            ("scenario_names", self.scenario_names, list(self.scenarios)),
+            ("recipe_names", self.recipe_names, list(self.recipes)),
+            # A deployment starts from outputs of other stages.
+            ("deploy.scenario", [self.deploy.scenario], self.scenario_names),
+            ("deploy.recipe", [self.deploy.recipe], list(self.recipes)),
+        ):
+            errors += [
+                f"{key}: {name!r} is unknown{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+                for name in names
+                if name not in allowed
+            ]
+        if self.deploy.seed not in self.seeds:
+            errors.append(f"deploy.seed = {self.deploy.seed} is refused; allowed: {', '.join(map(str, self.seeds))}")
+        deployed = self.scenarios.get(self.deploy.scenario)
+        if deployed is not None and self.deploy.silos > max(2, deployed.clients):
+            most = f"2 to {deployed.clients}, the clients of scenario {self.deploy.scenario!r}"
+            errors.append(f"deploy.silos = {self.deploy.silos} is refused; allowed: {most}")
+        for key in ("scenario_names", "recipe_names", "seeds"):
+            values = getattr(self, key)
+            twice = [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]
+            if twice:
+                errors.append(f"{key}: {', '.join(twice)} is named twice; allowed: once")
+        if errors:
+            raise UserError("\n".join(errors))
+        return self
+
+    def composition(self, recipe: str) -> str:
+        """The recipe that an entry stands for."""
+        return self.recipes[recipe].recipe or recipe
+
+    def units(self) -> list[Unit]:
+        """All items, seed by seed, so that a part of them is a table already."""
+        return [
+            Unit(scenario, recipe, seed)
+            for seed in self.seeds
+            for scenario in self.scenario_names
+            for recipe in self.recipe_names
+        ]
+
+    def params(self, unit: Unit) -> dict[str, object]:
+        """Every setting that an item's result depends on, flat: what MLflow shows and the fingerprint covers."""
+        sections: dict[str, Mapping[str, object]] = {
+            "data": self.data.model_dump(exclude={"root"}),
+            "scenario": self.scenarios[unit.scenario].model_dump(),
+            "train": self.train.model_dump(),
+            **self.recipes[unit.recipe].settings,
+        }
+        flat: dict[str, object] = unit._asdict() | {"composition": self.composition(unit.recipe)}
+        for section, values in sections.items():
+            flat |= {f"{section}.{key}": value for key, value in values.items()}
+        return flat
+
+
+class Unit(NamedTuple):
+    """An item of the experiment, by name."""
+
+    scenario: str
+    recipe: str  # name of the entry in params.yaml
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The item's name in folders and MLflow."""
+        return f"{self.scenario}-{self.recipe}-{self.seed}"
+
+
+def _instead(value: object, kind: object) -> str | None:
+    """What a partition's parameter of this kind has to be, or None if `value` is that."""
+    if get_origin(kind) is Literal:
+        return None if value in get_args(kind) else ", ".join(get_args(kind))
+    if value is None and NoneType in get_args(kind):
+        return None
+    if not {int, float} & {kind, *get_args(kind)}:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    if kind == ZeroToOne:
+        return None if number and 0 <= cast(float, value) <= 1 else "a number from 0 to 1"
+    return None if number and cast(float, value) > 0 else "a number above 0"
+
+
+def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
+    """Every error of one entry of `recipes`, not only the first that `check_settings` meets."""
+    pieces: list[recipes.Settings] = [{}]
+    found = []
+    for method, values in settings.items():
+        if isinstance(values, dict):
+            pieces += [{method: {key: value}} for key, value in values.items()] or [{method: {}}]
+        else:
+            found.append(f"recipe {recipe!r}: {method} = {values!r} is refused; allowed: {{hyper-parameter: value}}")
+    for piece in pieces:
+        try:
+            recipes.check_settings(recipe, piece)
+        except UserError as error:
+            found.append(str(error))
+    return list(dict.fromkeys(found))
+
+
+def load(root: Path) -> Config:
+    """Reads and checks params.yaml in `root`. UserError with one line per error."""
+    return checked(read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}"), FILE)
+
+
+def checked(content: Mapping[str, Any], name: str) -> Config:
+    """Settings that were read from a file called `name`. UserError with one line per error."""
+    try:
+        return Config.model_validate(content)
+    except ValidationError as error:
+        raise UserError("\n".join(f"{name}: {line}" for line in mistakes(error, SECTIONS))) from None
+
+
+def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]:
+    """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number, and a key given twice is an error."""
+    try:
+        content = YAML(typ="safe", pure=True).load(path.read_text())
+    except OSError as error:
+        raise UserError(
+            f"{path.name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
+        ) from None
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path.name}: holds no settings; {wanted}")
+    return content
+
+
+SECTIONS: dict[str, type[BaseModel]] = {
+    "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
+    "noise": NoiseSettings,
+}  # fmt: skip

@@ -1,0 +1,92 @@
+"""One item of the experiment: a scenario, a recipe and a seed, with its data read and checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pipelines.experiment import portable
+from pipelines.experiment.config import Config, Unit
+from pipelines.experiment.workspace import Workspace
+from plugins.core.data import Samples
+from plugins.data.dataset import Dataset
+from plugins.data.indices import Indices, read_indices
+from plugins.data.noise import held
+from plugins.data.types import Ints
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation, resolve_device
+from plugins.models import build as build_network
+from plugins.models.forward import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Item:
+    """What the train and evaluate stages work on."""
+
+    settings: Config
+    unit: Unit
+    data: Dataset
+    indices: Indices
+    device: torch.device
+
+    @staticmethod
+    def load(place: Workspace, settings: Config, unit: Unit) -> Item:
+        """Reads data and partition, and sets torch's threads. Raises UserError."""
+        if settings.train.portable:
+            portable.check()
+        torch.set_num_threads(settings.train.threads)
+        device = resolve_device(settings.train.device)
+        # torch's own default has convolutions on a GPU in tf32.
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.train.precision == "tf32"
+        data = Dataset.read(place.dataset(settings.data.name))
+        indices = read_indices(place.partition(unit.scenario, unit.seed) / "indices.json")
+        return Item(settings, unit, data, indices, device)
+
+    @cached_property
+    def network(self) -> Model:
+        train = self.settings.train
+        shape = tuple(self.data.train_x.shape[1:])
+        return build_network(train.model, shape, len(self.data.classes), train.model_options, self.data.embedding)
+
+    @cached_property
+    def noise(self) -> Tensor | None:
+        """The standard deviations [N, ...] of the clients' noise, if the scenario has any."""
+        wanted = self.settings.scenarios[self.unit.scenario].noise
+        return None if wanted is None else wanted.deviations(len(self.indices.clients), self.data)
+
+    @cached_property
+    def test(self) -> Samples:
+        return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
+
+    def simulation(self, checkpoint: Path, fingerprint: str, workers: int) -> Simulation:
+        """The run, which goes on from `checkpoint` if that exists. `workers`: the processes that it may take."""
+        train, scenario = self.settings.train, self.settings.scenarios[self.unit.scenario]
+        x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
+
+        def part(positions: Ints) -> Samples | None:
+            index = torch.from_numpy(positions).to(self.device)
+            return Samples(x[index], y[index]) if len(positions) else None
+
+        return Simulation(
+            self.settings.composition(self.unit.recipe),
+            self.settings.recipes[self.unit.recipe].settings,
+            self.network,
+            Samples(x, y, None if self.noise is None else held(self.noise, self.indices.clients, x)),
+            self.indices.clients,
+            self.test,
+            part(self.indices.validation),
+            part(self.indices.public),
+            train.local,
+            Schedule(train.rounds, scenario.cohort, self.unit.seed, train.evaluate_every),
+            engine=train.engine,
+            memory_mb=self.settings.machine.memory_mb,
+            checkpoint=checkpoint,
+            checkpoint_every=self.settings.machine.checkpoint_every,
+            fingerprint=fingerprint,
+            observing=train.observe,
+            workers=workers,
+        )

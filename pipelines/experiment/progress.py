@@ -1,0 +1,142 @@
+"""One progress display for all items and processes of a stage, with the time that is left.
+
+On a terminal it is a bar for the stage and one for each item at work. Elsewhere it is a plain line now and then.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
+from typing import Any, NamedTuple
+
+SHORT_S, EVERY_S = 2, 30  # between two plain lines: on items that ended, on items at work
+
+
+class Round(NamedTuple):
+    """What an item tells of itself after a round."""
+
+    item: str
+    done: int
+    rounds: int
+    accuracy: float
+
+
+_hear: Callable[[Round], None] = lambda _: None  # noqa: E731  # where this process tells of its rounds
+
+
+def tell(said: Round) -> None:
+    """Called after each round of an item, in whatever process it is trained."""
+    _hear(said)
+
+
+def listen(hear: Callable[[Round], None]) -> None:
+    """Names who is told of the rounds in this process."""
+    global _hear
+    _hear = hear
+
+
+class Display:
+    """Shows how far `total` items are. Used as a context manager; `done` is called as items end."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.title, self.total = title, total
+        self._ended, self._known = 0, 0  # items; of them, taken from the store
+        self._work = 0.0  # in items
+        self._at_work: dict[str, tuple[Round, float]] = {}  # item -> its last round, fraction done before the first
+        self._began = self._said = time.monotonic()
+        self._lock = threading.Lock()
+        self._bars: Any = None
+        self._bar: dict[str, Any] = {}
+
+    def __enter__(self) -> Display:
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[note]}"),
+            )
+            self._bars = Progress(*columns, console=Console(stderr=True))
+            self._bar[""] = self._bars.add_task(self.title, total=self.total, note="")
+            self._bars.start()
+        listen(self.heard)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        listen(lambda _: None)
+        if self._bars is not None:
+            self._bars.stop()
+
+    def follow(self, queue: SimpleQueue[Round | None]) -> threading.Thread:
+        """Reads what other processes tell until None comes."""
+
+        def read() -> None:
+            while (said := queue.get()) is not None:
+                self.heard(said)
+
+        thread = threading.Thread(target=read, daemon=True)
+        thread.start()
+        return thread
+
+    def heard(self, said: Round) -> None:
+        """An item at work has ended a round."""
+        with self._lock:
+            fraction = said.done / said.rounds
+            first = self._at_work[said.item][1] if said.item in self._at_work else (said.done - 1) / said.rounds
+            self._at_work[said.item] = said, first
+            if self._bars is not None:
+                if said.item not in self._bar:
+                    self._bar[said.item] = self._bars.add_task(f"  {said.item}", total=said.rounds, note="")
+                self._bars.update(self._bar[said.item], completed=said.done, note=f"accuracy {said.accuracy:.4f}")
+                self._bars.update(self._bar[""], note=self._left().lstrip(", "))
+            elif time.monotonic() - self._said > EVERY_S and fraction < 1:
+                where = f"{said.item} in round {said.done} of {said.rounds}, accuracy {said.accuracy:.4f}"
+                self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
+
+    def done(self, item: str, outcome: str, known: bool) -> None:
+        """An item has ended; `known`: it was taken from the store."""
+        with self._lock:
+            first = self._at_work.pop(item)[1] if item in self._at_work else 0.0
+            self._ended, self._known = self._ended + 1, self._known + known
+            self._work += 0 if known else 1 - first
+            if self._bars is not None:
+                self._bars.update(self._bar[""], completed=self._ended, note=self._left().lstrip(", "))
+                if item in self._bar:
+                    self._bars.remove_task(self._bar.pop(item))
+            elif not known and time.monotonic() - self._said > SHORT_S:
+                self._line(f"{self._ended} of {self.total}: {item} {outcome}{self._left()}")
+            if self._ended == self.total:
+                self._end()
+
+    def _end(self) -> None:
+        fresh, seconds = self.total - self._known, time.monotonic() - self._began
+        known = f"{self._known} known" if self._known else ""
+        made = f"{fresh} made in {_clock(seconds)}" if fresh else ""
+        self._line(", ".join(filter(None, (known, made))))
+
+    def _line(self, text: str) -> None:
+        self._said = time.monotonic()
+        sys.stdout.write(f"{self.title}: {text}\n")
+        sys.stdout.flush()
+
+    def _left(self) -> str:
+        """`, 3 min left`, from the work done so far; nothing before there is any."""
+        work = self._work + sum(said.done / said.rounds - first for said, first in self._at_work.values())
+        ahead = self.total - self._ended - sum(said.done / said.rounds for said, _ in self._at_work.values())
+        return f", {_clock((time.monotonic() - self._began) / work * ahead)} left" if work > 0 and ahead > 0 else ""
+
+
+def _clock(seconds: float) -> str:
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )

@@ -1,0 +1,191 @@
+"""Fingerprints: one hash over everything that a result depends on. And the facts of a run that change no result.
+
+The code counts as its syntax tree without docstrings, so that a comment changes nothing. Only the files count that the
+work imports, and of the methods only those of the recipe.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelines.experiment.config import Config, Unit
+from plugins import recipes
+from plugins.engines.simulation import resolve_device
+
+ROOT = Path(__file__).parents[2]
+REGISTRY = "plugins.recipes"  # imports every method; only those of the recipe count
+# Modules that change no result: settings count by their values, these only look on or move files.
+NO_CODE = (
+    "pipelines.cli", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
+    "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
+    "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
+)  # fmt: skip
+SILO = "plugins.silo"
+TEMPLATES = ROOT / "pipelines" / "reporting" / "templates"
+
+
+def plan(settings: Config) -> dict[str, dict[str, str]]:
+    """Stage -> what it makes -> hash of the settings and the code that it depends on.
+
+    Data and earlier results are no part of it: DVC knows them as the stages' dependencies.
+    """
+    data = {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+    split = [settings.data.validation, settings.data.public]
+    used, deploy = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}, settings.deploy
+    entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
+    local = settings.train.model_dump()
+    reported = [data, split, used, entries, settings.seeds, local, settings.experiment, _templates()]
+    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), local, split]
+    deployed += [settings.recipes[deploy.recipe].model_dump(), machine_kind(settings)]
+    methods = _methods(settings.composition(deploy.recipe))
+    cut = code("pipelines.stages.partition")
+    return {
+        "machine": machine_kind(settings),
+        "prepare": {settings.data.name: digest(data, code("pipelines.stages.prepare"))},
+        "partition": {
+            f"{name}-{seed}": digest(used[name], split, seed, cut) for name in used for seed in settings.seeds
+        },
+        "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
+        "evaluate": {"code": code("pipelines.stages.evaluate")},
+        "report": {"all": digest(reported, code("pipelines.stages.report"))},
+        "deploy": {deploy.recipe: digest(deployed, code("pipelines.stages.deploy", *methods, silo=True))},
+    }  # fmt: skip
+
+
+def of_training(settings: Config, unit: Unit) -> str:
+    """The hash of settings, code, versions and kind of machine of one item."""
+    recipe = settings.composition(unit.recipe)
+    return digest(
+        settings.params(unit), machine_kind(settings), code("pipelines.experiment.training", *_methods(recipe)),
+    )  # fmt: skip
+
+
+def machine_kind(settings: Config) -> dict[str, str]:
+    """What of the machine and its libraries may change a result's bits."""
+    device = resolve_device(settings.train.device)
+    kind = {"device": device.type, "torch": torch.__version__, "instructions": torch.backends.cpu.get_cpu_capability()}
+    return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
+
+
+def digest(*parts: object) -> str:
+    """SHA-256 of values that JSON can hold."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def code(*modules: str, silo: bool = False) -> str:
+    """The hash of modules of ours and of all that they import. `silo`: the FedML pairs and their room count too."""
+    return digest({path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)})
+
+
+@cache
+def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
+    """The files of some modules and of all that they import."""
+    found: dict[str, Path] = {}
+    todo = list(modules)
+    while todo:
+        name = todo.pop()
+        path = _file(name)
+        if path is None or name in found or name.startswith(NO_CODE):
+            continue
+        if not silo and (name.startswith(SILO) or name.endswith(".pair")):
+            continue
+        found[name] = path
+        # Importing a module runs the packages that it lies in.
+        todo += [name.rsplit(".", 1)[0]] if "." in name else []
+        todo += [] if name == REGISTRY else _imports(path)
+    return tuple(sorted(found.values()))
+
+
+def _methods(recipe: str) -> list[str]:
+    return [recipes.METHODS[name].__module__ for name in recipes.parse(recipe)]
+
+
+def _file(name: str) -> Path | None:
+    """The file of a module or package of ours."""
+    place = ROOT.joinpath(*name.split("."))
+    candidates = (place.with_suffix(".py"), place / "__init__.py")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_bytes())
+
+
+@cache
+def _imports(path: Path) -> list[str]:
+    """The modules of ours that a file names in its imports."""
+    return [name for name in _named(_tree(path)) if name.split(".")[0] in ("plugins", "pipelines")]
+
+
+def _named(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+@cache
+def _hash(path: Path) -> str:
+    """Of a file's code; of the registry without its imports and its table of all methods."""
+    body = _tree(path).body
+    if path == _file(REGISTRY):
+        body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
+    return hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
+
+
+def _dumped(node: ast.stmt) -> str:
+    """A statement as text, without docstrings and places in the file."""
+    for inner in ast.walk(node):
+        body: list[Any] = getattr(inner, "body", None) or []
+        if isinstance(inner, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(inner, clean=False) is not None:
+            body[:1] = []
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    return "" if is_text else ast.dump(node)
+
+
+def _templates() -> dict[str, str]:
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(TEMPLATES.iterdir())}
+
+
+@cache
+def git_commit() -> str:
+    """The commit, with a mark if the tree differs from it; "unknown" outside a checkout."""
+    try:
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+        clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return commit.stdout.strip() + ("" if clean.returncode == 0 else "-modified")
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """What a run's seconds depend on beside its settings: processor, cores, versions."""
+    gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+    return {
+        "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(), "torch": torch.__version__, "fedml": version("fedml"),
+    }  # fmt: skip
+
+
+def cpu() -> str:
+    """The processor's model; "unknown CPU" where the system does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")

@@ -1,0 +1,148 @@
+"""Reads what the train and evaluate stages left on disk: one `Result` per finished train item.
+
+The folder `runs/<key>/` decides which results exist; `evaluation/<key>/` is added where it is present.
+A folder without `run.json` is a train item that has not finished, and is passed over.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelines.experiment import kept
+from plugins.core.errors import UserError
+
+COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
+RERUN = "delete its folder and run `make repro` again"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One train item: a recipe on a scenario with a seed."""
+
+    key: str
+    scenario: str
+    recipe: str
+    composition: str
+    seed: int
+    params: Mapping[str, object]
+    tags: Mapping[str, str]
+    final: Mapping[str, float]
+    made: Mapping[str, Any]  # how it was trained: seconds, machine, commit; empty where it came from elsewhere
+    rows: tuple[Mapping[str, float], ...]
+    evaluation: Mapping[str, Any]
+    client_accuracy: tuple[float, ...]
+    files: tuple[Path, ...]
+    notes: tuple[str, ...]  # what the data set's reader says about the data
+
+    @property
+    def seconds(self) -> tuple[float, ...] | None:
+        """Of each round; None where it was trained elsewhere."""
+        return tuple(self.made["seconds"]) if "seconds" in self.made else None
+
+    def column(self, name: str) -> list[float]:
+        """The finite values of one column of rounds.csv, in the order of the rounds."""
+        return [row[name] for row in self.rows if math.isfinite(row.get(name, math.nan))]
+
+
+def read(root: Path, repository: Path | None = None) -> list[Result]:
+    """Every finished train item under `root`, sorted by key. UserError names the file that can't be understood.
+
+    `repository` keeps how they were made; `root` itself by default.
+    """
+    return [_result(root, repository or root, path.parent) for path in sorted((root / "runs").glob("*/run.json"))]
+
+
+def rows(path: Path, rounds: int) -> tuple[dict[str, float], ...]:
+    """The lines of rounds.csv, one per round; an empty cell is NaN (nothing was measured in that round)."""
+    lines = table(path)
+    if lines and len(lines) != rounds:
+        raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}; {RERUN}")
+    missing = [name for name in COLUMNS if not lines or name not in lines[0]]
+    if missing:
+        raise UserError(f"{path}: has no {'column ' + missing[0] if lines else 'lines'}; {RERUN}")
+    return tuple(
+        {name: _number(path, line, name, text) for name, text in cells.items()}
+        for line, cells in enumerate(lines, start=2)
+    )
+
+
+def table(path: Path) -> list[dict[str, str]]:
+    """The lines of a CSV file as text, keyed by its header."""
+    try:
+        with path.open(newline="") as file:
+            return list(csv.DictReader(file, restval="(missing)", restkey="(too many cells)"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"{path}: can't be read ({error}); {RERUN}") from None
+
+
+def record(path: Path) -> dict[str, Any]:
+    """One JSON object."""
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: can't be read as JSON ({error}); {RERUN}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: holds {type(content).__name__}, expected a JSON object; {RERUN}")
+    return content
+
+
+def numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """The entries that are finite numbers."""
+    return {
+        name: float(value)
+        for name, value in values.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _result(root: Path, repository: Path, folder: Path) -> Result:
+    path = folder / "run.json"
+    run, evaluation = record(path), root / "evaluation" / folder.name
+    partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}" / "heatmap.png"
+    metrics, per_client = evaluation / "metrics.json", evaluation / "per_client.csv"
+    named = [folder / "rounds.csv", folder / "model.safetensors", partition]
+    named += [metrics, evaluation / "per_class.csv", per_client]
+    try:
+        tags = {name: str(value) for name, value in run["tags"].items()}
+        made = kept.made(repository, tags.get("fingerprint", ""))
+        return Result(
+            key=folder.name,
+            scenario=str(run["scenario"]),
+            recipe=str(run["recipe"]),
+            composition=str(run["composition"]),
+            seed=int(run["seed"]),
+            params=dict(run["params"]),
+            tags={"weights_sha256": str(run["weights_sha256"])} | tags | made.get("tags", {}),
+            final=numbers(run["final"]),
+            made=made,
+            rows=rows(folder / "rounds.csv", int(run["params"]["train.rounds"])),
+            evaluation=record(metrics) if metrics.exists() else {},
+            client_accuracy=_accuracies(per_client) if per_client.exists() else (),
+            files=tuple(file for file in named if file.exists()),
+            notes=tuple(run["notes"]),
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: the key {error} is missing; {RERUN}") from None
+    except (TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: has a value of the wrong type ({error}); {RERUN}") from None
+
+
+def _accuracies(path: Path) -> tuple[float, ...]:
+    """Accuracies of the clients that have one; a client without test samples of its classes has an empty cell."""
+    values = [_number(path, line, "accuracy", row.get("accuracy", "")) for line, row in enumerate(table(path), start=2)]
+    return tuple(value for value in values if math.isfinite(value))
+
+
+def _number(path: Path, line: int, name: str, text: object) -> float:
+    try:
+        return float(str(text)) if text != "" else math.nan
+    except ValueError:
+        raise UserError(f"{path}: line {line}, column {name} is {text!r}, expected a number; {RERUN}") from None

@@ -1,0 +1,56 @@
+"""Trains one item: what its folder in runs/ holds. Settings, data and code determine every byte of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+
+from safetensors.torch import save
+
+from pipelines.experiment.items import Item
+from plugins.core.component import Public
+from plugins.engines.hashing import model_tensors, weights_sha256
+from plugins.engines.record import rounds_csv
+from plugins.engines.simulation import Simulation
+
+# What reports say of the public split that training sees.
+SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
+FINAL = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
+SECONDS = "seconds"  # column of a round that differs from run to run
+
+
+def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, str]:
+    """What a run is found by, and what a reader has to know of it."""
+    needs, unit = simulation.algorithm.needs, item.unit
+    leaks = [leak for leak in (item.data.leak, simulation.algorithm.leak) if leak]
+    return {
+        "item": unit.key, "recipe": unit.recipe, "scenario": unit.scenario, "seed": str(unit.seed),
+        "composition": item.settings.composition(unit.recipe), "fingerprint": fingerprint,
+        "data_hash": item.data.checksum, "engine": simulation.engine_name, "device": item.device.type,
+        "public": SEEN.get(needs.public, "none"), "leak": "; ".join(leaks) or "none",
+        "federated": "no" if needs.pooled else "yes",
+    }  # fmt: skip
+
+
+def trained(
+    item: Item, simulation: Simulation, fingerprint: str, hear: Callable[[Mapping[str, float]], None]
+) -> dict[str, bytes]:
+    """Runs what is left of the rounds; `hear` is given the row of each. Raises NonFiniteError."""
+    for row in simulation.rounds():
+        hear(row)
+    outcome, unit = simulation.outcome, item.unit
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    last = outcome.rows[-1]
+    record = {
+        **unit._asdict(), "composition": item.settings.composition(unit.recipe), "params": item.settings.params(unit),
+        "tags": tags_of(item, simulation, fingerprint),
+        "final": {key: last[key] for key in FINAL if last[key] == last[key]},
+        "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
+    }  # fmt: skip
+    rows = [{name: value for name, value in row.items() if name != SECONDS} for row in outcome.rows]
+    return {
+        "rounds.csv": rounds_csv(rows).encode(),
+        "model.safetensors": save(tensors),
+        "run.json": (json.dumps(record, indent=2) + "\n").encode(),
+        "recorded.safetensors": save(outcome.tensors),
+    }

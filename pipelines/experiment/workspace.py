@@ -1,0 +1,60 @@
+"""Where an experiment lies: its settings and outputs, its prepared data, and the repository that keeps the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# What DVC's environment says of an experiment, and the tag that a run gets.
+DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revision"}
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The folders of one experiment."""
+
+    root: Path  # has params.yaml; stages write below it
+    repository: Path  # keeps items, checkpoints and MLflow's store
+    data: Path  # prepared data sets
+    tracking_uri: str | None = None  # MLflow's server; None: the store in the repository
+    tags: Mapping[str, str] = field(default_factory=dict)  # of MLflow's runs
+    system_metrics: bool = False  # whether MLflow samples CPU and memory
+
+    @staticmethod
+    def of(root: Path, environment: Mapping[str, str]) -> Workspace:
+        """The experiment in `root`, with what DVC and MLflow say in the environment.
+
+        DVC runs queued experiments in temporary copies. It names the repository in DVC_ROOT.
+        """
+        root = root.resolve()
+        named = Path(environment.get("DVC_ROOT") or root).resolve()
+        return Workspace(
+            root,
+            named if _is_copy_of(root, named) else root,
+            root / "data",
+            environment.get("MLFLOW_TRACKING_URI") or None,
+            {tag: environment[name] for name, tag in DVC_TAGS.items() if environment.get(name)},
+            environment.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() == "true",
+        )
+
+    def dataset(self, name: str) -> Path:
+        """The file of a prepared data set."""
+        return self.data / f"{name}.safetensors"
+
+    def partition(self, scenario: str, seed: int) -> Path:
+        """The folder of a partition."""
+        return self.root / "partitions" / f"{scenario}-{seed}"
+
+    def run(self, key: str) -> Path:
+        """The folder of a trained item."""
+        return self.root / "runs" / key
+
+    def evaluation(self, key: str) -> Path:
+        """The folder of an evaluated item."""
+        return self.root / "evaluation" / key
+
+
+def _is_copy_of(root: Path, repository: Path) -> bool:
+    """Whether `root` is one of the temporary copies that DVC makes below the repository."""
+    return repository / ".dvc" / "tmp" in root.parents

@@ -1,0 +1,155 @@
+"""The studies behind a paper's tables and figures: `pipelines/papers/<paper>/params.yaml`, at one of three sizes.
+
+A study is an experiment like that of the repository's params.yaml. Its folder `papers/<paper>/<size>/studies/<study>`
+has a params.yaml of its own, and the same stages run it. `like: other` starts from another study of the paper. The
+settings of a study are those of size `paper`; the keys under `smoke` or `small` replace some of them at that size. A
+size with an empty `scenario_names` does not run the study.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import itertools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from pipelines.experiment.config import read_yaml
+from plugins.core.errors import UserError
+from plugins.data.checks import known
+
+PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
+SIZES = ("smoke", "small", "paper")
+RESULTS = Path("papers")
+PAPER_FILES = Path("pipelines") / "papers"  # a folder per paper: params.yaml, targets.yaml, reported.yaml
+# Beside a study's runs: the items without a model, as their loss is not finite; why there are no runs at all.
+DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
+# Of `like`: a list of the study replaces the other's list, with its names and what sizes change of it.
+REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
+ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
+
+
+@dataclass(frozen=True)
+class Study:
+    """One study at one size."""
+
+    paper: str
+    name: str
+    size: str
+    what: str  # a few words for people
+    content: Mapping[str, Any]  # a params.yaml
+    kind: str = "studies"  # or "tune"
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this size runs it. `scenario_names: []` leaves it out, for instance where its data may be missing."""
+        return bool(self.content["scenario_names"])
+
+    @property
+    def items(self) -> list[str]:
+        """The names of its runs, seed by seed."""
+        if not self.is_run:
+            return []
+        names = ("seeds", "scenario_names", "recipe_names")
+        return [f"{s}-{r}-{seed}" for seed, s, r in itertools.product(*(self.content[key] for key in names))]
+
+    @property
+    def n_items(self) -> int:
+        """How many runs it has."""
+        return len(self.items)
+
+    @property
+    def folder(self) -> Path:
+        """Its results, relative to the repository."""
+        if self.kind == "tune":
+            return RESULTS / "tune" / f"{self.paper}-{self.size}" / self.name
+        return RESULTS / self.paper / self.size / "studies" / self.name
+
+    @property
+    def data_folder(self) -> Path:
+        """Its prepared data, relative to the repository: the same for all studies with the same data settings."""
+        data = {key: value for key, value in self.content["data"].items() if key not in ("validation", "public")}
+        digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+        return Path("data") / "papers" / f"{data['name']}-{digest[:8]}"
+
+    def yaml(self, root: Path) -> str:
+        """Its params.yaml, in which the folder of raw data is the repository's (`root`)."""
+        raw = root / self.content["data"].get("root", "data/raw")
+        data = dict(self.content["data"]) | {"root": os.path.relpath(raw, root / self.folder)}
+        text = io.StringIO()
+        YAML(typ="safe", pure=True).dump({**self.content, "data": data}, text)
+        return text.getvalue()
+
+
+def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
+    """The studies of a paper at a size, in the order in which they are worth running. UserError for a bad file."""
+    known("paper", paper, PAPERS)
+    known("size", size, SIZES)
+    path = root / PAPER_FILES / paper / "params.yaml"
+    found = read_yaml(path)
+    for key in ("studies", "study_names"):
+        if not found.get(key):
+            raise UserError(f"{path}: the key {key!r} is missing")
+    studies = found["studies"]
+    where = f"{path}: study"
+    if sorted(found["study_names"]) != sorted(studies):
+        odd = sorted(set(found["study_names"]) ^ set(studies))
+        raise UserError(f"{path}: study_names has to name every study once; not in both are {', '.join(odd) or 'none'}")
+    return {name: _study(paper, name, size, studies, where) for name in found["study_names"]}
+
+
+def _study(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:
+    whole = _resolved(name, studies, where, ())
+    content = {key: value for key, value in whole.items() if key not in ABOUT}
+    if size != "paper":
+        content = _laid_over(content, whole.get(size) or {})
+    for entries, names in REPLACED.items():
+        content.setdefault(names, list(content.get(entries) or {}))
+    content["experiment"] = f"{paper}-{name}-{size}"
+    content["machine"] = {"checkpoint_every": 1}  # rounds may take minutes
+    first = {key: (content.get(f"{key}_names") or [None])[0] for key in ("recipe", "scenario")}
+    content["deploy"] = first | {"seed": (content.get("seeds") or [0])[0], "silos": 2}
+    return Study(paper, name, size, str(whole.get("what", name)), content)
+
+
+def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str, ...]) -> dict[str, Any]:
+    """A study with the settings of those that it is like."""
+    own = studies[known(where, name, studies)] or {}
+    base = own.get("like")
+    if base is None:
+        return copy.deepcopy(dict(own))
+    if base in seen or base == name:
+        raise UserError(f"{where} {name!r} is like itself, by way of {base!r}")
+    inherited = _resolved(base, studies, where, (*seen, name))
+    for entries, names in REPLACED.items():
+        if entries in own:
+            for settings in (inherited, *(inherited.get(size) or {} for size in SIZES)):
+                settings.pop(entries, None)
+                settings.pop(names, None)
+    found = _laid_over(inherited, own)
+    # A size may take away a key that only the study's own settings have, so its null is kept until then.
+    return found | {
+        size: _laid_over(inherited.get(size) or {}, own.get(size) or {}, keep_null=True)
+        for size in SIZES
+        if size in inherited or size in own
+    }
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any], keep_null: bool = False) -> dict[str, Any]:
+    """`below` with the keys of `above`, sections key by key; null takes a key away, later if it is kept."""
+    found = dict(copy.deepcopy(below))
+    for key, value in above.items():
+        if value is None and not keep_null:
+            found.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(found.get(key), Mapping):
+            found[key] = _laid_over(found[key], value, keep_null)
+        else:
+            found[key] = copy.deepcopy(value)
+    return found

@@ -1,0 +1,70 @@
+"""Runs all items of one study of a paper -> papers/<paper>/<size>/studies/<study>/.
+
+Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation), and the same stages fill it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from pipelines.experiment import check, config
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import studies
+from pipelines.stages.evaluate import evaluated
+from pipelines.stages.partition import partitions
+from pipelines.stages.train import train
+from plugins.core.errors import UserError
+from plugins.data import datasets
+from plugins.data.files import write_whole
+
+log = logging.getLogger(__name__)
+
+
+def execute(place: Workspace, study: studies.Study) -> None:
+    """Runs what is left of a study, in its folder below `place.root`."""
+    tags = {**place.tags, "paper": study.paper, "study": study.name, "size": study.size}
+    own = replace(place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags)
+    name = f"{study.paper} {study.name}"
+    if not study.is_run:
+        shutil.rmtree(own.root, ignore_errors=True)
+    write_whole(own.root / config.FILE, study.yaml(place.root))
+    if not study.is_run:
+        log.info("%s: not run at size %s", name, study.size)
+        return
+    settings = config.load(own.root)
+    check.check(settings)
+    skipped = own.root / studies.SKIPPED
+    try:
+        prepared(own, settings.data)
+    except UserError as error:
+        if study.size != "small":
+            raise
+        # Size small does without the studies whose data are missing.
+        write_whole(skipped, f"{error}\n")
+        log.info("%s is skipped: %s", name, error)
+        return
+    skipped.unlink(missing_ok=True)
+    partitions(own, settings)
+    diverged = train(own, settings, name)
+    evaluated(own, settings, name)
+    write_whole(own.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
+
+
+def prepared(place: Workspace, data: config.DataSettings) -> Path:
+    """The file of the study's data as tensors, which is made from the data set's own files the first time."""
+    path = place.dataset(data.name)
+    if not path.is_file():
+        datasets.load(data.name, place.root / data.root, **data.options).save(path)
+    return path
+
+
+def settled(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
+    """How many items belong to studies that have ended or are skipped, and how many all studies have."""
+    ends = (studies.DIVERGED, studies.SKIPPED)
+    done = (one for one in found if any((root / one.folder / end).is_file() for end in ends))
+    return sum(one.n_items for one in done), sum(one.n_items for one in found)

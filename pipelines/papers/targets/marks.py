@@ -1,0 +1,93 @@
+"""What a reader has to know of runs before comparing their numbers: leaks, notes on the data, seeds that diverged.
+
+All of it is read from the runs' own files (run.json, diverged.json), so that it holds for what ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pipelines.experiment.results import Result
+from plugins.data.dataset import LEAK
+
+Place = tuple[str, str, str]  # study, scenario, recipe
+
+
+class Group(NamedTuple):
+    """The runs of one place, one per seed."""
+
+    runs: tuple[Result, ...]
+    diverged: tuple[int, ...]  # seeds without a model
+
+    @property
+    def leaks(self) -> tuple[str, ...]:
+        """What of the test set training has seen, in words."""
+        return tuple(dict.fromkeys(leak_of(run) for run in self.runs if leak_of(run)))
+
+    @property
+    def notes(self) -> tuple[tuple[str, ...], ...]:
+        """The distinct notes of its runs."""
+        return tuple(dict.fromkeys(notes_of(run) for run in self.runs if notes_of(run)))
+
+
+def leak_of(run: Result) -> str:
+    """What of the test set a run has seen in training, by the data or the method; "" if nothing."""
+    tag = run.tags.get("leak", "none")
+    return "" if tag == "none" else tag
+
+
+def notes_of(run: Result) -> tuple[str, ...]:
+    """What the data set's reader says about the data, without leaks, which have their tag."""
+    return tuple(note for note in run.notes if not note.startswith(LEAK))
+
+
+def some_diverge(diverged: int, ended: int) -> str:
+    """`1 of 3 seeds diverges`; "diverges" if no seed has ended; nothing if none diverged."""
+    if not diverged or not ended:
+        return "diverges" if diverged else ""
+    return f"{diverged} of {diverged + ended} seeds diverge{'s' if diverged == 1 else ''}"
+
+
+def said_of(name: str, group: Group) -> list[str]:
+    """A sentence on a method that diverges on some seed; none on another one."""
+    how = some_diverge(len(group.diverged), len(group.runs))
+    return [] if not how else [f"{name}: {how}." if group.runs else f"{name} {how}."]
+
+
+def mark(group: Group, used: Mapping[Place, Group]) -> str:
+    """Behind a number. Notes are numbered in the order in which they are met in `used`."""
+    numbers = [f" [{n}]" for n, notes in enumerate(_all_notes(used), start=1) if notes in group.notes]
+    how = some_diverge(len(group.diverged), len(group.runs)) if group.runs else ""
+    return (" LEAK" if group.leaks else "") + "".join(numbers) + (f"; {how}" if how else "")
+
+
+def remarks(used: Mapping[Place, Group]) -> Iterator[str]:
+    """A sentence for each leak, each number and each place where a seed diverged."""
+    for leak in dict.fromkeys(leak for group in used.values() for leak in group.leaks):
+        who = _who([place for place, group in used.items() if leak in group.leaks], used)
+        yield f"LEAK: {who}: {leak}. Such a number says nothing about unseen samples and is not ranked."
+    for number, notes in enumerate(_all_notes(used), start=1):
+        who = _who([place for place, group in used.items() if notes in group.notes], used)
+        yield f"[{number}] {who}: {'; '.join(notes)}."
+    for (study, scenario, recipe), group in used.items():
+        if group.diverged:
+            how = some_diverge(len(group.diverged), len(group.runs))
+            seeds = f"seed{'s' if len(group.diverged) > 1 else ''} {', '.join(map(str, group.diverged))}"
+            over = ". Its mean is that of the other seeds only, so it is ranked last" if group.runs else ""
+            yield f"{study} ({scenario} {recipe}): {how} ({seeds}){over}."
+
+
+def _all_notes(used: Mapping[Place, Group]) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(notes for group in used.values() for notes in group.notes))
+
+
+def _who(places: Sequence[Place], used: Mapping[Place, Group]) -> str:
+    """Studies, each with its places in brackets unless it is all of them that were read."""
+    found = []
+    for study in dict.fromkeys(place[0] for place in places):
+        own = [place for place in places if place[0] == study]
+        every = [place for place, group in used.items() if place[0] == study and group.runs]
+        some = f" ({', '.join(f'{scenario} {recipe}' for _, scenario, recipe in own)})"
+        found.append(study + ("" if own == every else some))
+    return ", ".join(found)

@@ -1,0 +1,89 @@
+"""What the pictures of the papers share: panels side by side, a colour per method, bands over seeds, PNG bytes."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from PIL import Image
+
+from pipelines.reporting.figures import COLOURS, Values, style
+from pipelines.reporting.summary import Spread
+
+WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
+
+
+def panels(
+    titles: Sequence[str], across: int = 4, x: str = "", y: str = "", size: tuple[float, float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel per title in rows of at most `across`; `x` is the label of all, `y` that of the left ones.
+
+    `size`: width and height of the figure in inches, where it isn't that of its panels.
+    """
+    across = min(len(titles), across)
+    down = -(-len(titles) // across)
+    figure = Figure(figsize=size or (WIDTH * across, HEIGHT * down), dpi=130, layout="constrained")
+    FigureCanvasAgg(figure)
+    grid = list(figure.subplots(down, across, squeeze=False).flatten())
+    for axes in grid[len(titles) :]:
+        axes.set_visible(False)
+    for place, (axes, title) in enumerate(zip(grid, titles, strict=False)):
+        style(axes)
+        axes.set_title(title, loc="left", fontsize=10)
+        axes.set_xlabel(x)
+        axes.set_ylabel("" if place % across else y)
+    return figure, grid[: len(titles)]
+
+
+def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[str, Any]) -> None:
+    """The mean of `values` [seeds, points], and where there are more seeds than one a band of one deviation."""
+    mean = values.mean(0)
+    axes.plot(x, mean, label=label, marker="." if len(x) < 8 else "", **look)
+    if len(values) > 1:
+        std = np.asarray(values.std(0, ddof=1))
+        axes.fill_between(x, mean - std, mean + std, color=look["color"], alpha=0.13, linewidth=0)
+
+
+def bars(
+    axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[Spread | None]], colours: Sequence[str] = COLOURS
+) -> Mapping[str, Values]:
+    """Bars of each name, side by side for each group, none for None; returns where they stand, by name."""
+    width, places = 0.8 / len(heights), {}
+    for place, (name, values) in enumerate(heights.items()):
+        places[name] = np.arange(len(groups)) + (place - (len(heights) - 1) / 2) * width
+        mean, std = np.array([(one.mean, one.std or 0) if one else (np.nan, 0) for one in values]).T
+        error = std if std.any() else None
+        axes.bar(places[name], mean, 0.95 * width, yerr=error, color=colours[place], label=name, capsize=3)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(visible=False, axis="x")
+    return places
+
+
+def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
+    """One legend for all panels, below them, as wide as fits; `together` lines in a row share a column."""
+    handles, labels = axes.get_legend_handles_labels()
+    wide = 0.75 + 0.08 * max(map(len, labels), default=0)  # inches of a column: handle, spaces, letters
+    most = max(1, min(len(labels), 6, int(figure.get_figwidth() / wide)))
+    even = (n for n in range(most, 1, -1) if len(labels) % (n * together) == 0)
+    across = next(even, most) if together > 1 else most
+    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9)
+
+
+def png(figure: Figure, together: int = 1) -> bytes:
+    """The picture with the legend of its fullest panel, in 256 colours, which is a third of the bytes.
+
+    The same numbers give the same bytes.
+    """
+    fullest = max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[1]))
+    if fullest.get_legend_handles_labels()[1]:
+        legend(figure, fullest, together)
+    drawn, picture = io.BytesIO(), io.BytesIO()
+    figure.savefig(drawn, format="png")
+    # The four channels are opaque; PIL quantises three.
+    Image.open(drawn).convert("RGB").quantize(256).save(picture, "PNG", optimize=True)
+    return picture.getvalue()

@@ -1,0 +1,54 @@
+"""Kind `settings`: a table of the paper that lists configuration, beside what the studies at this size are run with.
+
+Keys: `rows` and `columns` map the paper's titles to parts of {study, path}, where `path` names a key of the study, as
+in `train.rounds`, or a {value: ...} that is no setting of a study. `words` beside a path: what the paper calls a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pipelines.papers.targets.measured import Measured
+from pipelines.papers.targets.spec import Built, Target
+from pipelines.reporting.text import as_csv
+from plugins.core.errors import UserError
+
+NONE = "-"
+
+
+def build(target: Target, measured: Measured) -> Built:
+    """The table."""
+    rows, columns = dict(target.spec["rows"]), dict(target.spec["columns"])
+    cells = {
+        (r, c): (_ours(target, measured, {**rows[r], **columns[c]}), _plain(target.printed(r, c, "")))
+        for r in rows
+        for c in columns
+    }
+    lines = [["", *columns], *([r, *(_text(*cells[r, c]) for c in columns)] for r in rows)]
+    content = as_csv(["row", "column", "ours", "reported"], [[*place, *pair] for place, pair in cells.items()])
+    other = [f"{r}, {c}" for (r, c), (ours, reported) in cells.items() if reported not in ("", NONE, ours)]
+    ending = f"; not: {'; '.join(other)}." if other else "."
+    words = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
+    return Built(lines, {"csv": content}, (words,))
+
+
+def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str:
+    if "value" in address:
+        return _plain(address["value"])
+    found: Any = measured.studies[address["study"]].content
+    for key in str(address["path"]).split("."):
+        if not isinstance(found, Mapping):
+            raise UserError(f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}")
+        found = found.get(key, NONE)
+    return _plain(dict(address.get("words", {})).get(found, found))
+
+
+def _plain(value: object) -> str:
+    if value is None:
+        return NONE
+    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+def _text(ours: str, reported: str) -> str:
+    return ours if reported in ("", ours) else f"{ours} ({reported})"

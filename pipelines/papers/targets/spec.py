@@ -1,0 +1,112 @@
+"""What a target is: an entry of `pipelines/papers/<paper>/targets.yaml`, and the paper's own numbers for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pipelines.experiment.config import read_yaml
+from pipelines.papers.studies import PAPER_FILES, PAPERS, SIZES, of_paper
+from plugins.core.errors import UserError
+from plugins.data.checks import known
+
+# How a target of each kind is built is in the module of that name; other kinds are functions of the paper's figures.py.
+KINDS = ("table", "curves", "settings")
+KEYS = ("kind", "title", "protocol")
+NOT_HERE = "not run at this size"
+
+
+@dataclass(frozen=True)
+class Target:
+    """One table or figure."""
+
+    id: str  # as "rf-tab1"
+    paper: str
+    kind: str
+    title: str
+    protocol: tuple[str, ...]  # what is run, what the paper leaves open, and what was chosen
+    spec: Mapping[str, Any]  # all keys, those of its kind among them
+    reported: Mapping[str, Any] | None  # the paper's entry in reported.yaml: rows, columns, unit, ...
+
+    @property
+    def studies(self) -> tuple[str, ...]:
+        """Every study that it reads: the values of all keys `study` at any depth."""
+        return tuple(dict.fromkeys(_studies(self.spec)))
+
+    def printed(self, row: str, column: str, default: object = None) -> Any:
+        """The cell of the paper's own table; `default` where it has none."""
+        if self.reported is None or row not in self.reported["rows"] or column not in self.reported["columns"]:
+            return default
+        return self.reported["rows"][row][list(self.reported["columns"]).index(column)]
+
+
+class Built(NamedTuple):
+    """What a target has become."""
+
+    table: Sequence[Sequence[str]]  # its first line is the header; empty where there is a picture only
+    files: Mapping[str, bytes]  # by ending: csv, png, ...
+    words: tuple[str, ...]  # what the outcome says about the paper's claim, from the numbers
+    missing: tuple[str, ...] = ()  # what it would need and is not there yet
+    taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
+    printed: Sequence[Sequence[str]] = ()  # the paper's own table, where ours is laid out otherwise
+    remarks: tuple[str, ...] = ()  # leaks, notes on the data and diverged seeds of the runs that it has read
+
+
+def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
+    """A target without a run to draw."""
+    return Built((), {}, tuple(words), tuple(missing) or (() if words else (NOT_HERE,)))
+
+
+def of_targets(paper: str, root: Path) -> dict[str, Target]:
+    """The targets of a paper by id. UserError for a bad file, and for studies that do not exist."""
+    folder = root / PAPER_FILES / known("paper", paper, PAPERS)
+    path = folder / "targets.yaml"
+    reported = read_yaml(folder / "reported.yaml")
+    studies = {size: of_paper(paper, size, root) for size in SIZES}
+    found = {}
+    for name, spec in read_yaml(path).items():
+        where = f"{path}: {name}"
+        missing = [key for key in KEYS if not isinstance(spec, dict) or key not in spec]
+        if missing:
+            raise UserError(f"{where}: the key {missing[0]!r} is missing")
+        target = Target(
+            name, paper, str(spec["kind"]), str(spec["title"]), tuple(spec["protocol"]), spec, reported.get(name)
+        )
+        for study in target.studies:
+            known(f"{where}: study", study, studies["paper"])
+        found[name] = target
+    return found
+
+
+def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
+    """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel, whose title is `place`.
+
+    Later parts come before earlier ones, and what a part's `at` has under that title before all: where a method has
+    settings of its own (`at: {title: {study: other}}`). `{key}` in a text stands for the value of that key: `method:
+    fedprox` and `recipe: "{method}+ccn"`. UserError for one that is not there.
+    """
+    special = [dict(part.get("at", {})).get(place, {}) for part in parts]
+    whole = {key: value for part in (*parts, *special) for key, value in part.items() if key != "at"}
+    try:
+        return {key: value.format_map(whole) if isinstance(value, str) else value for key, value in whole.items()}
+    except (KeyError, ValueError, IndexError) as error:
+        raise UserError(f"{target}: {whole} names a key in braces that it lacks ({error})") from None
+
+
+def paper_of(target: str, root: Path) -> str:
+    """The paper that a target belongs to. UserError for an unknown one."""
+    papers = [paper for paper in PAPERS if (root / PAPER_FILES / paper / "targets.yaml").is_file()]
+    owners = {name: paper for paper in papers for name in of_targets(paper, root)}
+    return owners[known("table or figure", target, owners)]
+
+
+def _studies(tree: Any) -> Iterator[str]:
+    if isinstance(tree, Mapping):
+        if "study" in tree:
+            yield str(tree["study"])
+        tree = list(tree.values())
+    if isinstance(tree, list | tuple):
+        for value in tree:
+            yield from _studies(value)

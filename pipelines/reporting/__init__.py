@@ -1,0 +1,1 @@
+"""Numbers into tables, sentences, pictures and pages."""

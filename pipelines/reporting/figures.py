@@ -1,0 +1,202 @@
+"""Pictures of the report, drawn with matplotlib into PNG bytes. Each line has its name on the right, best on top."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from pipelines.experiment.results import Result
+from pipelines.reporting.summary import Scenario
+
+Values = npt.NDArray[np.float64]
+MIB = 2**20
+BASELINE_COLOUR = "#000000"
+# Okabe and Ito's palette without yellow, which is too pale on white, then colours of Paul Tol's "muted" set.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933", "#44AA99")
+DASHES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
+LABEL = 0.24  # inches from one line's name to the next
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Accuracy in percent of one recipe over rounds, mean and spread over seeds."""
+
+    recipe: str
+    label: str
+    rounds: Values  # [t]
+    mean: Values  # [t]
+    std: Values | None  # [t], None with one seed
+    traffic: Values  # [t] MiB transferred up to and with the round, mean over seeds
+
+
+def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
+    """Test accuracy per round: a line for the mean over seeds, and a band of one standard deviation.
+
+    The upper panel has all rounds. The lower one enlarges the second half of them, and names each line at its end.
+    """
+    curves, looks = _curves(scenario), _looks(scenario, recipes)
+    figure, (whole, late) = _canvas(len(curves), panels=2)
+    for axes in (whole, late):
+        for curve in curves:
+            axes.plot(curve.rounds, curve.mean, **looks[curve.recipe])
+            if curve.std is not None:
+                lower, upper = curve.mean - curve.std, curve.mean + curve.std
+                colour = looks[curve.recipe]["color"]
+                axes.fill_between(curve.rounds, lower, upper, color=colour, alpha=0.13, linewidth=0)
+        axes.margins(x=0)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole.set_title(scenario.name, loc="left", fontsize=12)
+    last = max(float(curve.rounds[-1]) for curve in curves)
+    late.set_xlim(min(last / 2, last - 1), last)
+    late.set_ylim(*_limits(curves, 0.5))
+    late.set_xlabel("round (second half, enlarged)" if last > 2 else "round")
+    low, high = late.get_ylim()
+    ends = [float((curve.mean[-1] - low) / (high - low)) for curve in curves]
+    heights = _spread_out(ends, _gap(len(curves)))
+    for curve, end, height in zip(curves, ends, heights, strict=True):
+        _name_line(late, curve, looks[curve.recipe], [(1, end), (1.05, height), (1.13, height)])
+    return _png(figure)
+
+
+def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
+    """Test accuracy against the data transferred so far. The scale fits what follows a quarter of the rounds."""
+    looks = _looks(scenario, recipes)
+    curves = [curve for curve in _curves(scenario) if np.isfinite(curve.traffic).all()]
+    figure, (axes,) = _canvas(len(curves), panels=1)
+    axes.set_title(scenario.name, loc="left", fontsize=12)
+    axes.set_xlabel("MiB transferred so far, all clients, up and down")
+    if not curves:
+        return _png(figure)
+    for curve in curves:
+        axes.plot(curve.traffic, curve.mean, **looks[curve.recipe])
+        axes.plot(curve.traffic[-1], curve.mean[-1], "o", color=looks[curve.recipe]["color"], markersize=5)
+    axes.set_xlim(left=0)
+    axes.set_ylim(*_limits(curves, 0.25))
+    heights = _spread_out([1.0] * len(curves), _gap(len(curves)))
+    for curve, height in zip(curves, heights, strict=True):
+        _name_line(axes, curve, looks[curve.recipe], [(1.04, height), (1.13, height)])
+    return _png(figure)
+
+
+def _curves(scenario: Scenario) -> list[Curve]:
+    """A curve per line of the scenario, over the rounds that all its seeds evaluated; the highest end comes first."""
+    curves = []
+    for line in scenario.lines:
+        runs = [r for r in scenario.results if r.recipe == line.recipe]
+        tables = [{int(row["round"]): row for row in r.rows if math.isfinite(row["test_accuracy"])} for r in runs]
+        rounds = sorted(set.intersection(*(set(table) for table in tables)))
+        values = 100 * np.array([[table[t]["test_accuracy"] for t in rounds] for table in tables])  # [seeds, t]
+        bytes_so_far = [dict(zip((int(row["round"]) for row in r.rows), _so_far(r), strict=True)) for r in runs]
+        curves.append(
+            Curve(
+                recipe=line.recipe,
+                label=line.label,
+                rounds=np.array(rounds, dtype=float),
+                mean=values.mean(0),
+                std=values.std(0, ddof=1) if len(runs) > 1 else None,
+                traffic=np.array([[so_far[t] for t in rounds] for so_far in bytes_so_far]).mean(0) / MIB,
+            )
+        )
+    # The table's order is another one: lines that are not compared stand last there.
+    return sorted((curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1])
+
+
+def _so_far(result: Result) -> list[float]:
+    return [float(x) for x in np.cumsum([row["bytes_up"] + row["bytes_down"] for row in result.rows])]
+
+
+def look(place: int, is_baseline: bool = False, widths: tuple[float, float] = (1.6, 2.0)) -> dict[str, Any]:
+    """Colour and dashes of the `place`-th method, also for eyes that see no colour; black for the baseline.
+
+    `widths`: of its line, and of the baseline's.
+    """
+    if is_baseline:
+        return {"color": BASELINE_COLOUR, "linestyle": "solid", "linewidth": widths[1]}
+    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)], "linewidth": widths[0]}
+
+
+def style(axes: Axes) -> None:
+    """A pale grid behind the lines, and no frame above and on the right."""
+    axes.grid(color="#e4e4e4", linewidth=0.8)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_axisbelow(True)
+
+
+def _looks(scenario: Scenario, recipes: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The look of each recipe, the same in every picture."""
+    base = scenario.baseline and scenario.baseline.recipe
+    return {recipe: look(place, recipe == base, (1.8, 2.4)) for place, recipe in enumerate(recipes)}
+
+
+def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
+    """Panels on top of each other, narrow enough that a phone shows the letters large enough."""
+    height = _panel(lines)
+    figure = Figure(figsize=(6.4, height if panels == 1 else 2.7 + height), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    panel = figure.subplots(panels, 1, squeeze=False, height_ratios=[2.7, height][-panels:])[:, 0]
+    for axes in panel:
+        style(axes)
+        axes.set_ylabel("test accuracy, %", fontsize=12)
+        axes.tick_params(labelsize=11)
+        axes.xaxis.label.set_size(12)
+    return figure, list(panel)
+
+
+def _gap(lines: int) -> float:
+    """Distance of two names as a fraction of the lowest panel, whose lettering takes about 0.7 inches below it."""
+    return LABEL / (_panel(lines) - 0.7)
+
+
+def _panel(lines: int) -> float:
+    """Height in inches of the lowest panel with its lettering: room for the names of all lines."""
+    return max(3.4, LABEL * lines + 0.9)
+
+
+def _limits(curves: Sequence[Curve], since: float) -> tuple[float, float]:
+    """Range of accuracy, with a margin, that holds the curves after the fraction `since` of their rounds."""
+    late = [curve.mean[math.floor(since * (len(curve.mean) - 1)) :] for curve in curves]
+    low, high = min(float(part.min()) for part in late), max(float(curve.mean.max()) for curve in curves)
+    margin = max(0.06 * (high - low), 0.5)
+    return low - margin, min(high + margin, 100.5)
+
+
+def _name_line(axes: Axes, curve: Curve, look: dict[str, Any], path: Sequence[tuple[float, float]]) -> None:
+    """Writes a line's name and last value at the end of a sample of the line along `path` (fractions of the panel)."""
+    x, y = zip(*path, strict=True)
+    axes.plot(x, y, transform=axes.transAxes, clip_on=False, **(look | {"linewidth": 1.4}))
+    weight = "bold" if look["color"] == BASELINE_COLOUR else "normal"
+    name = f"{curve.label} {curve.mean[-1]:.1f}"
+    axes.text(x[-1] + 0.015, y[-1], name, transform=axes.transAxes, va="center", fontsize=11, fontweight=weight)
+
+
+def _spread_out(heights: Sequence[float], gap: float) -> list[float]:
+    """Descending heights, moved as little as possible so that neighbours are `gap` apart and all lie in 0..1."""
+    groups: list[list[float]] = []  # labels that touch, by the heights that they want
+    for height in heights:
+        groups.append([height])
+        while len(groups) > 1 and _edge(groups[-2], gap, -1) - _edge(groups[-1], gap, +1) < gap:
+            groups[-2:] = [groups[-2] + groups[-1]]
+    return [_edge(group, gap, +1) - i * gap for group in groups for i in range(len(group))]
+
+
+def _edge(group: Sequence[float], gap: float, side: int) -> float:
+    """Height of the highest (side +1) or lowest (-1) label of a group, centred on the heights that its labels want."""
+    half = (len(group) - 1) * gap / 2
+    return min(max(sum(group) / len(group), half), max(1 - half, half)) + side * half
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    # Without the version stamp the same numbers give the same bytes.
+    figure.savefig(buffer, format="png", metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,102 @@
+"""The heat map of a partition: client x class, as FNR-FL's Fig. 2."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plugins.data.types import Ints
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Colormap, Normalize
+    from matplotlib.image import AxesImage
+
+NUMBERED = (40, 20)  # most clients and classes for which the cells carry their numbers
+NAMED = 30  # most classes whose names fit
+
+
+def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
+    """`counts` [N, C] as a PNG: a row per client, a column per class, the darker the more samples, white for none.
+
+    Beside it a bar per client for all its samples. Small grids carry the numbers.
+    """
+    # Imported here, since it takes a second that a refused partition doesn't need.
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
+
+    n = len(counts)
+    width, height = panel_size(counts)
+    figure = Figure(figsize=(width + 2.6, height + 1.3), layout="constrained")
+    cells, bars = figure.subplots(1, 2, sharey=True, width_ratios=[width, 1.2])
+    image = draw(cells, counts, classes, title)
+
+    sizes, colour = counts.sum(1), image.cmap(0.6)
+    if n <= NUMBERED[0]:
+        bars.bar_label(bars.barh(range(n), sizes, color=colour), size=7, padding=2)
+        bars.set_xlim(0, 1.5 * sizes.max())
+    else:
+        bars.stairs(sizes, np.arange(n + 1) - 0.5, orientation="horizontal", fill=True, color=colour)
+    bars.set_xlabel("all classes", size=8)
+    bars.tick_params(axis="y", which="both", length=0, labelleft=False)
+    bars.tick_params(axis="x", labelsize=7)
+    bars.xaxis.set_major_locator(MaxNLocator(2, integer=True))
+    bars.spines[["top", "right"]].set_visible(False)
+    bar = figure.colorbar(image, ax=bars, aspect=30)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(labelsize=8)
+    bar.set_label("training samples", size=9)
+    picture = io.BytesIO()
+    # No date inside: the same partition gives the same bytes.
+    figure.savefig(picture, format="png", dpi=150, metadata={"Software": None})
+    return picture.getvalue()
+
+
+def panel_size(counts: Ints) -> tuple[float, float]:
+    """Width and height in inches of the grid of `counts` [N, C]."""
+    n, c = counts.shape
+    cell = max(0.42, 0.1 * len(str(counts.max()))) if _is_numbered(counts) else 0.34
+    return max(3.6, cell * min(c, NAMED)), max(2.2, min(0.27 * n, 8.0))
+
+
+def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesImage:
+    """The grid of `counts` [N, C] alone, into `axes`."""
+    import matplotlib as mpl
+
+    n, c = counts.shape
+    # The square root, so that a few samples beside thousands don't look like none.
+    norm = mpl.colors.PowerNorm(0.5, vmin=0, vmax=counts.max())
+    colours = mpl.colors.ListedColormap(mpl.colormaps["Blues"](np.linspace(0.08, 1, 256)))
+    image = axes.imshow(
+        np.where(counts > 0, counts, np.nan), aspect="auto", cmap=colours, norm=norm, interpolation="nearest"
+    )
+    if _is_numbered(counts):
+        _numbers(axes, counts, norm, colours)
+    if c <= NAMED:
+        short = max(map(len, classes)) * c <= 8 * panel_size(counts)[0]
+        slanted: dict[str, Any] = {} if short else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        axes.set_xticks(range(c), classes, size=8, **slanted)
+    if n <= NUMBERED[0]:
+        axes.set_yticks(range(n), [str(k) for k in range(n)], size=8)
+        # Lines between the cells, also between empty ones.
+        axes.set_yticks(np.arange(n - 1) + 0.5, minor=True)
+        axes.set_xticks(np.arange(c - 1) + 0.5, minor=True)
+        axes.grid(which="minor", color="0.9", linewidth=0.5)
+    axes.tick_params(which="both", length=0)
+    axes.set(xlabel="class", ylabel="client")
+    axes.set_title(title, loc="left", fontsize=10)
+    return image
+
+
+def _is_numbered(counts: Ints) -> bool:
+    return counts.shape[0] <= NUMBERED[0] and counts.shape[1] <= NUMBERED[1]
+
+
+def _numbers(cells: Axes, counts: Ints, norm: Normalize, colours: Colormap) -> None:
+    """The number of samples in each cell that has some, white on dark."""
+    for k, label in np.argwhere(counts > 0):
+        dark = np.dot(colours(norm(counts[k, label]))[:3], (0.299, 0.587, 0.114)) < 0.6
+        cells.text(label, k, counts[k, label], ha="center", va="center", size=7, color="white" if dark else "0.1")

@@ -1,0 +1,187 @@
+"""The report of an experiment: reads the results of all items and writes `report/`, whole or not at all.
+
+`report.html` holds its pictures, `report.md` is the same with links to them, and `table.txt` is for the terminal.
+`summary.csv` has every number of the tables, unrounded. `metrics.json` and `curves-<scenario>.csv` are for DVC.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import statistics
+import textwrap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from pipelines.experiment import config, results
+from pipelines.experiment.config import Config
+from pipelines.reporting import figures, summary, tables
+from pipelines.reporting.summary import Scenario
+from pipelines.reporting.text import markdown
+from plugins.core.errors import UserError
+from plugins.data.files import replace_folder
+
+TEMPLATES = Path(__file__).parent / "templates"
+INTRO = (
+    "Clients train a common model, each on its own data, and a server combines what they send. This page compares "
+    "methods by the accuracy of the common model on test samples that no client has seen."
+)
+LEAKS = " Lines marked LEAK have seen these samples in training. They show how much that helps."
+LOOK_NEXT = (
+    ("report/report.html", "this report in a browser, pictures inside"),
+    ("make ui", "every run in MLflow, with curves to compare; the command prints the link"),
+    ("report/summary.csv", "all numbers of the tables, unrounded"),
+    ("runs/<scenario>-<method>-<seed>/rounds.csv", "one run, round by round; its final weights are beside it"),
+    ("evaluation/<scenario>-<method>-<seed>/", "accuracy per class and per client"),
+    ("params.yaml", "what is run: change it, then `make repro`"),
+)
+
+
+def write(root: Path) -> Path:
+    """Writes the report of the results under `root` and returns its folder. UserError if there are no results."""
+    settings, found = config.load(root), results.read(root)
+    recipes, seeds = settings.recipe_names, settings.seeds
+    summed = (summary.scenario(name, found, recipes, seeds) for name in settings.scenario_names)
+    scenarios = [scenario for scenario in summed if scenario is not None]
+    if not scenarios:
+        raise UserError(f"{root / 'runs'}: holds no finished run of params.yaml; run `make repro` first")
+    sections = [_section(root, settings, scenario) for scenario in scenarios]
+    files = {name: picture for section in sections for name, _, picture in section["pictures"]}
+    leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
+    intro = INTRO + (LEAKS if leaks else "")
+    facts = _facts(settings, scenarios, found)
+    context = {"title": settings.experiment, "intro": intro, "facts": facts, "sections": sections, "next": LOOK_NEXT}
+    files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}
+    files["table.txt"] = ("\n".join(_terminal(section) for section in sections) + _places()).encode()
+    files["metrics.json"] = (json.dumps(tables.headline(scenarios), indent=2) + "\n").encode()
+    files["summary.csv"] = tables.summary_csv(scenarios)
+    files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes) for s in scenarios}
+    replace_folder(root / "report", files)
+    return root / "report"
+
+
+def _places() -> str:
+    """Where to look next, for the terminal."""
+    width = max(len(place) for place, _ in LOOK_NEXT)
+    return "\nWhere to look next:\n" + "".join(f"  {place:<{width}}  {what}\n" for place, what in LOOK_NEXT)
+
+
+def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.Result]) -> list[tuple[str, str]]:
+    """What was run, for a reader who has not seen params.yaml."""
+    data = [settings.data.name, *dict.fromkeys(note for result in found for note in result.notes)]
+    train, seeds = settings.train, sorted({s for x in scenarios for line in x.lines for s in line.seeds})
+    rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
+    numbers = {key: getattr(train, key) for key in ("lr", "momentum", "weight_decay")}
+    optimiser = " ".join(f"{key} {value:g}" for key, value in numbers.items() if value)
+    work = f"{train.local_steps} steps" if train.local_steps else f"{train.epochs} epochs"
+    local = f"{work} per round, batches of {train.batch_size}"
+    entries = {name: settings.recipes[name].model_dump(exclude_none=True) for name in settings.recipe_names}
+    chosen = "; ".join(f"{name} ({_settings(entry)})" for name, entry in entries.items() if entry)
+    return [
+        ("Data", "; ".join(data)),
+        ("Model", train.model),
+        ("Rounds", str(rounds)),
+        ("Training on a client", f"{local}, {train.optimizer} {optimiser}"),
+        ("Seeds", ", ".join(map(str, seeds))),
+        ("Methods", ", ".join(settings.recipe_names)),
+        *([("Settings", chosen)] if chosen else []),
+    ]
+
+
+def _settings(tree: Mapping[str, Any]) -> str:
+    """`p 0.5` for `{fnr: {p: 0.5}}`."""
+    flat = [
+        " ".join(f"{key} {value}" for key, value in part.items()) if isinstance(part, Mapping) else f"{name} {part}"
+        for name, part in tree.items()
+    ]
+    return ", ".join(flat)
+
+
+def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]:
+    """What the templates need of one scenario."""
+    recipes, name, table = settings.recipe_names, scenario.name, tables.cells(scenario)
+    accuracy, traffic = figures.accuracy(scenario, recipes), figures.traffic(scenario, recipes)
+    pictures = [
+        (f"accuracy-{name}.png", "Test accuracy of the global model after each round" + _band(scenario), accuracy),
+        (f"traffic-{name}.png", "Test accuracy against the data transferred so far", traffic),
+    ]
+    seed = min(s for line in scenario.lines for s in line.seeds)
+    heatmap = root / "partitions" / f"{name}-{seed}" / "heatmap.png"
+    if heatmap.exists():
+        caption = f"How many training samples of each class each client holds (seed {seed})"
+        pictures.append((f"partition-{name}.png", caption, heatmap.read_bytes()))
+    return {
+        "name": name,
+        "about": _about(root, settings.scenarios[name], f"{name}-{seed}"),
+        "header": table[0],
+        "rows": table[1:],
+        "markdown": markdown(table) + "\n",
+        "plain": tables.plain(scenario),
+        "words": tables.words(scenario),
+        "notes": tables.notes(scenario),
+        "pictures": pictures,
+    }
+
+
+def _band(scenario: Scenario) -> str:
+    spread = any(line.final.std is not None for line in scenario.lines)
+    return ": mean over seeds, the band is ± one standard deviation" if spread else " (one seed)"
+
+
+def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
+    """The clients of a scenario: how the data is split, how many take part, how much they hold."""
+    options = f" ({', '.join(f'{k} {v}' for k, v in scenario.options.items())})" if scenario.options else ""
+    part = "all" if scenario.participation == 1 else f"{scenario.participation:.0%} of them"
+    text = f"{scenario.clients} clients, partition {scenario.partition}{options}, {part} take part in each round."
+    if scenario.noise is not None:
+        noise = f"{scenario.noise.form} noise, sigma {scenario.noise.sigma:g}"
+        text += f" Each client's samples have Gaussian noise of its own ({noise})."
+    path = root / "partitions" / partition / "clients.csv"
+    if not path.exists():
+        return text
+    rows = results.table(path)
+    sizes = sorted(int(row["samples"]) for row in rows)
+    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", "noise")]
+    held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
+    text += f" A client holds {sizes[0]} to {sizes[-1]} training samples (median {statistics.median(sizes):g})"
+    text += f" of {min(held)} to {max(held)} classes (median {statistics.median(held):g})."
+    return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))
+
+
+def _skew(path: Path, n_classes: int) -> str:
+    """The measures of a partition in words."""
+    if not path.exists():
+        return ""
+    found = results.numbers(results.record(path))
+    try:
+        return (
+            f" Heterogeneity: label distance {found['label_distance_mean']:.2f} on average and "
+            f"{found['label_distance_max']:.2f} at most (0: a client has the class mix of all clients together, 1: no "
+            f"class in common), entropy of a client's labels {found['entropy_mean']:.2f} bits on average "
+            f"({math.log2(n_classes):.2f}: all classes alike, 0: one class), Gini coefficient of the sizes "
+            f"{found['size_gini']:.2f} (0: all equal)."
+        )
+    except KeyError as error:
+        raise UserError(f"{path}: the key {error} is missing; {results.RERUN}") from None
+
+
+def render(name: str, context: Mapping[str, Any]) -> str:
+    """A template of TEMPLATES, filled in; `inline` makes a picture's bytes an address."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["inline"] = lambda picture: "data:image/png;base64," + base64.b64encode(picture).decode()
+    return environment.get_template(name).render(context) + "\n"
+
+
+def _terminal(section: Mapping[str, Any]) -> str:
+    marks = "".join(textwrap.fill(note, 110, subsequent_indent="  ") + "\n" for note in section["notes"])
+    return f"{textwrap.fill(section['name'] + ': ' + section['about'], 110)}\n\n{section['plain']}\n{marks}"

@@ -1,0 +1,29 @@
+"""Tables as text: lines of cells into Markdown and CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+
+
+def markdown(table: Sequence[Sequence[str]], words: int = 1) -> str:
+    """A table with its header first. The first `words` columns stand on the left; a cell may have several lines."""
+    header, *rows = table
+    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
+    return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
+
+
+def as_csv(header: Sequence[str], lines: Iterable[Sequence[object]], digits: int | None = 10) -> bytes:
+    """A CSV file; None and NaN are empty. `digits`: of fractions; ten drop what scaling adds, None keeps all."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(header)
+    table.writerows([_plain(x, digits) for x in line] for line in lines)
+    return text.getvalue().encode()
+
+
+def _plain(value: object, digits: int | None) -> object:
+    if value is None or value != value:  # NaN is unequal to itself
+        return ""
+    return float(f"{value:.{digits}g}") if digits and isinstance(value, float) else value

@@ -1,0 +1,40 @@
+"""The stages of dvc.yaml, one at a time, in the order in which they depend on each other.
+
+plan       hashes of settings and code: what each stage depends on
+prepare    a data set's own files -> data/<name>.safetensors
+partition  who holds what -> partitions/<scenario>-<seed>/
+train      every recipe on every partition -> runs/<scenario>-<recipe>-<seed>/
+evaluate   the final models, per class and per client -> evaluation/<scenario>-<recipe>-<seed>/
+report     tables, pictures and sentences -> report/
+deploy     one recipe through FedML cross-silo, compared with its simulation -> deploy/result.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from pipelines import cli
+from pipelines.experiment import portable
+from pipelines.experiment.workspace import Workspace
+
+STAGES = ("plan", "prepare", "partition", "train", "evaluate", "report", "deploy")
+
+
+def _run(options: argparse.Namespace, place: Workspace) -> None:
+    importlib.import_module(f"pipelines.stages.{options.stage}").run(place)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = cli.parser("pipelines.stages", __doc__)
+    parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
+    options = parser.parse_args(arguments)
+    portable.fix(options.root / "params.yaml")
+    return cli.guarded(_run, options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,91 @@
+"""Stage deploy: one recipe through FedML cross-silo on this machine, and by simulation -> deploy/result.json.
+
+A server and `deploy.silos` silos run as processes over gRPC, each silo with a file of its own samples only. The stage
+fails unless they end with the weights of the sequential simulation, bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import numpy as np
+
+from pipelines.experiment import config
+from pipelines.experiment.workspace import Workspace
+from plugins.core.errors import UserError
+from plugins.data.dataset import Dataset
+from plugins.data.files import write_whole
+from plugins.data.indices import read_indices
+from plugins.data.partitions import partition
+from plugins.data.types import Ints
+from plugins.engines.run import cohort_size
+from plugins.settings import LocalSettings
+from plugins.silo import loopback
+from plugins.silo.settings import Deployment, check
+from plugins.silo.shards import Parts
+
+log = logging.getLogger(__name__)
+
+
+def run(place: Workspace) -> None:
+    """Runs both, compares, and writes down both hashes."""
+    settings = config.load(place.root)
+    deployment, parts = _deployment(settings), _parts(place, settings)
+    wanted = settings.deploy
+    log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
+    deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
+    simulated = loopback.simulate(deployment, parts)
+    if deployed != simulated:
+        raise UserError(
+            f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos and {simulated} in the "
+            "simulation; they must be equal"
+        )
+    record = {**wanted.model_dump(), "deployed_sha256": deployed, "simulated_sha256": simulated}
+    write_whole(place.root / "deploy" / "result.json", json.dumps(record, indent=2) + "\n")
+    log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
+
+
+def _deployment(settings: config.Config) -> Deployment:
+    """params.yaml as the configuration of the processes."""
+    train, wanted = settings.train, settings.deploy
+    share = settings.scenarios[wanted.scenario].participation
+    content = {
+        "common_args": {"random_seed": wanted.seed},
+        "data_args": {"dataset": settings.data.name},
+        "model_args": {"model": train.model, "model_options": train.model_options},
+        "train_args": {
+            "recipe": settings.composition(wanted.recipe), "settings": settings.recipes[wanted.recipe].settings,
+            "rounds": wanted.rounds, "cohort": cohort_size(share, wanted.silos),
+            "client_num_in_total": wanted.silos, "client_num_per_round": wanted.silos,
+            "client_optimizer": train.optimizer, "learning_rate": train.lr,
+            **train.model_dump(include=set(LocalSettings.model_fields)),
+        },
+        "device_args": {"threads": train.threads},
+    }  # fmt: skip
+    return check(content, config.FILE)
+
+
+def _parts(place: Workspace, settings: config.Config) -> Parts:
+    """The scenario's partition, or one like it for as many clients as there are silos."""
+    wanted = settings.deploy
+    scenario = settings.scenarios[wanted.scenario]
+    data = Dataset.read(place.dataset(settings.data.name))
+    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
+    clients = indices.clients
+    if len(clients) != wanted.silos:
+        try:
+            clients = partition(
+                scenario.partition, data.train_y.numpy(), np.concatenate(clients), wanted.silos, wanted.seed,
+                data.train_owner, f"data set {data.name!r}", **scenario.options,
+            )  # fmt: skip
+        except UserError as error:
+            raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
+    needed = loopback.needs_public(settings.composition(wanted.recipe))
+    public: Ints = indices.public if needed else indices.public[:0]
+    std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
+    return Parts.cut(data, clients, indices.validation, public, std)
+
+
+def _sizes(parts: Parts) -> str:
+    return ", ".join(str(len(client)) for client in parts.clients)

@@ -1,0 +1,20 @@
+"""Stage plan: hashes of the settings and the code that each stage depends on -> plan/<stage>.json.
+
+DVC compares these small files. So a comment or a setting that changes no result reruns nothing after this stage.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pipelines.experiment import config
+from pipelines.experiment.provenance import plan
+from pipelines.experiment.workspace import Workspace
+from plugins.data.files import replace_folder
+
+
+def run(place: Workspace) -> None:
+    """Writes a file for each stage."""
+    found = plan(config.load(place.root))
+    files = {f"{stage}.json": (json.dumps(hashes, indent=2) + "\n").encode() for stage, hashes in found.items()}
+    replace_folder(place.root / "plan", files)

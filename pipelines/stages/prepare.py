@@ -1,0 +1,25 @@
+"""Stage prepare: a data set's own files -> data/<name>.safetensors, with a checksum."""
+
+from __future__ import annotations
+
+import logging
+
+from pipelines.experiment import config
+from pipelines.experiment.workspace import Workspace
+from plugins.data import datasets
+
+log = logging.getLogger(__name__)
+
+
+def run(place: Workspace) -> None:
+    """Loads the data set of params.yaml and keeps it as tensors."""
+    settings = config.load(place.root).data
+    data = datasets.load(settings.name, place.root / settings.root, **settings.options)
+    data.save(place.dataset(settings.name))
+    log.info(
+        "%s: %d training and %d test samples of %s, %d classes, sha256 %s",
+        data.name, len(data.train_y), len(data.test_y), "x".join(map(str, data.train_x.shape[1:])),
+        len(data.classes), data.checksum[:12],
+    )  # fmt: skip
+    for note in data.notes:
+        log.info("%s: %s", data.name, note)

@@ -1,0 +1,20 @@
+"""Stage report: tables, pictures and sentences on all items -> report/."""
+
+from __future__ import annotations
+
+import logging
+
+from pipelines.experiment import kept
+from pipelines.experiment.workspace import Workspace
+from pipelines.reporting.report import write
+
+log = logging.getLogger(__name__)
+
+
+def run(place: Workspace) -> None:
+    """Writes the report. UserError if a file that it reads was damaged."""
+    for name in ("partitions", "runs", "evaluation"):
+        for folder in sorted((place.root / name).glob("*/")):
+            kept.check(folder)
+    folder = write(place.root).relative_to(place.root)
+    log.info("%s is written, and the same as text in %s", folder / "report.html", folder / "table.txt")

@@ -1,0 +1,121 @@
+"""Stage train: every recipe on every partition with every seed -> runs/<scenario>-<recipe>-<seed>/.
+
+Only items are trained that the store of finished work lacks, as many at a time as there are cores, with the same
+results. A kill loses at most the rounds since the last checkpoint. It lies in .resume/ under the item's fingerprint
+until the item is done.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import shutil
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from pipelines.experiment import config, kept, progress
+from pipelines.experiment.config import Config, Unit
+from pipelines.experiment.items import Item
+from pipelines.experiment.provenance import digest, machine, of_training
+from pipelines.experiment.training import SECONDS, tags_of, trained
+from pipelines.experiment.workers import how_many, side_by_side
+from pipelines.experiment.workspace import Workspace
+from pipelines.tracking import runs
+from pipelines.tracking.store import Store, load
+from plugins.core.errors import NonFiniteError, UserError
+from plugins.engines.simulation import resolve_device
+
+log = logging.getLogger(__name__)
+RESUME = ".resume"
+DIVERGED = "diverged.txt"  # in place of a model: why training ended without one
+
+
+class Outcome(NamedTuple):
+    """How an item ended."""
+
+    fresh: bool  # not taken from the store
+    accuracy: float
+    reason: str = ""  # why it has no model
+
+
+def run(place: Workspace) -> None:
+    """Trains what is left of the experiment. UserError if training diverges, after all other items."""
+    settings = config.load(place.root)
+    diverged = train(place, settings, settings.experiment)
+    if diverged:
+        raise UserError("\n".join(f"{key}: {reason}" for key, reason in diverged.items()))
+
+
+def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
+    """Trains what is left; returns the items without a model and why. Their folders in runs/ do not exist."""
+    units = settings.units()
+    on_gpu = resolve_device(settings.train.device).type == "cuda"
+    processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
+    # One item alone has all processes to itself.
+    data = kept.sha256(place.dataset(settings.data.name))
+    fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
+    todo = sum(not kept.is_whole(kept.place(place.repository, found), found) for found in fingerprints.values())
+    alone = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
+    if todo:
+        load()
+    diverged = {}
+    with progress.Display(f"{title}, training", len(units)) as display:
+        work = partial(_settle, place, settings, fingerprints, alone)
+        for unit, outcome in side_by_side(work, units, 1 if alone > 1 else processes, display):
+            if outcome.reason:
+                diverged[unit.key] = outcome.reason
+            display.done(unit.key, outcome.reason or f"{100 * outcome.accuracy:.2f} %", not outcome.fresh)
+    kept.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
+    return diverged
+
+
+def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
+    """Of an item: its settings and code, its data and its partition."""
+    indices = kept.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
+    return digest(of_training(settings, unit), data, indices)
+
+
+def _settle(place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit) -> Outcome:
+    """Trains an item or takes it from the store."""
+    fingerprint, folder = fingerprints[unit], place.run(unit.key)
+    make = partial(_train, place, settings, workers, unit, fingerprint)
+    fresh = kept.settle(folder, place.repository, fingerprint, make)
+    if (folder / DIVERGED).is_file():
+        return Outcome(fresh, math.nan, (folder / DIVERGED).read_text())
+    final = json.loads((folder / "run.json").read_text())["final"]
+    return Outcome(fresh, float(final["test_accuracy"]))
+
+
+def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> dict[str, bytes]:
+    """Trains an item from its checkpoint on, and tells MLflow and the display of each round."""
+    item = Item.load(place, settings, unit)
+    resume = place.repository / RESUME / fingerprint[:16]
+    simulation = item.simulation(resume / "checkpoint.safetensors", fingerprint, workers)
+    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
+    here = machine(item.device)
+    tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
+    store = Store(place.repository, place.tracking_uri)
+    run = runs.start(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
+    every = settings.machine.checkpoint_every
+
+    def hear(row: Mapping[str, float]) -> None:
+        progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
+        # In batches: a call costs as much as a thousand numbers.
+        if row["round"] % every == 0:
+            run.log_rounds(simulation.rows)
+
+    try:
+        files = trained(item, simulation, fingerprint, hear)
+    except UserError as error:
+        run.fail(str(error))
+        if not isinstance(error, NonFiniteError):
+            raise
+        shutil.rmtree(resume, ignore_errors=True)
+        return {DIVERGED: str(error).encode()}
+    run.log_rounds(simulation.rows)
+    run.finish(json.loads(files["run.json"])["final"], ())
+    shutil.rmtree(resume, ignore_errors=True)
+    made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.rows]}
+    return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}

@@ -1,0 +1,186 @@
+"""Writes a result into docs/results/, with what a reader needs to check it: rounds, seeds, machine, versions.
+
+python -m pipelines.tools.keep fnr-tab2 --size small  # after `make table ID=fnr-tab2 SIZE=small`
+python -m pipelines.tools.keep digits-methods         # the results of params.yaml under a name, after `make repro`
+
+Four files: <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one per run), and
+a figure's PNG. All facts come from what the runs recorded. The page is replaced whole, with any text that was added by
+hand.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines import cli
+from pipelines.experiment import config, results
+from pipelines.experiment.results import Result
+from pipelines.experiment.workspace import Workspace
+from pipelines.papers import report as paper
+from pipelines.papers.studies import SIZES
+from pipelines.papers.targets.build import build
+from pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
+from pipelines.papers.targets.measured import Measured
+from pipelines.papers.targets.ran import what_ran
+from pipelines.papers.targets.spec import of_targets, paper_of
+from pipelines.reporting import summary, tables
+from pipelines.reporting.summary import LAST_ROUNDS
+from pipelines.reporting.text import as_csv, markdown
+from plugins.core.errors import UserError
+from plugins.data.files import write_whole
+
+log = logging.getLogger(__name__)
+FOLDER = Path("docs") / "results"
+LARGEST = 1_000_000  # bytes of a CSV file
+STRIDES = (1, 2, 5, 10, 20, 50, 100)
+# Tag of a run: its name on the page.
+FACTS = {
+    "git_commit": "commit of the code", "cpu": "CPU", "gpu": "GPU", "cores": "cores", "device": "device",
+    "python": "Python", "torch": "torch", "fedml": "FedML",
+}  # fmt: skip
+OPTIONAL = {"gpu"}
+
+Ends = Mapping[str, Mapping[str, str]]  # study -> item that has diverged -> why
+
+
+def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
+    """The files of a paper's table or figure. UserError if none of its runs has ended."""
+    owner = paper_of(name, root)
+    target = of_targets(owner, root)[name]
+    measured = Measured(owner, size, root)
+    built = build(target, measured)
+    # A copy: the text below reads more.
+    used = dict(measured.used)
+    base, facts = f"{name}-{size}", paper.what_was_run(measured, [target])
+    kind = "figure" if "-fig" in name else "table"
+    ends = {study: measured.ends(study) for study in target.studies}
+    columns = ("test_accuracy", *sorted(set(_columns(target.spec)) - {"test_accuracy"}))
+    files = _files(base, used, ends, columns, f"make {kind} ID={name} SIZE={size}", f"{name} --size {size}")
+    page = paper.text(target, built, size, facts, f"{base}.png")
+    own = {f"{base}.{ending}": content for ending, content in built.files.items()}
+    return own | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
+
+
+def of_experiment(name: str, root: Path) -> dict[str, bytes]:
+    """The files of the experiment in params.yaml, called `name`. UserError if none of its runs has ended."""
+    settings = config.load(root)
+    planned = [unit.key for unit in settings.units()]
+    found = [run for run in results.read(root) if run.key in planned]
+    used: dict[Place, Group] = {}
+    for run in found:
+        place = (settings.experiment, run.scenario, run.recipe)
+        used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
+    files = _files(name, used, {}, ("test_accuracy",), "make repro", name)
+    parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
+    summed = [summary.scenario(one, found, settings.recipe_names, settings.seeds) for one in settings.scenario_names]
+    scenarios = [scenario for scenario in summed if scenario is not None]
+    for scenario in scenarios:
+        parts += [f"## {scenario.name}", markdown(tables.cells(scenario))]
+        parts.append("\n".join(f"- {line}" for line in (*tables.notes(scenario), *tables.words(scenario))))
+    page = "\n\n".join(parts).encode() + b"\n\n" + files[f"{name}.md"]
+    return files | {f"{name}.csv": tables.summary_csv(scenarios), f"{name}.md": page}
+
+
+def _files(
+    base: str, used: Mapping[Place, Group], ends: Ends, columns: Sequence[str], command: str, kept: str
+) -> dict[str, bytes]:
+    """The files that every result has beside its own table. That of the page holds its last section."""
+    runs = [run for group in used.values() for run in group.runs]
+    if not runs:
+        raise UserError(f"{base}: none of its runs has ended; run `{command}` first")
+    rounds, stride = rounds_csv(used, columns)
+    every = "every round" if stride == 1 else f"every {stride} rounds and the last"
+    said = [
+        f"Command: `{command}`; kept by `python -m pipelines.tools.keep {kept}`.",
+        *(f"{title}: {_values(runs, tag)}." for tag, title in FACTS.items() if _is_told(runs, tag)),
+        f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
+        f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of each run, SHA-256 of its "
+        f"weights, seconds, commit: [{base}-runs.csv]({base}-runs.csv).",
+    ]
+    section = "## Made with\n\n" + "".join(f"- {line[0].upper()}{line[1:]}\n" for line in said)
+    return {f"{base}-rounds.csv": rounds, f"{base}-runs.csv": runs_csv(used, ends), f"{base}.md": section.encode()}
+
+
+def rounds_csv(used: Mapping[Place, Group], columns: Sequence[str], largest: int = LARGEST) -> tuple[bytes, int]:
+    """(columns of rounds.csv by run and round to six digits, rounds from one line to the next), as many as fit."""
+    for stride in STRIDES:
+        lines = [
+            [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
+            for place, group in used.items()
+            for run in group.runs
+            for row in run.rows
+            if int(row["round"]) % stride == 0 or row is run.rows[-1]
+        ]
+        text = as_csv(("study", "scenario", "recipe", "seed", "round", *columns), lines, digits=6)
+        if len(text) < largest:
+            return text, stride
+    raise UserError(f"one round in {stride} of all its runs takes {len(text)} bytes; allowed: less than {largest}")
+
+
+def runs_csv(used: Mapping[Place, Group], ends: Ends) -> bytes:
+    """A line per run, also of those without a model."""
+    lines: list[list[object]] = []
+    for (study, scenario, recipe), group in used.items():
+        lines += [[study, scenario, recipe, run.seed, "ended", *_outcome(run)] for run in group.runs]
+        for seed in group.diverged:
+            why = " ".join(ends[study][f"{scenario}-{recipe}-{seed}"].split())
+            lines.append([study, scenario, recipe, seed, f"diverged: {why}", *[""] * 8])
+    header = ("final", "best", f"last{LAST_ROUNDS}", "seconds", "leak", "notes", "weights_sha256", "commit")
+    return as_csv(("study", "scenario", "recipe", "seed", "outcome", *header), lines, digits=6)
+
+
+def _outcome(run: Result) -> list[object]:
+    accuracies = run.column("test_accuracy")
+    numbers = (accuracies[-1], max(accuracies), statistics.fmean(accuracies[-LAST_ROUNDS:]))
+    seconds = None if run.seconds is None else sum(run.seconds)
+    sha, commit = run.tags["weights_sha256"], run.tags.get("git_commit", "not recorded")
+    return [*numbers, seconds, leak_of(run), "; ".join(notes_of(run)), sha, commit]
+
+
+def _is_told(runs: Sequence[Result], tag: str) -> bool:
+    return tag not in OPTIONAL or any(tag in run.tags for run in runs)
+
+
+def _values(runs: Sequence[Result], tag: str) -> str:
+    """A tag of the runs; where they differ, each value with its number of runs."""
+    found = [run.tags.get(tag, "not recorded") for run in runs]
+    values = list(dict.fromkeys(found))
+    counts = {value: found.count(value) for value in values}
+    told = (f"{value} ({n} run{'s' if n > 1 else ''})" for value, n in counts.items())
+    return values[0] if len(values) == 1 else ", ".join(told)
+
+
+def _columns(tree: Any) -> Iterator[str]:
+    """The columns of rounds.csv that a target draws: the values of all keys `column`."""
+    if isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from [str(value)] if key == "column" else _columns(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _columns(value)
+
+
+def _run(options: argparse.Namespace, place: Workspace) -> None:
+    root = place.root
+    files = of_target(options.name, options.size, root) if options.size else of_experiment(options.name, root)
+    for name, content in files.items():
+        write_whole(root / FOLDER / name, content)
+        log.info("%s", FOLDER / name)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = cli.parser("pipelines.tools.keep", __doc__)
+    parser.add_argument("name", help="a paper's table or figure, as rf-tab1; without --size the name of the result")
+    parser.add_argument("--size", choices=SIZES, help="of the paper's table or figure")
+    return cli.guarded(_run, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,159 @@
+"""The methods and what they compose to: `python -m pipelines.tools.recipes list | show METHOD | check RECIPE | pairs`.
+
+list   every method with its hyper-parameters, their defaults, and its source
+show   one method in full: its file's docstring, and each hyper-parameter with the comment on its default
+check  what a recipe does, or why it is refused
+pairs  the pairs of methods that are refused, each with the reason
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+from pipelines import cli
+from pipelines.experiment.workspace import Workspace
+from plugins import recipes
+from plugins.core.component import Component, Public, Setting
+from plugins.core.errors import UserError, nearest
+from plugins.core.options import RecipeError
+
+# Recipes are composed for this setting. `python -m pipelines.experiment.check` takes that of params.yaml.
+SETTING = Setting(n_clients=20, cohort=10, n_public=100)
+WIDTH = 118
+FEDAVG = (
+    "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
+    "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
+)
+
+
+def source(kind: type[Component]) -> str:
+    """Authors, title, year and address: the first paragraph of the method's file."""
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    return " ".join(words.partition("\n\n")[0].split())
+
+
+def defaults(method: str) -> str:
+    """`mu = 0.01, form = hard | soft`, the default word first."""
+    return ", ".join(f"{key} = {text}" for key, text in _values(method).items())
+
+
+def comments(kind: type[Component]) -> dict[str, str]:
+    """The comment beside each hyper-parameter in the method's file, or in that of the class that it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, Component) and base is not Component:
+            found |= re.findall(r"^    (\w+): \S.* = .*?  # (.+)$", inspect.getsource(base), flags=re.MULTILINE)
+    return found
+
+
+def listing() -> str:
+    """The table of all methods."""
+    lines = [_entry("fedavg", "the empty recipe", FEDAVG)]
+    lines += [_entry(method, defaults(method), source(recipes.METHODS[method])) for method in sorted(recipes.METHODS)]
+    return "\n".join(lines) + "\n"
+
+
+def shown(method: str) -> str:
+    """One method in full."""
+    known(method)
+    kind = recipes.METHODS[method]
+    said = comments(kind)
+    words = inspect.getdoc(sys.modules[kind.__module__]) or ""
+    lines = [f"{method}: {(kind.__doc__ or '').strip()}", "", words, "", "Hyper-parameters:"]
+    for key, text in _values(method).items():
+        about = f"{key} = {text}" + (f"   {said[key]}" if key in said else "")
+        lines += textwrap.wrap(about, WIDTH, initial_indent="  ", subsequent_indent="      ")
+    return "\n".join(lines) + "\n"
+
+
+def checked(recipe: str) -> str:
+    """What a recipe does. RecipeError with the reason where it can't be composed."""
+    algorithm = recipes.build(recipe, {}, SETTING)
+    asks, needs = algorithm.exchanges, algorithm.needs
+    lines = [f"{algorithm.name}: composes"]
+    lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
+    uniform = any(c.weights == "uniform" for c in algorithm.components)
+    lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
+    extra = [f"{n} {when}" for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last")) if n]
+    lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
+    if needs.public in (Public.LABELLED, Public.UNLABELLED):
+        lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
+    if algorithm.leak:
+        lines.append(f"  LEAK: {algorithm.leak}")
+    return "\n".join(lines) + "\n"
+
+
+def refused() -> str:
+    """The pairs that don't compose, each with the reason."""
+    alone = [method for method, kind in recipes.METHODS.items() if kind().needs.pooled]
+    methods = sorted(set(recipes.METHODS) - set(alone))
+    pairs = ["+".join(pair) for pair in combinations(methods, 2)]
+    lines = []
+    for pair in pairs:
+        try:
+            recipes.build(pair, {}, SETTING)
+        except RecipeError as error:
+            lines.append(_entry(pair, str(error).partition("can't be combined: ")[2]))
+    head = (
+        f"Of {len(pairs)} pairs with default hyper-parameters {len(pairs) - len(lines)} compose "
+        f"({', '.join(alone)} composes with nothing). Refused are:"
+    )
+    return "\n".join([head, "", *lines]) + "\n"
+
+
+def known(method: str) -> None:
+    """UserError for a name that is no method."""
+    if method not in recipes.METHODS:
+        allowed = ", ".join(sorted(recipes.METHODS))
+        raise UserError(f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}")
+
+
+def _entry(name: str, *paragraphs: str) -> str:
+    indent = " " * 6
+    body = [line for text in paragraphs for line in textwrap.wrap(text, WIDTH, initial_indent=indent,
+            subsequent_indent=indent)]  # fmt: skip
+    return "\n".join([name, *body])
+
+
+def _values(method: str) -> dict[str, str]:
+    """Each hyper-parameter's default, and behind it the other words that it may be."""
+    words = recipes.words(method)
+    return {
+        key: " | ".join([_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)])
+        for key, value in recipes.hyper_parameters(method).items()
+    }
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value) or '""'
+
+
+def _run(options: argparse.Namespace, _: Workspace) -> None:
+    wanted: dict[str, Callable[[], str]] = {
+        "list": listing,
+        "pairs": refused,
+        "show": lambda: shown(options.name),
+        "check": lambda: checked(options.name),
+    }
+    sys.stdout.write(wanted[options.command]())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = cli.parser("pipelines.tools.recipes", __doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list | show | check | pairs")
+    commands.add_parser("list")
+    commands.add_parser("pairs")
+    commands.add_parser("show").add_argument("name", metavar="METHOD")
+    commands.add_parser("check").add_argument("name", metavar="RECIPE")
+    return cli.guarded(_run, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""`make repro`: checks params.yaml, runs `dvc repro`, brings MLflow up to date, prints the table.
+
+Arguments are DVC's own: `python -m pipelines.tools.repro train` stops after that stage.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+from plugins.core.errors import UserError
+
+LOCK = Path(".dvc") / "tmp" / "repro.lock"
+CHECKED = Path(".dvc") / "tmp" / "checked"
+SOURCES = ("plugins", "pipelines")
+KIND = "plan/machine.json"
+
+
+def repro(root: Path, arguments: Sequence[str]) -> int:
+    """Runs what is not up to date; returns the exit code of the first command that fails."""
+    with _alone(root):
+        if not _is_checked(root):
+            from pipelines.experiment import check
+
+            code = check.main(["--root", str(root)])
+            if code:
+                return code
+            (root / CHECKED).touch()
+        process = subprocess.Popen(["dvc", "repro", *arguments], cwd=root)
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.wait()  # it was interrupted as well
+            raise
+        if code == 0:
+            code = subprocess.run([sys.executable, "-m", "pipelines.tracking", "sync"], cwd=root).returncode
+        if code == 0 and not arguments:
+            sys.stdout.write(f"\n{(root / 'report' / 'table.txt').read_text()}\n{certificate(root)}\n")
+        return code
+
+
+def certificate(root: Path) -> str:
+    """One line: whether dvc.lock has the bits of the one that is committed."""
+    shown = subprocess.run(["git", "show", "HEAD:./dvc.lock"], cwd=root, capture_output=True, text=True)
+    if shown.returncode:
+        return "dvc.lock is the certificate of these bits: commit it, and others can compare theirs."
+    theirs, ours = _hashes(shown.stdout), _hashes((root / "dvc.lock").read_text())
+    if theirs == ours:
+        return "dvc.lock is the committed one: the same bits."
+    if theirs.get(KIND) != ours.get(KIND):
+        here = ", ".join(json.loads((root / KIND).read_text()).values())
+        return f"dvc.lock: the committed one was made on another kind of machine than this ({here}); bits may differ."
+    if theirs.get("plan") != ours.get("plan"):
+        return "dvc.lock differs from the committed one, as settings or code do."
+    other = ", ".join(path for path in ours if ours[path] != theirs.get(path))
+    return f"WARNING: dvc.lock: settings, code and kind of machine are the committed ones, but not the bits of {other}."
+
+
+def _hashes(lock: str) -> dict[str, str]:
+    """Path -> hash of every dependency and output of the stages."""
+    stages = YAML(typ="safe", pure=True).load(lock)["stages"].values()
+    found = {part["path"]: part["md5"] for about in stages for kind in ("deps", "outs") for part in about[kind]}
+    return {path: md5 for path, md5 in found.items() if path not in SOURCES}
+
+
+@contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """One `make repro` at a time. The lock goes away with the process, however that ends."""
+    path = root / LOCK
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another `make repro` runs in {root.resolve()}; wait for its end, or stop it") from None
+        yield
+
+
+def _is_checked(root: Path) -> bool:
+    """Whether nothing was edited since the last check: reading the settings imports torch, which takes seconds."""
+    if not (root / CHECKED).exists():
+        return False
+    since = (root / CHECKED).stat().st_mtime
+    files = [root / "params.yaml", *(path for folder in SOURCES for path in (root / folder).rglob("*.py"))]
+    return all(path.stat().st_mtime <= since for path in files if path.exists())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    try:
+        return repro(Path(), arguments)
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; `make repro` goes on from here\n")
+        return 130
+
+
+if __name__ == "__main__":
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    sys.exit(main(sys.argv[1:]))

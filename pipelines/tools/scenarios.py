@@ -1,0 +1,146 @@
+"""How uneven the scenarios of params.yaml are: a Markdown table scenario x statistic, mean over the seeds.
+
+    python -m pipelines.tools.scenarios [--csv FILE]
+
+It reads what the partition stage wrote, so after `make repro` or `dvc repro partition`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipelines import cli
+from pipelines.experiment import config, results
+from pipelines.experiment.workspace import Workspace
+from pipelines.reporting import text
+from pipelines.reporting.summary import Spread, spread
+from plugins.core.errors import UserError
+from plugins.data.files import write_whole
+
+# Key of statistics.json: title of the column, decimals.
+COLUMNS = {
+    "clients": ("clients", 0),
+    "samples": ("samples", 0),
+    "samples_left_out": ("left out", 0),
+    "size_min": ("smallest", 0),
+    "size_mean": ("mean size", 1),
+    "size_max": ("largest", 0),
+    "size_gini": ("Gini of sizes", 3),
+    "classes_per_client_mean": ("classes per client", 2),
+    "entropy_mean": ("entropy, bits", 2),
+    "entropy_min": ("lowest entropy", 2),
+    "label_distance_mean": ("label distance", 3),
+    "label_distance_max": ("largest label distance", 3),
+}
+# Of scenarios with noise only.
+NOISE = {"noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3)}
+TITLES = COLUMNS | NOISE
+NOTE = (
+    "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of sizes: 0 if all clients "
+    "have equally many samples. Entropy: of a client's labels. Label distance: half the sum over classes of the "
+    "absolute difference between a client's class fractions and those of all clients together, from 0 (alike) to 1. "
+    "Both are means over clients."
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scenario: how it is made, and each statistic over its seeds."""
+
+    scenario: str
+    partition: str
+    statistics: Mapping[str, Spread]
+
+
+def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
+    """The scenarios of params.yaml, and the missing partitions. UserError if all are missing, or for a bad file."""
+    rows, missing = [], []
+    for name in settings.scenario_names:
+        made = []
+        for seed in settings.seeds:
+            path = root / "partitions" / f"{name}-{seed}" / "statistics.json"
+            if path.is_file():
+                made.append(_statistics(path))
+            else:
+                missing.append(f"{name}-{seed}")
+        if made:
+            spreads = {key: spread([found[key] for found in made if key in found]) for key in TITLES}
+            known = {key: value for key, value in spreads.items() if value is not None}
+            rows.append(Row(name, described(settings.scenarios[name]), known))
+    if not rows:
+        raise UserError(f"{root / 'partitions'}: holds no partition of params.yaml; run `dvc repro partition` first")
+    return rows, missing
+
+
+def described(scenario: config.Scenario) -> str:
+    """`dirichlet (alpha 0.5), noise level 0.1`."""
+    options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
+    noise = "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
+    return scenario.partition + (f" ({options})" if options else "") + noise
+
+
+def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
+    """The table and its notes."""
+    keys = _keys(rows)
+    lines = [["scenario", "partition", *(TITLES[key][0] for key in keys)]]
+    lines += [[row.scenario, row.partition, *(_cell(row.statistics.get(key), key) for key in keys)] for row in rows]
+    notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
+    return "\n\n".join([text.markdown(lines, words=2), *notes]) + "\n"
+
+
+def table(rows: Sequence[Row]) -> bytes:
+    """Every number unrounded, as CSV: a line per scenario; a standard deviation is empty with one seed."""
+    keys = _keys(rows)
+    header = ["scenario", "partition", "seeds", *(f"{key}_{part}" for key in keys for part in ("mean", "std"))]
+    lines: list[list[object]] = []
+    for row in rows:
+        cells = (part for key in keys for part in (row.statistics.get(key) or (None, None))[:2])
+        lines.append([row.scenario, row.partition, max(found.n for found in row.statistics.values()), *cells])
+    return text.as_csv(header, lines, digits=None)
+
+
+def _statistics(path: Path) -> dict[str, float]:
+    content = results.record(path)
+    found = results.numbers(content)
+    for key in COLUMNS:
+        if key not in found:
+            said = "is missing" if key not in content else f"is {content[key]!r}, expected a number"
+            raise UserError(f"{path}: {key} {said}; {results.RERUN}")
+    return found
+
+
+def _keys(rows: Sequence[Row]) -> list[str]:
+    """The columns with a number in at least one scenario."""
+    return [key for key in TITLES if any(key in row.statistics for row in rows)]
+
+
+def _cell(found: Spread | None, key: str) -> str:
+    if found is None:
+        return ""
+    decimals = TITLES[key][1]
+    # Sums in another order differ in their last bits.
+    if (found.std or 0) <= 1e-12 * abs(found.mean):
+        return f"{found.mean:,.{decimals}f}"
+    return f"{found.mean:,.{decimals}f} ± {found.std:,.{decimals}f}"
+
+
+def _run(options: argparse.Namespace, place: Workspace) -> None:
+    rows, missing = read(place.root, config.load(place.root))
+    if options.csv is not None:
+        write_whole(options.csv, table(rows))
+    sys.stdout.write(markdown(rows, missing))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = cli.parser("pipelines.tools.scenarios", __doc__)
+    parser.add_argument("--csv", type=Path, help="also write every number, unrounded, to this file")
+    return cli.guarded(_run, parser.parse_args(arguments))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

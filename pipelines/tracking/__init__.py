@@ -1,0 +1,1 @@
+"""MLflow: runs, registered models, the prepared view. The only room that imports mlflow."""

@@ -1,0 +1,52 @@
+"""What a registered model runs: raw samples in, probabilities out. MLflow copies this file beside each model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from plugins.models import build
+from plugins.models.forward import Model
+
+BATCH = 1000  # samples that go through the network at once
+
+
+class Served(NamedTuple):
+    """A network with its parameters, and how its data set is normalised."""
+
+    network: Model
+    params: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    mean: tuple[float, ...]  # per channel; empty for text
+    std: tuple[float, ...]
+
+    def predict(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        """Probabilities [n, C] of samples [n, ...] as the data set's files have them, not normalised."""
+        x = torch.from_numpy(np.array(samples, dtype=np.float32))
+        if self.std:
+            mean, std = (torch.tensor(v).view(-1, *[1] * (x.ndim - 2)) for v in (self.mean, self.std))
+            x = x.sub_(mean).div_(std)
+        with torch.no_grad():
+            logits = [self.network(self.params, self.buffers, part, False).logits for part in torch.split(x, BATCH)]
+        found: npt.NDArray[np.float32] = torch.cat(logits).softmax(1).numpy()
+        return found
+
+
+def _load_pyfunc(path: str) -> Served:
+    """The model in the folder `path`; MLflow calls it."""
+    about, leaves = json.loads((Path(path) / "network.json").read_text()), load_file(Path(path) / "model.safetensors")
+    trees: dict[str, dict[str, Tensor]] = {"params": {}, "buffers": {}, "evaluated": {}}
+    for key, leaf in leaves.items():
+        tree, _, name = key.partition("/")
+        trees[tree][name] = leaf
+    params = trees["evaluated"] or trees["params"]
+    shape, embedding = tuple(about["shape"]), params.get("embedding.weight")
+    network = build(about["model"], shape, len(about["classes"]), about["options"], embedding)
+    return Served(network, params, trees["buffers"], tuple(about["mean"]), tuple(about["std"]))

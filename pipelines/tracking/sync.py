@@ -1,0 +1,136 @@
+"""Finished items on disk -> runs: each is present exactly once, with its numbers, files and registered model."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipelines.experiment import results
+from pipelines.experiment.results import Result
+from pipelines.tracking import models, runs, view
+from pipelines.tracking.store import Store
+
+SYNCED = "synced"  # tag: digest of what a run has been completed from
+SUPERSEDED = "superseded_by"  # tag: id of the run that took the place of one in the trash
+REPORTS = "papers"  # experiment with the tables and figures of the papers, a run for each paper and size
+MODEL = "model.safetensors"  # lies with the registered model
+
+
+def sync(store: Store, root: Path, experiment: str) -> list[str]:
+    """Makes every finished item under `root` present as one finished run; returns the keys that needed work.
+
+    A rerun takes the place of the item's earlier run, which goes to MLflow's trash with the tag `superseded_by`, so
+    that it doesn't count twice in charts. Runs of a DVC experiment stay: their files are not in the workspace.
+    """
+    items = {item.key: item for item in results.read(root, store.repository)}
+    digests = {key: _digest(item, root) for key, item in items.items()}
+    whole = _hash("".join(digests.values()))
+    if not items or store.is_synced(experiment, whole):
+        return []  # the usual case, answered without mlflow's slow import
+    client = store.client()
+    with store.lock("sync"):
+        experiment_id, known = runs.of_name(store, client, experiment), defaultdict[str, list[Any]](list)
+        for run in runs.search(client, experiment_id, runs.ALL):
+            known[run.data.tags.get("item", "")].append(run)
+        todo = [key for key in items if not any(_is_whole(run, digests[key]) for run in known[key])]
+        for key in todo:
+            run = _complete(client, experiment_id, items[key], known[key])
+            models.register(client, run, experiment, items[key], root)
+            client.set_tag(run.info.run_id, SYNCED, digests[key])
+        view.prepare(client, experiment_id)
+        store.note_synced(experiment, whole)
+    return todo
+
+
+def log_report(
+    store: Store, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
+) -> None:
+    """Makes a paper's report the run `name` of the experiment "papers"; one with other content goes to the trash."""
+    about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
+    digest = _hash(about, files)
+    if store.is_synced(f"{REPORTS}/{name}", digest):
+        return
+    client = store.client()
+    with store.lock("sync"):
+        experiment_id = runs.of_name(store, client, REPORTS)
+        same = [run for run in runs.search(client, experiment_id) if run.info.run_name == name]
+        if not any(_is_whole(run, digest) for run in same):
+            log = runs.start(store, REPORTS, name, params, {})
+            log.finish(metrics, files)
+            _supersede(client, client.get_run(log.run_id), same)
+            client.set_tag(log.run_id, SYNCED, digest)
+        store.note_synced(f"{REPORTS}/{name}", digest)
+
+
+def sync_reports(store: Store, root: Path) -> None:
+    """Makes every report under `root` present."""
+    for metrics in sorted(root.glob("papers/*/*/metrics.json")):
+        paper, size = metrics.parts[-3:-1]
+        files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
+        numbers = results.numbers(results.record(metrics))
+        log_report(store, f"{paper}-{size}", {"paper": paper, "size": size}, numbers, files)
+
+
+def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[Any]) -> Any:
+    """The item's run, whole but for its model: its live one, one that was deleted, or a new one."""
+    written = round(1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime)
+    run = max((run for run in earlier if _is_of(run, item)), key=lambda run: int(run.info.start_time), default=None)
+    if run is None:
+        began = written - round(1000 * sum(item.seconds or ()))
+        run = client.create_run(experiment_id, start_time=began, run_name=item.key)
+    elif run.info.lifecycle_stage == "deleted":
+        client.restore_run(run.info.run_id)
+        if SUPERSEDED in run.data.tags:
+            client.delete_tag(run.info.run_id, SUPERSEDED)
+    log = runs.Run(client, run)
+    about = {
+        "item": item.key, "scenario": item.scenario, "recipe": item.recipe, "composition": item.composition,
+        "seed": str(item.seed),
+    }  # fmt: skip
+    log.describe(dict(item.params) | about, dict(item.made.get("tags", {})) | dict(item.tags) | about)
+    seconds = item.seconds or (math.nan,) * len(item.rows)  # what is not known is not logged
+    log.log_rounds([{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)])
+    files = [path for path in item.files if path.name != MODEL]
+    log.finish(dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written)
+    _supersede(client, run, [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time < written])
+    return run
+
+
+def _supersede(client: Any, run: Any, earlier: Sequence[Any]) -> None:
+    """Moves the earlier runs of an item to the trash, from which MLflow's pages can restore them."""
+    for old in earlier:
+        named = old.data.tags.get("dvc_experiment")
+        other = named is not None and named != run.data.tags.get("dvc_experiment")
+        if old.info.run_id != run.info.run_id and old.info.lifecycle_stage == "active" and not other:
+            client.set_tag(old.info.run_id, SUPERSEDED, run.info.run_id)
+            client.delete_run(old.info.run_id)
+
+
+def _is_whole(run: Any, digest: str) -> bool:
+    return bool(run.info.lifecycle_stage == "active" and run.data.tags.get(SYNCED) == digest)
+
+
+def _is_of(run: Any, item: Result) -> bool:
+    """Whether a run is of the training that left these files."""
+    if run.info.run_id == item.made.get("run_id"):
+        return True
+    weights, same = item.tags["weights_sha256"], run.data.tags.get("fingerprint") == item.tags.get("fingerprint")
+    return bool(same and run.info.status == "FINISHED" and run.data.tags.get("weights_sha256", weights) == weights)
+
+
+def _digest(item: Result, root: Path) -> str:
+    """SHA-256 over everything that a run is completed from; the tags have the model's."""
+    data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
+    about = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
+    return _hash(repr(about), [path for path in item.files if path.name != MODEL])
+
+
+def _hash(about: str, files: Sequence[Path] = ()) -> str:
+    content = hashlib.sha256(about.encode())
+    for path in files:
+        content.update(f" {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return content.hexdigest()

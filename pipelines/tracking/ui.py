@@ -1,0 +1,68 @@
+"""Serves MLflow's pages on this machine only, until Ctrl-C; of a tracking server, prints the link."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+from pipelines.tracking import runs, view
+from pipelines.tracking.store import Store
+from plugins.core.errors import UserError
+
+HOST = "127.0.0.1"
+DEFAULT_PORT = 5000
+NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # background jobs of features that nothing here uses
+
+
+def serve(store: Store, experiment: str, port: int | None = None) -> None:
+    """Opens the prepared view on `port`; by default on 5000, or on a free one if that is taken."""
+    client = store.client()
+    experiment_id = runs.of_name(store, client, experiment)
+    view.prepare(client, experiment_id)
+    if store.is_server:
+        sys.stdout.write(f"Compare the runs:  {view.link(store.address, experiment_id)}\n")
+        return
+    port = _free(DEFAULT_PORT, 0) if port is None else _free(port)
+    command = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={port}", "--workers=1"]
+    command += [f"--backend-store-uri={store.address}", f"--default-artifact-root={store.folder / 'artifacts'}"]
+    # Its own process group, so that its workers end with it however this process is asked to stop.
+    server = subprocess.Popen(command, env=os.environ | NO_JOBS, start_new_session=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        while server.poll() is None and not _answers(port):
+            time.sleep(0.3)
+        link = view.link(f"http://{HOST}:{port}", experiment_id)
+        sys.stdout.write(f"\nCompare the runs:  {link}\nCtrl-C stops the server.\n")
+        sys.stdout.flush()
+        if server.wait():
+            raise UserError(f"mlflow server: ended with code {server.returncode}; its own messages are above")
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
+
+
+def _free(*ports: int) -> int:
+    """The first port that is free; 0 stands for any. UserError if none is."""
+    for port in ports:
+        try:
+            with socket.create_server((HOST, port)) as server:
+                return int(server.getsockname()[1])
+        except (OSError, OverflowError) as error:
+            reason = error
+    raise UserError(f"port {ports[0]} can't be used ({reason}); --port names another")
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/health", timeout=5):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,136 @@
+"""The store of finished work: made once, restored where it was damaged, and never taken for something else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelines.experiment import kept
+from plugins.core.errors import UserError
+
+FINGERPRINT, OTHER = "a" * 64, "b" * 64
+FILES = {"rounds.csv": b"round\n1\n", "model.safetensors": b"weights"}
+MADE = {kept.MADE: b'{"seconds": [1.5]}'}
+
+
+class Making:
+    """Makes the files and counts how often."""
+
+    def __init__(self, files: kept.Files) -> None:
+        self.files, self.calls = files, 0
+
+    def __call__(self) -> kept.Files:
+        self.calls += 1
+        return self.files
+
+
+def never() -> kept.Files:
+    raise AssertionError("it is there")
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of an item, settled."""
+    folder = tmp_path / "runs" / "item"
+    assert kept.settle(folder, tmp_path, FINGERPRINT, Making(FILES | MADE))
+    return folder
+
+
+def test_what_is_made_is_in_the_folder_and_in_the_store(folder: Path, tmp_path: Path) -> None:
+    """How it was made is in the store alone, since that differs from run to run."""
+    found = content(folder)
+    hashes = {name: hashlib.sha256(text).hexdigest() for name, text in FILES.items()}
+    assert json.loads(found.pop(kept.RECEIPT)) == {"fingerprint": FINGERPRINT, "files": hashes}
+    assert found == FILES
+    stored = content(tmp_path / kept.STORE / FINGERPRINT[:16])
+    assert stored == FILES | MADE | {kept.RECEIPT: (folder / kept.RECEIPT).read_bytes()}
+    assert kept.made(tmp_path, FINGERPRINT) == {"seconds": [1.5]}
+    assert kept.made(tmp_path, OTHER) == kept.made(tmp_path, "") == {}
+
+
+def append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, append, lambda path: path.write_bytes(b"")])
+@pytest.mark.parametrize("name", [*FILES, kept.RECEIPT])
+def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folder(
+    folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    whole, stored = content(folder), tmp_path / kept.STORE / FINGERPRINT[:16]
+    same = name == kept.RECEIPT and damage is append  # another end of its line says the same
+    for place in (folder, stored):
+        damage(place / name)
+        assert kept.is_whole(place, FINGERPRINT) == same
+        assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+        assert same or content(folder) == whole
+        assert kept.is_whole(folder, FINGERPRINT) and kept.is_whole(stored, FINGERPRINT)
+
+
+def test_without_a_whole_copy_it_is_made_again(folder: Path, tmp_path: Path) -> None:
+    (folder / "rounds.csv").unlink()
+    append(tmp_path / kept.STORE / FINGERPRINT[:16] / "model.safetensors")
+    making = Making(FILES)
+    assert kept.settle(folder, tmp_path, FINGERPRINT, making)
+    assert making.calls == 1 and kept.is_whole(folder, FINGERPRINT)
+
+
+def test_other_settings_and_the_way_back(folder: Path, tmp_path: Path) -> None:
+    whole = content(folder)
+    assert kept.settle(folder, tmp_path, OTHER, Making({"rounds.csv": b"other"}))
+    assert (folder / "rounds.csv").read_bytes() == b"other" and not (folder / "model.safetensors").exists()
+    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+    assert content(folder) == whole
+
+
+def test_a_folder_that_dvc_brought_fills_the_store(folder: Path, tmp_path: Path) -> None:
+    """After `dvc pull` there is no store yet."""
+    shutil.rmtree(tmp_path / kept.STORE)
+    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+    shutil.rmtree(folder)
+    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+    assert kept.made(tmp_path, FINGERPRINT) == {}, "how it was made is known where it was made"
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    def fail() -> kept.Files:
+        raise UserError("no")
+
+    with pytest.raises(UserError, match="no"):
+        kept.settle(tmp_path / "runs" / "item", tmp_path, FINGERPRINT, fail)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("rounds.csv", r"item/rounds\.csv: is missing or was changed"), (kept.RECEIPT, r"item/receipt\.json: can't be")],
+)
+def test_check_names_the_file(folder: Path, name: str, message: str) -> None:
+    kept.check(folder)
+    (folder / name).write_text("{}")
+    with pytest.raises(UserError, match=message):
+        kept.check(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", '{"fingerprint": 3}', "\udcff"])
+def test_a_receipt_that_is_none(folder: Path, text: str) -> None:
+    (folder / kept.RECEIPT).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert not kept.is_whole(folder, FINGERPRINT)
+
+
+def test_what_is_of_other_settings_is_removed(tmp_path: Path) -> None:
+    kept.keep_only(tmp_path / "runs", ["a"])
+    for name in ("a", "b"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    (tmp_path / "runs" / "c").write_text("")
+    kept.keep_only(tmp_path / "runs", ["a", "d"])
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]

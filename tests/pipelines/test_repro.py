@@ -1,0 +1,115 @@
+"""`make repro`: one at a time, checked first, with DVC's exit code, and a table at the end. DVC is a script here."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+
+from pipelines.tools import repro
+from tests.pipelines.small import NAMED, PARAMS, ROOT
+
+CALLS = "calls"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with settings and a `dvc` that notes its arguments."""
+    program = tmp_path / "bin" / "dvc"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$@" >> {CALLS}\nexit $(cat code)\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    (tmp_path / "code").write_text("0")
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "table.txt").write_text("the table\n")
+    lock(tmp_path, {"runs": "1"})
+    return tmp_path
+
+
+def lock(place: Path, hashes: Mapping[str, str]) -> None:
+    """Writes a dvc.lock of one stage with these outputs."""
+    outs = [{"path": path, "md5": md5} for path, md5 in hashes.items()]
+    with (place / "dvc.lock").open("w") as file:
+        YAML().dump({"stages": {"all": {"deps": [{"path": "plugins", "md5": "code"}], "outs": outs}}}, file)
+
+
+def calls(place: Path) -> list[str]:
+    return (place / CALLS).read_text().splitlines() if (place / CALLS).exists() else []
+
+
+def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert repro.main([]) == 0
+    assert calls(place) == ["repro"]
+    assert "\nthe table\n" in capfd.readouterr().out
+
+
+def test_a_part_of_the_stages_has_no_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert repro.main(["train"]) == 0
+    assert calls(place) == ["repro train"]
+    assert "the table" not in capfd.readouterr().out
+
+
+def test_dvc_s_failure_is_its_own(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (place / "code").write_text("255")
+    assert repro.main([]) == 255
+    assert "the table" not in capfd.readouterr().out
+
+
+def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also if they were right the last time."""
+    assert repro.main(["train"]) == 0
+    (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
+    assert repro.main([]) == 2
+    assert calls(place) == ["repro train"]
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: params.yaml: train.lr = 0 is refused")
+
+
+def test_two_at_once_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = place / repro.LOCK
+    path.parent.mkdir(parents=True)
+    with path.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert repro.main([]) == 2
+    assert calls(place) == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: another `make repro` runs in {place}; wait for its end, or stop it"
+    assert repro.main(["train"]) == 0, "it is over"
+
+
+@pytest.mark.parametrize(
+    ("committed", "now", "said"),
+    [
+        (None, {"runs": "1"}, "commit it"),
+        ({"runs": "1"}, {"runs": "1"}, "the same bits"),
+        ({"plan/machine.json": "a", "runs": "1"}, {"plan/machine.json": "b", "runs": "2"}, "kind of machine"),
+        ({"plan": "a", "runs": "1"}, {"plan": "b", "runs": "2"}, "settings or code"),
+        ({"plan": "a", "runs": "1", "report": "1"}, {"plan": "a", "runs": "2", "report": "1"}, "WARNING"),
+    ],
+)
+def test_the_lock_is_compared_with_the_committed_one(
+    place: Path, committed: Mapping[str, str] | None, now: Mapping[str, str], said: str
+) -> None:
+    subprocess.run(["git", "init", "--quiet"], check=True)
+    if committed is not None:
+        lock(place, committed)
+        subprocess.run(["git", "add", "dvc.lock"], check=True)
+        subprocess.run(["git", *NAMED, "commit", "--quiet", "--message", "lock"], check=True)
+    lock(place, now)
+    (place / "plan").mkdir()
+    (place / repro.KIND).write_text(json.dumps({"device": "cpu", "torch": "2.0"}))
+    found = repro.certificate(place)
+    assert said in found and "\n" not in found
+    assert "of runs." in found or said != "WARNING", found
