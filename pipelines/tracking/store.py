@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 # MLflow's own defaults send telemetry, and try a server that is gone again and again for many minutes.
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }  # fmt: skip
 PATIENCE = 5  # seconds until a server must answer

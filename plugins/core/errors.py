@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 from collections.abc import Iterable
+
+shown = reprlib.repr  # of a value in a message: as Python writes it, but cut if it is long
 
 
 class UserError(ValueError):
@@ -15,12 +18,6 @@ class UserError(ValueError):
 
 class NonFiniteError(UserError):
     """A loss or an update stopped being finite. The message names client and round."""
-
-
-def shown(value: object) -> str:
-    """A value as Python writes it; what is very long is cut."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
