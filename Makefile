@@ -1,4 +1,4 @@
-# Needs Python 3.11, make, git and a C compiler; everything else is installed into .venv by the first target that runs.
+# Needs Python 3.11, make, git and a C compiler. The first target that runs installs everything else into .venv.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,57 +24,57 @@ PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
 .PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench silo clean env lock
 
-repro: env  ## Runs what is not up to date of the experiment in params.yaml, prints the table and where to look.
+repro: env  ## Runs the out-of-date stages of the experiment in params.yaml, prints the table and where to look next.
 	@python -m pipelines.tools.repro
 
-check: env  ## Format, lint, types, sizes.
+check: env  ## Checks format, lint, types and sizes.
 	@ruff format --check .
 	@ruff check .
 	@mypy
 	@python -m tools.sizes
 
-# One thread a process: two processes with two threads each get in each other's way.
-test: env  ## All tests but the slow ones, a process per core.
+# One thread per process: processes with more threads than cores slow each other down.
+test: env  ## Runs all tests except the slow ones, with one process per core.
 	@OMP_NUM_THREADS=1 pytest -m "not slow" -n auto --dist worksteal
 
-test-slow: env  ## Processes, whole pipelines, real data.
+test-slow: env  ## Runs the slow tests: processes, whole pipelines, real data.
 	@pytest -m slow
 
 format: env
 	@ruff format .
 	@ruff check --fix .
 
-ui: env  ## Opens MLflow's pages at a prepared comparison, and prints the link.
+ui: env  ## Serves MLflow's pages and prints the link to a prepared comparison.
 	@python -m pipelines.tracking ui
 
-experiments: env  ## DVC's experiments: what changed, accuracy and worst client of each recipe.
+experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst client of each recipe.
 	@dvc exp show --only-changed --drop '.*(spread|mib)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
 
-# Other simulators: PFL=/path/python, FLOWER=, FEDLAB= name interpreters that have them. BENCH="--quick --only mlp".
-bench: env  ## Our engines beside a bare PyTorch loop, FedML's simulator and other peers; writes docs/results/bench.*.
+# PFL=/path/python, FLOWER= and FEDLAB= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
+bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
 	@python -m benchmarks $(BENCH)
 
-papers: env  ## All tables and figures of the five papers, one paper after the other, at SIZE (smoke, small, paper).
+papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
 
-$(PAPER_TARGETS): paper-%: env  ## Those of one paper, at SIZE. papers/ is a DVC project of its own.
+$(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. papers/ is a DVC project of its own.
 	@cd papers && dvc repro paper@$*-$(SIZE)
 
-table figure: env  ## The one table or figure ID, at SIZE, with the studies that it needs.
+table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies that it needs.
 	@python -m pipelines.papers build "$(ID)" --size $(SIZE)
 
-tune: env  ## Chooses hyper-parameters of study ID of PAPER on the validation split (ON=test: on the test set, a leak).
+tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation split (ON=test: on the test set, a leak).
 	@python -m pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m plugins.silo.loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
-clean:  ## Removes what the pipeline made and DVC's copies of it. MLflow's runs and the environment stay.
+clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
 	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock $(addprefix papers/,$(PAPERS) tune single)
 	@rm -rf data/*.safetensors data/papers
 
-# The copy of the lock is written last, so that an interrupted installation is made again.
+# The copy of the lock is written last, so an interrupted installation starts again.
 env:
 	@cmp -s requirements.lock "$(VENV)/installed.lock" || { \
 	  echo "Setting up $(VENV): some minutes and 6 GB"; \
@@ -84,6 +84,6 @@ env:
 	  cp requirements.lock "$(VENV)/installed.lock"; \
 	}
 
-lock: env  ## Resolves requirements.in again.
+lock: env  ## Resolves requirements.in again and writes requirements.lock.
 	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade requirements.in -o requirements.lock
 	@sed -i '1i # Made by `make lock` from requirements.in. Every package, direct or not, at the version that was tested.' requirements.lock

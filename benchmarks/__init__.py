@@ -1,1 +1,1 @@
-"""Speed: our engines beside a bare PyTorch loop and other simulators, on the same data, model and batches."""
+"""Speed: our engines compared with a bare PyTorch loop and other simulators on the same data, model and batches."""

@@ -1,4 +1,4 @@
-"""`make bench`: all parts, printed and written to docs/results."""
+"""`make bench`: runs all measurements, prints the report and writes it to docs/results."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
 REPETITIONS = 2
-METHOD_ROUNDS = 10  # of each method, in each of its turns with FedAvg
-FEW_METHODS = ["ccn", "scaffold"]  # with --quick
+METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
+FEW_METHODS = ["ccn", "scaffold"]  # the methods with --quick
 
 
 def _log(line: str) -> None:
@@ -34,7 +34,7 @@ def _log(line: str) -> None:
 
 
 def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Path) -> dict[str, Any]:
-    """Everything that is measured; `folder` is for job files."""
+    """Runs all measurements and returns the numbers. `folder` is for job files."""
     watch, repetitions = Watch(), 1 if quick else repetitions
     taken = [workload.quick() if quick else workload for workload in workloads]
     simulators, skipped = others(os.environ, quick)
@@ -82,15 +82,15 @@ def _count(word: str) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures, prints, writes."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="once and few rounds, without FedML: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="one repetition, few rounds, no FedML: tests that it runs")
     parser.add_argument(
         "--repetitions",
         type=_count,
         default=REPETITIONS,
-        help=f"how often each engine is measured on a workload; {REPETITIONS} if not given",
+        help=f"number of measurements per engine and workload (default: {REPETITIONS})",
     )
-    parser.add_argument("--only", choices=WORKLOADS, help="one workload, and the parts that are measured on it")
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "results", help="the folder that is written to")
+    parser.add_argument("--only", choices=WORKLOADS, help="only this workload and its measurements")
+    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "results", help="report folder (docs/results)")
     given = parser.parse_args(arguments)
     workloads = [WORKLOADS[given.only]] if given.only else list(WORKLOADS.values())
     try:

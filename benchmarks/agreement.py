@@ -1,4 +1,4 @@
-"""Whether an engine did the work: its final weights beside those of the bare loop."""
+"""Checks that an engine did the work: compares its final weights with those of the bare loop."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job
 
-# Of how far the bare loop moved. Sums in another order are magnified where a ReLU or a maximum tips over.
+# Fraction of the bare loop's distance from the start. Another order of sums can flip a ReLU or a maximum, and the
+# difference then grows.
 DISTANCE = 0.1
-LOSS = 0.25  # of how much the bare loop lowered the loss, for engines that shuffle by themselves
+LOSS = 0.25  # fraction of the bare loop's decrease of the loss, for engines that shuffle by themselves
 
 Weights = Mapping[str, Tensor]
 
 
 @torch.no_grad()
 def loss(job: Job, weights: Weights) -> float:
-    """Mean cross-entropy over all samples, in batches of 100, and batch norms by the batch as in training."""
+    """Mean cross-entropy over all samples in batches of 100. Batch norms use the batch's statistics, as in training."""
     module = job.module()
     module.load_state_dict(dict(weights), strict=False)
     batches = zip(torch.split(job.x, 100), torch.split(job.y, 100), strict=True)
@@ -28,12 +29,12 @@ def loss(job: Job, weights: Weights) -> float:
 
 
 def distance(a: Weights, b: Weights) -> float:
-    """Of two models' weights, over those that `b` has."""
+    """Euclidean distance of two models' weights, over the weights in `b`."""
     return math.sqrt(sum((a[key].double() - b[key].double()).square().sum().item() for key in b))
 
 
 def complaint(job: Job, bare: Weights, weights: Weights, same_order: bool) -> str:
-    """Why the engine did not do the work, or nothing. `same_order`: whether it read the batches in the job's order."""
+    """The reason why the engine did not do the work, or "". `same_order`: whether it kept the order of batches."""
     if not weights.keys() >= job.weights.keys():
         return "did not do the work: weights are missing"
     if same_order:

@@ -1,7 +1,7 @@
-"""Measures the tightest PyTorch loop for one process: the limit on this machine for one client at a time.
+"""Measures the tightest PyTorch loop for one process: the limit of this machine for one client at a time.
 
-Ready batches, autograd.grad, updates in place, no module calls where they cost. Several variants are tried on a few
-steps, and the quickest one is measured.
+It uses ready batches, autograd.grad, updates in place, and no module calls where they cost time. It tries several
+variants on a few steps and measures the fastest one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job, Meter, main
 
-TRIAL_SECONDS = 1.0  # for each variant, but two attempts at least
+TRIAL_SECONDS = 1.0  # for each variant, with at least two attempts
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -30,7 +30,7 @@ class Variant:
         module = job.module().to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub leaves it out
         self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
-        # A batch norm's running statistics are averaged as well, as every simulator does.
+        # Every simulator also averages the running statistics of batch norms.
         self.state: list[Tensor] = [*self.params, *(b for b in module.buffers() if b.is_floating_point())]
         self.loss: Loss = self._mlp if unrolled else lambda x, y: F.cross_entropy(module(x), y)
         self.name = " ".join(
@@ -44,7 +44,7 @@ class Variant:
         return F.cross_entropy(torch.addmm(b2, torch.addmm(b1, x, w1.t()).relu_(), w2.t()), y)
 
     def batches(self, t: int, clients: int) -> list[list[tuple[Tensor, Tensor]]]:
-        """The batches of the first clients in round `t`, ready to be read."""
+        """The batches of the first `clients` clients in round `t`, ready to use."""
         job, made = self.job, []
         for rows in job.batches[t][:clients]:
             x = job.x[rows]  # [S, B, ...]
@@ -54,7 +54,7 @@ class Variant:
         return made
 
     def round(self, batches: list[list[tuple[Tensor, Tensor]]]) -> None:
-        """Trains every client from the model, and puts their mean in its place."""
+        """Trains every client from the model and replaces the model by the clients' mean."""
         with torch.no_grad():
             start = [leaf.clone() for leaf in self.state]
             total = [torch.zeros_like(leaf) for leaf in self.state]
@@ -80,7 +80,7 @@ class Variant:
                         parameter.add_(grad, alpha=-lr)
 
     def trial(self) -> float:
-        """CPU seconds for one client, the least of some attempts, of which the first warms up."""
+        """CPU seconds for one client: the minimum of some attempts, without the first, which warms up."""
         batches = self.batches(0, 1)
         seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds) < TRIAL_SECONDS:
@@ -91,14 +91,14 @@ class Variant:
 
 
 def variants(job: Job) -> list[Callable[[], Variant]]:
-    """How each variant is made, afresh with the initial weights."""
+    """A function for each variant. It makes the variant with the initial weights."""
     layouts = [torch.contiguous_format] if job.model == "mlp" else [torch.contiguous_format, torch.channels_last]
     kinds = [(layout, fused, job.model == "mlp") for layout in layouts for fused in (False, True)]
     return [lambda kind=kind: Variant(job, *kind) for kind in kinds]  # type: ignore[misc]  # mypy can't infer these
 
 
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """All rounds by the quickest variant."""
+    """Measures all rounds of the fastest variant."""
     best = min(variants(job), key=lambda make: make().trial())()
     meter = Meter()
     for t in range(len(job.cohorts)):

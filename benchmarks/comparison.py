@@ -1,4 +1,4 @@
-"""Part 1: every engine on a workload, its rounds in turns with others', and whether it did the work."""
+"""Part 1: measures every engine on a workload, in turns with the others, and checks that it did the work."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from benchmarks.workloads import Workload, write_job
 
 Log = Callable[[str], None]
 
-TOGETHER = 4  # engines in turns with the bare loop: all of them have their models in memory at the same time
+TOGETHER = 4  # engines per group beside the bare loop; a whole group is in memory at once
 
 
 def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, folder: Path, log: Log) -> dict[str, Any]:
-    """Measures the bare loop and `engines`: some rounds of each in turns, so that a slow minute hits all alike."""
+    """Measures the bare loop and `engines` in turns of a few rounds, so a slow minute of the machine hits all alike."""
     path = folder / f"{workload.name}.npz"
     write_job(workload, path)
     job = read_job(path)
@@ -60,7 +60,7 @@ def _proof(job: Job, bare: agreement.Weights, weights: agreement.Weights, same_o
 
 
 def row(workload: Workload, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """An engine's medians over all rounds; rates relative to the bare loop's in the round that was its neighbour."""
+    """An engine's medians over all rounds. Ratios compare each round with the neighbouring round of the bare loop."""
     wall, cpu, bare_wall, bare_cpu = (
         [value for run in runs for value in run[clock]] for clock in ("wall", "cpu", "bare_wall", "bare_cpu")
     )

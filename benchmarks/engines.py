@@ -1,4 +1,4 @@
-"""Who is compared: the bare loop, our engines, FedML's simulator, and peers whose interpreter the user names."""
+"""The compared engines: the bare loop, our engines, FedML's simulator, and peers if the user names an interpreter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from benchmarks.workloads import Workload, network
 
-# Environment variable -> (name, module, whether it reads the batches in the job's order) of those it has.
+# Environment variable with an interpreter -> its engines: (name, module, whether it reads batches in the job's order).
 PEERS = {
     "PFL": [
         ("pfl-research", "benchmarks.peers.with_pfl", True),
@@ -22,33 +22,33 @@ PEERS = {
 
 @dataclass(frozen=True)
 class Engine:
-    """Something that runs a job in a process of its own."""
+    """A program that runs a job in a process of its own."""
 
     name: str
     module: str
     argument: str = "-"
     same_order: bool = True  # whether it reads the batches in the job's order
     python: str = sys.executable
-    large_pages: bool = False  # for tensors, which our engines switch on themselves
+    large_pages: bool = False  # for tensors; our engines switch them on by themselves
 
 
-# With all that helps it: it is the limit. Peers run as they come.
+# The bare loop is the limit, so it gets all the help. Peers run with their own defaults.
 BARE = Engine("bare loop", "benchmarks.bare", large_pages=True)
 
 
 def ours(workload: Workload) -> list[Engine]:
-    """Those of our engines that make sense for a workload on a CPU."""
+    """Our engines that make sense for a workload on a CPU."""
     found = [
         Engine("ours, sequential", "benchmarks.ours", "sequential"),
         Engine("ours, two workers", "benchmarks.ours", "workers"),
     ]
-    if network(workload).dense:  # convolutions side by side are slower there than one by one
+    if network(workload).dense:  # on a CPU, vectorized convolutions are slower than sequential ones
         found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
     return found
 
 
 def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], list[str]]:
-    """The other simulators that can be run, and a line for each that can't."""
+    """(simulators that can run, a line for each that can't)."""
     found, skipped = [], []
     if quick:
         skipped.append("FedML: skipped with --quick (its import takes 11 s)")

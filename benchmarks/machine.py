@@ -1,4 +1,4 @@
-"""On what was measured, and how busy it was with other things."""
+"""Describes the machine of a measurement and its load from other processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ BUSY = (0, 1, 2, 5, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq, st
 
 
 class Watch:
-    """From its making on: the machine's load, and the CPU time of others."""
+    """Measures the machine's load and the CPU time of other processes, from its creation on."""
 
     def __init__(self) -> None:
         self._began, self._busy, self._own = time.perf_counter(), _busy(), _own()
 
     def found(self) -> dict[str, Any]:
-        """What a report says about the machine."""
+        """The facts of the machine for a report."""
         cores = os.cpu_count() or 1
         seconds = (time.perf_counter() - self._began) * cores
         others = (_busy() - self._busy) - (_own() - self._own)
@@ -36,7 +36,7 @@ class Watch:
 
 
 def line(found: dict[str, Any]) -> str:
-    """One line of it."""
+    """The facts in one line."""
     return (
         f"{found['cpu']}, {found['cores']} cores ({found['usable_cores']} usable), torch {found['torch']}. While this "
         f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} % of the machine's CPU "
@@ -45,7 +45,7 @@ def line(found: dict[str, Any]) -> str:
 
 
 def _busy() -> float:
-    """CPU seconds that the whole machine has worked so far."""
+    """CPU seconds of the whole machine since its start."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:]]
     return sum(ticks[i] for i in BUSY) / os.sysconf("SC_CLK_TCK")
 

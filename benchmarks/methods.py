@@ -1,6 +1,6 @@
-"""Part 3: what each method costs over FedAvg: `python -m benchmarks.methods RESULT NAMES JOB`, names with commas.
+"""Part 3: the cost of each method relative to FedAvg: `python -m benchmarks.methods RESULT NAME,NAME,... JOB`.
 
-Method and FedAvg run in turns in one process, with the vectorized engine and default hyper-parameters.
+A method and FedAvg take turns in one process, with the vectorized engine and default hyper-parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def federated() -> list[str]:
 
 
 def cost(job: Job, name: str) -> dict[str, Any]:
-    """The median round relative to FedAvg's, and what the end of the last round takes, in rounds of FedAvg."""
+    """The median round relative to FedAvg's, and the time of the end after the last round, in rounds of FedAvg."""
     public = Samples(job.x[:PUBLIC], job.y[:PUBLIC]) if METHODS[name]().needs.public > Public.RECORDED else None
     plain: list[float] = []
     own: list[float] = []
@@ -38,7 +38,7 @@ def cost(job: Job, name: str) -> dict[str, Any]:
         for _ in range(TURNS):
             for recipe, rounds in (("fedavg", plain), (name, own)):
                 meter, _ = timed(simulation(job, ENGINE, recipe, public if recipe == name else None))
-                # The first of all is the one that `begin` precedes, the last the one that `finish` follows.
+                # `begin` is part of the first round's time, `finish` of the last round's.
                 *walls, last = meter.wall[job.warm : len(job.cohorts)]
                 rounds.append(median(walls))
             end.append(max(0.0, last - own[-1]))
@@ -48,7 +48,7 @@ def cost(job: Job, name: str) -> dict[str, Any]:
 
 
 def measure(job: Job, names: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """The costs of the methods named."""
+    """The costs of the named methods."""
     return {name: cost(job, name) for name in names.split(",")}, {}
 
 

@@ -16,11 +16,11 @@ from plugins.engines.run import Schedule
 from plugins.engines.simulation import Simulation
 
 PROCESSES = 2  # of the engine `workers`
-LOOKED_AT = 10  # samples that the last round's evaluation sees
+LOOKED_AT = 10  # samples of the evaluation after the last round
 
 
 def simulation(job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None) -> Simulation:
-    """The job as a simulation of ours."""
+    """The job as one of our simulations."""
     settings = Workload(**job.settings)
     indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
     local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch)
@@ -35,7 +35,7 @@ def simulation(job: Job, engine: str, recipe: str = "fedavg", public: Samples | 
 
 
 def timed(simulated: Simulation) -> tuple[Meter, Mapping[str, Tensor]]:
-    """The rounds' times, and the final weights. What comes before the first round is not timed."""
+    """(times of the rounds, final weights). Work before the first round is not timed."""
     meter = Meter()
     meter.begin()
     for _ in simulated.rounds():
@@ -45,7 +45,7 @@ def timed(simulated: Simulation) -> tuple[Meter, Mapping[str, Tensor]]:
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """One job by one engine."""
+    """Measures one job with one engine."""
     simulated = simulation(job, engine)
     meter, weights = timed(simulated)
     return meter.found(job.warm), weights

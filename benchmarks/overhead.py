@@ -1,6 +1,6 @@
-"""Measures the share of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB`.
+"""Measures the fraction of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB`.
 
-What counts as steps is local training itself: reading a batch, its gradient, the update.
+The steps are local training itself: reading a batch, its gradient, the update.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from plugins.engines.local import descend
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """`share` of each round that counts; in one process, for what others do can't be seen from here."""
+    """`share`: the fraction outside the steps, of each round after warm-up. All in one process, to time every step."""
     shares: list[float] = []
     steps = 0.0
 

@@ -1,8 +1,8 @@
-"""pfl-research's CIFAR-10 benchmark by our simulation: `python -m benchmarks.pfl_cifar10 [--rounds N] [--device D]`.
+"""pfl-research's CIFAR-10 benchmark in our simulation: `python -m benchmarks.pfl_cifar10 [--rounds N] [--device D]`.
 
-1,500 rounds, in each 50 of 1,000 users with 50 images each, batches of 10, one epoch, dropout, and the accuracy on
-10,000 images every 10 rounds (Granqvist et al. 2024, https://arxiv.org/abs/2404.06430). The images are drawn: what
-counts here is the time.
+It has 1,500 rounds. Each round trains 50 of 1,000 users, with 50 images each, for one epoch with batches of 10 and
+dropout. Every 10 rounds the accuracy on 10,000 images is measured (Granqvist et al. 2024,
+https://arxiv.org/abs/2404.06430). The images are random numbers, since only the time counts here.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Size:
 
     users: int = 1000
     cohort: int = 50
-    images: int = 50  # of a user
+    images: int = 50  # per user
     test: int = 10000
     every: int = 10  # rounds from one evaluation to the next
 
 
 def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1) -> dict[str, Any]:
-    """Seconds of `rounds` rounds with their evaluations, behind two rounds that warm up."""
+    """Seconds of `rounds` rounds with their evaluations, after two rounds of warm-up."""
     generator = torch.Generator().manual_seed(0)
     n = size.users * size.images
 
@@ -79,11 +79,11 @@ def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures and prints."""
+    """Measures and prints the result as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pfl_cifar10", description=__doc__)
-    parser.add_argument("--rounds", type=int, help=f"how many; {ROUNDS} on a GPU and {FEW} on a CPU if not given")
+    parser.add_argument("--rounds", type=int, help=f"number of rounds (default: {ROUNDS} on a GPU, {FEW} on a CPU)")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--workers", type=int, default=0, help="processes on a CPU; 0: as many as there are cores")
+    parser.add_argument("--workers", type=int, default=0, help="processes on a CPU (default: 0, one per core)")
     given = parser.parse_args(arguments)
     try:
         device = resolve_device(given.device)

@@ -1,4 +1,4 @@
-"""The numbers as a picture: ratios to the bare loop by workload, and seconds per round by scale."""
+"""Draws the numbers: ratios to the bare loop by workload, and seconds per round by scale."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 
 def picture(found: dict[str, Any]) -> bytes:
-    """A PNG: bars, and beside them one panel for scaling."""
+    """A PNG with bars and one panel for scaling beside them."""
     figure = Figure(figsize=(13, 4.5), layout="constrained")
     bars, lines = figure.subplots(1, 2, width_ratios=(3, 2))
     _bars(bars, found["workloads"])

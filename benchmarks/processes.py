@@ -1,4 +1,4 @@
-"""Runs measurements in processes of their own, with one thread: one by one, or several whose rounds take turns."""
+"""Runs each measurement in a process of its own with one thread: one at a time, or several that take turns by round."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from benchmarks.peers.harness import DONE, READY, TURNS, read_result
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 3600  # seconds
-LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's
+LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's variable
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
-    "CUDA_VISIBLE_DEVICES": "",  # some peers take a GPU where there is one
-    **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),  # Flower and Ray phone home
+    "CUDA_VISIBLE_DEVICES": "",  # some peers would use a GPU
+    **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),  # Flower and Ray send telemetry
     "PYTHONPATH": str(ROOT),
 }
 TURN = b"!"
 
-Found = tuple[dict[str, Any], dict[str, Tensor]]  # what was found, and the final weights
+Found = tuple[dict[str, Any], dict[str, Tensor]]  # measured numbers, final weights
 
 
 class FailedError(Exception):
@@ -42,7 +42,7 @@ class Running:
         self._folder = tempfile.TemporaryDirectory()
         self._limit = time.monotonic() + LIMIT
         self._result, self._errors = Path(self._folder.name) / "result.npz", Path(self._folder.name) / "stderr"
-        # What this process has set for itself, by importing our engines, is not for peers.
+        # Our engines set this variable when they are imported. Peers must not inherit it.
         inherited = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
         pages = {LARGE_PAGES: "1"} if engine.large_pages else {}
         theirs: tuple[int, ...] = ()
@@ -67,23 +67,23 @@ class Running:
         self.ready = in_turns and self._hears(READY)
 
     def turn(self) -> None:
-        """One round, if there is one."""
+        """Lets it run one round, if one is left."""
         if self.ready:
             try:
                 os.write(self._pipes[0], TURN)
                 self.ready = self._hears(DONE) and self._hears(READY)
-            except BrokenPipeError:  # it has ended while it waited: `outcome` says how
+            except BrokenPipeError:  # it ended while it waited; `outcome` says how
                 self.ready = False
 
     def _hears(self, word: bytes) -> bool:
-        """Waits for a word; False if the process ends instead. Its own children may keep the pipe open."""
+        """Waits for a word. False if the process ends instead; its children may keep the pipe open, so this polls."""
         while not select.select([self._pipes[1]], [], [], 0.2)[0]:
             if self._process.poll() is not None or time.monotonic() > self._limit:
                 return False
         return os.read(self._pipes[1], 1) == word
 
     def outcome(self) -> Found:
-        """Waits for the end. Raises FailedError."""
+        """Waits for the end and returns the result. Raises FailedError."""
         try:
             code = self._process.wait(max(0.0, self._limit - time.monotonic()))
             if code or not self._result.exists():
@@ -96,7 +96,7 @@ class Running:
             self.end()
 
     def end(self) -> None:
-        """Ends it if it is still there."""
+        """Ends the process if it still runs."""
         self._process.kill()
         self._process.wait()
         self._close()
@@ -109,14 +109,14 @@ class Running:
 
 
 def measure(engine: Engine, job: Path) -> Found:
-    """What the engine found for a job. Raises FailedError."""
+    """Measures a job with an engine. Raises FailedError."""
     return Running(engine, job).outcome()
 
 
 def in_turns(given: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found | FailedError]:
-    """Measures a job by an engine, for each pair of them: `at_once` rounds of one after as many of another.
+    """Measures each pair of an engine and a job in turns: `at_once` rounds of one, then as many of the next.
 
-    They start one after the other: what precedes the first round would disturb what others do then.
+    They start one after the other, since the start of one would disturb the rounds of the others.
     """
     running: list[Running | FailedError] = []
     started: list[Running] = []

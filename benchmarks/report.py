@@ -1,4 +1,4 @@
-"""The numbers as Markdown: one table per part."""
+"""The report in Markdown, one table per part."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ TITLES = {
     "clients": "Seconds per round by clients in total, MLP, 100 of them a round, 20 samples each",
     "hidden": "Seconds per round by width of the MLP's hidden layer",
 }
-HOW = """Client steps of SGD per second; ratios are to the bare loop's (above 1 is faster). Rounds of up to five engines
-take turns, the bare loop always among them, and each round is compared with its neighbour of the bare loop: a machine
-whose speed changes from minute to minute hits both alike. Medians over the rounds of all runs ({repetitions}). The bare
-loop is the tightest that we can write for one process in PyTorch, one client at a time. Every engine ran the same
-number of steps from the same weights on the same data, in a process of its own with one thread; memory is the most
-that it had at a time, with child processes. The final weights were compared with the bare loop's, or the final loss
-where an engine shuffles by itself."""
+HOW = """The table shows client steps of SGD per second. Ratios are relative to the bare loop (above 1 is faster).
+Rounds of up to five engines take turns, and the bare loop is always one of them. Each round is compared with the
+neighbouring round of the bare loop, so a change of the machine's speed hits both alike. Numbers are medians over the
+rounds of all runs ({repetitions}). The bare loop is the tightest that we can write for one process in PyTorch, one
+client at a time. Every engine ran the same number of steps from the same weights on the same data, in a process of its
+own with one thread. Memory is the peak, with child processes. The final weights were compared with those of the bare
+loop. For an engine that shuffles by itself, the final loss was compared."""
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The whole report."""
     parts = ["# Benchmarks", "Made by `make bench`. " + machine.line(found["machine"])]
     if found["quick"]:
-        parts.append("With `--quick`: shows that it runs, its numbers are worthless.")
+        parts.append("Made with `--quick`: it only tests that the benchmark runs. The numbers mean nothing.")
     how = HOW.format(repetitions=found["repetitions"])
     parts += ["## Engines", how, _engines(found["workloads"])]
     parts += ["\n".join(f"- {line}" for line in found["skipped"])] if found["skipped"] else []
@@ -43,13 +43,13 @@ def markdown(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-TWO = """Our sequential engine in two processes and in one: medians of the rounds, and of the ratios of neighbours,
-with their quartiles."""
-OUTSIDE = """Share of a round that is not spent in local training: drawing cohort and batches, averaging, records.
-Measured in one process; the median over rounds."""
-METHODS = """Time per round relative to FedAvg's, in turns with it in one process: vectorized engine, workload `mlp`,
-default hyper-parameters, 500 public samples for those that need some. What a method does once, behind the last round,
-stands by itself, in rounds of FedAvg."""
+TWO = """Our sequential engine in two processes and in one: medians of the rounds, and of the ratios of neighbouring
+rounds, with quartiles."""
+OUTSIDE = """The part of a round outside local training: drawing cohort and batches, averaging, records. Measured in one
+process; the median over rounds."""
+METHODS = """Time per round relative to FedAvg's. Each method takes turns with FedAvg in one process: vectorized engine,
+workload `mlp`, default hyper-parameters, 500 public samples for the methods that need them. Work after the last round,
+done once, has a column of its own, in rounds of FedAvg."""
 
 
 def _engines(workloads: dict[str, Any]) -> str:
@@ -68,7 +68,7 @@ def _engines(workloads: dict[str, Any]) -> str:
 
 
 def _two(workloads: dict[str, Any]) -> str:
-    """The table, or nothing where neither was measured."""
+    """The table, or "" if no workload has both."""
     rows = []
     for name, workload in workloads.items():
         by_engine = {row["engine"]: row for row in workload["rows"] if "repetitions" in row}

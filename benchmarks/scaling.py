@@ -1,4 +1,4 @@
-"""Part 2: seconds per round by cohort, clients in total and width, and the share of a round outside the steps."""
+"""Part 2: seconds per round by cohort, number of clients and width, and the fraction of a round outside the steps."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from benchmarks.workloads import WORKLOADS, Workload, write_job
 MLP = replace(WORKLOADS["mlp"], at_once=5)
 SWEEPS = {  # name -> its workloads, from small to large
     "cohort": [replace(MLP, clients=300, cohort=size) for size in (10, 30, 100, 300)],
-    # 20 samples each, so that ten thousand clients' data are 50 MB.
+    # 20 samples per client keep the data of 10,000 clients at 50 MB.
     "clients": [replace(MLP, clients=total, per_client=20) for total in (100, 1000, 10000)],
     "hidden": [replace(MLP, hidden=width) for width in (16, 64, 256, 1024)],
 }
-SPLIT = ("mlp", "cifar_cnn")  # workloads of which the share outside the steps is measured
+SPLIT = ("mlp", "cifar_cnn")  # workloads whose fraction outside the steps is measured
 
 
 def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dict[str, Any]:
-    """Seconds per round, and peak memory, at each point of each sweep, rounds of a sweep's points in turns."""
+    """Seconds per round and peak memory at each point of each sweep. The points of a sweep take turns."""
     taken = {name: [p.quick() for p in points[:2]] if quick else points for name, points in SWEEPS.items()}
     found: dict[str, Any] = {
         name: {"values": [getattr(point, name) for point in points], "engines": {}} for name, points in taken.items()
@@ -48,7 +48,7 @@ def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dic
 
 
 def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[str, list[float]]:
-    """Of each engine that makes sense, the share of each round outside the steps."""
+    """For each of our one-process engines, the fraction of each round outside the steps."""
     (path,) = _written([workload], folder)
     found = {}
     for engine in ours(workload)[1 if quick else 0 :]:
@@ -61,7 +61,7 @@ def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[st
 
 
 def swept() -> list[Engine]:
-    """The engines whose scaling is shown."""
+    """The engines of the sweeps."""
     return [engine for engine in ours(MLP) if engine.argument != "workers"]
 
 

@@ -1,4 +1,4 @@
-"""The workloads, and the job files that hold what is the same for every engine: data, weights, cohorts, batches."""
+"""The workloads and their job files. A job file has the data, weights, cohorts and batches for all engines."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEED, CLASSES = 0, 10
 
 @dataclass(frozen=True)
 class Workload:
-    """FedAvg by SGD on some model, with clients of one size."""
+    """FedAvg with SGD on one model, with clients of equal size."""
 
     name: str
     what: str  # in words
@@ -35,26 +35,26 @@ class Workload:
     per_client: int  # samples
     batch: int  # samples
     lr: float
-    warm: int  # rounds before those that count
-    rounds: int  # rounds that count
+    warm: int  # rounds of warm-up, not measured
+    rounds: int  # measured rounds
     epochs: int = 1
     hidden: int = 32  # width of `mlp`
-    at_once: int = 1  # rounds that an engine has in its turn
+    at_once: int = 1  # rounds per turn of an engine
 
     @property
     def steps(self) -> int:
-        """Of all clients in a round."""
+        """Steps of all clients in one round."""
         return self.cohort * self.epochs * self.per_client // self.batch
 
     def quick(self) -> Workload:
-        """The same with as few rounds as show that it works."""
+        """The same workload with only enough rounds to test that it runs."""
         return dataclasses.replace(self, warm=1, rounds=min(self.rounds, 2))
 
 
 WORKLOADS = {
     w.name: w
     for w in (
-        # A turn of one short round would find other engines' data in the caches.
+        # Several rounds per turn: one short round would still find other engines' data in the caches.
         Workload(
             "mlp", "MLP 64-32-10, 100 clients x 100, batch 10", "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 28,
             at_once=10,
@@ -63,7 +63,7 @@ WORKLOADS = {
             "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
             1, 10,
         ),
-        # As many silos as the paper has.
+        # The paper's number of silos.
         Workload(
             "mnist_cnn", "rFedAvg's CNN, 28 x 28, 20 clients x 500, batch 100", "cnn", (1, 28, 28), 20, 20, 500, 100,
             0.05, 1, 3,
@@ -81,15 +81,15 @@ WORKLOADS = {
 
 
 def network(settings: Workload) -> Model:
-    """Our network of a workload."""
+    """Our network for a workload."""
     options: dict[str, dict[str, int | bool]] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}
     return build(settings.model, settings.shape, CLASSES, options.get(settings.model))
 
 
 def write_job(workload: Workload, path: Path) -> None:
-    """Draws everything from the seed: classes are noisy copies of a picture each, so that there is something to learn.
+    """Draws everything from the seed. The samples of a class are noisy copies of one picture, so learning is possible.
 
-    Cohorts, batches and initial weights are those that our simulation draws from the same seed.
+    Cohorts, batches and initial weights equal those of our simulation with the same seed.
     """
     generator = torch.Generator().manual_seed(SEED)
     n = workload.clients * workload.per_client

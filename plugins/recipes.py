@@ -1,4 +1,4 @@
-"""The one registry: names to components, recipes such as "scaffold+fnr" to algorithms."""
+"""The one registry: it turns names into components, and recipes such as "scaffold+fnr" into algorithms."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> va
 
 
 def parse(recipe: str) -> tuple[str, ...]:
-    """The method names of a recipe; `"fedavg"` is the empty one. RecipeError names an unknown method."""
+    """The method names of a recipe; `"fedavg"` gives none. RecipeError names an unknown method."""
     names = [name.strip() for name in recipe.split("+")]
     for name in names:
         if name not in METHODS and name != "fedavg":
@@ -98,7 +98,7 @@ def hyper_parameters(method: str) -> dict[str, object]:
 
 
 def words(method: str) -> dict[str, tuple[str, ...]]:
-    """The hyper-parameters of a method that are words, and the words that each of them may be."""
+    """The allowed words of each hyper-parameter of a method that takes a word."""
     hints = get_type_hints(METHODS[method], include_extras=True)
     return {key: get_args(hints[key]) for key in hyper_parameters(method) if get_origin(hints[key]) is Literal}
 
@@ -162,5 +162,5 @@ def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
 def _finite(value: float) -> bool:
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float holds
+    except OverflowError:  # a whole number too large for a float
         return False

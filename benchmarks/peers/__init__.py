@@ -1,1 +1,1 @@
-"""Other simulators, a script each, that run with an interpreter which has them; nothing here imports our plugins."""
+"""Other simulators, one script each. Their own interpreters run the scripts, so nothing here imports our plugins."""

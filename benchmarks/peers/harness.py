@@ -1,6 +1,6 @@
-"""What every measured process does: reads its job, times its rounds, and leaves its result.
+"""The shared part of every measured process: it reads its job, times its rounds and writes its result.
 
-A job is a file with everything that is to be the same for all: samples, initial weights, cohorts and batches by round.
+A job is a file with the inputs that all engines share: samples, initial weights, cohorts and batches by round.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from torch import Tensor, nn
 
 from benchmarks.peers import models
 
-TURNS = "BENCHMARK_TURNS"  # the variable that names two file descriptors: turns come in, words go out
-READY, DONE = b"?", b"."  # the words: a round could begin, a round has ended
-WEIGHTS = "weights/"  # begins the names of weights in a file
+TURNS = "BENCHMARK_TURNS"  # variable with two file descriptors: one receives turns, one sends words
+READY, DONE = b"?", b"."  # the words: ready for a round, round ended
+WEIGHTS = "weights/"  # prefix of the weights' names in a file
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be done."""
+    """The work of one measurement."""
 
     settings: dict[str, Any]  # the fields of a `benchmarks.workloads.Workload`
     x: Tensor  # [n, ...]
     y: Tensor  # [n]
-    weights: dict[str, Tensor]  # the initial ones
+    weights: dict[str, Tensor]  # the initial weights
     cohorts: list[list[int]]  # the clients of each round
-    batches: Tensor  # [T, M, S, B], the samples that they train on
+    batches: Tensor  # [T, M, S, B], the samples of each step
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -46,11 +46,11 @@ class Job:
     def module(self) -> nn.Module:
         """The network with the initial weights, in train mode."""
         module = models.build(self.model, self.x.shape[1:], self.hidden)
-        module.load_state_dict(self.weights, strict=False)  # a batch norm's statistics start as they are made
+        module.load_state_dict(self.weights, strict=False)  # batch norms start with torch's statistics
         return module.train()
 
     def own(self, client: int) -> slice:
-        """Where a client's samples are."""
+        """The positions of a client's samples."""
         return slice(client * self.per_client, (client + 1) * self.per_client)
 
 
@@ -63,14 +63,14 @@ def read_job(path: Path) -> Job:
 
 
 class Turns:
-    """Rounds that wait until it is their turn, where whoever started this process gives turns (`TURNS`)."""
+    """Lets rounds wait for their turn. Without the variable `TURNS` no round waits."""
 
     def __init__(self) -> None:
         given = os.environ.get(TURNS, "")
         self._pipes = [int(word) for word in given.split(",")] if given else []
 
     def take(self) -> None:
-        """Says that a round could begin, and waits for the turn."""
+        """Says that a round is ready, and waits for the turn."""
         if self._pipes:
             os.write(self._pipes[1], READY)
             if not os.read(self._pipes[0], 1):
@@ -83,7 +83,7 @@ class Turns:
 
 
 class Meter:
-    """Wall time and CPU time of rounds, those of child processes included."""
+    """Wall time and CPU time of rounds, including child processes."""
 
     def __init__(self) -> None:
         self._turns = Turns()
@@ -92,24 +92,24 @@ class Meter:
         self._began = (0.0, 0.0)
 
     def begin(self) -> None:
-        """A round begins, when it is its turn."""
+        """Waits for the turn and starts the clock of a round."""
         self._turns.take()
         self._began = time.perf_counter(), cpu_seconds()
 
     def end(self) -> None:
-        """The round ends."""
+        """Stops the clock and gives the turn back."""
         wall, cpu = time.perf_counter(), cpu_seconds()
         self.wall.append(wall - self._began[0])
         self.cpu.append(cpu - self._began[1])
         self._turns.give()
 
     def found(self, warm: int, note: str = "") -> dict[str, Any]:
-        """The rounds after those of warm-up, and the memory."""
+        """The times of the rounds after warm-up, and the peak memory."""
         return {"wall": self.wall[warm:], "cpu": self.cpu[warm:], "peak_mb": peak_mb(), "note": note}
 
 
 def children(process: int | str = "self") -> list[int]:
-    """The processes that a process started, and those that they started."""
+    """All descendants of a process."""
     found = []
     for file in Path(f"/proc/{process}/task").glob("*/children"):
         for child in _text(file).split():
@@ -118,13 +118,13 @@ def children(process: int | str = "self") -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children so far."""
+    """CPU time of this process and its descendants so far."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime + sum(map(_cpu_of, children()))
 
 
 def _cpu_of(process: int) -> float:
-    """CPU time of another process: by the scheduler's clock, or by ticks of 10 ms where that isn't kept."""
+    """CPU time of another process, by the scheduler's clock. Without that clock, by ticks of 10 ms."""
     clocks = [_text(file).split() for file in Path(f"/proc/{process}/task").glob("*/schedstat")]
     if clocks:
         return sum(int(clock[0]) for clock in clocks if clock) / 1e9
@@ -133,7 +133,7 @@ def _cpu_of(process: int) -> float:
 
 
 def peak_mb() -> float:
-    """The most memory that this process had at a time, and what its children have now for themselves alone."""
+    """The peak memory of this process plus the present private memory of its descendants."""
     own = _kilobytes(Path("/proc/self/status"), "VmHWM:")
     rollups = [Path(f"/proc/{child}/smaps_rollup") for child in children()]
     return (own + sum(_kilobytes(rollup, "Private_") for rollup in rollups)) / 1024
@@ -145,7 +145,7 @@ def _kilobytes(file: Path, prefix: str) -> int:
 
 
 def _text(file: Path) -> str:
-    """A file of /proc; empty for a process that has just ended."""
+    """The text of a file of /proc. Empty if the process has just ended."""
     try:
         return file.read_text()
     except (OSError, ProcessLookupError):
@@ -153,14 +153,14 @@ def _text(file: Path) -> str:
 
 
 def write_result(path: Path, result: dict[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """What was found, and the final weights."""
+    """Writes the numbers and the final weights."""
     arrays = {WEIGHTS + key: leaf.detach().contiguous().numpy() for key, leaf in weights.items()}
     with path.open("wb") as file:
         np.savez(file, result=np.array(json.dumps(result)), **arrays)
 
 
 def read_result(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """What `write_result` wrote."""
+    """Reads the numbers and weights that `write_result` wrote."""
     with np.load(path, allow_pickle=False) as file:
         weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
         return json.loads(str(file["result"])), weights

@@ -1,4 +1,4 @@
-"""The workloads' networks as plain torch modules, with the parameters' names of `plugins.models`."""
+"""The workloads' networks as plain torch modules. Their parameters have the names of `plugins.models`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """rFedAvg's: two 5 x 5 convolutions, each pooled, and 512 features. Pooled before the ReLU: the same values."""
+    """rFedAvg's CNN: two pooled 5 x 5 convolutions and 512 features. Pooling before the ReLU gives the same values."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class CNN(nn.Module):
 
 
 class PflCNN(nn.Module):
-    """pfl-research's `simple_cnn` without dropout. Pooled before the second ReLU: the same values."""
+    """pfl-research's `simple_cnn` without dropout. Pooling before the second ReLU gives the same values."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class PflCNN(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for small images: no pool behind the first convolution, batch norms in train mode."""
+    """ResNet-18 for small images: no pool after the first convolution, batch norms in train mode."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()

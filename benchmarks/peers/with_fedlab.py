@@ -1,6 +1,6 @@
 """Measures FedLab (fedlab 1.3.0): its serial trainer and synchronous server in one process.
 
-Batches are lists of tensors, ready and in the job's order; the loop is that of its `StandalonePipeline`.
+Batches are ready lists of tensors in the job's order. The loop is that of FedLab's `StandalonePipeline`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.peers.harness import Job, Meter, main
 
 
 class Batches:
-    """What FedLab takes for a data set."""
+    """The ready batches, in the form of a FedLab data set."""
 
     def __init__(self) -> None:
         self.of: dict[int, list[tuple[Tensor, Tensor]]] = {}
@@ -30,13 +30,13 @@ class Batches:
 
 
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """All rounds."""
+    """Measures all rounds."""
     module, batches, meter = job.module(), Batches(), Meter()
     server = SyncServerHandler(module, global_round=len(job.cohorts), sample_ratio=job.cohort / job.clients)
     server.num_clients = job.clients
     trainer = SGDSerialClientTrainer(job.module(), num_clients=job.clients)
     trainer.setup_dataset(batches)
-    trainer.setup_optim(1, job.batch, job.lr)  # the order has all epochs one after the other
+    trainer.setup_optim(1, job.batch, job.lr)  # the job's order already repeats the data for all epochs
     for t, cohort in enumerate(job.cohorts):
         batches.prepare(job, t)
         meter.begin()

@@ -1,6 +1,6 @@
 """Measures FedML's single-process simulator (fedml 0.8.30, `fedml.simulation.sp.fedavg`), without `fedml.init`.
 
-`loaders`: torch's loaders, which shuffle by themselves; `batches`: lists of tensors, ready and in the job's order.
+`loaders`: torch's loaders, which shuffle by themselves. `batches`: ready lists of tensors in the job's order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Timed(FedAvgAPI):  # type: ignore[misc]  # fedml has no types
 
     def watch(self, job: Job, meter: Meter, ready: bool) -> None:
         self.job, self.meter, self.ready = job, meter, ready
-        # On a CPU its first round would train each client from the model of the one before: what it takes for the
-        # received model is the very module that is trained. A copy is what it has from the second round on.
+        # On a CPU, FedML's received model in round 1 is the very module that it trains. So each client would start from
+        # the model of the previous client. From round 2 on, FedML has a copy. This gives it a copy in round 1 too.
         trainer, live = self.model_trainer, self.model_trainer.get_model_params
 
         def copied() -> Any:
@@ -62,7 +62,7 @@ def _loader(job: Job, client: int) -> Iterable[Any]:
 
 
 def measure(job: Job, mode: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """All rounds."""
+    """Measures all rounds."""
     ready = mode == "batches"
     settings = SimpleNamespace(
         dataset="benchmark", client_num_in_total=job.clients, client_num_per_round=job.cohort,

@@ -1,6 +1,6 @@
 """Measures Flower (flwr[simulation] 1.21.0): its simulation engine with Ray actors of one core each.
 
-It draws cohorts itself; clients shuffle, and cut ready tensors into batches.
+Flower draws the cohorts itself. Its clients shuffle and cut ready tensors into batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ read = cache(read_job)  # once per actor
 
 
 class Client(NumPyClient):  # type: ignore[misc]  # flwr is not there when types are checked
-    """One client; trains as any PyTorch example of Flower's does."""
+    """One client. It trains like Flower's PyTorch examples."""
 
     def __init__(self, path: Path, client: int) -> None:
         self.job, self.client = read(path), client
@@ -64,7 +64,7 @@ class Strategy(FedAvg):  # type: ignore[misc]  # flwr is not there when types ar
 
 
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """All rounds."""
+    """Measures all rounds."""
     path, meter = Path(sys.argv[-1]).resolve(), Meter()
     named = dict(job.module().named_parameters())
     share, initial = job.cohort / job.clients, [p.detach().numpy() for p in named.values()]
@@ -86,7 +86,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
 
 
 if __name__ == "__main__":
-    # By its name: Ray's actors import it, what is in __main__ would be sent to them with every message.
+    # Imported by name, so Ray's actors import it too. Ray would send code of __main__ with every message.
     from benchmarks.peers import with_flower
 
     main(with_flower.measure)

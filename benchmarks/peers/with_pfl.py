@@ -1,6 +1,6 @@
 """Measures pfl-research (pfl 0.6.0, apple/pfl-research): its simulated backend in one process.
 
-Every user's data set is a tensor per field, in the job's order, which pfl cuts into batches as it stands.
+Every user's data set has one tensor per field, in the job's order. pfl cuts the tensors into batches in that order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not there 
 
     def _begin(self) -> None:
         self.meter.begin()
-        if dist.is_initialized():  # the second process begins with the first: it would train ahead of its turn
+        if dist.is_initialized():  # the second process waits for the first, or it would train before its turn
             dist.barrier()
 
     def after_central_iteration(
@@ -48,10 +48,10 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not there 
 
 
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """All rounds."""
+    """Measures all rounds."""
     module: Any = job.module()
     module.loss = lambda x, y: F.cross_entropy(module(x), y)
-    # Only in the first round, which is warm-up: pfl evaluates there whatever the frequency.
+    # Used only in the first round, which is warm-up: pfl always evaluates there.
     module.metrics = lambda x, y: {"loss": Weighted(F.cross_entropy(module(x), y, reduction="sum").item(), len(y))}
     drawn = iter([(t, place) for t, cohort in enumerate(job.cohorts) for place in range(len(cohort))])
 
@@ -69,7 +69,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         ),
         SimulatedBackend(training_data=users, val_data=users),
         model,
-        # The order has all epochs one after the other.
+        # The job's order already repeats the data for all epochs.
         NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
         callbacks=[Clock(meter)],
         send_metrics_to_platform=False,

@@ -1,4 +1,4 @@
-"""Measures pfl-research in two processes that share each cohort: its own distributed context, over gloo."""
+"""Measures pfl-research in two processes that share each cohort, with pfl's own distributed context over gloo."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.peers.harness import TURNS, main
 
 
 def start_second() -> None:
-    """Starts the other process, which does the same and leaves its result beside this one's."""
+    """Starts the second process. It does the same work and writes its result beside this one's."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
-    # As torchrun has it; pfl looks at these variables when it is imported.
+    # The variables of torchrun. pfl reads them when it is imported.
     common = {
         "TORCHELASTIC_RUN_ID": "bench", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     result, *rest = sys.argv[1:]
-    inherited = {key: value for key, value in os.environ.items() if key != TURNS}  # it keeps step with this one
+    inherited = {key: value for key, value in os.environ.items() if key != TURNS}  # it follows the first process
     second = subprocess.Popen(
         [sys.executable, "-m", __spec__.name, f"{result}.second", *rest],
         env=inherited | common | {"RANK": "1", "LOCAL_RANK": "1"},

@@ -1,1 +1,1 @@
-"""The experiment of params.yaml: settings, items, what is kept of them, results on disk."""
+"""The experiment of params.yaml: settings, items, the store of finished work, results on disk."""

@@ -1,7 +1,7 @@
 """Checks params.yaml as a whole before anything runs: `python -m pipelines.experiment.check`.
 
-Beyond what `config` checks, each recipe is composed for each scenario, so that a pair of methods that makes no sense
-is refused now and not after the recipes before it have been trained.
+`config` checks the settings. This module also composes each recipe for each scenario. So a pair of methods that makes
+no sense is refused now, and not after other recipes have been trained.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def _compose(settings: config.Config, name: str, scenario: str, deployed: bool =
     )  # fmt: skip
     algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
     for component in algorithm.components:
-        component.optimizer(train.local.build())  # it may refuse the one of `train`
+        component.optimizer(train.local.build())  # the component may refuse the optimiser of `train`
     return algorithm
 
 

@@ -26,7 +26,7 @@ from plugins.engines.simulation import DEVICES, ENGINES
 from plugins.settings import Count, LocalSettings, Section, mistakes
 
 FILE = "params.yaml"
-# Part of file names, which may have 255 characters, and of DVC's addresses of parameters, where a dot separates keys.
+# A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -39,7 +39,6 @@ class DataSettings(Section):
 
     name: str
     root: str = "data/raw"
-    # dvc.yaml names these two, and DVC wants what it names to be there.
     validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
     public: Annotated[int, Field(ge=0)]
 
@@ -55,14 +54,14 @@ class DataSettings(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What the data set's reader takes beside the folder, and what all data sets take; null is not given."""
+        """The options of the data set's reader and those of all data sets. A null counts as not given."""
         return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
 class NoiseSettings(Section):
-    """Gaussian noise in which each client sees its samples: feature skew."""
+    """Gaussian noise on each client's samples: feature skew."""
 
-    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale on which images are 0 to 1
+    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale where pixels are 0 to 1
     form: str = noise.FORMS[0]
 
     @field_validator("form")
@@ -71,7 +70,7 @@ class NoiseSettings(Section):
         return known("form", form, noise.FORMS)
 
     def deviations(self, n_clients: int, data: Dataset) -> Tensor:
-        """The standard deviation of each client's noise in normalised units, [N, ...]. UserError if it can't be."""
+        """The standard deviation of each client's noise in normalised units, [N, ...]. UserError for unfit data."""
         return noise.deviations(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
 
     def amounts(self, n_clients: int, data: Dataset) -> Tensor:
@@ -80,7 +79,7 @@ class NoiseSettings(Section):
 
 
 class Scenario(Section):
-    """How the data lie with the clients; the partition's own parameters stand beside these keys."""
+    """How the data are divided among the clients. The partition's own parameters stand beside these keys."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -94,7 +93,7 @@ class Scenario(Section):
         partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
         options_of(partition, self.partition, self.options)
         kinds = get_type_hints(partition, include_extras=True)
-        # Here, so that a mistake is found before the first stage; what fits the data, only the partition itself knows.
+        # Finds mistakes before the first stage. Only the partition itself can check its parameters on the data.
         allowed = {key: _instead(value, kinds[key]) for key, value in self.options.items()}
         wrong = [refusal(key, self.options[key], text) for key, text in allowed.items() if text]
         if wrong:
@@ -113,7 +112,7 @@ class Scenario(Section):
 
 
 class Recipe(Section):
-    """A method or composition with its hyper-parameters, by method; `recipe` where the entry's name is another."""
+    """A method or composition with its hyper-parameters by method. `recipe` names it if the entry has another name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -158,7 +157,7 @@ class TrainSettings(LocalSettings):
 
 
 class MachineSettings(Section):
-    """How this machine does the work. Nothing here changes a result."""
+    """How this machine runs the work. Nothing here changes a result."""
 
     memory_mb: Count = 2048
     checkpoint_every: Count = 5
@@ -208,7 +207,7 @@ class Config(Section):
         for key, names, allowed in (
             ("scenario_names", self.scenario_names, list(self.scenarios)),
             ("recipe_names", self.recipe_names, list(self.recipes)),
-            # A deployment starts from outputs of other stages.
+            # A deployment needs the partition of another stage.
             ("deploy.scenario", [self.deploy.scenario], self.scenario_names),
             ("deploy.recipe", [self.deploy.recipe], list(self.recipes)),
         ):
@@ -237,7 +236,7 @@ class Config(Section):
         return self.recipes[recipe].recipe or recipe
 
     def units(self) -> list[Unit]:
-        """All items, seed by seed, so that a part of them is a table already."""
+        """All items, ordered by seed, so that the first items already fill a table."""
         return [
             Unit(scenario, recipe, seed)
             for seed in self.seeds
@@ -246,7 +245,7 @@ class Config(Section):
         ]
 
     def params(self, unit: Unit) -> dict[str, object]:
-        """Every setting that an item's result depends on, flat: what MLflow shows and the fingerprint covers."""
+        """All settings that determine an item's result, flat. MLflow shows them, and the fingerprint covers them."""
         sections: dict[str, Mapping[str, object]] = {
             "data": self.data.model_dump(exclude={"root"}),
             "scenario": self.scenarios[unit.scenario].model_dump(),
@@ -273,7 +272,7 @@ class Unit(NamedTuple):
 
 
 def _instead(value: object, kind: object) -> str | None:
-    """What a partition's parameter of this kind has to be, or None if `value` is that."""
+    """The allowed values of a partition's parameter in words, or None if `value` is allowed."""
     if get_origin(kind) is Literal:
         return None if value in get_args(kind) else ", ".join(get_args(kind))
     if value is None and NoneType in get_args(kind):
@@ -287,7 +286,7 @@ def _instead(value: object, kind: object) -> str | None:
 
 
 def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
-    """Every error of one entry of `recipes`, not only the first that `check_settings` meets."""
+    """All errors of one entry of `recipes`. `check_settings` stops at the first."""
     pieces: list[recipes.Settings] = [{}]
     found = []
     for method, values in settings.items():
@@ -309,7 +308,7 @@ def load(root: Path) -> Config:
 
 
 def checked(content: Mapping[str, Any], name: str) -> Config:
-    """Settings that were read from a file called `name`. UserError with one line per error."""
+    """Checks settings that were read from a file called `name`. UserError with one line per error."""
     try:
         return Config.model_validate(content)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""One item of the experiment: a scenario, a recipe and a seed, with its data read and checked."""
+"""One item of the experiment (a scenario, a recipe, a seed) with its data, read and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from plugins.models.forward import Model
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """What the train and evaluate stages work on."""
+    """The unit of work of the train and evaluate stages."""
 
     settings: Config
     unit: Unit
@@ -40,7 +40,7 @@ class Item:
             portable.check()
         torch.set_num_threads(settings.train.threads)
         device = resolve_device(settings.train.device)
-        # torch's own default has convolutions on a GPU in tf32.
+        # torch's own default runs convolutions on a GPU in tf32.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.train.precision == "tf32"
         data = Dataset.read(place.dataset(settings.data.name))
         indices = read_indices(place.partition(unit.scenario, unit.seed) / "indices.json")
@@ -63,7 +63,7 @@ class Item:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
     def simulation(self, checkpoint: Path, fingerprint: str, workers: int) -> Simulation:
-        """The run, which goes on from `checkpoint` if that exists. `workers`: the processes that it may take."""
+        """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""
         train, scenario = self.settings.train, self.settings.scenarios[self.unit.scenario]
         x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
 

@@ -1,7 +1,7 @@
 """The store of finished work: `.items/<fingerprint>/` holds the files of one partition, training or evaluation.
 
-A fingerprint covers everything that the files depend on. So a stage makes only what neither its own folder nor the
-store has. A folder is whole if every file has the SHA-256 that its receipt names.
+A fingerprint covers everything that the files depend on. So a stage makes only the files that are missing from both its
+own folder and the store. A folder is whole if every file has the SHA-256 that its receipt names.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Files = Mapping[str, bytes]
 
 
 def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], Files]) -> bool:
-    """Makes `folder` hold the files of `fingerprint`; whether they had to be made.
+    """Makes `folder` hold the files of `fingerprint`. Returns whether it had to call `make`.
 
     `make` returns the files by name.
     """
@@ -45,12 +45,12 @@ def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], 
 
 
 def place(repository: Path, fingerprint: str) -> Path:
-    """Where the store keeps the files of a fingerprint."""
+    """The store's folder for the files of a fingerprint."""
     return repository / STORE / fingerprint[:16]
 
 
 def made(repository: Path, fingerprint: str) -> dict[str, Any]:
-    """How the files of a fingerprint were made; empty if they came from elsewhere."""
+    """How the files of a fingerprint were made. Empty if they were made elsewhere."""
     path = place(repository, fingerprint) / MADE
     return dict(json.loads(path.read_text())) if fingerprint and path.is_file() else {}
 
@@ -62,7 +62,7 @@ def is_whole(folder: Path, fingerprint: str) -> bool:
 
 
 def check(folder: Path) -> None:
-    """UserError if a file of the folder is missing or is another one than its stage wrote."""
+    """UserError if a file of the folder is missing or was changed after its stage wrote it."""
     receipt = _receipt(folder)
     if receipt is None:
         raise UserError(f"{folder / RECEIPT}: can't be read; `dvc repro` makes the folder again")
@@ -72,12 +72,12 @@ def check(folder: Path) -> None:
 
 
 def sha256(path: Path) -> str | None:
-    """The SHA-256 of a file; None if there is none."""
+    """The SHA-256 of a file. None if the file is missing."""
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:
-    """Removes what else lies in a stage's folder: results of other settings."""
+    """Removes everything else from a stage's folder: results of other settings."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.name not in names:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

@@ -1,7 +1,7 @@
 """`train.portable: true`: one fixed set of instructions, so that every x86-64 CPU since 2013 gives the same bits.
 
-torch, oneDNN and MKL choose their code by the CPU. Three environment variables fix that choice. They count only if they
-are set before torch is imported, so this module is called first and imports nothing of ours that imports torch.
+torch, oneDNN and MKL choose their code by the CPU. Three environment variables fix that choice. They work only if they
+are set before torch is imported. So this module runs first, and none of its imports imports torch.
 """
 
 from __future__ import annotations

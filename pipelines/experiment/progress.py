@@ -1,6 +1,6 @@
-"""One progress display for all items and processes of a stage, with the time that is left.
+"""One progress display for all items and processes of a stage, with the time left.
 
-On a terminal it is a bar for the stage and one for each item at work. Elsewhere it is a plain line now and then.
+On a terminal it is one bar for the stage and one for each running item. Elsewhere it prints a plain line now and then.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple
 
-SHORT_S, EVERY_S = 2, 30  # between two plain lines: on items that ended, on items at work
+SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
 
 
 class Round(NamedTuple):
-    """What an item tells of itself after a round."""
+    """An item's report after a round."""
 
     item: str
     done: int
@@ -24,26 +24,26 @@ class Round(NamedTuple):
     accuracy: float
 
 
-_hear: Callable[[Round], None] = lambda _: None  # noqa: E731  # where this process tells of its rounds
+_hear: Callable[[Round], None] = lambda _: None  # noqa: E731  # receives the rounds of this process
 
 
 def tell(said: Round) -> None:
-    """Called after each round of an item, in whatever process it is trained."""
+    """Reports a round of an item. Every training process calls it after each round."""
     _hear(said)
 
 
 def listen(hear: Callable[[Round], None]) -> None:
-    """Names who is told of the rounds in this process."""
+    """Sets the function that receives the rounds of this process."""
     global _hear
     _hear = hear
 
 
 class Display:
-    """Shows how far `total` items are. Used as a context manager; `done` is called as items end."""
+    """Shows the progress of `total` items. A context manager; call `done` when an item ends."""
 
     def __init__(self, title: str, total: int) -> None:
         self.title, self.total = title, total
-        self._ended, self._known = 0, 0  # items; of them, taken from the store
+        self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
         self._work = 0.0  # in items
         self._at_work: dict[str, tuple[Round, float]] = {}  # item -> its last round, fraction done before the first
         self._began = self._said = time.monotonic()
@@ -74,7 +74,7 @@ class Display:
             self._bars.stop()
 
     def follow(self, queue: SimpleQueue[Round | None]) -> threading.Thread:
-        """Reads what other processes tell until None comes."""
+        """Reads the reports of other processes until None comes."""
 
         def read() -> None:
             while (said := queue.get()) is not None:
@@ -85,7 +85,7 @@ class Display:
         return thread
 
     def heard(self, said: Round) -> None:
-        """An item at work has ended a round."""
+        """A running item has ended a round."""
         with self._lock:
             fraction = said.done / said.rounds
             first = self._at_work[said.item][1] if said.item in self._at_work else (said.done - 1) / said.rounds
@@ -100,7 +100,7 @@ class Display:
                 self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
 
     def done(self, item: str, outcome: str, known: bool) -> None:
-        """An item has ended; `known`: it was taken from the store."""
+        """An item has ended. `known`: whether it was taken from the store."""
         with self._lock:
             first = self._at_work.pop(item)[1] if item in self._at_work else 0.0
             self._ended, self._known = self._ended + 1, self._known + known
@@ -126,7 +126,7 @@ class Display:
         sys.stdout.flush()
 
     def _left(self) -> str:
-        """`, 3 min left`, from the work done so far; nothing before there is any."""
+        """`, 3 min left`, estimated from the work done so far. Empty before any work is done."""
         work = self._work + sum(said.done / said.rounds - first for said, first in self._at_work.values())
         ahead = self.total - self._ended - sum(said.done / said.rounds for said, _ in self._at_work.values())
         return f", {_clock((time.monotonic() - self._began) / work * ahead)} left" if work > 0 and ahead > 0 else ""

@@ -1,7 +1,7 @@
-"""Fingerprints: one hash over everything that a result depends on. And the facts of a run that change no result.
+"""Fingerprints: one hash over everything that a result depends on. Also the facts of a run that change no result.
 
-The code counts as its syntax tree without docstrings, so that a comment changes nothing. Only the files count that the
-work imports, and of the methods only those of the recipe.
+Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count. Of the
+methods, only those of the recipe count.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from plugins import recipes
 from plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[2]
-REGISTRY = "plugins.recipes"  # imports every method; only those of the recipe count
-# Modules that change no result: settings count by their values, these only look on or move files.
+REGISTRY = "plugins.recipes"  # imports every method, but only the recipe's methods count
+# Modules that change no result: settings count by their values; the others only observe or move files.
 NO_CODE = (
     "pipelines.cli", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
     "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
@@ -37,9 +37,9 @@ TEMPLATES = ROOT / "pipelines" / "reporting" / "templates"
 
 
 def plan(settings: Config) -> dict[str, dict[str, str]]:
-    """Stage -> what it makes -> hash of the settings and the code that it depends on.
+    """Stage -> output -> hash of the settings and the code that the output depends on.
 
-    Data and earlier results are no part of it: DVC knows them as the stages' dependencies.
+    The hashes leave out data and earlier results. DVC tracks those as dependencies of the stages.
     """
     data = {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
     split = [settings.data.validation, settings.data.public]
@@ -73,7 +73,7 @@ def of_training(settings: Config, unit: Unit) -> str:
 
 
 def machine_kind(settings: Config) -> dict[str, str]:
-    """What of the machine and its libraries may change a result's bits."""
+    """The facts of the machine and its libraries that may change a result's bits."""
     device = resolve_device(settings.train.device)
     kind = {"device": device.type, "torch": torch.__version__, "instructions": torch.backends.cpu.get_cpu_capability()}
     return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
@@ -85,13 +85,13 @@ def digest(*parts: object) -> str:
 
 
 def code(*modules: str, silo: bool = False) -> str:
-    """The hash of modules of ours and of all that they import. `silo`: the FedML pairs and their room count too."""
+    """The hash of our modules and all their imports. `silo`: whether the FedML pairs and `plugins.silo` count too."""
     return digest({path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)})
 
 
 @cache
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
-    """The files of some modules and of all that they import."""
+    """The files of some modules and of all their imports."""
     found: dict[str, Path] = {}
     todo = list(modules)
     while todo:
@@ -102,7 +102,7 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
         if not silo and (name.startswith(SILO) or name.endswith(".pair")):
             continue
         found[name] = path
-        # Importing a module runs the packages that it lies in.
+        # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
         todo += [] if name == REGISTRY else _imports(path)
     return tuple(sorted(found.values()))
@@ -113,7 +113,7 @@ def _methods(recipe: str) -> list[str]:
 
 
 def _file(name: str) -> Path | None:
-    """The file of a module or package of ours."""
+    """The file of one of our modules or packages."""
     place = ROOT.joinpath(*name.split("."))
     candidates = (place.with_suffix(".py"), place / "__init__.py")
     return next((path for path in candidates if path.is_file()), None)
@@ -126,7 +126,7 @@ def _tree(path: Path) -> ast.Module:
 
 @cache
 def _imports(path: Path) -> list[str]:
-    """The modules of ours that a file names in its imports."""
+    """Our modules among the imports of a file."""
     return [name for name in _named(_tree(path)) if name.split(".")[0] in ("plugins", "pipelines")]
 
 
@@ -141,7 +141,7 @@ def _named(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def _hash(path: Path) -> str:
-    """Of a file's code; of the registry without its imports and its table of all methods."""
+    """Hash of a file's code. The registry counts without its imports and its table of all methods."""
     body = _tree(path).body
     if path == _file(REGISTRY):
         body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
@@ -149,7 +149,7 @@ def _hash(path: Path) -> str:
 
 
 def _dumped(node: ast.stmt) -> str:
-    """A statement as text, without docstrings and places in the file."""
+    """A statement as text, without docstrings and line numbers."""
     for inner in ast.walk(node):
         body: list[Any] = getattr(inner, "body", None) or []
         if isinstance(inner, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(inner, clean=False) is not None:
@@ -164,7 +164,7 @@ def _templates() -> dict[str, str]:
 
 @cache
 def git_commit() -> str:
-    """The commit, with a mark if the tree differs from it; "unknown" outside a checkout."""
+    """The commit, with "-modified" if the tree differs from it. "unknown" outside a checkout."""
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
         clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
@@ -174,7 +174,7 @@ def git_commit() -> str:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """What a run's seconds depend on beside its settings: processor, cores, versions."""
+    """The facts that a run's seconds depend on, beside its settings: processor, cores, versions."""
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
@@ -183,7 +183,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def cpu() -> str:
-    """The processor's model; "unknown CPU" where the system does not tell."""
+    """The processor's model. "unknown CPU" if the system does not name it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,7 +1,7 @@
-"""Reads what the train and evaluate stages left on disk: one `Result` per finished train item.
+"""Reads the files of the train and evaluate stages: one `Result` per finished train item.
 
 The folder `runs/<key>/` decides which results exist; `evaluation/<key>/` is added where it is present.
-A folder without `run.json` is a train item that has not finished, and is passed over.
+A folder without `run.json` is an unfinished train item and is skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Result:
     params: Mapping[str, object]
     tags: Mapping[str, str]
     final: Mapping[str, float]
-    made: Mapping[str, Any]  # how it was trained: seconds, machine, commit; empty where it came from elsewhere
+    made: Mapping[str, Any]  # how it was trained: seconds, machine, commit; empty if trained elsewhere
     rows: tuple[Mapping[str, float], ...]
     evaluation: Mapping[str, Any]
     client_accuracy: tuple[float, ...]
@@ -42,7 +42,7 @@ class Result:
 
     @property
     def seconds(self) -> tuple[float, ...] | None:
-        """Of each round; None where it was trained elsewhere."""
+        """Seconds of each round. None if it was trained elsewhere."""
         return tuple(self.made["seconds"]) if "seconds" in self.made else None
 
     def column(self, name: str) -> list[float]:
@@ -51,15 +51,15 @@ class Result:
 
 
 def read(root: Path, repository: Path | None = None) -> list[Result]:
-    """Every finished train item under `root`, sorted by key. UserError names the file that can't be understood.
+    """Every finished train item under `root`, sorted by key. UserError names the unreadable file.
 
-    `repository` keeps how they were made; `root` itself by default.
+    `repository` has the store with `made.json` (how each item was made); the default is `root`.
     """
     return [_result(root, repository or root, path.parent) for path in sorted((root / "runs").glob("*/run.json"))]
 
 
 def rows(path: Path, rounds: int) -> tuple[dict[str, float], ...]:
-    """The lines of rounds.csv, one per round; an empty cell is NaN (nothing was measured in that round)."""
+    """The lines of rounds.csv, one per round. An empty cell is NaN: nothing was measured in that round."""
     lines = table(path)
     if lines and len(lines) != rounds:
         raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}; {RERUN}")
@@ -136,7 +136,7 @@ def _result(root: Path, repository: Path, folder: Path) -> Result:
 
 
 def _accuracies(path: Path) -> tuple[float, ...]:
-    """Accuracies of the clients that have one; a client without test samples of its classes has an empty cell."""
+    """Accuracies of the clients that have one. A client without test samples of its classes has an empty cell."""
     values = [_number(path, line, "accuracy", row.get("accuracy", "")) for line, row in enumerate(table(path), start=2)]
     return tuple(value for value in values if math.isfinite(value))
 

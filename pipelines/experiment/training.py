@@ -1,4 +1,4 @@
-"""Trains one item: what its folder in runs/ holds. Settings, data and code determine every byte of it."""
+"""Trains one item and returns the files of its folder in runs/. Settings, data and code determine every byte."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.record import rounds_csv
 from plugins.engines.simulation import Simulation
 
-# What reports say of the public split that training sees.
+# How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}
 FINAL = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss")
-SECONDS = "seconds"  # column of a round that differs from run to run
+SECONDS = "seconds"  # the one column that differs from run to run
 
 
 def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, str]:
-    """What a run is found by, and what a reader has to know of it."""
+    """Tags by which a run is found, and facts that a reader must know."""
     needs, unit = simulation.algorithm.needs, item.unit
     leaks = [leak for leak in (item.data.leak, simulation.algorithm.leak) if leak]
     return {
@@ -35,7 +35,7 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
 def trained(
     item: Item, simulation: Simulation, fingerprint: str, hear: Callable[[Mapping[str, float]], None]
 ) -> dict[str, bytes]:
-    """Runs what is left of the rounds; `hear` is given the row of each. Raises NonFiniteError."""
+    """Runs the remaining rounds and calls `hear` with the row of each. Raises NonFiniteError."""
     for row in simulation.rounds():
         hear(row)
     outcome, unit = simulation.outcome, item.unit

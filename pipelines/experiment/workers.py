@@ -1,4 +1,4 @@
-"""Work side by side in forked processes, which have the slow imports done and go when this process goes."""
+"""Parallel work in forked processes. They inherit the slow imports and end when this process ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 
 def how_many(asked: int | None, threads: int, on_gpu: bool) -> int:
-    """The processes for work that takes `threads` each: as asked, or one per core and thread; one alone on a GPU."""
+    """The number of processes of `threads` threads: `asked`, else 1 on a GPU, else as many as the cores allow."""
     if asked is not None:
         return asked
     return 1 if on_gpu else max(1, len(os.sched_getaffinity(0)) // threads)
@@ -29,15 +29,15 @@ def how_many(asked: int | None, threads: int, on_gpu: bool) -> int:
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], processes: int, display: progress.Display
 ) -> Iterator[tuple[Item, Result]]:
-    """Each item with what `work` makes of it, as they come; in this process if one is enough.
+    """Yields each item with the result of `work`, in the order of completion. One process means this process.
 
-    The first error ends it: work that has begun is finished, work that waits is not begun. An interrupt ends all.
+    After the first error, running work is finished and waiting work is not started. An interrupt ends all work.
     """
     if processes == 1 or len(items) < 2:
         for item in items:
             yield item, work(item)
         return
-    # Threads of its own would not survive the fork.
+    # torch's threads would not survive the fork.
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     queue: SimpleQueue[progress.Round | None] = context.SimpleQueue()
@@ -58,7 +58,7 @@ def side_by_side(
 
 
 def _begin(parent: int, queue: SimpleQueue[progress.Round | None]) -> None:
-    """In a worker: it goes when the process that started it does, which decides what an interrupt ends."""
+    """Runs first in a worker. The worker ignores interrupts and ends when its parent process ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     progress.listen(queue.put)
     end_with(parent)

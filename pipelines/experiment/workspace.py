@@ -1,4 +1,4 @@
-"""Where an experiment lies: its settings and outputs, its prepared data, and the repository that keeps the rest."""
+"""The folders of an experiment: its settings and outputs, its prepared data, and the repository with the rest."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# What DVC's environment says of an experiment, and the tag that a run gets.
+# DVC's environment variables about an experiment -> tag of the run.
 DVC_TAGS = {"DVC_EXP_NAME": "dvc_experiment", "DVC_EXP_BASELINE_REV": "dvc_revision"}
 
 
@@ -23,7 +23,7 @@ class Workspace:
 
     @staticmethod
     def of(root: Path, environment: Mapping[str, str]) -> Workspace:
-        """The experiment in `root`, with what DVC and MLflow say in the environment.
+        """The experiment in `root`, with DVC's and MLflow's environment variables.
 
         DVC runs queued experiments in temporary copies. It names the repository in DVC_ROOT.
         """

@@ -1,8 +1,8 @@
-"""The stages of dvc.yaml, one at a time, in the order in which they depend on each other.
+"""Runs one stage of dvc.yaml. The stages in the order of their dependencies:
 
-plan       hashes of settings and code: what each stage depends on
+plan       hashes of the settings and code of each stage -> plan/<stage>.json
 prepare    a data set's own files -> data/<name>.safetensors
-partition  who holds what -> partitions/<scenario>-<seed>/
+partition  which client holds which samples -> partitions/<scenario>-<seed>/
 train      every recipe on every partition -> runs/<scenario>-<recipe>-<seed>/
 evaluate   the final models, per class and per client -> evaluation/<scenario>-<recipe>-<seed>/
 report     tables, pictures and sentences -> report/

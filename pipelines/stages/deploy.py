@@ -1,7 +1,7 @@
-"""Stage deploy: one recipe through FedML cross-silo on this machine, and by simulation -> deploy/result.json.
+"""Stage deploy: runs one recipe with FedML cross-silo on this machine and in simulation -> deploy/result.json.
 
-A server and `deploy.silos` silos run as processes over gRPC, each silo with a file of its own samples only. The stage
-fails unless they end with the weights of the sequential simulation, bit for bit.
+A server and `deploy.silos` silos run as processes over gRPC. Each silo has a file with only its own samples. The stage
+fails unless the final weights equal those of the sequential simulation, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 def run(place: Workspace) -> None:
-    """Runs both, compares, and writes down both hashes."""
+    """Runs the silos and the simulation, compares the weights, writes both hashes."""
     settings = config.load(place.root)
     deployment, parts = _deployment(settings), _parts(place, settings)
     wanted = settings.deploy
@@ -47,7 +47,7 @@ def run(place: Workspace) -> None:
 
 
 def _deployment(settings: config.Config) -> Deployment:
-    """params.yaml as the configuration of the processes."""
+    """The settings of params.yaml as the configuration of the processes."""
     train, wanted = settings.train, settings.deploy
     share = settings.scenarios[wanted.scenario].participation
     content = {
@@ -67,7 +67,7 @@ def _deployment(settings: config.Config) -> Deployment:
 
 
 def _parts(place: Workspace, settings: config.Config) -> Parts:
-    """The scenario's partition, or one like it for as many clients as there are silos."""
+    """The scenario's partition. If its number of clients is not that of the silos: a new one of the same kind."""
     wanted = settings.deploy
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))

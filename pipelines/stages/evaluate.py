@@ -1,4 +1,4 @@
-"""Stage evaluate: the final model, per class and per client -> evaluation/<scenario>-<recipe>-<seed>/."""
+"""Stage evaluate: accuracy of the final models per class and per client -> evaluation/<scenario>-<recipe>-<seed>/."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from plugins.engines.evaluation import Evaluation, evaluate
 from plugins.engines.hashing import weights_sha256
 from plugins.engines.simulation import resolve_device
 
-LAST = 5  # rounds that the mean and spread of the end cover
+LAST = 5  # last rounds, for their mean and spread
 
 
 def run(place: Workspace) -> None:
-    """Evaluates what the experiment has trained."""
+    """Evaluates the trained items of the experiment."""
     settings = config.load(place.root)
     evaluated(place, settings, settings.experiment)
 
 
 def evaluated(place: Workspace, settings: Config, title: str) -> None:
-    """Evaluates every item that has a model, as many at a time as there are cores."""
+    """Evaluates every item that has a model, in one process per core."""
     units = [unit for unit in settings.units() if place.run(unit.key).is_dir()]
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
@@ -52,7 +52,7 @@ def evaluated(place: Workspace, settings: Config, title: str) -> None:
 
 
 def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
-    """Evaluates an item, or takes that from the store; whether it had to be done."""
+    """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
     kept.check(folder)
     fingerprint = digest(kept.sha256(folder / kept.RECEIPT), code("pipelines.stages.evaluate"))
@@ -61,7 +61,7 @@ def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
 
 
 def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
-    """Measures the evaluated model on the whole test set, and sums up its rounds."""
+    """Measures the model on the whole test set and summarises the rounds."""
     item, folder = Item.load(place, settings, unit), place.run(unit.key)
     tensors = _read(folder / "model.safetensors", item.device)
     buffers = {key.removeprefix("buffers/"): leaf for key, leaf in tensors.items() if key.startswith("buffers/")}
@@ -73,13 +73,13 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     n_classes = len(item.data.classes)
     per_class = found.per_class_accuracy.numpy()
     counts = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
-    # A client's accuracy: that of its own mixture of classes. A class without test samples has no accuracy.
+    # A client's accuracy: the mean over classes, weighted by its own mixture. A class without test samples has none.
     measured = ~np.isnan(per_class)
     held = counts * measured
     per_client = np.where(measured, per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
     per_client = np.where(held.sum(1) > 0, per_client, np.nan)
 
-    # And on test samples of its own, of which some have none.
+    # The accuracy on the client's own test samples. Some clients have none.
     owned = item.indices.test_clients
     hits = (found.predictions == item.data.test_y).numpy()
     own = np.array([hits[positions].mean() if len(positions) else np.nan for positions in owned])
@@ -95,7 +95,7 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
         "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
     }  # fmt: skip
     if noisy:
-        # Copies of equal size, so that the mean over them is the mean over all their samples.
+        # The copies have equal size, so their mean is the mean over all their samples.
         metrics |= {f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy]) for key in ("accuracy", "loss")}
     sent = [leaf for key, leaf in params.items() if key not in item.network.frozen]
     model_bytes = sum(leaf.nbytes for leaf in (*sent, *buffers.values()))
@@ -117,7 +117,7 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
 
 
 def _spread(name: str, accuracy: Floats) -> dict[str, float]:
-    """Worst, 10th percentile and variance over the clients that have an accuracy; nothing if none has."""
+    """Worst, 10th percentile and variance over the clients that have an accuracy. Empty if no client has one."""
     known = accuracy[~np.isnan(accuracy)]
     if not len(known):
         return {}
@@ -127,7 +127,7 @@ def _spread(name: str, accuracy: Floats) -> dict[str, float]:
 
 
 def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int) -> dict[str, float]:
-    """FNR-FL's rho by what was really sent and by its own count; the size of delta as rFedAvg counts it."""
+    """FNR-FL's rho, by the bytes sent and by the paper's count. The size of delta as rFedAvg counts it."""
     settings, unit = item.settings, item.unit
     recipe, cohort = settings.composition(unit.recipe), settings.scenarios[unit.scenario].cohort
     mib = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
@@ -143,7 +143,7 @@ def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float
 
 
 def _noisy(item: Item, params: Params, buffers: Params) -> list[Evaluation]:
-    """The model on one copy of the test set for each client, in that client's noise; none in a scenario without."""
+    """The model on one copy of the test set per client, with that client's noise. Empty without noise."""
     if item.noise is None:
         return []
     found = []
@@ -163,7 +163,7 @@ def _read(path: Path, device: torch.device) -> Params:
 
 
 def _table(columns: Mapping[str, Iterable[object]]) -> str:
-    """Columns by title; a cell is empty where a number is not known."""
+    """CSV text of columns by title. The cell of an unknown number is empty."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)

@@ -1,4 +1,4 @@
-"""Stage partition: who holds what, the same for every recipe -> partitions/<scenario>-<seed>/."""
+"""Stage partition: which client holds which samples, for all recipes alike -> partitions/<scenario>-<seed>/."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ log = logging.getLogger(__name__)
 
 
 def run(place: Workspace) -> None:
-    """Makes the partitions that are not there yet."""
+    """Makes the missing partitions."""
     partitions(place, config.load(place.root))
 
 
 def partitions(place: Workspace, settings: Config) -> None:
-    """One partition for each scenario and seed."""
+    """Makes one partition for each scenario and seed."""
     hashes = plan(settings)["partition"]
     checksum = kept.sha256(place.dataset(settings.data.name))
     for scenario, seed in itertools.product(settings.scenario_names, settings.seeds):
@@ -85,7 +85,7 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
 
 @contextmanager
 def blamed(key: str) -> Iterator[None]:
-    """An error inside names the file and the key."""
+    """Errors inside get the names of the file and the key."""
     try:
         yield
     except UserError as error:
@@ -93,7 +93,7 @@ def blamed(key: str) -> Iterator[None]:
 
 
 def _test_clients(data: Dataset, clients: list[Ints], counts: Ints, by_owner: bool, seed: int) -> list[Ints]:
-    """Each client's part of the test set: its own users' samples where the data say whose they are."""
+    """Each client's part of the test set. If the data name users, it holds the samples of the client's users."""
     if by_owner and data.train_owner is not None and data.test_owner is not None:
         return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
     return alike(counts, data.test_y.numpy(), stream(seed, "test clients"))

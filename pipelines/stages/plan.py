@@ -1,6 +1,6 @@
-"""Stage plan: hashes of the settings and the code that each stage depends on -> plan/<stage>.json.
+"""Stage plan: hashes of the settings and code of each stage -> plan/<stage>.json.
 
-DVC compares these small files. So a comment or a setting that changes no result reruns nothing after this stage.
+DVC compares these small files. So if a comment or a setting changes no result, only this stage runs again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from plugins.data.files import replace_folder
 
 
 def run(place: Workspace) -> None:
-    """Writes a file for each stage."""
+    """Writes one file for each stage."""
     found = plan(config.load(place.root))
     files = {f"{stage}.json": (json.dumps(hashes, indent=2) + "\n").encode() for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

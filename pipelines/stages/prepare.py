@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def run(place: Workspace) -> None:
-    """Loads the data set of params.yaml and keeps it as tensors."""
+    """Loads the data set of params.yaml and saves it as tensors."""
     settings = config.load(place.root).data
     data = datasets.load(settings.name, place.root / settings.root, **settings.options)
     data.save(place.dataset(settings.name))

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def run(place: Workspace) -> None:
-    """Writes the report. UserError if a file that it reads was damaged."""
+    """Writes the report. UserError if an input file is damaged."""
     for name in ("partitions", "runs", "evaluation"):
         for folder in sorted((place.root / name).glob("*/")):
             kept.check(folder)

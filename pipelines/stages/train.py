@@ -1,8 +1,8 @@
 """Stage train: every recipe on every partition with every seed -> runs/<scenario>-<recipe>-<seed>/.
 
-Only items are trained that the store of finished work lacks, as many at a time as there are cores, with the same
-results. A kill loses at most the rounds since the last checkpoint. It lies in .resume/ under the item's fingerprint
-until the item is done.
+The stage trains only the items that the store of finished work lacks. It runs one item per core at a time, with the
+same results. A kill loses at most the rounds since the last checkpoint. The checkpoint lies in .resume/ under the
+item's fingerprint until the item is done.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from plugins.engines.simulation import resolve_device
 
 log = logging.getLogger(__name__)
 RESUME = ".resume"
-DIVERGED = "diverged.txt"  # in place of a model: why training ended without one
+DIVERGED = "diverged.txt"  # stored instead of a model: the reason why training failed
 
 
 class Outcome(NamedTuple):
     """How an item ended."""
 
-    fresh: bool  # not taken from the store
+    fresh: bool  # trained now, not taken from the store
     accuracy: float
     reason: str = ""  # why it has no model
 
 
 def run(place: Workspace) -> None:
-    """Trains what is left of the experiment. UserError if training diverges, after all other items."""
+    """Trains the unfinished items. If some diverge, raises UserError after all other items are done."""
     settings = config.load(place.root)
     diverged = train(place, settings, settings.experiment)
     if diverged:
@@ -49,14 +49,14 @@ def run(place: Workspace) -> None:
 
 
 def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
-    """Trains what is left; returns the items without a model and why. Their folders in runs/ do not exist."""
+    """Trains the unfinished items. Returns diverged item -> reason; such an item has no folder in runs/."""
     units = settings.units()
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
-    # One item alone has all processes to itself.
     data = kept.sha256(place.dataset(settings.data.name))
     fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
     todo = sum(not kept.is_whole(kept.place(place.repository, found), found) for found in fingerprints.values())
+    # If one item is left, its clients take all processes.
     alone = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
     if todo:
         load()
@@ -72,7 +72,7 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
 
 
 def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
-    """Of an item: its settings and code, its data and its partition."""
+    """Hash of an item's settings, code, data and partition."""
     indices = kept.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
     return digest(of_training(settings, unit), data, indices)
 
@@ -89,7 +89,7 @@ def _settle(place: Workspace, settings: Config, fingerprints: Mapping[Unit, str]
 
 
 def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> dict[str, bytes]:
-    """Trains an item from its checkpoint on, and tells MLflow and the display of each round."""
+    """Trains an item from its checkpoint. Reports each round to MLflow and the display."""
     item = Item.load(place, settings, unit)
     resume = place.repository / RESUME / fingerprint[:16]
     simulation = item.simulation(resume / "checkpoint.safetensors", fingerprint, workers)
@@ -102,7 +102,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
 
     def hear(row: Mapping[str, float]) -> None:
         progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
-        # In batches: a call costs as much as a thousand numbers.
+        # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
             run.log_rounds(simulation.rows)
 

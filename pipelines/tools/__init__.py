@@ -1,1 +1,1 @@
-"""Commands for people beside the pipeline: list methods, describe partitions, keep results."""
+"""Commands for people, beside the pipeline: list methods, describe partitions, keep results."""

@@ -1,11 +1,11 @@
-"""Writes a result into docs/results/, with what a reader needs to check it: rounds, seeds, machine, versions.
+"""Writes a result into docs/results/, with the facts to check it: rounds, seeds, machine, versions.
 
 python -m pipelines.tools.keep fnr-tab2 --size small  # after `make table ID=fnr-tab2 SIZE=small`
 python -m pipelines.tools.keep digits-methods         # the results of params.yaml under a name, after `make repro`
 
-Four files: <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one per run), and
-a figure's PNG. All facts come from what the runs recorded. The page is replaced whole, with any text that was added by
-hand.
+It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one line per run).
+A figure also has a PNG. All facts come from the runs' own records. The new page replaces the whole old page, including
+text that was added by hand.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 FOLDER = Path("docs") / "results"
 LARGEST = 1_000_000  # bytes of a CSV file
 STRIDES = (1, 2, 5, 10, 20, 50, 100)
-# Tag of a run: its name on the page.
+# Tag of a run -> its name on the page.
 FACTS = {
     "git_commit": "commit of the code", "cpu": "CPU", "gpu": "GPU", "cores": "cores", "device": "device",
     "python": "Python", "torch": "torch", "fedml": "FedML",
@@ -55,7 +55,7 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
     target = of_targets(owner, root)[name]
     measured = Measured(owner, size, root)
     built = build(target, measured)
-    # A copy: the text below reads more.
+    # A copy, since `measured` also notes the runs that the text below reads.
     used = dict(measured.used)
     base, facts = f"{name}-{size}", paper.what_was_run(measured, [target])
     kind = "figure" if "-fig" in name else "table"
@@ -90,7 +90,7 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
 def _files(
     base: str, used: Mapping[Place, Group], ends: Ends, columns: Sequence[str], command: str, kept: str
 ) -> dict[str, bytes]:
-    """The files that every result has beside its own table. That of the page holds its last section."""
+    """The files that every result has beside its own table. The page's entry holds only its last section."""
     runs = [run for group in used.values() for run in group.runs]
     if not runs:
         raise UserError(f"{base}: none of its runs has ended; run `{command}` first")
@@ -108,7 +108,7 @@ def _files(
 
 
 def rounds_csv(used: Mapping[Place, Group], columns: Sequence[str], largest: int = LARGEST) -> tuple[bytes, int]:
-    """(columns of rounds.csv by run and round to six digits, rounds from one line to the next), as many as fit."""
+    """(CSV text, stride): the columns of rounds.csv to six digits, every `stride` rounds, as many lines as fit."""
     for stride in STRIDES:
         lines = [
             [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
@@ -124,7 +124,7 @@ def rounds_csv(used: Mapping[Place, Group], columns: Sequence[str], largest: int
 
 
 def runs_csv(used: Mapping[Place, Group], ends: Ends) -> bytes:
-    """A line per run, also of those without a model."""
+    """One line per run, including runs that diverged and have no model."""
     lines: list[list[object]] = []
     for (study, scenario, recipe), group in used.items():
         lines += [[study, scenario, recipe, run.seed, "ended", *_outcome(run)] for run in group.runs]
@@ -148,7 +148,7 @@ def _is_told(runs: Sequence[Result], tag: str) -> bool:
 
 
 def _values(runs: Sequence[Result], tag: str) -> str:
-    """A tag of the runs; where they differ, each value with its number of runs."""
+    """The value of a tag. If the runs differ: each value with its number of runs."""
     found = [run.tags.get(tag, "not recorded") for run in runs]
     values = list(dict.fromkeys(found))
     counts = {value: found.count(value) for value in values}
@@ -157,7 +157,7 @@ def _values(runs: Sequence[Result], tag: str) -> str:
 
 
 def _columns(tree: Any) -> Iterator[str]:
-    """The columns of rounds.csv that a target draws: the values of all keys `column`."""
+    """The columns of rounds.csv that a target draws: the values of its keys `column` at any depth."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from [str(value)] if key == "column" else _columns(value)
@@ -177,8 +177,8 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = cli.parser("pipelines.tools.keep", __doc__)
-    parser.add_argument("name", help="a paper's table or figure, as rf-tab1; without --size the name of the result")
-    parser.add_argument("--size", choices=SIZES, help="of the paper's table or figure")
+    parser.add_argument("name", help="a paper's table or figure, as rf-tab1; without --size, a name for the result")
+    parser.add_argument("--size", choices=SIZES, help="size of the paper's table or figure")
     return cli.guarded(_run, parser.parse_args(arguments))
 
 

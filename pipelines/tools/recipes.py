@@ -1,9 +1,9 @@
-"""The methods and what they compose to: `python -m pipelines.tools.recipes list | show METHOD | check RECIPE | pairs`.
+"""Shows methods and recipes: `python -m pipelines.tools.recipes list | show METHOD | check RECIPE | pairs`.
 
 list   every method with its hyper-parameters, their defaults, and its source
-show   one method in full: its file's docstring, and each hyper-parameter with the comment on its default
+show   one method in full: the docstring of its file, and each hyper-parameter with the comment on its default
 check  what a recipe does, or why it is refused
-pairs  the pairs of methods that are refused, each with the reason
+pairs  the pairs of methods that do not compose, each with the reason
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from plugins.core.component import Component, Public, Setting
 from plugins.core.errors import UserError, nearest
 from plugins.core.options import RecipeError
 
-# Recipes are composed for this setting. `python -m pipelines.experiment.check` takes that of params.yaml.
+# Recipes are composed for this setting. `python -m pipelines.experiment.check` takes the setting of params.yaml.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
+# A hyper-parameter of a method and the words beside it, without a remark for mypy.
+BESIDE = re.compile(r"^    (\w+): \S.* = .*?  # (?:type: ignore\[[^]]*\]  # )?(.+)$", flags=re.MULTILINE)
 FEDAVG = (
     "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
     "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
@@ -44,11 +46,11 @@ def defaults(method: str) -> str:
 
 
 def comments(kind: type[Component]) -> dict[str, str]:
-    """The comment beside each hyper-parameter in the method's file, or in that of the class that it inherits from."""
+    """The comment beside each hyper-parameter, in the method's class or in a class that it inherits from."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Component) and base is not Component:
-            found |= re.findall(r"^    (\w+): \S.* = .*?  # (.+)$", inspect.getsource(base), flags=re.MULTILINE)
+            found |= BESIDE.findall(inspect.getsource(base))
     return found
 
 
@@ -73,7 +75,7 @@ def shown(method: str) -> str:
 
 
 def checked(recipe: str) -> str:
-    """What a recipe does. RecipeError with the reason where it can't be composed."""
+    """What a recipe does. RecipeError with the reason if it can't be composed."""
     algorithm = recipes.build(recipe, {}, SETTING)
     asks, needs = algorithm.exchanges, algorithm.needs
     lines = [f"{algorithm.name}: composes"]
@@ -108,7 +110,7 @@ def refused() -> str:
 
 
 def known(method: str) -> None:
-    """UserError for a name that is no method."""
+    """Raises UserError for an unknown method."""
     if method not in recipes.METHODS:
         allowed = ", ".join(sorted(recipes.METHODS))
         raise UserError(f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}")
@@ -122,7 +124,7 @@ def _entry(name: str, *paragraphs: str) -> str:
 
 
 def _values(method: str) -> dict[str, str]:
-    """Each hyper-parameter's default, and behind it the other words that it may be."""
+    """Each hyper-parameter's default, followed by the other words that are allowed."""
     words = recipes.words(method)
     return {
         key: " | ".join([_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)])

@@ -1,6 +1,6 @@
 """`make repro`: checks params.yaml, runs `dvc repro`, brings MLflow up to date, prints the table.
 
-Arguments are DVC's own: `python -m pipelines.tools.repro train` stops after that stage.
+It passes its arguments to `dvc repro`: `python -m pipelines.tools.repro train` stops after that stage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KIND = "plan/machine.json"
 
 
 def repro(root: Path, arguments: Sequence[str]) -> int:
-    """Runs what is not up to date; returns the exit code of the first command that fails."""
+    """Runs the out-of-date stages. Returns 0, or the exit code of the first command that fails."""
     with _alone(root):
         if not _is_checked(root):
             from pipelines.experiment import check
@@ -35,13 +35,13 @@ def repro(root: Path, arguments: Sequence[str]) -> int:
                 return code
             (root / CHECKED).touch()
         if not (root / "report").exists() and (root / "dvc.lock").exists():
-            # What DVC's cache has of it: quicker than stages that find it in the store.
+            # Takes outputs from DVC's cache. It is faster than stages that take them from the store.
             subprocess.run(["dvc", "checkout", "--quiet", "--allow-missing"], cwd=root)
         process = subprocess.Popen(["dvc", "repro", *arguments], cwd=root)
         try:
             code = process.wait()
         except KeyboardInterrupt:
-            process.wait()  # it was interrupted as well
+            process.wait()  # DVC was interrupted too; wait for its end
             raise
         if code == 0:
             code = subprocess.run([sys.executable, "-m", "pipelines.tracking", "sync"], cwd=root).returncode
@@ -51,7 +51,7 @@ def repro(root: Path, arguments: Sequence[str]) -> int:
 
 
 def certificate(root: Path) -> str:
-    """One line: whether dvc.lock has the bits of the one that is committed."""
+    """One line: whether dvc.lock has the bits of the committed dvc.lock."""
     shown = subprocess.run(["git", "show", "HEAD:./dvc.lock"], cwd=root, capture_output=True, text=True)
     if shown.returncode:
         return "dvc.lock is the certificate of these bits: commit it, and others can compare theirs."
@@ -76,7 +76,7 @@ def _hashes(lock: str) -> dict[str, str]:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """One `make repro` at a time. The lock goes away with the process, however that ends."""
+    """Allows one `make repro` at a time. The lock ends with the process, also after a crash."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -88,7 +88,7 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def _is_checked(root: Path) -> bool:
-    """Whether nothing was edited since the last check: reading the settings imports torch, which takes seconds."""
+    """Whether no file was edited since the last check. It saves a check, which imports torch and takes seconds."""
     if not (root / CHECKED).exists():
         return False
     since = (root / CHECKED).stat().st_mtime

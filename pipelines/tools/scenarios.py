@@ -1,8 +1,8 @@
-"""How uneven the scenarios of params.yaml are: a Markdown table scenario x statistic, mean over the seeds.
+"""Shows how uneven the scenarios of params.yaml are: a Markdown table, scenario x statistic, mean over the seeds.
 
     python -m pipelines.tools.scenarios [--csv FILE]
 
-It reads what the partition stage wrote, so after `make repro` or `dvc repro partition`.
+It reads the files of the partition stage, so run `make repro` or `dvc repro partition` first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipelines.reporting.summary import Spread, spread
 from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
-# Key of statistics.json: title of the column, decimals.
+# Key of statistics.json -> title of the column, decimals.
 COLUMNS = {
     "clients": ("clients", 0),
     "samples": ("samples", 0),
@@ -36,7 +36,7 @@ COLUMNS = {
     "label_distance_mean": ("label distance", 3),
     "label_distance_max": ("largest label distance", 3),
 }
-# Of scenarios with noise only.
+# For scenarios with noise only.
 NOISE = {"noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3)}
 TITLES = COLUMNS | NOISE
 NOTE = (
@@ -49,7 +49,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One scenario: how it is made, and each statistic over its seeds."""
+    """One scenario: its partition in words, and each statistic over its seeds."""
 
     scenario: str
     partition: str
@@ -57,7 +57,7 @@ class Row:
 
 
 def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
-    """The scenarios of params.yaml, and the missing partitions. UserError if all are missing, or for a bad file."""
+    """(scenarios of params.yaml, missing partitions). UserError if all partitions are missing, or for a bad file."""
     rows, missing = [], []
     for name in settings.scenario_names:
         made = []
@@ -93,7 +93,7 @@ def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Row]) -> bytes:
-    """Every number unrounded, as CSV: a line per scenario; a standard deviation is empty with one seed."""
+    """All numbers unrounded as CSV, one line per scenario. With one seed the standard deviation is empty."""
     keys = _keys(rows)
     header = ["scenario", "partition", "seeds", *(f"{key}_{part}" for key in keys for part in ("mean", "std"))]
     lines: list[list[object]] = []
@@ -122,7 +122,7 @@ def _cell(found: Spread | None, key: str) -> str:
     if found is None:
         return ""
     decimals = TITLES[key][1]
-    # Sums in another order differ in their last bits.
+    # The same numbers, summed in another order, differ in their last bits.
     if (found.std or 0) <= 1e-12 * abs(found.mean):
         return f"{found.mean:,.{decimals}f}"
     return f"{found.mean:,.{decimals}f} ± {found.std:,.{decimals}f}"

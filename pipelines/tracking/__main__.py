@@ -1,4 +1,4 @@
-"""`python -m pipelines.tracking sync` records finished items in MLflow; `ui` does the same and opens MLflow's pages."""
+"""`python -m pipelines.tracking sync` records finished items in MLflow. `ui` also serves MLflow's pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
 
 
 def _experiment(path: Path) -> str:
-    """The experiment's name alone: to check all settings would import torch, which takes seconds."""
+    """The experiment's name. It is read alone, since a check of all settings imports torch, which takes seconds."""
     try:
         return str(YAML(typ="safe", pure=True).load(path.read_text())["experiment"])
     except (OSError, UnicodeDecodeError, YAMLError, KeyError, TypeError) as error:

@@ -1,4 +1,4 @@
-"""Registered models: the final model of a run, which `mlflow.pyfunc.load_model` loads, with the code that it needs."""
+"""Registered models: a run's final model with its code, so that `mlflow.pyfunc.load_model` can load it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipelines.experiment.results import Result
 from pipelines.tracking.runs import NAME, cut
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
-CODE = ("__init__.py", "core", "data", "models")  # what of plugins/ a network needs
+CODE = ("__init__.py", "core", "data", "models")  # the parts of plugins/ that a network needs
 REQUIRED = [f"{name}=={version(name).partition('+')[0]}" for name in ("mlflow", "numpy", "safetensors", "torch")]
 TAGS = ("fingerprint", "data_hash", "weights_sha256", "git_commit")
 
 
 def register(client: Any, run: Any, experiment: str, result: Result, root: Path) -> None:
-    """Makes the run's model a version of `<experiment>.<scenario>.<recipe>`, with the alias `seed-<seed>`, once."""
+    """Registers the model once, as a version of `<experiment>.<scenario>.<recipe>` with the alias `seed-<seed>`."""
     weights, network = root / "runs" / result.key / "model.safetensors", _network(result, root)
     if network is None or not weights.is_file() or client.search_model_versions(f"run_id = '{run.info.run_id}'"):
         return
@@ -57,13 +57,13 @@ def register(client: Any, run: Any, experiment: str, result: Result, root: Path)
     try:
         client.create_registered_model(name)
     except MlflowException:
-        client.get_registered_model(name)  # it exists
+        client.get_registered_model(name)  # it exists already
     made = client.create_model_version(name, model.artifact_location, run_id, tags, model_id=model.model_id)
     client.set_registered_model_alias(name, f"seed-{seed}", made.version)
 
 
 def _network(result: Result, root: Path) -> dict[str, Any] | None:
-    """What `served` builds the network from; None if the data set that the model was trained on is not there."""
+    """The description from which `served` builds the network. None if the training data set is not on disk."""
     path = root / "data" / f"{result.params.get('data.name')}.safetensors"
     data = _data(path, path.stat().st_mtime_ns) if path.is_file() else None
     if data is None or data.checksum != result.tags.get("data_hash"):
@@ -77,12 +77,12 @@ def _network(result: Result, root: Path) -> dict[str, Any] | None:
 
 @lru_cache(maxsize=1)
 def _data(path: Path, changed: int) -> Any:
-    """The data set, read once for all models; `changed`: when the file was."""
+    """The data set, read once for all models. `changed` is the file's time of change: a changed file is read again."""
     from plugins.data.dataset import Dataset
 
     return Dataset.read(path)
 
 
 def _others(folder: str, names: list[str]) -> list[str]:
-    """What of plugins/ a network does not need."""
+    """The parts of plugins/ that a network does not need."""
     return [name for name in names if name == "__pycache__" or (folder == str(PLUGINS) and name not in CODE)]

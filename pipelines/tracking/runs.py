@@ -1,4 +1,4 @@
-"""One run, live or made again from files: parameters, tags, data set, rounds, files. Nothing is logged twice."""
+"""One MLflow run, live or made again from files: parameters, tags, data set, rounds, files. Nothing is logged twice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from typing import Any
 from pipelines.tracking.store import Store
 
 ACTIVE, ALL = 1, 3  # mlflow.entities.ViewType: without and with what is in MLflow's trash
-METRICS, PARAMS, MOST = 1000, 100, 50000  # of one call, at most; the last: runs that a search gives
-# Characters at most. A server's limit for tags is 5,000 or 8,000, depending on its version.
+METRICS, PARAMS, MOST = 1000, 100, 50000  # limits of one call; MOST: runs per search
+# Limits in characters. A server allows 5,000 or 8,000 for tags, depending on its version.
 NAME, PARAM, TAG, EXPERIMENT = 250, 6000, 5000, 500
-SHOWN = {"git_commit": "mlflow.source.git.commit", "stage": "mlflow.source.name"}  # where MLflow's pages look for them
+SHOWN = {"git_commit": "mlflow.source.git.commit", "stage": "mlflow.source.name"}  # the names that MLflow's pages use
 NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
 NOTHING: Mapping[str, float] = {}
 FOLDERS = {"partitions": "partition", "evaluation": "evaluation"}  # stage folder -> folder among a run's artifacts
@@ -52,9 +52,9 @@ class Run:
             self._client.log_inputs(self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "train")])])
 
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Logs one metric per column and round. A number that is not finite was not measured and is left out.
+        """Logs one metric per column and round. Numbers that are not finite were not measured and are left out.
 
-        The pages' time axis shows a row's `seconds` where it has them, else the time of this call.
+        The time axis of MLflow's pages shows a row's `seconds`. Without them it shows the time of this call.
         """
         from mlflow.entities import Metric
 
@@ -73,9 +73,9 @@ class Run:
     def finish(
         self, final: Mapping[str, float] = NOTHING, files: Iterable[Path] = (), ended: int | None = None
     ) -> None:
-        """Logs the numbers without rounds as `final/<name>`, copies the files, marks the run as finished.
+        """Logs the final numbers as `final/<name>`, copies the files, marks the run as finished.
 
-        `ended`: milliseconds, now by default.
+        `ended`: the end of the run in milliseconds, now by default.
         """
         from mlflow.entities import Metric
 
@@ -87,7 +87,7 @@ class Run:
         self._end("FINISHED", ended)
 
     def fail(self, reason: str) -> None:
-        """Marks the run as failed, the reason as its description. `start` with the same fingerprint goes on with it."""
+        """Marks the run as failed, with the reason as its description. `start` with the same fingerprint resumes it."""
         self._client.set_tag(self.run_id, NOTE, cut(reason, TAG))
         self._end("FAILED")
 
@@ -105,10 +105,10 @@ def start(
     tags: Mapping[str, str],
     system_metrics: bool = False,
 ) -> Run:
-    """The run `name` to log into: the unfinished one with the same tag `fingerprint` (its process was killed), or new.
+    """The run `name` to log into: an unfinished run with the same tag `fingerprint` (killed or failed), or a new one.
 
-    `system_metrics`: MLflow's own samples of processor, memory, disk and network, as its variable
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING asks for.
+    `system_metrics`: whether MLflow samples processor, memory, disk and network. MLflow's variable
+    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on.
     """
     client = store.client()
     experiment_id, monitor = of_name(store, client, experiment), None
@@ -135,7 +135,7 @@ def start(
 
 
 def of_name(store: Store, client: Any, experiment: str) -> str:
-    """The id of an experiment, which is made, or taken back out of MLflow's trash, if need be."""
+    """The id of an experiment. If needed, the experiment is created or restored from MLflow's trash."""
     from mlflow.exceptions import MlflowException
 
     name = cut(experiment, EXPERIMENT)
@@ -144,7 +144,7 @@ def of_name(store: Store, client: Any, experiment: str) -> str:
         folder = store.folder / "artifacts" / f"{re.sub('[^A-Za-z0-9]+', '-', name)[:50]}-{_hash(name)}"
         try:
             return str(client.create_experiment(name, None if store.uri else folder.as_uri()))
-        except MlflowException:  # another process was quicker
+        except MlflowException:  # another process created it first
             found = client.get_experiment_by_name(name)
             if found is None:
                 raise
@@ -160,12 +160,12 @@ def search(client: Any, experiment_id: str, view: int = ACTIVE) -> list[Any]:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text; a longer one than MLflow takes ends with an ellipsis and a hash, so that different ones stay so."""
+    """The text. If it is too long for MLflow, it is cut. A hash at its end keeps different texts different."""
     return text if len(text) <= limit else f"{text[: limit - 9]}…{_hash(text)}"
 
 
 def _name(name: str) -> str:
-    """As MLflow allows it of parameters, tags and metrics."""
+    """The name with only the characters that MLflow allows for parameters, tags and metrics."""
     return re.sub(r"[^\w./ -]", "_", cut(name, NAME))
 
 
@@ -174,5 +174,5 @@ def _hash(text: str) -> str:
 
 
 def _now() -> int:
-    """Milliseconds, as MLflow counts time."""
+    """The time in milliseconds, MLflow's unit."""
     return round(1000 * time.time())

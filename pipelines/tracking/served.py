@@ -1,4 +1,4 @@
-"""What a registered model runs: raw samples in, probabilities out. MLflow copies this file beside each model."""
+"""The code of a registered model: raw samples in, probabilities out. MLflow copies this file beside each model."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 1000  # samples that go through the network at once
 
 
 class Served(NamedTuple):
-    """A network with its parameters, and how its data set is normalised."""
+    """A network with its parameters and the normalisation of its data set."""
 
     network: Model
     params: dict[str, Tensor]

@@ -1,4 +1,4 @@
-"""Where MLflow's store is: an embedded SQLite database under `mlruns/`, or the tracking URI that was given."""
+"""MLflow's store: an embedded SQLite database under `mlruns/`, or the given tracking URI."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from plugins.core.errors import UserError
 from plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
-# MLflow's own defaults send telemetry, and try a server that is gone again and again for many minutes.
+# MLflow's own defaults send telemetry, and they retry a missing server for many minutes.
 SETTINGS = {
     "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }  # fmt: skip
-PATIENCE = 5  # seconds until a server must answer
+PATIENCE = 5  # seconds within which a server must answer
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Store:
         return self.address.startswith(("http://", "https://"))
 
     def client(self) -> Any:
-        """An MlflowClient. Creates the embedded database if need be; UserError if the store can't be used."""
+        """An MlflowClient. Creates the embedded database if it is missing. UserError if the store can't be used."""
         load()
         logging.getLogger("alembic").setLevel(logging.WARNING)
         if self.is_server:
@@ -77,7 +77,7 @@ class Store:
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
-        """One process at a time. The lock goes away with the process, however that ends."""
+        """Allows one process at a time. The lock ends with the process, also after a crash."""
         path = self.folder / f".{name}.lock"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,31 +89,31 @@ class Store:
             yield
 
     def is_synced(self, name: str, digest: str) -> bool:
-        """Whether `note_synced` was the last to be told of `name` in this store, with this digest."""
+        """Whether the last `note_synced` for `name` in this store had this digest."""
         return self._synced().get(f"{self.address} {name}") == digest and (bool(self.uri) or self.database.exists())
 
     def note_synced(self, name: str, digest: str) -> None:
-        """Remembers what the store holds, so that the next sync can answer without mlflow, which loads for seconds."""
+        """Remembers what the store holds. So the next sync can answer without mlflow, whose import takes seconds."""
         write_whole(self.folder / ".synced", json.dumps(self._synced() | {f"{self.address} {name}": digest}, indent=2))
 
     def _synced(self) -> dict[str, str]:
         try:
             return dict(json.loads((self.folder / ".synced").read_text()))
         except (OSError, ValueError, TypeError):
-            return {}  # then everything is compared again
+            return {}  # then the next sync compares everything again
 
     def _reach(self) -> None:
         try:
             with urllib.request.urlopen(f"{self.address.rstrip('/')}/health", timeout=PATIENCE):
                 return
         except urllib.error.HTTPError:
-            return  # an answer, of a server that has no such page or wants a password
+            return  # the server answers: it has no such page or wants a password
         except (OSError, ValueError) as error:
             advice = "start that server, or unset MLFLOW_TRACKING_URI to use the database under mlruns/"
             raise UserError(f"{self.address}: no answer from MLflow's server ({_line(error)}); {advice}") from None
 
     def _prepare(self) -> None:
-        """Creates the database once. One from another place is set aside: MLflow stores absolute paths."""
+        """Creates the database once. A database from another place is set aside, since MLflow stores absolute paths."""
         if "?" in str(self.folder):
             raise UserError(f"{self.folder}: a path with '?' can't hold an SQLite database; move the repository")
         place = self.folder / ".place"
@@ -133,13 +133,13 @@ class Store:
         log.info("MLflow: the old ones are kept in mlruns/*.moved-%d", n)
 
     def _create(self) -> None:
-        """Builds the database beside its place and moves it there: a kill leaves none or a whole one."""
+        """Builds the database beside its final place and moves it there. A kill leaves no database or a whole one."""
         from mlflow.exceptions import MlflowException
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy.exc import SQLAlchemyError
 
         unfinished = self.folder / ".new"
-        shutil.rmtree(unfinished, ignore_errors=True)  # of a process that was killed
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         try:
             unfinished.mkdir()
             build: Any = SqlAlchemyStore  # mlflow's constructor has no types
@@ -152,12 +152,12 @@ class Store:
 
 
 def load() -> None:
-    """Imports what a run needs, so that processes that are forked afterwards have it."""
+    """Imports the modules that a run needs, so that processes forked later have them already."""
     for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
     importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
 def _line(error: Exception) -> str:
-    """What an exception says, in one line."""
+    """The first line of an exception's message."""
     return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""Finished items on disk -> runs: each is present exactly once, with its numbers, files and registered model."""
+"""Finished items on disk -> MLflow runs. Each item is one run, with its numbers, files and registered model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from pipelines.experiment.results import Result
 from pipelines.tracking import models, runs, view
 from pipelines.tracking.store import Store
 
-SYNCED = "synced"  # tag: digest of what a run has been completed from
-SUPERSEDED = "superseded_by"  # tag: id of the run that took the place of one in the trash
-REPORTS = "papers"  # experiment with the tables and figures of the papers, a run for each paper and size
-MODEL = "model.safetensors"  # lies with the registered model
+SYNCED = "synced"  # tag: digest of the files and facts that completed a run
+SUPERSEDED = "superseded_by"  # tag of a run in the trash: id of the run that replaced it
+REPORTS = "papers"  # experiment with the papers' tables and figures, one run per paper and size
+MODEL = "model.safetensors"  # is stored with the registered model
 
 
 def sync(store: Store, root: Path, experiment: str) -> list[str]:
-    """Makes every finished item under `root` present as one finished run; returns the keys that needed work.
+    """Makes one finished run for every finished item under `root`. Returns the keys that needed work.
 
-    A rerun takes the place of the item's earlier run, which goes to MLflow's trash with the tag `superseded_by`, so
-    that it doesn't count twice in charts. Runs of a DVC experiment stay: their files are not in the workspace.
+    A new run replaces the item's earlier run. The earlier run goes to MLflow's trash with the tag `superseded_by`, so
+    charts don't count the item twice. Runs of a DVC experiment stay: their files are not in the workspace.
     """
     items = {item.key: item for item in results.read(root, store.repository)}
     digests = {key: _digest(item, root) for key, item in items.items()}
     whole = _hash("".join(digests.values()))
     if not items or store.is_synced(experiment, whole):
-        return []  # the usual case, answered without mlflow's slow import
+        return []  # the usual case; it avoids mlflow's slow import
     client = store.client()
     with store.lock("sync"):
         experiment_id, known = runs.of_name(store, client, experiment), defaultdict[str, list[Any]](list)
@@ -49,7 +49,7 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
 def log_report(
     store: Store, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
 ) -> None:
-    """Makes a paper's report the run `name` of the experiment "papers"; one with other content goes to the trash."""
+    """Makes a paper's report the run `name` of the experiment "papers". A run with other content goes to the trash."""
     about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
     digest = _hash(about, files)
     if store.is_synced(f"{REPORTS}/{name}", digest):
@@ -67,7 +67,7 @@ def log_report(
 
 
 def sync_reports(store: Store, root: Path) -> None:
-    """Makes every report under `root` present."""
+    """Makes a run for every paper's report under `root`."""
     for metrics in sorted(root.glob("papers/*/*/metrics.json")):
         paper, size = metrics.parts[-3:-1]
         files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
@@ -76,7 +76,7 @@ def sync_reports(store: Store, root: Path) -> None:
 
 
 def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[Any]) -> Any:
-    """The item's run, whole but for its model: its live one, one that was deleted, or a new one."""
+    """The item's run (live, restored from the trash, or new), complete except for its model."""
     written = round(1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime)
     run = max((run for run in earlier if _is_of(run, item)), key=lambda run: int(run.info.start_time), default=None)
     if run is None:
@@ -92,7 +92,7 @@ def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[A
         "seed": str(item.seed),
     }  # fmt: skip
     log.describe(dict(item.params) | about, dict(item.made.get("tags", {})) | dict(item.tags) | about)
-    seconds = item.seconds or (math.nan,) * len(item.rows)  # what is not known is not logged
+    seconds = item.seconds or (math.nan,) * len(item.rows)  # NaN is not logged
     log.log_rounds([{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)])
     files = [path for path in item.files if path.name != MODEL]
     log.finish(dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written)
@@ -101,7 +101,7 @@ def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[A
 
 
 def _supersede(client: Any, run: Any, earlier: Sequence[Any]) -> None:
-    """Moves the earlier runs of an item to the trash, from which MLflow's pages can restore them."""
+    """Moves the earlier runs of an item to the trash. MLflow's pages can restore them."""
     for old in earlier:
         named = old.data.tags.get("dvc_experiment")
         other = named is not None and named != run.data.tags.get("dvc_experiment")
@@ -115,7 +115,7 @@ def _is_whole(run: Any, digest: str) -> bool:
 
 
 def _is_of(run: Any, item: Result) -> bool:
-    """Whether a run is of the training that left these files."""
+    """Whether a run belongs to the training that wrote these files."""
     if run.info.run_id == item.made.get("run_id"):
         return True
     weights, same = item.tags["weights_sha256"], run.data.tags.get("fingerprint") == item.tags.get("fingerprint")
@@ -123,7 +123,7 @@ def _is_of(run: Any, item: Result) -> bool:
 
 
 def _digest(item: Result, root: Path) -> str:
-    """SHA-256 over everything that a run is completed from; the tags have the model's."""
+    """SHA-256 over everything that completes a run. The model's own hash is among the tags."""
     data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
     about = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
     return _hash(repr(about), [path for path in item.files if path.name != MODEL])

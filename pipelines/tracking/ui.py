@@ -1,4 +1,4 @@
-"""Serves MLflow's pages on this machine only, until Ctrl-C; of a tracking server, prints the link."""
+"""Serves MLflow's pages on this machine only, until Ctrl-C. With a tracking server, only prints the link."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from plugins.core.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000
-NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # background jobs of features that nothing here uses
+NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # background jobs for features that are not used here
 
 
 def serve(store: Store, experiment: str, port: int | None = None) -> None:
-    """Opens the prepared view on `port`; by default on 5000, or on a free one if that is taken."""
+    """Serves the prepared view on `port`. The default is 5000, or a free port if 5000 is taken."""
     client = store.client()
     experiment_id = runs.of_name(store, client, experiment)
     view.prepare(client, experiment_id)
@@ -30,7 +30,7 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
     port = _free(DEFAULT_PORT, 0) if port is None else _free(port)
     command = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={port}", "--workers=1"]
     command += [f"--backend-store-uri={store.address}", f"--default-artifact-root={store.folder / 'artifacts'}"]
-    # Its own process group, so that its workers end with it however this process is asked to stop.
+    # A process group of its own: its workers end with it, however this process ends.
     server = subprocess.Popen(command, env=os.environ | NO_JOBS, start_new_session=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
@@ -50,7 +50,7 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
 
 
 def _free(*ports: int) -> int:
-    """The first port that is free; 0 stands for any. UserError if none is."""
+    """The first free port of `ports`; 0 stands for any port. UserError if none is free."""
     for port in ports:
         try:
             with socket.create_server((HOST, port)) as server:

@@ -1,4 +1,4 @@
-"""The prepared comparison of an experiment's runs: which method is best, how fair, at what cost."""
+"""The prepared comparison of an experiment's runs: accuracy, fairness and cost of each method."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from pipelines.tracking import runs
 
 KEY = "overview"
-TAG = f"mlflow.sharedViewState.{KEY}"  # of the experiment; MLflow's own "share" button writes such a tag
+TAG = f"mlflow.sharedViewState.{KEY}"  # tag of the experiment, as MLflow's own "share" button writes it
 SECTION = "which-method-is-best"
 BY_ROUND = "test_accuracy"
 BARS = ("final/test_accuracy", "final/client_worst", "final/traffic_mib")
 
 
 def link(address: str, experiment_id: str) -> str:
-    """The page that shows it. Any search or order in the link would switch it off."""
+    """The link to the view. A search or an order in the link would switch the view off."""
     query = f"workflowType=machine_learning&compareRunsMode=CHART&viewStateShareKey={KEY}"
     return f"{address.rstrip('/')}/#/experiments/{experiment_id}/runs?{query}"
 
 
 def prepare(client: Any, experiment_id: str) -> None:
-    """Writes the view of the runs that the experiment has now."""
+    """Writes the view for the experiment's present runs."""
     found = runs.search(client, experiment_id, runs.ACTIVE)
     metrics = sorted({name for run in found for name in run.data.metrics})
     groups = [{"mode": "param", "groupByData": "recipe"}]
@@ -34,7 +34,7 @@ def prepare(client: Any, experiment_id: str) -> None:
         groups.append({"mode": "tag", "groupByData": "dvc_experiment"})
     section = {"uuid": SECTION, "name": "Which method is best?", "columns": 2, "cardHeight": 440}
     section |= {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
-    # MLflow adds a chart for every metric that has none.
+    # MLflow adds a chart for every metric without one, so each gets a hidden chart.
     others = [_chart("BAR", name, shown=False) for name in metrics if name not in (BY_ROUND, *BARS)]
     state = {
         "groupBy": {"aggregateFunction": "average", "groupByKeys": groups}, "useGroupedValuesInCharts": True,
@@ -51,7 +51,7 @@ def prepare(client: Any, experiment_id: str) -> None:
 
 
 def _by_round() -> dict[str, Any]:
-    """A line for each group: the mean over its runs, in a band from the smallest to the largest."""
+    """One line per group: the mean over its runs, with a band from the smallest to the largest."""
     return _chart("LINE", BY_ROUND) | {
         "selectedMetricKeys": [BY_ROUND], "scaleType": "linear", "xAxisScaleType": "linear", "xAxisKey": "step",
         "useGlobalXaxisKey": True, "selectedXAxisMetricKey": "", "selectedYAxisMetricKey": "Metric",

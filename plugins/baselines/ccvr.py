@@ -1,17 +1,17 @@
 """CCVR. Luo, Chen, Hu, Zhang, Liang, Feng: No Fear of Heterogeneity: Classifier Calibration for Federated Learning
 with Non-IID Data, NeurIPS 2021. https://arxiv.org/abs/2106.05001
 
-Section 4: after the last round every client sends, per class, the mean and the covariance of its features and its
-count; the server pools them, draws virtual features from the Gaussians, and trains the classifier on with them.
-- The covariance is the unbiased one (n - 1), and the pool is exactly that of all clients' features together. It goes up
-  as its upper triangle: C (d + d (d + 1) / 2 + 1) floats, once. A class of fewer than two samples has covariance 0.
-- A draw is mu + Sigma^(1/2) z with the symmetric root, by eigenvalues. Eigenvalues below rounding are taken as 0.
-  Cholesky fails where Sigma is singular (fewer samples than d, neurons that are never active), and a jitter would add
-  noise there. The symmetric root does not depend on the eigenvectors' signs or order.
-- The Gaussians have negative values although features behind a ReLU have none; as in the paper, nothing is clipped.
-- We found no code of the authors; the training's numbers are those of https://github.com/smduan/Fed-CCVR.
+Section 4. After the last round every client sends the mean and the covariance of its features, and its count, for each
+class. The server pools them, draws virtual features from the Gaussians, and trains the classifier further on these.
+- The covariance is unbiased (n - 1). The pooled one is exactly that of all clients' features together. A client sends
+  the upper triangle: C (d + d (d + 1) / 2 + 1) floats in all, once. A class of fewer than two samples has covariance 0.
+- A draw is mu + Sigma^(1/2) z with the symmetric root, computed from eigenvalues. Eigenvalues below rounding are taken
+  as 0. Cholesky fails where Sigma is singular (fewer samples than d, neurons that are never active), and a jitter would
+  add noise there. The symmetric root does not depend on the eigenvectors' signs or order.
+- Features behind a ReLU are never negative, but draws may be. As in the paper, nothing is clipped.
+- We found no code of the authors. The numbers of the training are those of https://github.com/smduan/Fed-CCVR.
 
-Meeting others: the model that is calibrated is the evaluated one. FedBABU, which freezes the classifier, is refused.
+Meeting others: the evaluated model is calibrated. FedBABU freezes the classifier, so FedBABU is refused.
 Its FedML pair is `make_pair("ccvr")`.
 """
 
@@ -46,7 +46,7 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class CCVR(Component):
-    """Trains the classifier on features that are drawn from the pooled Gaussian of every class."""
+    """Trains the classifier on features drawn from the pooled Gaussian of every class."""
 
     name: ClassVar[str] = "ccvr"
     needs: ClassVar[Needs] = Needs(own=True)
@@ -99,7 +99,7 @@ class CCVR(Component):
         """n_c [C], mu_c [C, d] and Sigma_c [C, d, d] of all clients' features together (section 4):
 
         n_c = sum_k n_{c,k}, mu_c = sum_k n_{c,k} mu_{c,k} / n_c, and Sigma_c = 1/(n_c - 1) sum_k
-        [(n_{c,k} - 1) Sigma_{c,k} + n_{c,k} (mu_{c,k} - mu_c)(mu_{c,k} - mu_c)'], which the paper prints uncentred.
+        [(n_{c,k} - 1) Sigma_{c,k} + n_{c,k} (mu_{c,k} - mu_c)(mu_{c,k} - mu_c)']. The paper prints it uncentred.
         """
         n_k, mean_k, cov_k = upload["n"], upload["mean"], upload["cov"]  # [M, C], [M, C, d], [M, C, d (d + 1) / 2]
         d = mean_k.shape[2]
@@ -115,7 +115,7 @@ class CCVR(Component):
         return n, mean, (within + between) / (n - 1).clamp(min=1)[:, None, None]
 
     def virtual(self, key: Tensor, n: Tensor, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """`samples` features z ~ N(mu_c, Sigma_c) of every class that somebody has, and their labels."""
+        """`samples` features z ~ N(mu_c, Sigma_c) of every class that a client has, and their labels."""
         n_classes, d = mean.shape
         values, vectors = torch.linalg.eigh(cov.double())  # [C, d], [C, d, d]
         rounding = d * torch.finfo(cov.dtype).eps * values[:, -1:]
@@ -127,7 +127,7 @@ class CCVR(Component):
         return z[n > 0].flatten(0, 1).to(mean.dtype), y[n > 0].flatten()
 
     def calibrated(self, server: Server, z: Tensor, y: Tensor) -> Params:
-        """SGD on the cross-entropy of the virtual features, from the trained classifier on; the encoder stays."""
+        """SGD on the cross-entropy of the virtual features. Starts at the trained classifier; the encoder stays."""
 
         def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, None]:
             return batch.mean(cross_entropies(server.task.classify(server.params | w, batch.x), batch.y)), None

@@ -1,12 +1,12 @@
 """Centralised training. Robbins, Monro: A Stochastic Approximation Method, Annals of Mathematical Statistics 1951.
 https://doi.org/10.1214/aoms/1177729586
 
-No federation: one model trained on the data of all clients. The control that shows what the split over clients costs.
+No federation: one model is trained on the data of all clients. This control shows what the split over clients costs.
 
-A round is as many epochs over the union of the clients' data, with the same batch size and the optimiser reset between
-rounds, so it takes as many steps as all clients together, one after the other. Validation data stay out, public data
-too unless `with_public`. It composes with nothing.
-FedML pair: none that could be deployed, since federated learning is for data that may not leave their silo.
+A round has the same number of epochs as in other recipes, over the union of the clients' data, with the same batch
+size. The optimiser is reset between rounds. A round takes as many steps as all clients together, one after the other.
+Validation data stay out. Public data stay out too, unless `with_public`. It composes with nothing.
+FedML pair: none can be deployed, because in federated learning the data may not leave their silo.
 """
 
 from __future__ import annotations

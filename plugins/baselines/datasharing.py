@@ -3,10 +3,10 @@ https://arxiv.org/abs/1806.00582
 
 Section 4: a small set of labelled data is shared with every client, which trains on it together with its own data. Here
 that set is the public split. The method is therefore the control for methods that train on that split (FNR-FL): it
-shows the gain if every client has it. n_k counts the shared samples; `share` takes the first part of the split. Left
-out is the first training of the global model on the shared data, so that all methods begin with the same weights.
+shows the gain if every client has it. n_k counts shared samples. `share` takes the first part of the split. The paper
+first trains the global model on the shared data. That is left out, so all methods begin with the same weights.
 
-Meeting others: what reads a client's data (class counts, mean features) reads the shared samples too.
+Meeting others: methods that read a client's data (class counts, mean features) read the shared samples too.
 FedML pair: `make_pair("datasharing")`; every silo needs the public split.
 """
 
@@ -29,5 +29,5 @@ class DataSharing(Component):
 
     @property
     def needs(self) -> Needs:
-        """Section 4: alpha of the shared set, the same samples for everybody."""
+        """Section 4: the fraction alpha of the shared set, the same samples for every client."""
         return Needs(public=Public.LABELLED, shared=self.share)

@@ -1,19 +1,19 @@
 """FedDC. Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
 Correction, CVPR 2022. https://arxiv.org/abs/2203.11751. The authors' code: https://github.com/gaoliang13/FedDC
 
-Algorithm 1: the local loss is f_k(w) + (alpha/2) ||w - (w_t - h_k)||^2 + <w, Delta - Delta_k> and enters by its
-gradient; the reported loss is f_k. h_k is the client's drift, Delta_k and Delta are SCAFFOLD's c_i and c of the whole
-gradient.
-- As in the authors' code, w = mean over S of w_k + mean over all clients of h_k, both uniform. The server knows that
-  mean of h_k from the models it gets, so h_k does not travel: 4M, w and Delta down, w_k and Delta_k's change up.
+Algorithm 1. The local loss is f_k(w) + (alpha/2) ||w - (w_t - h_k)||^2 + <w, Delta - Delta_k>. The added terms enter by
+their gradient; the reported loss is f_k. h_k is the client's drift. Delta_k and Delta are SCAFFOLD's c_i and c of the
+whole gradient.
+- As in the authors' code, w = mean over S of w_k + mean over all clients of h_k, both uniform. The server computes the
+  mean of h_k from the received models, so h_k is not sent. The traffic is 4M: w and Delta down, w_k and Delta_k's
+  change up.
 - K is the number of steps that the client took. The authors' code takes the mean client's number for every client.
-- Left out are two details of the authors' code, both neutral for equal clients and small gradients: alpha and Delta are
-  divided by n_k / mean n on the client, and gradients are clipped at 10.
+- Two details of the authors' code are left out: it divides alpha and Delta by n_k / mean n on the client, and clips
+  gradients at 10. Both change nothing for equal clients and small gradients.
 - With local momentum the correction is added to the gradient before the momentum.
 
 Meeting others: with FNR-FL, h_k and Delta_k come from the local training and the mean from the refined models. With
-CCN, the mean over S has CCN's weights and the rest stays uniform.
-FedML pair: `make_pair("feddc")`.
+CCN, the mean over S has CCN's weights and the rest stays uniform. FedML pair: `make_pair("feddc")`.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FedDC(Component):
         return {"Delta": server.state["Delta"]}
 
     def prepare(self, client: Client) -> Tree:
-        """What does not change in a round: w_t - h_k and Delta - Delta_k."""
+        """The constant parts of a round: w_t - h_k and Delta - Delta_k."""
         own = client.memory
         return {"w_h": sub(client.params, own["h"]), "drift": sub(client.shared["Delta"], own["Delta"])}
 

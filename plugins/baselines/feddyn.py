@@ -1,16 +1,16 @@
 """FedDyn. Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization,
 ICLR 2021. https://arxiv.org/abs/2111.04263
 
-Algorithm 1: the local loss is f_k(w) - <g_k, w> + (alpha/2) ||w - w_t||^2 and enters by its gradient; the reported loss
-is f_k. Clients are averaged uniformly; h moves by 1/N, N all clients. From g_k = h = 0 on, h is the mean of all g_k.
-- The evaluated model is the one that is sent; the authors also report the means of the clients' models.
-- Any local optimiser: g_k and h are made of models, no step size is involved.
-- What only the authors' code has is in `feddyn_authors.py`.
+Algorithm 1. The local loss is f_k(w) - <g_k, w> + (alpha/2) ||w - w_t||^2. The added terms enter by their gradient; the
+reported loss is f_k. Clients are averaged uniformly. h moves by 1/N, where N counts all clients. g_k and h start at 0,
+so h is always the mean of all g_k.
+- The evaluated model is the sent one. The authors also report the means of the clients' models.
+- Any local optimiser is allowed: g_k and h are computed from models, without a step size.
+- The options of the authors' code are in `feddyn_authors.py`.
 
 Meeting others: any other method that corrects the gradient is refused. With FNR-FL, g_k and h come from the local
-training and the mean from the refined models. With CCN, the mean over S has CCN's weights and h stays uniform: where
-all w_k are equal, as at the fixed point, any weights agree.
-FedML pair: `make_pair("feddyn")`.
+training and the mean from the refined models. With CCN, the mean over S has CCN's weights and h stays uniform. At the
+fixed point all w_k are equal, so all weights give the same mean. FedML pair: `make_pair("feddyn")`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from plugins.core.trees import Params, Tree, add, tree_map, zeros_like
 
 @dataclass(frozen=True)
 class FedDyn(Component):
-    """Bends every local loss so that its minimum is one of the mean loss."""
+    """Changes every local loss so that its minimum is also a minimum of the mean loss."""
 
     name: ClassVar[str] = "feddyn"
     weights: ClassVar[Weights] = "uniform"
@@ -45,7 +45,7 @@ class FedDyn(Component):
         return {"h": zeros_like(server.params)}
 
     def alpha_k(self, client: Client, leaf: Tensor) -> float | Tensor:
-        """alpha, as a factor of a leaf of the client's; the same for all clients."""
+        """alpha as a factor of a leaf of the client's tree; the same for all clients."""
         return self.alpha
 
     def gradient_term(self, w: Params, client: Client) -> Params:

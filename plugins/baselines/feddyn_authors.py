@@ -1,13 +1,13 @@
 """FedDyn as its authors' code has it. The paper is in `feddyn.py`: Acar et al., ICLR 2021.
 https://arxiv.org/abs/2111.04263, https://github.com/alpemreacar/FedDyn
 
-- `alpha_adapt="authors"`: alpha_k = alpha / (n_k / mean n). The server learns the n_k in an exchange before round 1,
-  which carries the model of round 1, and sends alpha_k. The server's h / alpha is -(1/N) sum (w_k - w_t) whatever alpha
-  is; h keeps the plain one and is then the mean of (n_k / mean n) g_k. So the fixed point minimises the mean loss over
-  samples, and without the option that over clients.
-- `clip`: the corrected gradient is cut to that norm before each step. It includes the terms of the loss that other
-  methods add, but not weight decay. In the authors' code the part alpha w is outside of it, too, since it enters as
-  weight decay. `clip=0`: no cut.
+- `alpha_adapt="authors"`: alpha_k = alpha / (n_k / mean n). The server learns the n_k in an exchange before round 1 and
+  sends alpha_k. That exchange carries the model of round 1. The server's h / alpha is -(1/N) sum (w_k - w_t) for any
+  alpha. h keeps the plain alpha and is then the mean of (n_k / mean n) g_k. So the fixed point minimises the mean loss
+  over samples. Without the option it minimises the mean loss over clients.
+- `clip`: the corrected gradient is clipped to this norm before each step. It includes the loss terms of other methods,
+  but not weight decay. In the authors' code it also lacks the part alpha w, which enters as weight decay. `clip=0`: no
+  clipping.
 FedML pair: `make_pair("feddyn_authors")`.
 """
 
@@ -47,11 +47,11 @@ class FedDynAuthors(FedDyn):
         return replace(given, clip=self.clip) if self.clip else None
 
     def alpha_k(self, client: Client, leaf: Tensor) -> float | Tensor:
-        """alpha_k, 0-d, or [M] in front of a leaf that has that axis."""
+        """alpha_k, 0-d; or [M] if the leaf has that axis in front."""
         return self.alpha if self.alpha_adapt == "off" else leading(client.each["alpha"], leaf)
 
     def answer(self, client: Client) -> Answer:
-        """Nothing but n_k, which every reply has."""
+        """Only n_k, which every reply has."""
         return Answer()
 
     def init_server(self, server: Server) -> Tree:

@@ -2,22 +2,22 @@
 Federated Learning, CVPR 2022. https://arxiv.org/abs/2203.09249. The authors' code:
 https://github.com/ZhangLin-PKU/FedFTG
 
-Algorithm 1: the server trains the average on with inputs that a generator G(z, y) makes. In turn, G looks for inputs
-where student and clients disagree (hard samples) that the clients still assign to y, and the student learns the
-clients' ensemble on them. Labels follow p(y) ~ sum_k n_k^y (customised label sampling), and client k counts for label y
-with alpha_k^y = n_k^y / sum_i n_i^y (class-level ensemble). Numbers and terms are those of the authors' code:
+Algorithm 1. The server trains the averaged model further, on inputs from a generator G(z, y). Two steps alternate. G
+looks for inputs where student and clients disagree (hard samples) and which the clients still assign to y. Then the
+student learns the clients' ensemble on them. Labels follow p(y) ~ sum_k n_k^y (customised label sampling). Client k has
+the weight alpha_k^y = n_k^y / sum_i n_i^y for label y (class-level ensemble). Numbers and terms are those of the
+authors' code:
 - discrepancy "l1" is their hard-sample term, mean_c |student - client| of the logits, where the clients' logits have no
   gradient; "kl" is KL(ensemble || student).
 - The student's loss is a mean over classes too, so its step is 1/C of server_lr.
-- G is a perceptron with one hidden layer for inputs of any shape; theirs is a convolutional network for images. As
+- G is a perceptron with one hidden layer for inputs of any shape. Theirs is a convolutional network for images. Like
   theirs, G ends in a tanh, and its output is standardised per channel over the batch, as the data are.
 - G takes one step on the sum over clients. Theirs takes one step per client in turn, which depends on their order.
-- The step sizes don't decay, and weight decay is left out. Theirs decay by 0.998 a round, with that of local training.
-- G outlives the round. Its Adam begins anew in every round, as theirs.
+- The step sizes don't decay, and weight decay is left out. Theirs decay by 0.998 a round, like the local step size.
+- G is kept between rounds. Its Adam starts afresh in every round, as theirs does.
 
 The running statistics of the student's batch norms move while it learns. Meeting others: the clients' models are those
-that enter the average. The student is the model after all methods' server steps. Its FedML pair is
-`make_pair("fedftg")`.
+that enter the average. The student is the model after all methods' server steps. FedML pair: `make_pair("fedftg")`.
 """
 
 from __future__ import annotations
@@ -81,11 +81,11 @@ class FedFTG(Component):
         return Answer({"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)})
 
     def learn(self, server: Server) -> Change | None:
-        """Algorithm 1: I times, I_g steps of G, which widens the discrepancy, then I_d of the model, on the same z."""
+        """Algorithm 1, I times: I_g steps of G, which widen the discrepancy; then I_d of the model, on the same z."""
         if not self.iterations:
             return None
         task, counts = server.task, server.replies.upload["counts"]  # [M, C]
-        teachers = list(server.client_models())  # at once: every step of G takes the gradient through all
+        teachers = list(server.client_models())  # in memory: every step of G takes the gradient through all
         params, buffers, g = server.params, server.buffers, server.state["generator"]
         adam, sgd = Adam(self.generator_lr), SGD(self.server_lr)
         state = adam.init(g)

@@ -1,22 +1,22 @@
 """FedGen. Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdizhu/FedGen
 
-Algorithm 1: the server trains a generator G(y, eps) of features that the clients' classifiers assign to y, and the
-clients train their models on with it from round 2 on. The terms are those of the authors' code for MNIST:
-- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)], the KL with the
-  labels y of the mini-batch and no gradient through the head, w_t = 0.98^(t - 1), alpha' and beta' `generative_*`.
+Algorithm 1. The server trains a generator G(y, eps) of features that the clients' classifiers assign to y. From round 2
+on, the clients train with these features too. The terms are those of the authors' code for MNIST:
+- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)]. The KL has the
+  labels y of the mini-batch and no gradient through the head. w_t = 0.98^(t - 1); alpha' and beta' are `generative_*`.
   Three things of theirs are left out: the factor gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4
   under the weights (round 570), and the end of the terms after 20 local epochs. The weights of 10 belong to their local
   step size of 0.01. With 0.1 on digits they keep the model from learning, and weights of 1 help.
-- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model, theirs the one before.
-- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state outlives the round. Its step size
+- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model; theirs is the old one.
+- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state is kept between rounds. Its step size
   decays like w_t.
-- y' is uniform over all C classes. The authors draw from the labels that some client has, which differs only if a class
-  has no samples at all.
+- y' is uniform over all C classes. The authors draw from the labels that at least one client has. This differs only if
+  a class has no samples at all.
 - The server's y follow the cohort's label counts, as in the paper; their code draws uniformly from labels with counts
   above 1. The counts are those of the local set. The authors count the labels of the batches and add one.
-- G has no batch norm, whose running statistics would be sent beside the weights. Its output is linear, as in their
-  code, and may be negative. Features behind a ReLU are not.
+- G has no batch norm, because its running statistics would be sent beside the weights. Its output is linear, as in
+  their code. It may be negative, unlike features behind a ReLU.
 
 Meeting others: the teachers are the models that enter the average. The student is the model after a learner such as
 FedDF. "Own prediction" is that of the model, before another method changes the logits. Its FedML pair is
@@ -46,19 +46,19 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class FedGen(Component):
-    """Trains a generator of features on the server, whose features the clients learn from."""
+    """Trains a generator of features on the server; the clients learn from its features."""
 
     name: ClassVar[str] = "fedgen"
     needs: ClassVar[Needs] = Needs(own=True)
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST
-    decay: Decay = 0.98  # of these weights and of the generator's step size, per round: authors' code
+    decay: Decay = 0.98  # of both generative weights and of G's step size, per round: authors' code
     gen_batch_size: Count = 32  # y' per local step: authors' code
     hidden: Count = 256  # of G: authors' code, MNIST
     noise_dim: Count = 32  # of eps: authors' code, MNIST
     steps: CountOrNone = 50  # of G per round: authors' code
-    batch_size: Count = 32  # of these: authors' code
+    batch_size: Count = 32  # samples per step of G: authors' code
     generator_lr: Positive = 3e-4  # of Adam: authors' code, MNIST
     weight_decay: NonNegative = 0.01  # of G: authors' code
     alpha: NonNegative = 1.0  # teacher loss: authors' code

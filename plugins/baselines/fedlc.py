@@ -1,14 +1,14 @@
 """FedLC. Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits Calibration,
 ICML 2022. https://arxiv.org/abs/2209.00189
 
-In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c, with n_c the client's samples of it.
-- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true class. That is the
-  paper's, says FL-bench, and collapses: the loss has no lower bound.
-- `absent="masked"`: a class without samples leaves the softmax, which is the limit n_c -> 0, so neither loss nor
-  gradient knows it. `absent="floor"`: its n_c counts as 1.
-- "masked" with one class only: "all" gives loss 0 and no gradient, the limit again. "excl" has a sum over nothing,
-  which the paper leaves open; it then does as "all".
-- n_c is read from the whole local set; evaluation uses the plain logits.
+In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c. n_c is the client's number of samples of that class.
+- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true class. FL-bench calls
+  it the paper's form. It collapses, because the loss has no lower bound.
+- `absent="masked"`: a class without samples is left out of the softmax, which is the limit n_c -> 0. It affects neither
+  loss nor gradient. `absent="floor"`: its n_c counts as 1.
+- "masked" with one class only: "all" gives loss 0 and no gradient, again the limit. "excl" has an empty sum, which the
+  paper does not define; it then equals "all".
+- n_c counts the whole local set. Evaluation uses the plain logits.
 
 Meeting others: a refinement (FNR-FL) trains with the plain logits. Its FedML pair is `make_pair("fedlc")`.
 """
@@ -30,7 +30,7 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class FedLC(Component):
-    """Gives every class a margin in the local loss, the larger, the rarer the class is on the client."""
+    """Gives every class a margin in the local loss; classes that are rare on the client get larger margins."""
 
     name: ClassVar[str] = "fedlc"
     needs: ClassVar[Needs] = Needs(own=True)
@@ -50,7 +50,7 @@ class FedLC(Component):
         return _only(client.prepared["kept"], logits - client.prepared["margin"].to(logits.dtype))
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
-        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: what its loss has beside the cross-entropy."""
+        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: the loss minus the cross-entropy."""
         if self.form == "all":
             return None
         z = self.logits(out.logits, w, client)  # [B, C]
@@ -61,8 +61,8 @@ class FedLC(Component):
 
 
 def _only(kept: Tensor, z: Tensor) -> Tensor:
-    """`z`, with a number that e^z takes to 0 where `kept` is false.
+    """`z` where `kept`; elsewhere a number so low that e^z is 0.
 
-    Finite: a batch's padding may have any label, and its loss is multiplied by 0.
+    The number is finite: padding may have any label, and its loss is multiplied by 0.
     """
     return torch.where(kept, z, torch.finfo(z.dtype).min / 2)

@@ -2,27 +2,27 @@
 Optimization, NeurIPS 2020. https://arxiv.org/abs/2007.07481. The authors' code: https://github.com/JYWa/FedNova
 
 Algorithm 1: d_k = (w_t - w_k) / a_k and w_{t+1} = w_t - tau_eff sum_k p_k d_k, with tau_eff = sum_k p_k a_k. a_k, the
-paper's ||a_k||_1, is how often the k-th client's update holds a gradient, so it is counted as if every gradient were 1:
+paper's ||a_k||_1, is how often the k-th client's update contains a gradient. It is counted as if each gradient were 1:
 - SGD: a = tau, the steps. Momentum rho: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho).
 - Proximal steps (`mu` above 0, which adds mu (w - w_t) to the gradient): a <- (1 - eta mu) a + 1 for each step. tau_eff
-  then counts plain steps, sum_k p_k tau_k, as in the authors' code, and tau_k goes up too.
-- Both: c <- rho c + 1 - eta mu a, a <- a + c, which holds the other two as its special cases. The authors' code counts
-  c <- rho c + 1, a <- (1 - eta mu) (a + c) + 1, every gradient once too often (2 - eta mu after one step):
-  `count="authors"`.
-- Adam (CCN compares with it; the paper has SGD): a = tau. Its bias-corrected mean of gradients has weights that sum to
-  one, so every step counts 1. RMSProp counts as SGD with its own momentum does. Both scale the gradient, so that eta mu
-  is not the fraction that a step takes back: mu must be 0.
+  is then the mean of plain steps, sum_k p_k tau_k, as in the authors' code, and tau_k goes up too.
+- Momentum and proximal steps: c <- rho c + 1 - eta mu a, a <- a + c. Both rules above are special cases of it.
+  `count="authors"`: c <- rho c + 1, a <- (1 - eta mu) (a + c) + 1, as in the authors' code, which counts every gradient
+  once too often (2 - eta mu after one step).
+- Adam (CCN compares with it; the paper has SGD): a = tau. The weights in its bias-corrected mean of gradients sum to
+  one, so every step counts 1. RMSProp counts as SGD with RMSProp's momentum. Both scale the gradient, so a step does
+  not take back the fraction eta mu: mu must be 0.
 - Weight decay is part of the gradient, as in the authors' code. Their server momentum (gmf) is `sgdm_server` here.
-- The coefficients of the updates, tau_eff p_k / a_k, sum to (sum_k p_k a_k) (sum_k p_k / a_k) without mu. That is 1
-  where all a_k are equal and above 1 where they differ. The new model then lies beyond the clients' mean. Recorded as
-  `coefficient_sum`.
-- Buffers are averaged with the clients' weights; FedNova as NIID-Bench has it normalises batch norms' statistics too.
+- Without mu, the coefficients of the updates, tau_eff p_k / a_k, sum to (sum_k p_k a_k) (sum_k p_k / a_k). The sum is 1
+  if all a_k are equal and above 1 if they differ. Above 1, the new model lies beyond the clients' mean.
+  `coefficient_sum` records it.
+- Buffers are averaged with the clients' weights. NIID-Bench's FedNova normalises batch norms' statistics too.
 - `nu="weights"`: the clients' weights become p_k / a_k, divided by their sum, and the average is the plain weighted
-  mean. For CCN, whose Lambda_k then multiplies p_k / a_k. It breaks the scale: the step is no longer tau_eff long.
+  mean. This is for CCN: its Lambda_k then multiplies p_k / a_k. The step is then no longer tau_eff long.
 
 Meeting others: with `nu="direction"` CCN's c_k take the place of p_k in both sums. FNR-FL's refined models are
-averaged, and a_k counts the local training only. Of what else changes the local gradient, a_k knows nothing; FedProx is
-refused, since mu is that. Its FedML pair is `make_pair("fednova")`.
+averaged, and a_k counts the local training only. a_k ignores other changes of the local gradient. FedProx is refused,
+because `mu` is the same term. Its FedML pair is `make_pair("fednova")`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 https://arxiv.org/abs/1812.06127
 
 Algorithm 2 with a fixed number of local epochs. The proximal term (mu/2)||w - w_t||^2 enters as its gradient, which is
-exact and costs no autograd; the reported local loss is the cross-entropy without it. Its FedML pair is
+exact and costs no autograd. The reported local loss is the cross-entropy without it. Its FedML pair is
 `make_pair("fedprox")`.
 """
 

@@ -1,15 +1,15 @@
 """FedRS: restricted softmax. Li, Zhan: FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID
 Data, KDD 2021. https://doi.org/10.1145/3447548.3467254
 
-In the local loss, the scores of classes that the client has no sample of are scaled by alpha.
+In the local loss, the scores of classes without samples on the client are scaled by alpha.
 - `form="hard"` is the paper: s_c = 1 for a class with samples, alpha without.
-- `form="soft"` is that of the authors' code (https://github.com/lxcnju/FedRepo): s_c = alpha + (1 - alpha) n_c / max n.
-  There each step applies it again to what the step before left, so that s_c goes to 1 within a round; here none does.
-- The paper's classifier has no bias. Ours is not scaled: o_c = s_c w_c h + b_c.
-- The classes that a client has are read from its whole local set; evaluation uses the plain logits.
+- `form="soft"` is the authors' code (https://github.com/lxcnju/FedRepo): s_c = alpha + (1 - alpha) n_c / max n. There
+  each step applies it again to the result of the last step, so s_c goes to 1 within a round. Here s_c stays fixed.
+- The paper's classifier has no bias. Our bias is not scaled: o_c = s_c w_c h + b_c.
+- A client's classes are those of its whole local set. Evaluation uses the plain logits.
 
-Meeting others: a refinement (FNR-FL) trains with the plain logits; under FedBABU it is the gradient of the body that
-shrinks. Its FedML pair is `make_pair("fedrs")`.
+Meeting others: a refinement (FNR-FL) trains with the plain logits. Under FedBABU the gradient of the body shrinks
+instead. Its FedML pair is `make_pair("fedrs")`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class FedRS(Component):
-    """Holds back the updates of the classifier's rows for classes that a client does not have."""
+    """Reduces the updates of the classifier's rows for classes that a client does not have."""
 
     name: ClassVar[str] = "fedrs"
     needs: ClassVar[Needs] = Needs(own=True)

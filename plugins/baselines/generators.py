@@ -1,4 +1,4 @@
-"""What FedGen and FedFTG share: a conditional generator, the loss that keeps it diverse, and labels by counts."""
+"""Parts that FedGen and FedFTG share: a conditional generator, its diversity loss, and labels drawn by counts."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def draw_labels(key: Tensor, counts: Tensor, n: int) -> Tensor:
 
 
 def label_weights(counts: Tensor) -> Tensor:
-    """alpha_k^y = n_k^y / sum_i n_i^y, [M, C]; 0 for a label that nobody has."""
+    """alpha_k^y = n_k^y / sum_i n_i^y, [M, C]; 0 for a label that no client has."""
     return counts / counts.sum(0).clamp(min=1)

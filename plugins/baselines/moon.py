@@ -1,21 +1,21 @@
 """MOON: model-contrastive federated learning. Li, He, Song: Model-Contrastive Federated Learning, CVPR 2021.
 https://arxiv.org/abs/2103.16257. The authors' code: https://github.com/QinbinLi/MOON
 
-Algorithm 1 with eqs. 3 and 5: loss = CE + mu l_con, where l_con pulls a sample's representation towards that of the
-received model and pushes it away from that of the client's previous local model.
-- z is the input of the classifier in every model. The default has no projection head (`moon_head=none`), as FNR-FL
-  counts: its traffic for MOON is 2M. The authors' head is an option of the model (`model_options: {projection: 256}`),
-  so all methods of a table share it, as they do in the authors' code.
+Algorithm 1 with eqs. 3 and 5: loss = CE + mu l_con. l_con pulls a sample's representation z towards that of the
+received model, and pushes it away from that of the client's previous local model.
+- z is the input of the classifier in every model. The default has no projection head, as FNR-FL counts: its traffic for
+  MOON is 2M. The authors' head is an option of the model (`model_options: {projection: 256}`), so all methods of a
+  table share it, as they do in the authors' code.
 - z of the two old models is computed in eval mode and has no gradient. z of the local model is from the training pass.
   Both are as in the authors' code.
 - There is one previous model (the authors' model buffer size 1): the client's own after its last local training, with
-  its buffers. At the first participation it is w_0. If the received model is w_0, too, l_con is log 2 and has no
+  its buffers. At the first participation it is w_0. If the received model is w_0 too, l_con is log 2 and has no
   gradient.
 - The cosine with a zero vector is 0.
 - The authors run MOON with a local momentum of 0.9 and their other methods without. Here all take train.momentum.
 
-Meeting others: z is as the network gives it, before other methods change the logits. With FNR-FL the previous model is
-that after local training, before the refinement. Its FedML pair is `make_pair("moon")`.
+Meeting others: z comes from the network, before other methods change the logits. With FNR-FL the previous model is the
+one after local training, before the refinement. Its FedML pair is `make_pair("moon")`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class MOON(Component):
-    """Contrasts each representation with the received model's and the client's previous model's."""
+    """Contrasts each representation with those of the received model and of the client's previous one."""
 
     name: ClassVar[str] = "moon"
 
@@ -56,16 +56,16 @@ class MOON(Component):
         return self.mu * batch.mean(-F.logsigmoid((positive - negative) / self.tau))
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        """The next z_prev is that of the local model."""
+        """The local model gives the next z_prev."""
         return Answer(memory={"w": trace.params, "buffers": trace.buffers})
 
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of the rows, [B, d] -> [B]; 0, with a gradient that is finite, where one is zero."""
+    """Cosine of the rows, [B, d] -> [B]; 0 with a finite gradient if a row is zero."""
     return (_unit(a) * _unit(b)).sum(1)
 
 
 def _unit(rows: Tensor) -> Tensor:
     square = rows.square().sum(1, keepdim=True)
-    # The root of a zero has no slope, so zero is kept out of the root and not only out of the quotient.
+    # The root has no slope at zero, so zero is replaced before the root and not only in the quotient.
     return rows / torch.where(square > 0, square, torch.ones_like(square)).sqrt()

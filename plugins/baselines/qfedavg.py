@@ -3,14 +3,14 @@ https://arxiv.org/abs/1905.10497
 
 Algorithm 2 with the authors' code (https://github.com/litian96/fair_flearn) where the paper is silent:
 - F_k is the mean cross-entropy of the received model over all local data, in eval mode, plus 1e-10.
-- L = 1/eta, with the step size of local training. eta is taken at its word under Adam and RMSProp too, where it is no
-  longer a bound on the curvature: rFedAvg compares q-FedAvg with RMSProp (Sent140).
-- Clients are drawn uniformly, not in proportion to n_k, and count the same: q = 0 is their uniform average.
-- Norms are over all trainable parameters as one vector; buffers are averaged.
+- L = 1/eta, where eta is the local step size. This holds for Adam and RMSProp too, although L no longer bounds the
+  curvature there: rFedAvg compares q-FedAvg with RMSProp (Sent140).
+- Clients are drawn uniformly, not in proportion to n_k, and have equal weights: q = 0 is their uniform average.
+- Norms take all trainable parameters as one vector. Buffers are averaged.
 
-Meeting others: the sums over k carry the clients' weights c_k, which is the paper when they are uniform; CCN's take
-effect there. Delta_k is what the clients send, refined by FNR-FL where that was; F_k has no terms of other methods.
-Its FedML pair is `make_pair("qfedavg")`.
+Meeting others: the sums over k have the clients' weights c_k as factors. Uniform weights give the paper's sums; CCN's
+weights act there. Delta_k is the sent update, or the refined one (FNR-FL). F_k has no terms of other methods. Its
+FedML pair is `make_pair("qfedavg")`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from plugins.core.trees import Params, Tree, row_norms, weighted_sum
 
 @dataclass(frozen=True)
 class QFedAvg(Component):
-    """Counts a client the more, the higher its loss, with a step size that follows."""
+    """Gives clients with a higher loss more weight, and adapts the step size."""
 
     name: ClassVar[str] = "qfedavg"
     needs: ClassVar[Needs] = Needs(own=True)
@@ -47,7 +47,7 @@ class QFedAvg(Component):
         """-sum_k Delta_k / sum_k h_k, Delta_k = F_k^q L (w - w_k), h_k = q F_k^(q-1) ||L (w - w_k)||^2 + L F_k^q."""
         deltas, big_l = server.replies.deltas, 1 / server.task.lr
         f = server.replies.upload["F"].double() + 1e-10  # [M]
-        # Both sums have a factor F^q: as a fraction of the largest, so that no power underflows.
+        # Both sums have a factor F^q. F is divided by the largest F, so that no power underflows.
         power = server.weights * (f / f.max()) ** self.q
         h = power * (self.q * (big_l * row_norms(deltas).double()) ** 2 / f + big_l)
         return weighted_sum(power * big_l / h.sum(), deltas)

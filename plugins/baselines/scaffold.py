@@ -1,11 +1,11 @@
 """SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated Learning,
 ICML 2020. https://arxiv.org/abs/1910.06378
 
-Algorithm 1 with option II for c_i; `scaffold_i` beside it has option I. With local momentum the correction is added to
-the gradient before the momentum.
-- Clients are averaged uniformly, as in the paper. `weights="size"`: the model by n_k, as in NIID-Bench. The control
-  variates stay uniform.
-- eta_g other than 1 is part of the server's step, so such a SCAFFOLD is refused beside the methods that own that step.
+Algorithm 1 with option II for c_i; `scaffold_i` has option I. With local momentum the correction is added to the
+gradient before the momentum.
+- Clients are averaged uniformly, as in the paper. `weights="size"`: the model is averaged by n_k, as in NIID-Bench, and
+  the control variates stay uniform.
+- With eta_g other than 1, SCAFFOLD owns the server step. It is then refused beside other methods that own that step.
 
 Meeting others: with FNR-FL, c_i is computed from the local training only, not from the refinement. With CCN, the model
 step uses CCN's weights and the control variates stay uniform. FedML pair: `make_pair("scaffold")`.

@@ -1,10 +1,10 @@
 """SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data. See `scaffold.py`:
 Karimireddy et al., ICML 2020, algorithm 1, line 12 (i). https://arxiv.org/abs/1910.06378
 
-- The gradient is that of the mean cross-entropy: one more pass over the local data. It is taken in eval mode, with the
-  batch norms' statistics that were received, since those of a whole set in batches are not defined. Weight decay and
-  other methods' terms are not in it.
-- It divides by no step size, so Adam and RMSProp are allowed. They take the corrected gradient.
+- The gradient is that of the mean cross-entropy, from one more pass over the local data. It is taken in eval mode with
+  the received statistics of the batch norms, because batch statistics of a whole set are not defined. Weight decay and
+  other methods' terms are left out.
+- Nothing is divided by a step size, so Adam and RMSProp are allowed. They take the corrected gradient.
 FedML pair: `make_pair("scaffold_i")`.
 """
 

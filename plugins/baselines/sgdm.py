@@ -3,17 +3,17 @@ TPDS 31(8), 2020. https://arxiv.org/abs/1910.03197
 
 CCN compares "SGDM" and cites this paper and one without momentum, so there are three methods:
 - `sgdm`, Liu et al.'s MFL: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the same
-  weights and sends both; clients start from its v. Theirs are full batches and everybody in every round; here,
-  mini-batches as elsewhere, and v is the average over the last cohort.
+  weights and sends both; clients start from that v. The paper has full batches, and every client takes part in every
+  round. Here clients take mini-batches, and v is the average over the last cohort.
 - `sgdm_local`: the clients' v starts at 0 in every round.
 - `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u. MOON's code multiplies
   u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
-gamma = 0.9 is ours, CCN gives none. In the first two it is the momentum of local training, so train.momentum must not
-say another one; `sgdm_server` leaves local training alone.
+gamma = 0.9 is our choice; CCN gives none. In the first two methods it is the momentum of local training, and
+train.momentum must not differ from it. `sgdm_server` leaves local training alone.
 
-Meeting others: g is the gradient with what others add to it. CCN's weights reach w and v. FNR-FL's refinement runs
-with gamma too, from v = 0, and leaves the averaged v alone. In `sgdm_server`, u is the aggregated update, of refined or
-re-weighted clients or by another method's average.
+Meeting others: g includes the terms that other methods add. CCN's weights apply to w and v. FNR-FL's refinement runs
+with gamma too, from v = 0, and leaves the averaged v alone. In `sgdm_server`, u is the aggregated update. Its clients
+may be refined or re-weighted, and another method may replace the average.
 FedML pairs: `make_pair("sgdm")`, `make_pair("sgdm_local")`, `make_pair("sgdm_server")`.
 """
 
@@ -57,13 +57,13 @@ class SGDMLocal(Component):
 
 @dataclass(frozen=True)
 class SGDM(SGDMLocal):
-    """Averages the momentum with the model: {v}, or nothing where gamma = 0."""
+    """Averages the clients' momenta together with their models."""
 
     name: ClassVar[str] = "sgdm"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.OPTIMIZER, Claim.OPTIMIZER_MEMORY})
 
     def init_server(self, server: Server) -> Tree:
-        """v = 0."""
+        """{v = 0}, or nothing if gamma = 0."""
         return server.task.optimizer.init(server.params)
 
     def broadcast(self, server: Server) -> Tree:

@@ -1,25 +1,25 @@
 """CCN: client contribution normalization. Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for
 Enhanced Federated Learning, 2024. https://arxiv.org/abs/2411.06352
 
-Eqs. 3-8. Choices where the paper is silent or double, and the options beside them:
-- z_r is computed after local training, over the whole local set, in one extra evaluation pass: Algorithm 1 lists it
+Eqs. 3-8. Choices where the paper is silent or ambiguous, and their options:
+- z_r is computed after local training, in one extra evaluation pass over the whole local set. Algorithm 1 lists it
   before training and again in the last epoch, which overwrites it. `z_time="before"`: with the received model.
-  `z_time="last_epoch_running"`: the mean over the samples of the last epoch of the features as they were in training,
-  while the model moved; no extra pass.
-- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that cosines may be negative;
-  not with "last_epoch_running", and not for models whose classifier reads something else than a ReLU's output.
+  `z_time="last_epoch_running"`: the mean of the training features over the samples of the last epoch, while the model
+  moved; no extra pass.
+- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that cosines may be negative.
+  It is refused with "last_epoch_running", and for models whose classifier does not read a ReLU's output.
 - T = 0.5; the paper says only "less than 1".
 - nu_r is the weight that the recipe gives the client without CCN: n_r/n, or 1/m where a method averages uniformly.
   `nu="uniform"`: 1/m with every method.
-- A zero z_r has cosine 0 with the others; a single client has weight 1.
+- A zero z_r has cosine 0 with the others. A single client has weight 1.
 
-Recorded are S, Lambda, the weights c_r, and the extremes of Lambda_r and of c_r / nu_r; for the latter nu_r is
-worked back from c_r, which leaves NaN in a round where some Lambda_r is 0.
-Meeting others: FedNova has c_r for p_r, in d and in tau_eff; with its own nu = "weights", Lambda_r multiplies p_r /
-a_r, and `nu="uniform"` here makes p_r = 1/m. SCAFFOLD's model step has nu_r = 1/m, its control variates stay uniform;
-so does FedDyn's h, whose mean of models is weighted. FedBABU averages the body with n_r/n. SGDM averages w and v with
-c_r. q-FedAvg's two sums carry c_r m. FedNNNN's u and E have c_r. FNR-FL: z_r is that of the unrefined local model, the
-weights are those of the refined ones.
+S, Lambda, the weights c_r, and the extremes of Lambda_r and of c_r / nu_r are recorded. For the last, nu_r is computed
+back from c_r, which gives NaN in a round where some Lambda_r is 0.
+Meeting others: FedNova has c_r for p_r, in d and in tau_eff. With FedNova's nu = "weights", Lambda_r multiplies p_r /
+a_r, and CCN's `nu="uniform"` makes p_r = 1/m. SCAFFOLD's model step has nu_r = 1/m; its control variates stay uniform.
+FedDyn's h stays uniform too; its mean of models is weighted. FedBABU's body has nu_r = n_r/n. SGDM averages w and v
+with c_r. q-FedAvg's two sums have factors c_r m. FedNNNN's u and E have c_r. With FNR-FL, z_r is that of the unrefined
+local model, and the weights apply to the refined models.
 FedML pair: `CCNTrainer`, `CCNAggregator`.
 """
 
@@ -39,7 +39,7 @@ from plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class CCN(Component):
-    """Weighs a client the less, the more its mean representation resembles those of the others."""
+    """Gives a client less weight if its mean representation resembles those of the others."""
 
     name: ClassVar[str] = "ccn"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLIENT_WEIGHTS})
@@ -87,11 +87,11 @@ class CCN(Component):
         """Lambda_r of eq. 8, [R, d] -> [R]; 1 for a single client."""
         if z.shape[0] == 1:
             return z.new_ones(1, dtype=torch.float64)
-        # Row sums reach R/T, so the exponentials are shifted: softmax does that.
+        # Row sums reach R/T, which may be too large for a plain exponential: softmax shifts them.
         return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
 
     def step(self, server: Server) -> Change:
-        """Recorded only: S, Lambda and c of the round, and how far they tell clients apart."""
+        """Only records: S, Lambda and c of the round, and the extremes of Lambda and c / nu."""
         z = server.replies.upload["z"]
         lam = self.contribution(z)
         inverse = (server.weights / lam).sum()  # c_r / Lambda_r = nu_r / (Lambda . nu), and nu sums to one

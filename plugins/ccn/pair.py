@@ -1,4 +1,4 @@
-"""The FedML pair of CCN; `recipe` is all that it sets, behaviour is in `plugins.silo.host`."""
+"""The FedML pair of CCN; it only sets `recipe`, the behaviour is in `plugins.silo.host`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ class CCNTrainer(HostTrainer):
 
 
 class CCNAggregator(HostAggregator):
-    """The server of CCN: weighs a silo the less, the more its features resemble those of the others."""
+    """The server of CCN: gives a silo less weight if its features resemble those of the others."""
 
     recipe = "ccn"

@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 
 class Round(NamedTuple):
-    """What a round leaves."""
+    """The result of a round."""
 
     state: State
     evaluated: Params | None  # None: the model that is sent
@@ -184,7 +184,7 @@ class Algorithm:
 
 
 def _sound(c: Component, setting: Setting) -> None:
-    """RecipeError where a component can't run, or does what it does not claim."""
+    """RecipeError if a component can't run, or does something without the claim to it."""
     c.check(setting)
     for hook, claim in OWNS.items():
         if overrides(c, hook):

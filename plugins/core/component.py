@@ -43,7 +43,7 @@ Asks = Generator["Ask", "Reply", Any]  # what a server hook may yield and gets b
 
 
 class Claim(Enum):
-    """What only one component of a recipe may own, and why."""
+    """Things that only one component of a recipe may own, and why."""
 
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
     CLASSIFIER = "classifier", "one freezes it, the other trains it again"
@@ -61,7 +61,7 @@ class Claim(Enum):
 
 
 class Public(IntEnum):
-    """What a method sees of the public split."""
+    """The part of the public split that a method sees."""
 
     NOTHING = 0
     RECORDED = 1  # with labels, if there is one, and only for what is recorded
@@ -91,7 +91,7 @@ class Exchanges(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """What a recipe is composed for."""
+    """The setting that a recipe is composed for."""
 
     n_clients: int  # N, all clients
     cohort: int  # M, clients per round
@@ -142,7 +142,7 @@ class Client:
 
 
 class Trace(NamedTuple):
-    """What local training left behind."""
+    """The result of local training."""
 
     params: Params  # w_k
     buffers: Params
@@ -195,7 +195,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Server:
-    """All that a server's hook may read. What a round has not reached yet is absent."""
+    """All that a server's hook may read. Values that a round has not computed yet are absent."""
 
     task: Task
     params: Params  # the model: w_t up to `step`, then the new one
@@ -248,7 +248,7 @@ class Component:
 
     @property
     def claims(self) -> frozenset[Claim]:
-        """What only one component of a recipe may own; likewise."""
+        """What no other component of the recipe may own; likewise."""
         return frozenset()
 
     @property
@@ -286,7 +286,7 @@ class Component:
         """A term of the loss, 0-d."""
 
     def gradient_term(self, w: Params, client: Client) -> Params | None:
-        """What is added to the gradient at w. Elementwise: leaves may have an axis [M] in front."""
+        """A term of the gradient at w. Elementwise: leaves may have an axis [M] in front."""
 
     def update_factor(self, client: Client) -> Params | None:
         """Factors of the optimiser's update, by parameter: one per row (neuron)."""

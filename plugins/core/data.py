@@ -122,7 +122,7 @@ def masked_mean(values: Tensor, mask: Tensor | None, axes: int = 0) -> Tensor:
     if mask is None:
         return values.mean(axes)
     mask = mask.to(values.dtype)
-    # A batch of padding only has no mean. Its step is discarded, so it only must not give NaN.
+    # A batch of padding only has no mean. Its step is discarded, but it must not give NaN.
     total: Tensor = (leading(mask, values) * values).sum(axes)
     return total / leading(mask.sum(axes), total).clamp(min=1)
 

@@ -1,7 +1,7 @@
 """Local optimisers as pure init/step pairs on trees; each equals its namesake in `torch.optim` (tested).
 
 `step` returns the update to add to the parameters, not the new parameters, so that a method can scale or mask it
-(FedNLR's neuron-wise rates) whatever the optimiser.
+(FedNLR's neuron-wise rates) under any optimiser.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from plugins.core.trees import Params, Tree, leading, norm, scale, tree_map, zer
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What all optimisers have; `given` is what is done to the gradient before anything else."""
+    """The common part of all optimisers; `given` prepares the gradient before anything else."""
 
     lr: float
     momentum: float = 0.0

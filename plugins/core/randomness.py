@@ -58,7 +58,7 @@ def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Ten
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers (Box and Muller 1958), two from two uniform ones; of more, the first are the same."""
+    """Standard normal numbers (Box and Muller 1958), two from two uniform ones. A longer draw begins the same way."""
     count = math.prod(shape)
     one, two = uniform(key, -(-count // 2), 2, dtype=torch.float64).unbind(1)
     radius, angle = torch.sqrt(-2 * torch.log1p(-one)), 2 * math.pi * two

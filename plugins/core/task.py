@@ -66,7 +66,7 @@ class Network(Protocol):
         """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for the classifier."""
 
     def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """Eval-mode input [B, d] of the ReLU whose output is the features; None where the features are no ReLU's."""
+        """Eval-mode input [B, d] of the ReLU that makes the features; None if no ReLU makes them."""
 
 
 Loss = Callable[[Params], tuple[Tensor, Tree]]  # w -> (0-d, what else is kept of the pass)

@@ -149,7 +149,7 @@ def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> t
 
 
 def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:
-    """One client's answer to an Ask that a component made; `client.params` is the model to look at."""
+    """One client's answer to an Ask that a component made; `client.params` is the model to use."""
     c = next(c for c in algorithm.components if c.name == ask.owner)
     view = _seen(client, c, ask, memory, {})
     return kept(c.answer(view), view)

@@ -19,7 +19,7 @@ ALIGNED = 64  # bytes, as torch aligns tensors: at other addresses matrix produc
 def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None) -> Params:
     """Memory for `m` models, leaves [m, ...]; each row is aligned as a tensor of its own would be.
 
-    `memory`: returns the number of bytes that it is asked for, aligned. None: torch does, on the device of `like`.
+    `memory`: returns a given number of aligned bytes. None: torch takes the memory, on the device of `like`.
     """
 
     def rows(leaf: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ class Checkpoint(NamedTuple):
     holders: list[int]  # clients that hold the server's model already
     rows: list[dict[str, float]]  # of rounds.csv
     recorded: Params  # what else was recorded, by name
-    differs: bool  # whether the evaluated model is another than the sent one
+    differs: bool  # whether the evaluated model differs from the sent one
 
 
 def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:

@@ -35,7 +35,7 @@ class Schedule:
 
 
 class Outcome(NamedTuple):
-    """What a run leaves."""
+    """The result of a run."""
 
     params: Params  # the sent model
     evaluated: Params  # the evaluated one; the same object unless a method says otherwise
@@ -88,7 +88,7 @@ class Run:
 
     @property
     def outcome(self) -> Outcome:
-        """What the rounds so far leave."""
+        """The result of the rounds so far."""
         sent = self.task.whole(self.state.params)
         evaluated = sent if self.evaluated is None else self.task.whole(self.evaluated)
         return Outcome(sent, evaluated, self.state.buffers, self.recorder.rows, self.recorder.tensors)

@@ -214,7 +214,7 @@ class Simulation:
 
     @property
     def outcome(self) -> Outcome:
-        """What the rounds so far leave."""
+        """The result of the rounds so far."""
         return self.loop.outcome
 
     @property

@@ -1,4 +1,4 @@
-"""FedNLR: `algorithm` is the method, `pair` its FedML pair, imported only when it is asked for."""
+"""FedNLR: `algorithm` is the method, `pair` its FedML pair, imported only on demand."""
 
 from __future__ import annotations
 

@@ -1,27 +1,27 @@
 """FedNLR. Wang, Zheng, Han, Xu, Li, Zhang: FedNLR: Federated Learning with Neuron-wise Learning Rates, KDD 2024.
 https://doi.org/10.1145/3637528.3672042
 
-Algorithm 1 with eqs. 14-18. Choices where the paper is silent or unclear, and the options beside them:
-- The denominator of eq. 15 is 1, so the rate of a neuron is eta M_l q: on average eta. `scale="sum1"` is lemma 4's
-  eta q, which sums to eta over the layer.
-- (a1, a2) = (0.45, 0.3) are those of the main tables. Section 7.3 ends with (1, 1), where the printed 1/L is read as
-  l/L. mu_0 is never given for them and is 1, since mu_l must exceed 1. `mu` sets single layers, as in figure 4.
+Algorithm 1 with eqs. 14-18. Choices where the paper is silent or unclear, and their options:
+- The denominator of eq. 15 is 1, so the rate of a neuron is eta M_l q: on average eta. `scale="sum1"` is lemma 4's eta
+  q, which sums to eta over the layer.
+- (a1, a2) = (0.45, 0.3) are those of the main tables. Section 7.3 ends with (1, 1); its printed 1/L is read as l/L. The
+  paper gives no mu_0 for them. It is 1, since mu_l must exceed 1. `mu` sets single layers, as in figure 4.
 - The logarithm is base 10 (section 7.3); `log="e"`: natural.
 - M_l of a convolution is its number of channels, each averaged over space before any pooling. `M="units"` counts C H W
-  in eq. 17; rates are one per channel all the same.
+  in eq. 17; there is still one rate per channel.
 - The classifier is scaled too, by its mean logits (figure 4 has nine layers). `last="prob"`: by its mean probabilities;
-  `last="skip"`: not at all. L counts it in any case.
-- Biases and batch-norm pairs move as their rows; `bias="unscaled"`: at eta.
-- "A larger T_l indicates a larger discrepancy" is the wrong way round; a larger mu_l does.
-- hbar all equal, or mu_l <= 1: every neuron keeps eta, also with "sum1".
-- `since`: the first round in which rates differ. The rounds before it are FedAvg's. Table 4 trains one model of FedAvg
-  both ways.
+  `last="skip"`: not at all. L counts the classifier in any case.
+- Biases and batch-norm pairs have the rates of their rows; `bias="unscaled"`: they have eta.
+- "A larger T_l indicates a larger discrepancy" is reversed in the paper: a larger mu_l indicates it.
+- If all hbar are equal, or mu_l <= 1, every neuron keeps eta, also with "sum1".
+- `since`: the first round in which rates differ. Earlier rounds are FedAvg's. Table 4 trains one FedAvg model both
+  ways.
 
-The factors scale the optimiser's update, which for plain SGD is eq. 18; so they hold under momentum and Adam.
-Meeting others: they multiply the whole local update, with what FedProx, FedDyn, FedDC or SCAFFOLD add to the gradient.
-SCAFFOLD's c_i divides by eta, not by the neurons' rates; FedNova's a_i is that of the steps taken. FedBABU's frozen
-head is not scaled, but stays layer L. The "weight decay 0.1" that section 7.1 gives FedDyn is FedDyn's own alpha: don't
-add both. What is recorded of neuron drift is in `drift.py`.
+The factors scale the optimiser's update. For plain SGD this is eq. 18; it also holds for momentum and Adam.
+Meeting others: the factors multiply the whole local update, with the terms that FedProx, FedDyn, FedDC or SCAFFOLD add
+to the gradient. SCAFFOLD's c_i divides by eta, not by the neurons' rates. FedNova's a_i counts the steps taken.
+FedBABU's frozen head is not scaled, but stays layer L. The "weight decay 0.1" that section 7.1 gives FedDyn is FedDyn's
+own alpha: don't add both. `drift.py` records neuron drift.
 FedML pair: `FedNLRTrainer`, `FedNLRAggregator`.
 """
 
@@ -125,7 +125,7 @@ class FedNLR(Component):
         if mu <= 1:
             return torch.ones_like(h)
         flat = spread <= 0
-        # From the smallest, so that activations that hardly differ are not lost beside their size.
+        # The smallest is subtracted, so that rounding does not hide small differences of large activations.
         share = (h - h.min()) / torch.where(flat, torch.ones_like(spread), spread)  # 0 to 1
         q = torch.softmax(share * math.log(mu), dim=0)
         return torch.where(flat, torch.ones_like(h), q * (len(h) if self.scale == "mean1" else 1))

@@ -1,7 +1,7 @@
 """Neuron drift as FedNLR defines it: bound neurons (definition 1) and what training does to them (appendix A, table 4).
 
-Both need samples of all classes, which no client has. Where a simulation observes its clients, it takes the public
-split for that. Training does not touch the public split.
+Both need samples of all classes, which no client has. A simulation that observes its clients takes the public split
+for this. Training does not touch the public split.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from plugins.core.trees import Params, Tree
 
 
 def recorded(trace: Trace, client: Client) -> Tree:
-    """Table 4, where there is a public split: the mean activations [C, M_l] of the last hidden layer on its samples of
-    each class before and after training, the neurons bound to each class [C, M_l] before training, and the drift [C] of
-    their activation.
+    """Table 4 on the public split, if there is one. By class, of the last hidden layer: the mean activations [C, M_l]
+    before and after training, the neurons that are bound before training [C, M_l], and the drift [C] of their
+    activation.
     """
     task, public = client.task, client.public
     if len(task.network.layers) < 2 or not isinstance(public, Pass):
@@ -64,8 +64,8 @@ def bound(activations: Tensor, labels: Tensor, n_classes: int) -> Tensor:
 def drift(before: Tensor, after: Tensor, labels: Tensor, n_classes: int) -> Tensor:
     """Table 4's activation change: for each class, the mean of h_after - h_before over its samples and bound neurons.
 
-    Activations [n, M] of the same samples before and after training to [C]; which neurons are bound is decided before.
-    NaN for a class that has none.
+    Activations [n, M] of the same samples before and after training to [C]. `before` decides which neurons are bound.
+    NaN for a class without bound neurons.
     """
     change = class_means(after - before, labels, n_classes)  # [C, M]
     bonds = bound(before, labels, n_classes)

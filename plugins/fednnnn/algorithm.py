@@ -1,26 +1,26 @@
 """FedNNNN. Nagura, Bian, Sato: FedNNNN: Norm-Normalized Neural Network Aggregation for Fast and Accurate
 Federated Learning, 2020. https://arxiv.org/abs/2008.04538
 
-Algorithm 3 with eqs. 4-5 and 12-13; `variant` has the two halves that table 2 compares: "norm_norm" is eq. 8, which is
-gamma = 0, and "momentum" eqs. 10-11, without E / N and beta. q_k = 1/m: "n_k/n = 1/n" (section 5.1) is a misprint, n
-counts samples. Choices, and the options beside them:
-- Evaluated is the plain average (step 4 of figure 5), sent is what step 6 makes of it; the paper says so for FedNNNN
-  only, here it is so for all three. `evaluate="sent"` is the usual reading of server momentum.
-- Norms are over all trainable parameters as one vector, on which the paper is silent. `norm="per_layer"`: each layer
-  has its own E / N. A layer is what shares a name before the last dot, so a batch norm's affine pair is one.
-  `norm="with_buffers"`: norms include what the clients moved the buffers by. Buffers are averaged in any case.
-- N near 0, at most 64 eps max(1, E) with the dtype's eps: the paper returns w_t as is, written before it adds momentum.
-  Here the normalised term is dropped and the momentum goes on, the same when gamma = 0. `n_zero="hold"`: w and d stay
-  as they are. Where clients cancel, rounding leaves noise in N. The sum leaves about eps E. The S local steps of m
-  clients leave about eps/3 ||w|| sqrt(S/m), however small E is, so the bound does not go to 0 with E. The factor 64
-  covers ||w|| sqrt(S/m) up to 200. In float32 the bound is 8e-6 for E up to 1: 40 times the noise that we measured with
-  ||w|| = 5, S = 36, m = 20 (2e-7, at any E from 1e-3 to 1). Updates of m clients that have nothing in common give
-  N = E / sqrt(m): with m = 100 they are above the bound while E is above 8e-5.
+Algorithm 3 with eqs. 4-5 and 12-13. `variant` has the two halves that table 2 compares: "norm_norm" is eq. 8 (gamma =
+0), "momentum" is eqs. 10-11 (no E / N, no beta). q_k = 1/m: "n_k/n = 1/n" (section 5.1) is a misprint, n counts
+samples. Choices and their options:
+- The evaluated model is the plain average (step 4 of figure 5), the sent model is the result of step 6. The paper says
+  so for FedNNNN only, here all three do so. `evaluate="sent"` is the usual reading of server momentum.
+- Norms take all trainable parameters as one vector; the paper is silent. `norm="per_layer"`: each layer has its own E /
+  N. Parameters with the same name before the last dot form a layer, so a batch norm's affine pair is one.
+  `norm="with_buffers"`: norms include the changes of the buffers. Buffers are averaged in any case.
+- N is near 0 if it is at most 64 eps max(1, E) with the dtype's eps. The paper then returns w_t as is; it says so
+  before it adds momentum. Here the normalised term is dropped and the momentum goes on, the same if gamma = 0.
+  `n_zero="hold"`: w and d stay as they are. Where clients cancel, rounding leaves noise in N. The sum leaves about eps
+  E. The S local steps of m clients leave about eps/3 ||w|| sqrt(S/m) for any E, so the bound does not go to 0 with E.
+  The factor 64 covers ||w|| sqrt(S/m) up to 200. In float32 the bound is 8e-6 for E up to 1: 40 times the noise that we
+  measured with ||w|| = 5, S = 36, m = 20 (2e-7, at any E from 1e-3 to 1). Unrelated updates of m clients give N = E /
+  sqrt(m): with m = 100 they are above the bound if E is above 8e-5.
 
-Recorded are N (eq. 4), E (eq. 5) and E / N (0 where N is near 0), by layer with "per_layer"; figures 8 and 9 call
-||w_{t+1} - w_t|| N, which is recorded for every recipe.
-Meeting others: u is the aggregated update, of refined or re-weighted clients or by another method's average. q_k are
-the clients' final weights, so N <= E as long as nothing stretches the average. Evaluated is w_t + u with that u.
+N (eq. 4), E (eq. 5) and E / N (0 where N is near 0) are recorded, by layer with "per_layer". The N of figures 8 and 9
+is ||w_{t+1} - w_t||, which is recorded for every recipe.
+Meeting others: u is the aggregated update. Its clients may be refined or re-weighted, and another method may average.
+q_k are the clients' final weights, so N <= E unless a method stretches the average. The evaluated model is w_t + u.
 FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
 """
 
@@ -46,11 +46,11 @@ class FedNNNN(Component):
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
     weights: ClassVar[Weights] = "uniform"
 
-    beta: Positive = 0.7  # table 5, MNIST, non-IID, balanced; not used by "momentum", and 1.0 there for "norm_norm"
-    gamma: Momentum = 0.8  # likewise; not used by "norm_norm", and 0.9 there for "momentum"
+    beta: Positive = 0.7  # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"
+    gamma: Momentum = 0.8  # table 5, MNIST, non-IID, balanced, with 0.9 for "momentum"; not used by "norm_norm"
     variant: Literal["fednnnn", "norm_norm", "momentum"] = "fednnnn"
     n_zero: Literal["skip_term", "hold"] = "skip_term"  # not used by "momentum", which divides by nothing
-    norm: Literal["all", "per_layer", "with_buffers"] = "all"  # with "momentum", only of what is recorded
+    norm: Literal["all", "per_layer", "with_buffers"] = "all"  # with "momentum", it changes the records only
     evaluate: Literal["average", "sent"] = "average"  # section 4.1
 
     def init_server(self, server: Server) -> Tree:
@@ -78,7 +78,7 @@ class FedNNNN(Component):
         )
 
     def layers(self, names: Iterable[str]) -> dict[str, list[str]]:
-        """The parameters that one norm is over, by layer; "model" for all of them."""
+        """The parameters of each norm, by layer; "model" for all of them."""
         found: dict[str, list[str]] = {}
         for name in names:
             found.setdefault(name.rpartition(".")[0] if self.norm == "per_layer" else "model", []).append(name)
@@ -96,7 +96,7 @@ class FedNNNN(Component):
 
 
 def near_zero(n: Tensor, e: Tensor) -> Tensor:
-    """Whether N is "0 or close to 0" (section 4.2), 0-d: no more than rounding may leave where the clients cancel."""
+    """Whether N is "0 or close to 0" (section 4.2), 0-d: it may be the rounding error of updates that cancel."""
     return n <= 64 * torch.finfo(n.dtype).eps * e.clamp(min=1)
 
 

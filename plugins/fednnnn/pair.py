@@ -1,4 +1,4 @@
-"""The FedML pair of FedNNNN; `recipe` is all that it sets, behaviour is in `plugins.silo.host`."""
+"""The FedML pair of FedNNNN; it only sets `recipe`, the behaviour is in `plugins.silo.host`."""
 
 from __future__ import annotations
 

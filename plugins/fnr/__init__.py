@@ -1,4 +1,4 @@
-"""FNR-FL: `algorithm` is the paper, `authors` their code, `pair` the FedML pair, imported only when it is asked for."""
+"""FNR-FL: `algorithm` is the paper, `authors` their code, `pair` the FedML pair, imported only on demand."""
 
 from __future__ import annotations
 

@@ -2,21 +2,21 @@
 Insights, 2023. https://arxiv.org/abs/2312.06951
 
 Algorithm 3 with algorithms 1 and 2. `authors.py` has the readings of the authors' code. Departures and choices:
-- D_public, which the paper leaves undefined, is a class-balanced part of the training data that no client holds.
+- The paper does not define D_public. Here it is a class-balanced part of the training data that no client holds.
 - The loss is a mean over the batch, as everywhere here, not the sum that Algorithm 3 prints.
-- J (lines 34-38) is kept as published. Delta_j is a constant by then, so J has no gradient and lambda has no effect.
-  The gain comes from the fine-tuning on D_public, which has labels.
-- The others m are those of Algorithm 2, S without S_re. F_i and A_i are computed in eval mode.
+- J (lines 34-38) is kept as published. Delta_j is a constant there, so J has no gradient and lambda has no effect. The
+  gain comes from the fine-tuning on D_public, which has labels.
+- The other clients m are those of Algorithm 2: S without S_re. F_i and A_i are computed in eval mode.
 - Phase 2 takes the optimiser of local training with an empty memory.
 - p and lambda are not stated in the paper; 0.5 and 1 are the defaults of the authors' code.
-- Of equal A_i the lower id is refined first. S_re empty is FedAvg; with S_re = S, Delta_j is 0.
-- A defence of a deployment may drop a refined model. That client then counts with its model of phase 1: the defence
-  let it pass, and what other methods read of the client (below) belongs to phase 1.
+- If A_i are equal, the lower id is refined first. An empty S_re gives FedAvg; with S_re = S, Delta_j is 0.
+- In a deployment a defence may drop a refined model. That client then counts with its model of phase 1: the defence
+  accepted it, and other methods read values of phase 1 (below).
 
-Meeting others: "X+FNR" refines what X trained, and X's own terms are not part of the refinement; an optimiser that X
-brings (SGDM) is. The average is of the refined models, and so is the direction of X's step. Reports and memories
-(SCAFFOLD's c_i, FedNova's a_i, FedDyn's g_k and h by `Server.trained`) have phase 1 only. With a fixed head (FedBABU)
-the refinement leaves it alone too. Buffers of batch norms follow the refinement.
+Meeting others: "X+FNR" refines the models that X trained. The refinement leaves out X's terms, but uses an optimiser
+that X brings (SGDM). The refined models enter the average and the direction of X's step. Reports and memories
+(SCAFFOLD's c_i, FedNova's a_i, FedDyn's g_k and h by `Server.trained`) have phase 1 only. The refinement leaves a fixed
+head (FedBABU) alone too. Buffers of batch norms follow the refinement.
 FedML pair: `FNRTrainer`, `FNRAggregator`.
 """
 
@@ -54,7 +54,7 @@ from plugins.fnr.recorded import by_client, figure_5
 
 @dataclass(frozen=True)
 class FNR(Component):
-    """Refines, on public data, the models of the clients that are worst on it."""
+    """Refines the clients' models that are worst on public data, by training on these data."""
 
     name: ClassVar[str] = "fnr"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.REFINEMENT})
@@ -91,7 +91,7 @@ class FNR(Component):
         return total
 
     def refine(self, server: Server) -> Asks:
-        """Lines 10-14: the floor(n p) clients of lowest A_i refine their models, which take their place."""
+        """Lines 10-14: the floor(n p) clients of lowest A_i refine; their refined models replace the old ones."""
         replies, sent = server.replies, server.replies.upload
         norms, accuracy = sent["F"], sent["A"]  # [M, C], [M]
         worst = torch.argsort(accuracy, stable=True)[: self.n_refined(len(accuracy))].sort().values  # S_re, [n_re]
@@ -117,7 +117,7 @@ class FNR(Component):
         return {"delta": delta}
 
     def answer(self, client: Client) -> Answer:
-        """Lines 29-43: E_re epochs on D_public of CE + lambda J (eq. 9), from the client's own model on."""
+        """Lines 29-43: E_re epochs on D_public of CE + lambda J (eq. 9); starts at the client's own model."""
 
         def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
             out = client.task.train(w, buffers, batch)
@@ -138,7 +138,7 @@ class FNR(Component):
         return j
 
     def step(self, server: Server) -> Change:
-        """Recorded only: F [M, C], A [M], who was refined [M], Delta [M, C] (0 for the others)."""
+        """Only records: F [M, C], A [M], the refined clients [M], Delta [M, C] (0 for the others)."""
         found = server.replies.upload
         return Change(metrics=found | {"accuracy_mean": found["A"].mean(), "accuracy_worst": found["A"].min()})
 

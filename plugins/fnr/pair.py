@@ -1,4 +1,4 @@
-"""The FedML pair of FNR-FL; `recipe` is all that it sets, behaviour is in `plugins.silo.host`."""
+"""The FedML pair of FNR-FL; it only sets `recipe`, the behaviour is in `plugins.silo.host`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from plugins.silo.host import HostAggregator, HostTrainer
 
 
 class FNRTrainer(HostTrainer):
-    """A silo under FNR-FL: trains, reports feature norms and accuracy on public data, refines when told to."""
+    """A silo under FNR-FL: trains, reports feature norms and accuracy on public data, refines on request."""
 
     recipe = "fnr"
 
 
 class FNRAggregator(HostAggregator):
-    """The server of FNR-FL: has the silos that are worst on public data refine their models, then averages."""
+    """The server of FNR-FL: asks the silos that are worst on public data to refine their models, then averages."""
 
     recipe = "fnr"

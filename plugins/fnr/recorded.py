@@ -14,9 +14,9 @@ def figure_5(before: Tensor, after: Tensor) -> Tree:
 
 
 def by_client(norms: Tensor, worst: Tensor, delta: Tensor, refined: Tensor) -> Tree:
-    """Who was refined, [M], and with which Delta, [M, C], 0 for the others.
+    """The refined clients, [M], and their Delta, [M, C], 0 for the others.
 
-    `norms` is F [M, C], `delta` [n_re, C] that of the rows `worst`. Of these, the rows `refined` answered.
+    `norms` is F [M, C]. `delta` [n_re, C] belongs to the rows `worst`; of these, the rows `refined` answered.
     """
     is_refined = torch.zeros_like(norms[:, 0], dtype=torch.bool).index_fill(0, refined, True)
     return {"refined": is_refined, "delta": is_refined[:, None] * torch.zeros_like(norms).index_copy(0, worst, delta)}

@@ -1,4 +1,4 @@
-"""rFedAvg and rFedAvg+: `algorithm` has the methods, `pair` their FedML pairs, imported only when asked for."""
+"""rFedAvg and rFedAvg+: `algorithm` has the methods, `pair` their FedML pairs, imported only on demand."""
 
 from __future__ import annotations
 

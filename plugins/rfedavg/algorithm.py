@@ -4,15 +4,15 @@ Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with those of the others.
 phi is the input of the classifier. The gradient goes through the mean over the client's own mini-batch. The others'
 delta are constants. Choices where the paper is silent or unclear:
-- rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum, and its gradient is that of this mean only.
+- rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum; its gradient is that of r with this factor.
 - delta is the mean over the full local set (line 10), in eval mode.
 - rFedAvg maps with the local model after training, as the text says; line 10 prints the received one.
 - rFedAvg+ maps with the new global model. Its mean leaves the client itself out (line 18).
 - Under partial participation the last known delta of every client counts.
 - The paper does not define delta_0. Here every client maps its data with w_0 before round 1 and sends d floats.
-- `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0) and adds
-  N(0, (sigma C_0 / L)^2), with n_k for L if that is less. It measures what noise does to accuracy. The noise repeats
-  with the run's seed, so anybody who knows the seed could draw it again: a deployment is refused.
+- `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0) and adds N(0,
+  (sigma C_0 / L)^2), with n_k for L if that is less. It measures the effect of noise on accuracy. The noise repeats
+  with the run's seed, so anyone with the seed can draw it again: a deployment is refused.
 - `L` is not read from the local training. Set it to its batch size.
 
 The readings of the authors' code are in `authors.py`.
@@ -123,7 +123,7 @@ class MeanFeatures(Component):
         return (own.n * like.new_ones(())).clamp(max=self.L)
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
-        """Clients map their data with the server's model. In round 0 a dropped answer is the mean of the others'."""
+        """Clients map their data with the server's model. In round 0 the mean answer replaces a dropped one."""
         replies = yield Ask("map", to, server.params, server.buffers)
         state, delta = server.state, replies.upload["delta"]
         if server.round == 0:
@@ -137,7 +137,7 @@ class MeanFeatures(Component):
 
     def recorded(self, server: Server, state: Tree) -> Tree:
         """MMD between the cohort's clients (eq. 2), the mean of their r, the median norm of all delta, and the size of
-        the delta that one client is sent (table III, bytes). A row of NaN is a delta that is not known.
+        the delta that one client is sent (table III, bytes). A row of NaN is an unknown delta.
         """
         cohort, delta = server.replies.clients, state["delta"]
         own, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
@@ -152,7 +152,7 @@ class MeanFeatures(Component):
 
 @dataclass(frozen=True)
 class RFedAvg(MeanFeatures):
-    """Algorithm 1: pulls the mean feature of each mini-batch towards the delayed ones of every other client."""
+    """Algorithm 1: pulls the mean feature of each mini-batch towards the delayed means of the other clients."""
 
     name: ClassVar[str] = "rfedavg"
 
@@ -182,7 +182,7 @@ class RFedAvg(MeanFeatures):
 
 @dataclass(frozen=True)
 class RFedAvgPlus(MeanFeatures):
-    """Algorithm 2: pulls it towards the mean of the others' features, all mapped with the same global model."""
+    """Algorithm 2: pulls the mean feature towards the others' mean, mapped with the same global model."""
 
     name: ClassVar[str] = "rfedavg_plus"
 
@@ -200,7 +200,7 @@ class RFedAvgPlus(MeanFeatures):
         return r
 
     def step(self, server: Server) -> Change:
-        """Nothing new yet; recorded are the delta that this round used."""
+        """Only records: the delta that this round used."""
         return Change(metrics=self.recorded(server, server.state))
 
     def survey(self, server: Server) -> Asks | None:

@@ -2,25 +2,25 @@
 `algorithm.py`: Wang et al., Distribution-Regularized Federated Learning on Non-IID Data, ICDE 2022. The authors' code,
 "the repo" below: https://github.com/BUAA-BDA/rfedavg
 
-The defaults are its readings; options:
+The defaults are the repo's readings. Options:
 - `delta="batch"`: delta is the mean over L of the client's samples, drawn anew for each map (the repo: one random
   training batch). "full": over the full local set.
-- `delta_scope="sampled"`: only the delta of this round's cohort counts (the repo). In rFedAvg that is the delta that
-  each of them mapped when it last took part. rFedAvg+ needs maps by the model of the round, and the next cohort is not
-  known when that model is. So all clients map, and only the cohort counts. "known": the last known delta of every
-  client.
+- `delta_scope="sampled"`: only the delta of this round's cohort counts (the repo). In rFedAvg each client's delta is
+  from its last participation. rFedAvg+ needs maps by the model of the round, but the next cohort is not yet known then.
+  So all clients map, and only the cohort counts. "known": the last known delta of every client.
 - `warmup="delta0"`: every client maps its data with w_0 before round 1. The repo has no such exchange: at first its
   rFedAvg clients map with weights of their own, its rFedAvg+ clients with w_0. "none": no exchange; unknown clients are
   left out, and lambda is 0 for a client that knows no other.
 - `weights="uniform"`: every client weighs the same (the repo). "size": n_k / n.
-- `opt_state="persist"`: the optimiser starts where the client's last round left it (the repo). "reset": afresh.
+- `opt_state="persist"`: the optimiser keeps its state from the client's last round (the repo). "reset": it starts
+  afresh.
 - `mmd` (rFedAvg): "mean" is eq. 5 and the repo. "sum" has no 1/(N-1), as sections IV-B and V print it.
-- `delta_time` (rFedAvg): "end" maps with the local model after training. "start" maps with the received model, as
-  line 10 prints. The repo maps with the model that the client kept from its last round.
+- `delta_time` (rFedAvg): "end" maps with the local model after training. "start" maps with the received model, as line
+  10 prints. The repo maps with the model that the client kept from its last round.
 - `plus="incl_self"` (rFedAvg+): the mean includes the client itself (the repo). "exclude": it does not.
 - `dp="repo"`: no clipping; noise of std sigma on every feature of a batch, which is sigma / sqrt(L) on its mean. In
-  rFedAvg it is on the client's mean. In rFedAvg+ it is on the average that the server sends, one draw a round for all,
-  which hides nothing from the server. "paper": as in `algorithm.py`.
+  rFedAvg the noise is on the client's mean. In rFedAvg+ it is on the average that the server sends, with one draw per
+  round for all clients. That hides nothing from the server. "paper": as in `algorithm.py`.
 
 FedML pairs: `make_pair("rfedavg_authors")`, `make_pair("rfedavg_plus_authors")`.
 """
@@ -96,7 +96,7 @@ class Readings(MeanFeatures):
         return server.cohort if self.delta_scope == "sampled" else tuple(range(server.n_clients))
 
     def survey(self, server: Server) -> Asks | None:
-        # The mixin's `super()` is a rFedAvg, whose `survey` asks; mypy sees `Component`'s.
+        # This mixin's `super()` is an rFedAvg, and its `survey` asks; mypy sees `Component`'s.
         return None if server.round == 0 and self.warmup == "none" else super().survey(server)  # type: ignore[return-value]
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
@@ -154,7 +154,7 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
     plus: Literal["incl_self", "exclude"] = "incl_self"
 
     def message(self, server: Server) -> Tree:
-        """Line 18 over the clients that count and are known, [M, d], and whether there is such another, [M]."""
+        """Line 18 over the clients that count and are known, [M, d]; whether another such client exists, [M]."""
         delta, known = server.state["delta"].nan_to_num(), self.known(server)
         counted, rows = list(self.counted(server)), list(server.cohort)
         total, count = delta[counted].sum(0), known[counted].sum()

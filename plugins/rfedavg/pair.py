@@ -1,4 +1,4 @@
-"""The FedML pairs of rFedAvg and rFedAvg+; `recipe` is all that they set, behaviour is in `plugins.silo.host`."""
+"""The FedML pairs of rFedAvg and rFedAvg+; they only set `recipe`, the behaviour is in `plugins.silo.host`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RFedAvgTrainer(HostTrainer):
 
 
 class RFedAvgAggregator(HostAggregator):
-    """The server of rFedAvg: keeps every silo's mean feature and sends each the others'."""
+    """The server of rFedAvg: keeps the silos' mean features and sends each silo those of the others."""
 
     recipe = "rfedavg"
 
@@ -24,6 +24,6 @@ class RFedAvgPlusTrainer(HostTrainer):
 
 
 class RFedAvgPlusAggregator(HostAggregator):
-    """The server of rFedAvg+: averages, then has the silos map their data with the new model."""
+    """The server of rFedAvg+: averages, then asks the silos to map their data with the new model."""
 
     recipe = "rfedavg_plus"

@@ -1,4 +1,4 @@
-"""FedNLR's table 4: the activations of hidden neurons before and after training on one client, by two methods."""
+"""FedNLR's table 4: the activations of hidden neurons before and after one client trains, for two methods."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pipelines.reporting.text import as_csv
 from plugins.core.errors import UserError
 from plugins.data.types import Ints
 
-NONE = -1  # the class of a neuron that is bound to none
+NONE = -1  # stands for the class of a neuron that is bound to no class
 HEADER = ("seed", "neuron", "bound_to", "c1_before", "c2_before", "method", "c2_after")
 
 
@@ -102,7 +102,7 @@ def _read(target: Target, measured: Measured, runs: Mapping[str, Result]) -> _Dr
 
 
 def _table(drift: _Drift) -> list[list[str]]:
-    """A line per neuron; neurons that are bound to the class are marked."""
+    """One line per neuron. Neurons that are bound to the class are marked."""
     changes = ((f"on C-2 after C-1, {name}", f"change, {name}") for name in drift.after)
     lines = [["neuron", "original on C-1", "original on C-2", *(title for pair in changes for title in pair)]]
     for m, bound in enumerate(drift.bound):
@@ -115,7 +115,7 @@ def _table(drift: _Drift) -> list[list[str]]:
 
 
 def _words(drift: _Drift) -> Iterator[str]:
-    """What table 4 is to show, on one seed."""
+    """Sentences on the claim of table 4, for one seed."""
     of = f"classes {drift.classes[0]} and {drift.classes[1]}"
     about = f"Seed {drift.seed} ({of}, accuracy before the round {drift.accuracy:.1%})"
     if not drift.same:
@@ -130,7 +130,7 @@ def _words(drift: _Drift) -> Iterator[str]:
 
 
 def _told(drift: _Drift, kind: str, neurons: Ints) -> str:
-    """How the neurons of a kind change on C-2."""
+    """The change of a kind of neurons on C-2, in words."""
     if not len(neurons):
         return f"no neuron is {kind}"
     changes = {name: (after - drift.before[1])[neurons] for name, after in drift.after.items()}

@@ -1,8 +1,9 @@
 """FedNLR's example 1 and figure 1 in numbers: two inputs, two hidden neurons (ReLU), two classes, no biases.
 
-Client 1 has class 1, around (1, 1/3), client 2 has class 2, around (1/3, 1); learning rate 0.5. The initial weights are
-in the drawing only. These give the eight values of eq. 9 to their two decimals: the rows of the first layer are the
-classes' centres, those of the second the centres' hidden activations (eq. 2 with A = 1).
+Client 1 has class 1, around (1, 1/3). Client 2 has class 2, around (1/3, 1). The learning rate is 0.5. The paper gives
+the initial weights only in the drawing. The weights here give the eight values of eq. 9 to their two decimals. The rows
+of the first layer are the classes' centres. The rows of the second layer are the centres' hidden activations (eq. 2
+with A = 1).
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def probabilities(w: Weights, x: Values) -> Values:
 
 
 def trained(client: int, own_rates: bool = False) -> Weights:
-    """The network after a step of `client` (0 or 1) on its class's centre, with FedNLR's rates or with equal ones."""
+    """The network after a step of `client` (0 or 1) on the centre of its class, with FedNLR's or equal rates."""
     w, x = START, CENTRES[client]
     h, error = activations(w, x), probabilities(w, x) - np.eye(2)[client]  # dCE/dscores
     gradients = Weights(np.outer((w.classes.T @ error) * (h > 0), x), np.outer(error, h))
@@ -63,7 +64,7 @@ def rates(mean: Values, depth: int) -> Values:
 
 
 def example_network(target: Target, measured: Measured) -> Built:
-    """Figure 1: the network of example 1 on the server and after a step on each client, and eq. 9's numbers."""
+    """Figure 1: the network of example 1 on the server and after one step on each client, with the numbers of eq. 9."""
     assert target.reported is not None
     x = CENTRES[1]
     models = {"before": START, "FedAvg": trained(0), "FedNLR": trained(0, own_rates=True)}
@@ -91,7 +92,7 @@ def example_network(target: Target, measured: Measured) -> Built:
 
 
 def _network(axes: Axes, w: Weights) -> None:
-    """Inputs, hidden neurons and classes as circles; weights beside the lines, with arrows where they have moved."""
+    """Draws inputs, hidden neurons and classes as circles. Weights stand beside the lines. Arrows mark changes."""
     axes.set_axis_off()
     axes.set_xlim(-0.3, 2.3)
     axes.set_ylim(-0.45, 1.45)

@@ -31,17 +31,17 @@ Place = tuple[str, ...]
 class _Found(NamedTuple):
     """Accuracies in percent."""
 
-    seeds: Mapping[Place, Mapping[int, float]]  # without places where a seed diverged: the others would flatter them
-    cells: Mapping[Place, str]  # mean and spread over the seeds that ended, with marks, or why there is none
+    seeds: Mapping[Place, Mapping[int, float]]  # no place with a diverged seed: the others would flatter it
+    cells: Mapping[Place, str]  # mean and spread over the seeds that ended, with marks, or the reason for a missing one
     missing: tuple[str, ...]
 
     def gain(self, place: Place, base: Place) -> Spread | None:
-        """The difference on the same seeds."""
+        """Mean and spread of the difference on the same seeds."""
         ours, theirs = self.seeds.get(place, {}), self.seeds.get(base, {})
         return spread(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
 
     def csv(self, *header: str) -> bytes:
-        """A line per place and seed."""
+        """CSV text with one line per place and seed."""
         lines = [
             [*(part.removeprefix("mu ") for part in place), seed, value]
             for place, values in self.seeds.items()
@@ -51,7 +51,7 @@ class _Found(NamedTuple):
 
 
 def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str, Any]]) -> _Found:
-    """What is there at `places`, parts of an address each beside those of the target."""
+    """Reads the results at `places`. Each place has parts of an address, which add to those of the target."""
     seeds, cells = {}, {}
     missing: list[str] = []
     for place, own in places.items():
@@ -68,7 +68,7 @@ def _read(target: Target, measured: Measured, places: Mapping[Place, Mapping[str
 
 
 def learning_rates(target: Target, measured: Measured) -> Built:
-    """Figure 2. Keys: `methods`: name -> recipe, the first being the baseline; `rates`: learning rate -> {study}."""
+    """Figure 2. Keys: `methods`: name -> recipe, the first is the baseline; `rates`: learning rate -> {study}."""
     base, *others = names = list(target.spec["methods"])
     rates = {f"{rate:g}": where for rate, where in target.spec["rates"].items()}
     recipes = target.spec["methods"].items()
@@ -141,7 +141,7 @@ def layers(target: Target, measured: Measured) -> Built:
 
 
 def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[str]:
-    """How many points are above FedAvg, by mu too, and which layer the choice of mu moves most."""
+    """The number of points above FedAvg, also by mu, and the layer that the choice of mu moves most."""
     if line is not None and means:
         above = {place: value > line for place, value in means.items()}
         yield f"{sum(above.values())} of {len(means)} points are above FedAvg ({line:.2f} %)."
@@ -158,7 +158,7 @@ def _layer_words(means: Mapping[Place, float], line: float | None) -> Iterator[s
 
 
 def temperature(target: Target, measured: Measured) -> Built:
-    """Figure 3: T_l by layer of each of `methods`, over clients and rounds, from what the run of a seed recorded."""
+    """Figure 3: T_l by layer for each of `methods`, over clients and rounds, from the run of the first seed."""
     spec, where = target.spec, {key: target.spec[key] for key in ("study", "scenario")}
     drawn: dict[str, dict[str, Values]] = {}  # method -> layer -> T [rounds, clients]
     words: list[str] = []
@@ -171,7 +171,7 @@ def temperature(target: Target, measured: Measured) -> Built:
             continue
         recorded = measured.recorded(runs[0], str(spec["study"]))
         names = [key.removeprefix("fednlr/T/") for key in recorded if key.startswith("fednlr/T/")]
-        # Convolutions come before dense layers, in the papers' networks.
+        # In the papers' networks, convolutions come before dense layers.
         order = sorted(names, key=lambda layer: (not layer.startswith("conv"), layer))
         drawn[name] = {layer: recorded[f"fednlr/T/{layer}"].double().numpy() for layer in order}
         for layer, t in drawn[name].items():

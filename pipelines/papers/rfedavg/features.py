@@ -1,4 +1,4 @@
-"""The features that a trained model gives to samples of single clients: what rFedAvg's figure 1 draws."""
+"""The features of single clients' samples in a trained model, which rFedAvg's figure 1 draws."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST = 300  # samples of a client
 
 
 class Shown(NamedTuple):
-    """What one client's samples look like to the model."""
+    """One client's samples with their features."""
 
     client: int
     label: Ints  # [n]
@@ -32,10 +32,11 @@ class Shown(NamedTuple):
 
 
 def of_clients(measured: Measured, address: Mapping[str, Any], run: Result, classes: Sequence[int]) -> list[Shown]:
-    """For each of `classes` the client with most samples of it, no client twice: its training samples of `classes`.
+    """For each class of `classes`, the client with most samples of it, and that client's training samples of `classes`.
 
-    At most MOST of a client, evenly spaced, so that their mixture is the client's. `phi` is the input of the classifier
-    of the run's final model, in eval mode. UserError for data that are neither prepared nor there to be read.
+    No client is taken twice. At most MOST samples of a client are taken, evenly spaced, so they keep the client's
+    mixture. `phi` is the input of the classifier in the run's final model, in eval mode. UserError if the data are not
+    prepared and their own files can't be read.
     """
     folder = measured.folder(str(address["study"]))
     settings = config.load(folder)
@@ -60,7 +61,7 @@ def of_clients(measured: Measured, address: Mapping[str, Any], run: Result, clas
 
 
 def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:
-    """The client with most samples of each class in turn, of those not taken yet, the first where several have."""
+    """For each class in turn, the client with most samples of it among those not taken yet. The first wins a tie."""
     taken: list[int] = []
     for c in classes:
         left = [client for client in range(len(counts)) if client not in taken]
@@ -69,14 +70,14 @@ def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:
 
 
 def discrepancy(shown: Sequence[Shown]) -> float:
-    """Equation 2 between two clients' samples, averaged over the pairs: how far their mean features are apart."""
+    """Equation 2, the distance between the mean features of two clients, averaged over all pairs."""
     means = [one.phi.mean(0) for one in shown]
     pairs = [(a, b) for i, a in enumerate(means) for b in means[i + 1 :]]
     return float(np.mean([np.linalg.norm(a - b) for a, b in pairs]))
 
 
 def _data(measured: Measured, study: str, settings: config.DataSettings) -> Dataset:
-    """The study's data, from the data set's own files where they are not prepared any more."""
+    """The study's prepared data. If they are missing, they are prepared again from the data set's own files."""
     path = measured.root / measured.studies[study].data_folder / f"{settings.name}.safetensors"
     if not path.is_file():
         datasets.load(settings.name, measured.folder(study) / settings.root, **settings.options).save(path)

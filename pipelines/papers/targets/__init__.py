@@ -1,1 +1,1 @@
-"""The tables and figures of the papers, each built from the results of studies: `pipelines/<paper>/targets.yaml`."""
+"""The tables and figures of the papers, built from studies as `pipelines/papers/<paper>/targets.yaml` says."""

@@ -1,4 +1,4 @@
-"""One target from what has been run, whatever its kind."""
+"""Builds one target of any kind from the finished runs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Builder = Callable[[Target, Measured], Built]
 
 
 def build(target: Target, measured: Measured) -> Built:
-    """The target, with remarks on the runs that it reads, whatever its kind.
+    """Builds a target of any kind, with remarks on the runs that it reads.
 
-    UserError for a kind that is neither one of KINDS nor a function of the paper's figures.py.
+    UserError for a kind that is not in KINDS and not a function of the paper's figures.py.
     """
     measured.forget()
     built = builder(target)(target, measured)
@@ -24,7 +24,7 @@ def build(target: Target, measured: Measured) -> Built:
 
 
 def builder(target: Target) -> Builder:
-    """What builds targets of this kind."""
+    """The function that builds targets of this kind."""
     if target.kind in KINDS:
         found: Any = importlib.import_module(f"pipelines.papers.targets.{target.kind}").build
         return found  # type: ignore[no-any-return]  # found by its name

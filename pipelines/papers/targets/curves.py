@@ -1,11 +1,16 @@
-"""Kind `curves`: columns of rounds.csv by round, a line per method, a panel per setting, bands over seeds.
+"""Kind `curves`: a column of rounds.csv by round, with a line per method, a panel per setting, bands over seeds.
 
-A line is marked if its runs have seen the test set, or if one of its seeds diverged; no sentence compares such a line.
+A line is marked if its runs have seen the test set, or if one of its seeds diverged. No sentence compares such a line.
 
-Keys: `panels`: a list of {title, study, scenario, column}; `lines`: the paper's name of a method: its recipe, or parts
-of an address that differ from the panel's, and `at` ({panel: parts}) those that differ in single panels. `scale`: from
-fractions to the unit of the axis. `y`: its label. `baseline`: the line that is drawn black. `dashed`: lines that take
-the colour of another line and are dashed, while all others are not: {line: the other}.
+Keys:
+
+`panels`    a list of {title, study, scenario, column}
+`lines`     the paper's name of a method -> its recipe, or the parts of an address that differ from the panel's; `at`
+            ({panel: parts}) has the parts that differ in single panels
+`scale`     the factor from fractions to the unit of the y axis
+`y`         the label of the y axis
+`baseline`  the line that is drawn black
+`dashed`    {line: other}: the line is dashed and takes the colour of the other; all other lines are then solid
 """
 
 from __future__ import annotations
@@ -44,7 +49,7 @@ Says = Callable[[Mapping[str, Any], Panels], Iterable[str]]
 
 
 def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
-    """The line that ends highest and the one that ends lowest, by panel."""
+    """For each panel, the line that ends highest and the line that ends lowest."""
     for title, of in lines.items():
         last = {name: float(one.mean[-1]) for name, one in of.items()}
         if len(last) > 1:
@@ -56,7 +61,7 @@ def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
 
 
 def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -> Built:
-    """The picture and its numbers. Lines without runs are named. `says`: sentences on the lines that are compared."""
+    """The picture and its numbers. `missing` names lines without runs. `says`: functions that make the sentences."""
     spec = target.spec
     own = {str(name): of if isinstance(of, Mapping) else {"recipe": of} for name, of in spec["lines"].items()}
     drawn: dict[str, dict[str, Line]] = {str(panel["title"]): {} for panel in spec["panels"]}
@@ -88,7 +93,7 @@ def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) ->
 
 
 def _picture(spec: Mapping[str, Any], names: Sequence[str], drawn: Panels) -> bytes:
-    """All panels share a legend, in which a line has the marks that it has in any of them."""
+    """All panels share one legend. There a line has its marks from all panels."""
     labels = {n: n + "".join(dict.fromkeys(of[n].mark for of in drawn.values() if n in of)) for n in names}
     looks = _looks(spec, names)
     y = str(spec.get("y", "test accuracy, %"))

@@ -1,6 +1,6 @@
-"""What a reader has to know of runs before comparing their numbers: leaks, notes on the data, seeds that diverged.
+"""Facts that a reader must know before comparing runs: leaks, notes on the data, diverged seeds.
 
-All of it is read from the runs' own files (run.json, diverged.json), so that it holds for what ran.
+All facts come from the runs' own files (run.json, diverged.json), so they hold for the runs as they were made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Group(NamedTuple):
 
     @property
     def leaks(self) -> tuple[str, ...]:
-        """What of the test set training has seen, in words."""
+        """The parts of the test set that training has seen, in words."""
         return tuple(dict.fromkeys(leak_of(run) for run in self.runs if leak_of(run)))
 
     @property
@@ -32,38 +32,38 @@ class Group(NamedTuple):
 
 
 def leak_of(run: Result) -> str:
-    """What of the test set a run has seen in training, by the data or the method; "" if nothing."""
+    """The part of the test set that the data or the method showed to training; "" if none."""
     tag = run.tags.get("leak", "none")
     return "" if tag == "none" else tag
 
 
 def notes_of(run: Result) -> tuple[str, ...]:
-    """What the data set's reader says about the data, without leaks, which have their tag."""
+    """The notes of the data set's reader, without leaks. Leaks have a tag of their own."""
     return tuple(note for note in run.notes if not note.startswith(LEAK))
 
 
 def some_diverge(diverged: int, ended: int) -> str:
-    """`1 of 3 seeds diverges`; "diverges" if no seed has ended; nothing if none diverged."""
+    """`1 of 3 seeds diverges`, "diverges" if no seed has ended, "" if no seed diverged."""
     if not diverged or not ended:
         return "diverges" if diverged else ""
     return f"{diverged} of {diverged + ended} seeds diverge{'s' if diverged == 1 else ''}"
 
 
 def said_of(name: str, group: Group) -> list[str]:
-    """A sentence on a method that diverges on some seed; none on another one."""
+    """A sentence on a method with a diverged seed; no sentence on any other method."""
     how = some_diverge(len(group.diverged), len(group.runs))
     return [] if not how else [f"{name}: {how}." if group.runs else f"{name} {how}."]
 
 
 def mark(group: Group, used: Mapping[Place, Group]) -> str:
-    """Behind a number. Notes are numbered in the order in which they are met in `used`."""
+    """The text behind a number. Notes are numbered in the order of `used`."""
     numbers = [f" [{n}]" for n, notes in enumerate(_all_notes(used), start=1) if notes in group.notes]
     how = some_diverge(len(group.diverged), len(group.runs)) if group.runs else ""
     return (" LEAK" if group.leaks else "") + "".join(numbers) + (f"; {how}" if how else "")
 
 
 def remarks(used: Mapping[Place, Group]) -> Iterator[str]:
-    """A sentence for each leak, each number and each place where a seed diverged."""
+    """One sentence for each leak, each numbered note, and each place with a diverged seed."""
     for leak in dict.fromkeys(leak for group in used.values() for leak in group.leaks):
         who = _who([place for place, group in used.items() if leak in group.leaks], used)
         yield f"LEAK: {who}: {leak}. Such a number says nothing about unseen samples and is not ranked."
@@ -83,7 +83,7 @@ def _all_notes(used: Mapping[Place, Group]) -> list[tuple[str, ...]]:
 
 
 def _who(places: Sequence[Place], used: Mapping[Place, Group]) -> str:
-    """Studies, each with its places in brackets unless it is all of them that were read."""
+    """The studies of `places`, each with its places in brackets. Without brackets, it is all places of the study."""
     found = []
     for study in dict.fromkeys(place[0] for place in places):
         own = [place for place in places if place[0] == study]

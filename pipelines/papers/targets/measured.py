@@ -27,7 +27,7 @@ from plugins.data.types import Ints
 
 LAST = re.compile(r"last(\d+)")
 ABOUT_CLIENTS = ("client", "samples", "entropy", "noise")  # columns of clients.csv before those of the classes
-# What depends on the machine, from the final accuracy and the seconds of each round.
+# Statistics that depend on the machine, from the final accuracy and the seconds of each round.
 OF_TIME: Mapping[str, Callable[[float, Sequence[float]], float]] = {
     "seconds": lambda _, seconds: sum(seconds),
     "seconds_per_round": lambda _, seconds: statistics.fmean(seconds),
@@ -37,19 +37,19 @@ ALLOWED = f"final, best, lastN, {', '.join(OF_TIME)}, a number of metrics.json, 
 
 
 class Held(NamedTuple):
-    """Who holds what in a partition."""
+    """The samples of each client in a partition."""
 
     counts: Ints  # [N, C], samples
     classes: tuple[str, ...]
 
 
 class Measured:
-    """What has been run so far. It notes what is read, so that a report can say what a reader has to know of that."""
+    """The finished runs of a paper. It notes which runs are read, so that a report can add remarks on them."""
 
     def __init__(self, paper: str, size: str, root: Path) -> None:
         self.paper, self.size, self.root = paper, size, root
         self.studies: dict[str, Study] = of_paper(paper, size, root)
-        self.used: dict[Place, Group] = {}  # what has been read since `forget`
+        self.used: dict[Place, Group] = {}  # the groups read since `forget`
         self._read = cache(self._results)
 
     def runs(self, address: Mapping[str, Any]) -> list[Result]:
@@ -57,15 +57,15 @@ class Measured:
         return list(self.group(address).runs)
 
     def of_study(self, study: str) -> list[Result]:
-        """All its finished runs, whether they are planned now or not."""
+        """All finished runs of a study, including runs that are no longer planned."""
         return self._read(study)
 
     def forget(self) -> None:
-        """Begins anew to note what is read."""
+        """Empties the note of what is read."""
         self.used = {}
 
     def mark(self, address: Mapping[str, Any]) -> str:
-        """What stands behind a number of {study, scenario, recipe}: ` LEAK`, ` [1]` for notes, diverged seeds."""
+        """The text behind a number of {study, scenario, recipe}: ` LEAK`, ` [1]` for notes, diverged seeds."""
         return marks.mark(self.group(address), self.used)
 
     def compared(self, address: Mapping[str, Any]) -> bool:
@@ -74,7 +74,7 @@ class Measured:
         return not group.leaks and not group.diverged
 
     def remarks(self) -> tuple[str, ...]:
-        """What the marks mean, for all that has been read."""
+        """The meaning of the marks, for all runs that were read."""
         return tuple(marks.remarks(self.used))
 
     def is_wanted(self, address: Mapping[str, Any]) -> bool:
@@ -83,7 +83,7 @@ class Measured:
         return address["scenario"] in content["scenario_names"] and address["recipe"] in content["recipe_names"]
 
     def found(self, address: Mapping[str, Any], name: str, missing: list[str]) -> list[Result]:
-        """The finished runs of {study, scenario, recipe}; `missing` gets `name` if there should be some."""
+        """The finished runs of {study, scenario, recipe}. If planned runs are missing, `missing` gets `name`."""
         if not self.is_wanted(address):
             return []
         runs = self.runs(address)
@@ -100,8 +100,8 @@ class Measured:
     ) -> Spread | None:
         """Mean and spread over seeds of the difference to the run at `base` with the same seed; None without a value.
 
-        It is what a method adds to another one: the partition and the first weights are the same, so that their spread
-        over seeds drops out. None too if a seed of either diverged: the mean of the other seeds would be too high.
+        It is the gain of a method over another one. Both have the same partition and first weights, so the spread of
+        those over seeds drops out. Also None if a seed of either diverged: the other seeds' mean would be too high.
         """
         if self.diverged(address) or self.diverged(base):
             return None
@@ -109,21 +109,21 @@ class Measured:
         return spread(value - theirs[seed] for seed, value in ours.items() if seed in theirs)
 
     def by_seed(self, address: Mapping[str, Any], statistic: str, scale: float = 1) -> dict[int, float]:
-        """A statistic of the runs at `address` by seed; without the runs that lack it."""
+        """A statistic of the runs at `address` by seed. Runs without the statistic are left out."""
         values = {run.seed: number(run, statistic) for run in self.runs(address)}
         return {seed: scale * value for seed, value in values.items() if value is not None}
 
     def skipped(self, study: str) -> str:
-        """Why a study was not run, or nothing: its data are not there."""
+        """The reason why a study was not run (its data are missing), or ""."""
         path = self.folder(study) / SKIPPED
         return path.read_text().strip() if path.is_file() else ""
 
     def diverged(self, address: Mapping[str, Any]) -> tuple[int, ...]:
-        """The seeds on which {study, scenario, recipe} has ended without a model, its loss being infinite."""
+        """The seeds on which {study, scenario, recipe} ended without a model because the loss was not finite."""
         return self.group(address).diverged
 
     def ends(self, study: str) -> dict[str, str]:
-        """The study's items that have ended without a model, and why."""
+        """The study's items that ended without a model -> the reason."""
         path = self.folder(study) / DIVERGED
         return results.record(path) if path.is_file() else {}
 
@@ -133,7 +133,7 @@ class Measured:
         return found
 
     def held(self, study: str, scenario: str, seed: int) -> Held | None:
-        """Who holds what in a partition of a study; None if it is not there."""
+        """The samples of each client in a partition of a study. None if the partition is missing."""
         path = self.folder(study) / "partitions" / f"{scenario}-{seed}" / "clients.csv"
         if not path.is_file():
             return None
@@ -142,7 +142,7 @@ class Measured:
         return Held(np.array([[int(row[name]) for name in classes] for row in rows]), classes)
 
     def folder(self, study: str) -> Path:
-        """The results of a study."""
+        """The folder with the results of a study."""
         return self.root / self.studies[study].folder
 
     def group(self, address: Mapping[str, Any]) -> Group:
@@ -161,7 +161,7 @@ class Measured:
 
 
 def number(run: Result, statistic: str) -> float | None:
-    """A statistic of one run; None where it has none.
+    """A statistic of one run. None if the run lacks it.
 
     final, best, lastN (mean of the last N evaluated rounds); seconds, seconds_per_round, kappa; a key of metrics.json;
     the last value of a column of rounds.csv.

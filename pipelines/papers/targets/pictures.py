@@ -21,9 +21,9 @@ WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
 def panels(
     titles: Sequence[str], across: int = 4, x: str = "", y: str = "", size: tuple[float, float] | None = None
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel per title in rows of at most `across`; `x` is the label of all, `y` that of the left ones.
+    """A figure with a panel per title, at most `across` in a row. All panels get label `x`, the left ones `y`.
 
-    `size`: width and height of the figure in inches, where it isn't that of its panels.
+    `size`: width and height of the figure in inches. The default follows from the panels.
     """
     across = min(len(titles), across)
     down = -(-len(titles) // across)
@@ -41,7 +41,7 @@ def panels(
 
 
 def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[str, Any]) -> None:
-    """The mean of `values` [seeds, points], and where there are more seeds than one a band of one deviation."""
+    """Draws the mean of `values` [seeds, points]. With several seeds, a band shows one standard deviation."""
     mean = values.mean(0)
     axes.plot(x, mean, label=label, marker="." if len(x) < 8 else "", **look)
     if len(values) > 1:
@@ -52,7 +52,7 @@ def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[
 def bars(
     axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[Spread | None]], colours: Sequence[str] = COLOURS
 ) -> Mapping[str, Values]:
-    """Bars of each name, side by side for each group, none for None; returns where they stand, by name."""
+    """Draws one bar per name and group, none for None. Returns the bars' positions by name."""
     width, places = 0.8 / len(heights), {}
     for place, (name, values) in enumerate(heights.items()):
         places[name] = np.arange(len(groups)) + (place - (len(heights) - 1) / 2) * width
@@ -65,7 +65,7 @@ def bars(
 
 
 def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
-    """One legend for all panels, below them, as wide as fits; `together` lines in a row share a column."""
+    """One legend below all panels, as wide as fits. `together` successive lines share a column."""
     handles, labels = axes.get_legend_handles_labels()
     wide = 0.75 + 0.08 * max(map(len, labels), default=0)  # inches of a column: handle, spaces, letters
     most = max(1, min(len(labels), 6, int(figure.get_figwidth() / wide)))
@@ -75,7 +75,7 @@ def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
 
 
 def png(figure: Figure, together: int = 1) -> bytes:
-    """The picture with the legend of its fullest panel, in 256 colours, which is a third of the bytes.
+    """The picture with the legend of its fullest panel. 256 colours need only a third of the bytes.
 
     The same numbers give the same bytes.
     """

@@ -1,6 +1,6 @@
-"""What was run, in a line per study: from the parameters that each run has recorded, not from what is planned.
+"""Describes the finished runs, one line per study. The facts are the recorded parameters of each run, not the plan.
 
-Runs of one study that were made at unequal settings are told apart by their names.
+If runs of one study have different settings, the line names the runs of each setting.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pipelines.experiment.config import TrainSettings
 from pipelines.experiment.results import Result
 from pipelines.papers.targets.marks import leak_of, notes_of
 
-# Settings of the machine, which change no result; settings that the sentence says in its own words.
+# SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of their own.
 SILENT = {"train.engine", "train.device", "train.threads"}
 SAID = {
     "data.name", "data.size", "data.validation", "data.public", "train.model", "train.model_options", "train.rounds",
@@ -23,7 +23,7 @@ MOST = 8  # names in a list
 
 
 def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collection[str]) -> str:
-    """The settings of finished `runs`, how many of the `planned` items there are, and which ones have no model."""
+    """The settings of finished `runs`, the number of `planned` items among them, and the items without a model."""
     if not runs:
         return f"none of {len(planned)} planned runs has ended with a model{_without(diverged)}"
     scenarios = [_variants(_of(runs, "scenario", name), _scenario, f"{name} ") for name in _names(runs, "scenario")]
@@ -48,7 +48,7 @@ def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collect
 
 
 def _settings(run: Result) -> str:
-    """Data and training of a run; the rounds are those that its table has."""
+    """Data and training of a run. The number of rounds is that of its rounds.csv."""
     at = run.params
     pixels = at.get("data.size")
     size = f" at {'x'.join(map(str, pixels))}" if isinstance(pixels, Sequence) else ""
@@ -65,7 +65,7 @@ def _settings(run: Result) -> str:
 
 
 def _scenario(run: Result) -> str:
-    """How the data lay with the clients of a run."""
+    """The partition of a run's data."""
     at = run.params
     share, noise = _number(at.get("scenario.participation", 1)), at.get("scenario.noise")
     part = f" of which {100 * share:g} % take part in a round" if share != 1 else ""
@@ -88,8 +88,7 @@ def _recipe(run: Result) -> str:
 
 
 def _variants(runs: Sequence[Result], says: Callable[[Result], str], before: str = "") -> str:
-    """What all runs have in common, or else each variant with its runs; runs of which there is nothing to say are left
-    out."""
+    """The text that all runs share. If they differ, each variant with its runs; empty variants are left out."""
     found: dict[str, list[str]] = {}
     for run in runs:
         found.setdefault(before + says(run), []).append(run.key)
@@ -99,7 +98,7 @@ def _variants(runs: Sequence[Result], says: Callable[[Result], str], before: str
 
 
 def _rest(at: Mapping[str, object], section: str) -> str:
-    """What a section has set beyond what the sentence says in words: `, augment, momentum 0.9`."""
+    """The settings of a section that have no words of their own: `, augment, momentum 0.9`."""
     rest = {
         key.removeprefix(section): value
         for key, value in at.items()
@@ -110,7 +109,7 @@ def _rest(at: Mapping[str, object], section: str) -> str:
 
 
 def _pairs(values: Mapping[str, object]) -> str:
-    """`channels 8, batch_norm`: a flag that is on by its name only."""
+    """`channels 8, batch_norm`. A flag that is on has only its name."""
     return ", ".join(key if value is True else f"{key} {_plain(value)}" for key, value in values.items())
 
 

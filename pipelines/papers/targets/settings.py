@@ -1,7 +1,8 @@
-"""Kind `settings`: a table of the paper that lists configuration, beside what the studies at this size are run with.
+"""Kind `settings`: a table of the paper's configuration, compared with the settings of our studies at this size.
 
-Keys: `rows` and `columns` map the paper's titles to parts of {study, path}, where `path` names a key of the study, as
-in `train.rounds`, or a {value: ...} that is no setting of a study. `words` beside a path: what the paper calls a value.
+Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of the study, such as
+`train.rounds`. {value: ...} replaces it for a value that no study sets. `words` beside a path maps a value to the
+paper's word.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a target is: an entry of `pipelines/papers/<paper>/targets.yaml`, and the paper's own numbers for it."""
+"""A target: an entry of `pipelines/papers/<paper>/targets.yaml` with the paper's own numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pipelines.papers.studies import PAPER_FILES, PAPERS, SIZES, of_paper
 from plugins.core.errors import UserError
 from plugins.data.checks import known
 
-# How a target of each kind is built is in the module of that name; other kinds are functions of the paper's figures.py.
+# The module of the same name builds each of these kinds. Every other kind is a function of the paper's figures.py.
 KINDS = ("table", "curves", "settings")
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
@@ -22,40 +22,40 @@ NOT_HERE = "not run at this size"
 class Target:
     """One table or figure."""
 
-    id: str  # as "rf-tab1"
+    id: str  # such as "rf-tab1"
     paper: str
     kind: str
     title: str
-    protocol: tuple[str, ...]  # what is run, what the paper leaves open, and what was chosen
-    spec: Mapping[str, Any]  # all keys, those of its kind among them
+    protocol: tuple[str, ...]  # what runs, which settings the paper leaves open, and our choices
+    spec: Mapping[str, Any]  # all keys, including those of its kind
     reported: Mapping[str, Any] | None  # the paper's entry in reported.yaml: rows, columns, unit, ...
 
     @property
     def studies(self) -> tuple[str, ...]:
-        """Every study that it reads: the values of all keys `study` at any depth."""
+        """All studies that the target reads: the values of all keys `study` at any depth."""
         return tuple(dict.fromkeys(_studies(self.spec)))
 
     def printed(self, row: str, column: str, default: object = None) -> Any:
-        """The cell of the paper's own table; `default` where it has none."""
+        """A cell of the paper's own table. `default` if the table lacks it."""
         if self.reported is None or row not in self.reported["rows"] or column not in self.reported["columns"]:
             return default
         return self.reported["rows"][row][list(self.reported["columns"]).index(column)]
 
 
 class Built(NamedTuple):
-    """What a target has become."""
+    """A target after it was built."""
 
-    table: Sequence[Sequence[str]]  # its first line is the header; empty where there is a picture only
+    table: Sequence[Sequence[str]]  # the first line is the header; empty if there is only a picture
     files: Mapping[str, bytes]  # by ending: csv, png, ...
-    words: tuple[str, ...]  # what the outcome says about the paper's claim, from the numbers
-    missing: tuple[str, ...] = ()  # what it would need and is not there yet
+    words: tuple[str, ...]  # sentences on the paper's claim, from our numbers
+    missing: tuple[str, ...] = ()  # results that the target needs and that do not exist yet
     taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
-    printed: Sequence[Sequence[str]] = ()  # the paper's own table, where ours is laid out otherwise
-    remarks: tuple[str, ...] = ()  # leaks, notes on the data and diverged seeds of the runs that it has read
+    printed: Sequence[Sequence[str]] = ()  # the paper's own table, if ours has another layout
+    remarks: tuple[str, ...] = ()  # leaks, notes on the data and diverged seeds of the runs that were read
 
 
 def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
-    """A target without a run to draw."""
+    """A target without runs."""
     return Built((), {}, tuple(words), tuple(missing) or (() if words else (NOT_HERE,)))
 
 
@@ -81,11 +81,12 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
 
 
 def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
-    """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel, whose title is `place`.
+    """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel.
 
-    Later parts come before earlier ones, and what a part's `at` has under that title before all: where a method has
-    settings of its own (`at: {title: {study: other}}`). `{key}` in a text stands for the value of that key: `method:
-    fedprox` and `recipe: "{method}+ccn"`. UserError for one that is not there.
+    `place` is the title of the column or panel. Later parts override earlier parts. A part's `at` overrides all
+    parts for that title, for a method with settings of its own (`at: {title: {study: other}}`). `{key}` in a text
+    stands for the value of that key: `method: fedprox` and `recipe: "{method}+ccn"`. UserError for an unknown key in a
+    text.
     """
     special = [dict(part.get("at", {})).get(place, {}) for part in parts]
     whole = {key: value for part in (*parts, *special) for key, value in part.items() if key != "at"}

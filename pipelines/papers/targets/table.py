@@ -1,18 +1,25 @@
-"""Kind `table`: the paper's table as it lays it out, measured beside reported, and what that says.
+"""Kind `table`: the paper's table in its own layout, our numbers beside the paper's, and sentences on the outcome.
 
-Keys: `rows` and `columns` map the paper's titles to parts of an address {study, scenario, recipe, statistic}; the parts
-of a row and of a column make a cell's, and `at` in a row ({column: parts}) has its own there. `methods` (rows or
-columns): along which axis methods are compared. `statistic`: that of cells without one of their own. `scale` and
-`decimals`: from shares to the paper's unit. `better`: higher, lower, none. `claim`: the method that the paper says is
-best; what is composed with it ("B + A") is no rival. `gains`: rows or columns beside which the difference to another
-one is shown, seed by seed: {title: title of the other}. `differences` and `ratios` compare two methods in words, over
-all settings: {what it says: [method, other]}; `same` counts the runs of two methods with equal weights: {method:
-other}. A row or column may have `statistic`, `scale`, `decimals` and `better` of its own, `reported`: the title under
-which the paper's number stands if it is another, and `compared: false`: a method that the words leave out.
+Keys:
 
-A method with a diverged seed has no mean over all its seeds. Its cell shows the mean of the seeds that ended and how
-many did not; in our ranking it is last, tied with all others that have one, and no sentence compares its mean or its
-gain. What has seen the test set (the tag `leak` of its runs) is marked and not ranked.
+`rows`, `columns`        the paper's title -> parts of an address {study, scenario, recipe, statistic}; the parts of a
+                         row and of a column together are the address of a cell; `at` in a row ({column: parts})
+                         overrides parts of single cells
+`methods`                `rows` or `columns`: the axis of the methods, which are compared
+`statistic`              the statistic of cells without one of their own
+`scale`, `decimals`      from fractions to the paper's unit
+`better`                 higher, lower, none
+`claim`                  the method that the paper says is best; a composition with it ("B + A") is no rival
+`gains`                  {title: title of another}: rows or columns that show their difference to another, seed by seed
+`differences`, `ratios`  {text: [method, other]}: sentences that compare two methods over all settings
+`same`                   {method: other}: counts the runs of two methods with equal weights
+
+A row or column may have its own `statistic`, `scale`, `decimals` and `better`. `reported` is the title of the paper's
+number if it differs. `compared: false` leaves a method out of the sentences.
+
+A method with a diverged seed has no mean over all its seeds. Its cell shows the mean of the seeds that ended and the
+number of seeds that did not. Our ranking puts such methods last, tied with each other. No sentence compares their mean
+or gain. A run that has seen the test set (tag `leak`) is marked and not ranked.
 """
 
 from __future__ import annotations
@@ -34,7 +41,7 @@ from pipelines.reporting.text import as_csv
 from plugins.data.checks import known
 
 NOT_YET, NO_DATA, NOT_MEASURED = "not run yet", "no data", "not measured"
-ENOUGH = 3  # methods, below which a rank correlation says nothing
+ENOUGH = 3  # methods; a rank correlation over fewer says nothing
 
 
 @dataclass(frozen=True)
@@ -45,20 +52,20 @@ class Cell:
     reported: float | None
     reported_spread: float | None
     decimals: int = 2
-    instead: str = ""  # why there is no measured number
-    mark: str = ""  # what a reader has to know of it
+    instead: str = ""  # the reason for a missing number
+    mark: str = ""  # leaks, notes and diverged seeds
     leaks: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     diverged: int = 0  # seeds
 
     @property
     def mean(self) -> float | None:
-        """What sentences compare: none where training has seen the test set or a seed has diverged."""
+        """The mean that sentences compare. None if training has seen the test set or a seed diverged."""
         return None if self.measured is None or self.leaks or self.diverged else self.measured.mean
 
 
 class Gain(NamedTuple):
-    """How much more than another cell a cell has, in the paper's unit."""
+    """The difference of a cell to another cell, in the paper's unit."""
 
     measured: Spread | None
     reported: float | None
@@ -91,7 +98,7 @@ def addresses(target: Target) -> dict[Place, dict[str, Any]]:
 
 def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping[str, Any]) -> Cell:
     in_paper = *_reported(target, row, column), int(_option(target, at, "decimals", 2))
-    if "study" not in at:  # a row or column that the paper has and that can't be run
+    if "study" not in at:  # a row or column of the paper that can't be run
         return Cell(None, *in_paper, "-")
     if not measured.is_wanted(at):
         return Cell(None, *in_paper, NOT_HERE)
@@ -107,7 +114,7 @@ def _cell(target: Target, measured: Measured, row: str, column: str, at: Mapping
 
 
 def _option(target: Target, at: Mapping[str, Any], key: str, default: Any) -> Any:
-    """What a cell, or else the whole table, has under `key`."""
+    """The value of `key` for a cell. The default is the value for the whole table."""
     return at.get(key, target.spec.get(key, default))
 
 
@@ -122,7 +129,7 @@ def _value(
 def _gains(
     target: Target, measured: Measured, at: Mapping[Place, Mapping[str, Any]], cells: Mapping[Place, Cell]
 ) -> dict[Place, Gain]:
-    """The gain of each cell in a row or column of `gains`. The paper's is what it prints, or else the difference."""
+    """The gain of each cell in a row or column of `gains`. The paper's gain is the printed one, else the difference."""
     bases: Mapping[str, str] = target.spec.get("gains", {})
     for title in (*bases, *bases.values()):
         known(f"{target.id}: gains: row or column", title, (*target.spec["rows"], *target.spec["columns"]))
@@ -160,9 +167,9 @@ def _lines(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Ga
 
 
 def _text(cell: Cell, gain: Gain | None) -> str:
-    """`98.02 ± 0.03 (97.88)`: measured over seeds, in brackets what the paper reports; so is the gain, a line below.
+    """`98.02 ± 0.03 (97.88)`: our number over seeds, the paper's in brackets. The gain is on the next line.
 
-    Marks stand between the two: `98.02 LEAK [1]; 1 of 3 seeds diverges (97.88)`.
+    Marks stand between the two numbers: `98.02 LEAK [1]; 1 of 3 seeds diverges (97.88)`.
     """
     found = (cell.instead if cell.measured is None else plus_minus(cell.measured, cell.decimals)) + cell.mark
     if cell.reported is not None:
@@ -190,14 +197,14 @@ def _csv(cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> bytes:
 
 
 class Line(NamedTuple):
-    """The methods of one setting, which are compared with each other."""
+    """The methods of one setting. They are compared with each other."""
 
     better: str  # higher, lower
     cells: Mapping[str, Cell]  # by method
 
 
 def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, Line]:
-    """Each column (or row, where the methods are columns) that ranks its methods, and those that are compared."""
+    """Each column (or row, if the methods are columns) that ranks its methods, with the compared methods."""
     by_rows = target.spec.get("methods", "rows") == "rows"
     methods, settings = (target.spec[key] for key in (("rows", "columns") if by_rows else ("columns", "rows")))
     compared = [method for method, about in methods.items() if about.get("compared", True)]
@@ -210,7 +217,7 @@ def _by_setting(target: Target, cells: Mapping[Place, Cell]) -> dict[str, Line]:
 
 
 def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float, int]]:
-    """Kendall's τ between our ranking and the paper's, and over how many methods, for each setting that has one.
+    """For each setting that has one: Kendall's τ between our ranking and the paper's, and the number of methods.
 
     Methods with a diverged seed tie for the last place of our ranking.
     """
@@ -228,12 +235,12 @@ def _taus(target: Target, cells: Mapping[Place, Cell]) -> dict[str, tuple[float,
 
 
 def _is_last(cell: Cell) -> bool:
-    """Whether it ranks behind all methods whose seeds all ended."""
+    """Whether it has a diverged seed and no leak. It then ranks behind all methods without diverged seeds."""
     return bool(cell.diverged) and not cell.leaks
 
 
 def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tuple[float, int]]) -> list[str]:
-    """For each column (or row): agreement of the ranking, and how the claimed method fares beyond the spread."""
+    """For each column (or row): the agreement of the rankings, and the claimed method against the others."""
     claim = str(target.spec.get("claim"))
     found = []
     for setting, line in _by_setting(target, cells).items():
@@ -256,7 +263,7 @@ def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tupl
 
 
 def _words_on_gains(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> list[str]:
-    """For each row or column of `gains`: the mean over methods, ours and the paper's, and which ones are certain."""
+    """For each row or column of `gains`: our mean over methods, the paper's mean, and the gains beyond their spread."""
     decimals = int(target.spec.get("decimals", 2))
     found = []
     for title, base in target.spec.get("gains", {}).items():
@@ -283,7 +290,7 @@ def _words_on_gains(target: Target, cells: Mapping[Place, Cell], gains: Mapping[
 
 
 def _claim(claim: str, own: Spread, rival: str, best: Spread, decimals: int) -> str:
-    """How the method that the paper puts first fares against the best of the others, beside the larger spread."""
+    """Compares the method that the paper puts first with the best of the others and with the larger spread."""
     larger = max((value.std for value in (own, best) if value.std is not None), default=None)
     return against(claim, f"the best other ({rival})", Spread(own.mean - best.mean, larger, own.n), decimals)
 
@@ -310,7 +317,7 @@ def _words_on_pairs(
         told = [f"{s} {a / b:.3g}" for s, a, b in means if a is not None and b]
         found += [f"{says} ({one} by {other}): {'; '.join(told)}."] if told else []
     for one, other in spec.get("same", {}).items():
-        same: dict[tuple[object, ...], bool] = {}  # settings that read the same runs count once
+        same: dict[tuple[object, ...], bool] = {}  # settings with the same runs count once
         for _, a, b in pairs(one, other):
             hashes = [{run.seed: run.tags["weights_sha256"] for run in measured.runs(at[place])} for place in (a, b)]
             for seed in hashes[0].keys() & hashes[1].keys():

@@ -1,4 +1,4 @@
-"""What the sentences of all targets share: numbers with their spread, and whether a difference is beyond it."""
+"""Shared parts of the targets' sentences: numbers with their spread, and whether a difference exceeds it."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Name = TypeVar("Name", str, float)
 
 
 def plus_minus(value: Spread | None, decimals: int = 2, sign: str = "", unit: str = "") -> str:
-    """`98.02 ± 0.03`; one seed has no spread, and no value is `-`."""
+    """`98.02 ± 0.03`. One seed has no spread. A missing value is `-`."""
     if value is None:
         return "-"
     return f"{value.mean:{sign}.{decimals}f}{unit}" + ("" if value.std is None else f" ± {value.std:.{decimals}f}")
 
 
 def against(name: str, other: str, difference: Spread, decimals: int = 2, unit: str = "") -> str:
-    """How one method fares against another; the `std` of the difference is what it has to exceed."""
+    """Compares one method with another. The difference counts if it exceeds its own `std`."""
     high = "above" if difference.mean > 0 else "below"
     how = f"{abs(difference.mean):.{decimals}f}{unit} {high}" if difference.mean else "as good as"
     return f"{name} is {how} {other}, {beyond(difference, decimals)}"
