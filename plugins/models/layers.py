@@ -72,16 +72,17 @@ class Linear(Weighted):
         return out
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        weight, bias = self.own(run)
+        of_weight, of_bias = self.names
+        weight, bias = run.params[of_weight], run.params[of_bias]
         out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            memory = run.out.get(self.names[0])
+            memory = run.out.get(of_weight)
             if weight.ndim == 2:
                 found = grad @ weight if through else None, torch.mm(grad.t(), x, out=memory), grad.sum(0)
             else:
                 found = _beside_backward(grad, x, weight, through, memory)
-            return found[0], dict(zip(self.names, found[1:], strict=True))
+            return found[0], {of_weight: found[1], of_bias: found[2]}
 
         return out, pull
 
