@@ -24,15 +24,16 @@ class Round(NamedTuple):
     accuracy: float
 
 
-_hear: Callable[[Round], None] = lambda _: None  # noqa: E731  # receives the rounds of this process
+_hear: Callable[[Round], None] | None = None  # receives the rounds of this process
 
 
 def tell(said: Round) -> None:
     """Reports a round of an item. Every training process calls it after each round."""
-    _hear(said)
+    if _hear is not None:
+        _hear(said)
 
 
-def listen(hear: Callable[[Round], None]) -> None:
+def listen(hear: Callable[[Round], None] | None) -> None:
     """Sets the function that receives the rounds of this process."""
     global _hear
     _hear = hear
@@ -69,7 +70,7 @@ class Display:
         return self
 
     def __exit__(self, *_: object) -> None:
-        listen(lambda _: None)
+        listen(None)
         if self._bars is not None:
             self._bars.stop()
 

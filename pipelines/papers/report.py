@@ -1,8 +1,8 @@
 """Every table and figure of a paper from its studies at one size -> papers/<paper>/<size>/report/.
 
-report.html holds all of them with their pictures. Each target also has its own Markdown, CSV and PNG. A part of the
-studies already gives a part of the tables: the report names what is not run yet. metrics.json beside the report counts
-the targets. MLflow has the report as one run of the experiment "papers".
+report.html holds all of them with their pictures. Each target also has its own Markdown, CSV and PNG. The report can be
+made before all studies have run. It then names the missing runs. metrics.json beside the report counts the targets.
+MLflow has the report as one run of the experiment "papers".
 """
 
 from __future__ import annotations

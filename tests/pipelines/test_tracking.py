@@ -49,8 +49,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("made")
     code = "import sys; from pathlib import Path; from pipelines.tracking.store import Store\n"
     code += "Store(Path(sys.argv[1]), None).client()"
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    other = subprocess.Popen([sys.executable, "-c", code, str(root)], cwd=REPOSITORY, **pipes)  # type: ignore[call-overload]
+    command = [sys.executable, "-c", code, str(root)]
+    other = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     Store(root, None).client()
     assert other.communicate()[0] == "" and other.returncode == 0
     return root
