@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench silo clean env lock
+.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench chaos silo clean env lock
 
 repro: env  ## Runs the out-of-date stages of the experiment in params.yaml, prints the table and where to look next.
 	@python -m pipelines.tools.repro
@@ -54,6 +54,9 @@ experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst c
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
 	@python -m benchmarks $(BENCH)
 
+chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
+	@python -m benchmarks.chaos --write
+
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
 
@@ -67,7 +70,7 @@ tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation s
 	@python -m pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
-	@python -m plugins.silo.loopback --recipe "$(RECIPE)" --silos $(SILOS)
+	@python -m plugins.silo loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from torch import Tensor
@@ -20,6 +30,7 @@ from plugins.data.checks import known, options_of, refusal
 from plugins.data.dataset import Dataset
 from plugins.data.partitions import PARTITIONS
 from plugins.data.partitions.dealing import ZeroToOne
+from plugins.engines import absences
 from plugins.engines.clients import OPTIMIZERS, LocalTraining
 from plugins.engines.run import cohort_size
 from plugins.engines.simulation import DEVICES, ENGINES
@@ -78,6 +89,48 @@ class NoiseSettings(Section):
         return noise.amounts(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
 
 
+class AvailabilitySettings(Section):
+    """The clients that are missing from rounds: at random, or as a file lists them."""
+
+    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None  # the share that misses a round
+    file: str | None = None  # relative to the experiment's root; columns as `absences.COLUMNS`
+    _missing: absences.Missing | None = PrivateAttr(None)  # what the file lists, once it is read
+
+    @model_validator(mode="after")
+    def _one(self) -> AvailabilitySettings:
+        if (self.rate is None) is (self.file is None):
+            found = "both are" if self.file is not None else "neither is"
+            raise UserError(f"one of rate and file is needed; {found} given")
+        return self
+
+    @model_serializer
+    def _shown(self) -> dict[str, object]:
+        """What is given; of a file also the hash of what it lists, so that items depend on it."""
+        if self.file is None:
+            return {"rate": self.rate}
+        listed = None if self._missing is None else absences.text(self._missing)
+        return {"file": self.file, "sha256": listed and hashlib.sha256(listed.encode()).hexdigest()}
+
+    def read(self, root: Path, rounds: int, n_clients: int) -> None:
+        """Reads the file, if there is one. UserError for its mistakes."""
+        if self.file is not None:
+            self._missing = absences.read(root / self.file, rounds, n_clients)
+
+    def absent(self, seed: int) -> absences.Absent:
+        """The clients that do not answer in a run with this seed."""
+        if self.rate is not None:
+            return absences.sometimes(self.rate, seed)
+        assert self._missing is not None, "`load` reads the file"
+        return absences.listed(self._missing)
+
+    @property
+    def words(self) -> str:
+        """`20 % of the clients missing per round`."""
+        if self.rate is not None:
+            return f"{100 * self.rate:g} % of the clients missing per round"
+        return f"clients missing as in {self.file}"
+
+
 class Scenario(Section):
     """How the data are divided among the clients. The partition's own parameters stand beside these keys."""
 
@@ -87,6 +140,7 @@ class Scenario(Section):
     clients: Count
     participation: Share = 1.0
     noise: NoiseSettings | None = None
+    availability: AvailabilitySettings | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
@@ -303,8 +357,19 @@ def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
 
 
 def load(root: Path) -> Config:
-    """Reads and checks params.yaml in `root`. UserError with one line per error."""
-    return checked(read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}"), FILE)
+    """Reads and checks params.yaml in `root`, and the files that it names. UserError with one line per error."""
+    settings = checked(read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}"), FILE)
+    errors = []
+    for name in settings.scenario_names:
+        scenario = settings.scenarios[name]
+        if scenario.availability is not None:
+            try:
+                scenario.availability.read(root, settings.train.rounds, scenario.clients)
+            except UserError as error:
+                errors.append(f"{FILE}: scenarios.{name}.availability.file: {error}")
+    if errors:
+        raise UserError("\n".join(errors))
+    return settings
 
 
 def checked(content: Mapping[str, Any], name: str) -> Config:
@@ -332,5 +397,5 @@ def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
-    "noise": NoiseSettings,
+    "noise": NoiseSettings, "availability": AvailabilitySettings,
 }  # fmt: skip

@@ -17,6 +17,7 @@ from plugins.data.dataset import Dataset
 from plugins.data.indices import Indices, read_indices
 from plugins.data.noise import held
 from plugins.data.types import Ints
+from plugins.engines.absences import nobody
 from plugins.engines.run import Schedule
 from plugins.engines.simulation import Simulation, resolve_device
 from plugins.models import build as build_network
@@ -89,4 +90,5 @@ class Item:
             fingerprint=fingerprint,
             observing=train.observe,
             workers=workers,
+            absent=nobody if scenario.availability is None else scenario.availability.absent(self.unit.seed),
         )

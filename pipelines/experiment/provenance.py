@@ -51,11 +51,12 @@ def plan(settings: Config) -> dict[str, dict[str, str]]:
     deployed += [settings.recipes[deploy.recipe].model_dump(), machine_kind(settings)]
     methods = _methods(settings.composition(deploy.recipe))
     cut = code("pipelines.stages.partition")
+    dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
     return {
         "machine": machine_kind(settings),
         "prepare": {settings.data.name: digest(data, code("pipelines.stages.prepare"))},
         "partition": {
-            f"{name}-{seed}": digest(used[name], split, seed, cut) for name in used for seed in settings.seeds
+            f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
         },
         "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
         "evaluate": {"code": code("pipelines.stages.evaluate")},

@@ -140,6 +140,8 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
     if scenario.noise is not None:
         noise = f"{scenario.noise.form} noise, sigma {scenario.noise.sigma:g}"
         text += f" Each client's samples have Gaussian noise of its own ({noise})."
+    if scenario.availability is not None:
+        text += f" Availability: {scenario.availability.words}."
     path = root / "partitions" / partition / "clients.csv"
     if not path.exists():
         return text

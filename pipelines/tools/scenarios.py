@@ -80,7 +80,8 @@ def described(scenario: config.Scenario) -> str:
     """`dirichlet (alpha 0.5), noise level 0.1`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
     noise = "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
-    return scenario.partition + (f" ({options})" if options else "") + noise
+    missing = "" if scenario.availability is None else f", {scenario.availability.words}"
+    return scenario.partition + (f" ({options})" if options else "") + noise + missing
 
 
 def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:

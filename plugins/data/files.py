@@ -12,11 +12,12 @@ from pathlib import Path
 from plugins.core.errors import UserError
 
 
-def write_whole(path: Path, content: bytes | str | Callable[[str], None]) -> None:
+def write_whole(path: Path, content: bytes | str | Callable[[str], None], private: bool = False) -> None:
     """Writes `content` to `path`. Readers see the old file or the new one, even if the process is killed.
 
     `content` may be a function that gets a file name and writes that file, for content that is too large to be held
-    twice. Missing folders are made. Raises UserError if the folder can't be written.
+    twice. Missing folders are made. `private`: only the owner may read it. Raises UserError if the folder can't be
+    written.
     """
     with _beside(path) as place:
         fresh = place / "new"
@@ -27,7 +28,7 @@ def write_whole(path: Path, content: bytes | str | Callable[[str], None]) -> Non
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
             os.fsync(file.fileno())
-        fresh.chmod(0o644)  # others read it, whatever the umask
+        fresh.chmod(0o600 if private else 0o644)  # whatever the umask
         fresh.replace(path)
 
 

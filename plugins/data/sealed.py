@@ -36,11 +36,15 @@ def checksum(head: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def write(path: Path, kind: str, head: Mapping[str, object], tensors: Mapping[str, Tensor], checksum: str) -> None:
+def write(
+    path: Path, kind: str, head: Mapping[str, object], tensors: Mapping[str, Tensor], checksum: str,
+    private: bool = False,
+) -> None:  # fmt: skip
     """Writes the file, whole or not at all; its metadata name head and checksum by `kind`."""
     whole = {key: tensor.contiguous() for key, tensor in tensors.items()}
     # One key: safetensors writes several in any order, and the same content has to give the same bytes.
-    write_whole(path, safetensors.torch.save(whole, {kind: json.dumps({"head": head, "checksum": checksum})}))
+    metadata = {kind: json.dumps({"head": head, "checksum": checksum})}
+    write_whole(path, safetensors.torch.save(whole, metadata), private)
 
 
 def read(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -15,7 +15,7 @@ from plugins.data.files import write_whole
 from plugins.engines.packing import flatten, unflatten
 
 RECORDED = "recorded/"  # prefix of the tensors that a run needs for its report, and not to go on
-HEAD = ("round", "holders", "rows", "differs")  # fields of a Checkpoint that are stored as JSON
+HEAD = ("round", "meter", "rows", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
 
 
 class Checkpoint(NamedTuple):
@@ -23,10 +23,11 @@ class Checkpoint(NamedTuple):
 
     round: int  # rounds done
     trees: Tree  # server, memory, evaluated
-    holders: list[int]  # clients that hold the server's model already
+    meter: dict[str, list[Any]]  # of traffic, see `plugins.engines.traffic`
     rows: list[dict[str, float]]  # of rounds.csv
     recorded: Params  # what else was recorded, by name
     differs: bool  # whether the evaluated model differs from the sent one
+    notes: dict[str, Any] = {}  # noqa: RUF012, never changed in place. As JSON: what a runtime adds
 
 
 def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:

@@ -24,7 +24,11 @@ from plugins.engines.traffic import Meter
 
 
 class Recorder:
-    """Reads each exchange, and makes a row at the end of each round."""
+    """Reads each exchange, and makes a row at the end of each round.
+
+    A quantity by client changes its shape when the number of clients changes, because some are missing or a defence
+    dropped their answers. Then `tensors` has the rounds since its last change only.
+    """
 
     def __init__(self, task: Task, test: Samples, validation: Samples | None, observing: bool = False) -> None:
         """`observing`: whether quantities that cost further passes are recorded too.
@@ -139,7 +143,7 @@ class Recorder:
         for key, leaf in found.items():
             new = leaf.detach().cpu()[None]
             old = self.tensors.get(key)
-            # In a deployment a defence may drop a silo. Then the shapes differ, and only the last round is kept.
+            # With another number of clients the quantity begins anew.
             fits = old is not None and old.shape[1:] == new.shape[1:]
             self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
 

@@ -13,18 +13,18 @@ import numpy as np
 import torch
 
 from plugins import recipes
-from plugins.core.algorithm import Algorithm, State
+from plugins.core.algorithm import Algorithm
 from plugins.core.component import Ask, Public, Reply, Setting
 from plugins.core.data import Samples
 from plugins.core.errors import UserError
 from plugins.core.options import RecipeError
 from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, tree_map
+from plugins.core.trees import Params, tree_map
 from plugins.data.checks import known
 from plugins.data.streams import torch_stream
 from plugins.data.types import Ints
 from plugins.engines import checkpoint as checkpoints
-from plugins.engines.checkpoint import Checkpoint
+from plugins.engines.absences import Absent, nobody
 from plugins.engines.clients import Clients, Engine, LocalTraining
 from plugins.engines.record import Recorder
 from plugins.engines.run import Outcome, Row, Run, Schedule
@@ -155,11 +155,14 @@ class Simulation:
         fingerprint: str = "",
         observing: bool = False,
         workers: int = 1,
+        absent: Absent = nobody,
     ) -> None:
         """Everything lies on the device of `train`. The run goes on from `checkpoint` if it exists. Raises UserError.
 
         `observing`: whether the clients' own quantities are recorded too, which may cost further passes over data.
         `workers`: how many processes the sequential engine may take on a CPU; the bits are the same.
+        `absent`: which clients do not answer. They compute nothing, and their memory stays as it is. It does not count
+        where the method pools the data, as there is no client then.
         """
         n, n_public = len(clients), 0 if public is None else len(public.y)
         if not 1 <= schedule.cohort <= n:
@@ -169,7 +172,7 @@ class Simulation:
         if self.algorithm.needs.public is Public.TEST_SET:
             public = test
         if self.algorithm.needs.pooled:
-            clients, schedule = [np.concatenate(list(clients))], replace(schedule, cohort=1)
+            clients, schedule, absent = [np.concatenate(list(clients))], replace(schedule, cohort=1), nobody
         train, clients = with_shared(self.algorithm, train, clients, public)
         per_round = [local.steps or local.epochs * math.ceil(len(own) / local.batch_size) for own in clients]
         together = abreast(per_round, schedule.cohort)
@@ -189,10 +192,14 @@ class Simulation:
             self.engine = Sequential(store)
         recorder = Recorder(task, test, validation, observing)
         n = len(clients)  # one where the method pools the data
-        self.loop = Run(self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x)
+        self.loop = Run(
+            self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x, absent=absent
+        )
         self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
         if checkpoint is not None and checkpoint.exists():
-            self._resume(checkpoint)
+            found = checkpoints.read(checkpoint, self.loop.trees(store.memory), fingerprint)
+            store.memory = found.trees["memory"]
+            self.loop.restore(found)
         self.start_round = self.loop.done
 
     def run(self) -> Outcome:
@@ -203,14 +210,14 @@ class Simulation:
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, answer = self.loop, self._answer
+        loop, answer = self.loop, self.engine.answer
         if loop.done == 0:
-            drive(loop.begin(), partial(answer, 0))
+            drive(loop.begin(), partial(answer, round_=0))
         while loop.done < loop.schedule.rounds:
-            yield drive(loop.round(), partial(answer, loop.done + 1))
+            yield drive(loop.round(), partial(answer, round_=loop.done + 1))
             due = loop.done % self.checkpoint_every == 0 or loop.done == loop.schedule.rounds
             if self.checkpoint is not None and due:
-                self._save(self.checkpoint)
+                checkpoints.write(self.checkpoint, loop.checkpoint(self.engine.clients.memory), self.fingerprint)
 
     @property
     def outcome(self) -> Outcome:
@@ -221,31 +228,3 @@ class Simulation:
     def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
         return self.loop.recorder.rows
-
-    def _answer(self, t: int, ask: Ask) -> Reply:
-        reply = self.engine.answer(ask, t)
-        self.loop.recorder.exchange(ask, reply, t)
-        return reply
-
-    def _trees(self) -> Tree:
-        state, evaluated = self.loop.state, self.loop.evaluated
-        return {
-            "server": state._asdict(),
-            "memory": self.engine.clients.memory,
-            # The sent model stands in where it is the evaluated one.
-            "evaluated": state.params if evaluated is None else evaluated,
-        }
-
-    def _save(self, path: Path) -> None:
-        loop, recorder = self.loop, self.loop.recorder
-        holders, differs = recorder.meter.holders(loop.state.params), loop.evaluated is not None
-        now = Checkpoint(loop.done, self._trees(), holders, recorder.rows, recorder.tensors, differs)
-        checkpoints.write(path, now, self.fingerprint)
-
-    def _resume(self, path: Path) -> None:
-        found, loop = checkpoints.read(path, self._trees(), self.fingerprint), self.loop
-        state = State(**found.trees["server"])
-        self.engine.clients.memory = found.trees["memory"]
-        loop.resume(found.round, state, found.trees["evaluated"] if found.differs else None)
-        loop.recorder.rows, loop.recorder.tensors = found.rows, found.recorded
-        loop.recorder.meter.restore(state.params, found.holders)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from typing import Any
 
 from plugins.core.component import Ask, Reply
 from plugins.core.trees import Params, n_bytes
@@ -42,10 +42,12 @@ class Meter:
         read, self._up, self._down = (self._up, self._down), Counter(), Counter()
         return read
 
-    def holders(self, params: Params) -> list[int]:
-        """The clients that hold `params` already, ascending."""
-        return sorted(self._holders) if params is self._model else []
+    def state(self, params: Params) -> dict[str, list[Any]]:
+        """As JSON, for `restore`: bytes since the last reading, and the clients that hold `params` already."""
+        holders = sorted(self._holders) if params is self._model else []
+        return {"holders": holders, "up": list(self._up.items()), "down": list(self._down.items())}
 
-    def restore(self, params: Params, holders: Iterable[int]) -> None:
-        """After a restart: these clients hold `params`."""
-        self._model, self._holders = params, set(holders)
+    def restore(self, params: Params, state: dict[str, list[Any]]) -> None:
+        """After a restart."""
+        self._model, self._holders = params, set(state["holders"])
+        self._up, self._down = Counter(dict(state["up"])), Counter(dict(state["down"]))

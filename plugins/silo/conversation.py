@@ -1,104 +1,26 @@
-"""Both halves of a cross-silo run, without FedML: the server's suspended rounds, and a silo that answers."""
+"""The server of a run, without FedML and without a network: the suspended rounds, fed with the uploads of the silos."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping
+from pathlib import Path
 
-import numpy as np
 import torch
 
 from plugins.core.component import Ask, Reply
 from plugins.core.data import Samples
 from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, row, tree_map
-from plugins.engines.clients import Clients, refuse_non_finite
+from plugins.core.trees import Params, Tree, row
+from plugins.engines import checkpoint
 from plugins.engines.packing import stack
 from plugins.engines.record import Recorder
 from plugins.engines.run import Outcome, Row, Run
-from plugins.engines.sequential import Sequential, plain
-from plugins.engines.simulation import start, with_shared
+from plugins.engines.sequential import plain
+from plugins.engines.simulation import start
 from plugins.silo import wire
 from plugins.silo.settings import Terms
+from plugins.silo.silo import Silo
 from plugins.silo.wire import Down, Up
-
-
-class _OwnShard(Clients):
-    """The one client of a silo."""
-
-    def holds(self, ask: Ask) -> bool:
-        """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
-        return ask.job == "train"
-
-
-class Silo:
-    """Answers the Asks of a run from its own shard, with the sequential engine.
-
-    An answer changes the silo's memory. The change is pending until the next message says whether the server counted
-    the answer. If a defence dropped the answer, the silo goes back to the memory from before it. Otherwise the states
-    of server and silos, such as SCAFFOLD's c and c_i, would differ.
-    """
-
-    def __init__(self, terms: Terms, client: int, train: Samples, public: Samples | None) -> None:
-        """`client` counts from 0; `train` is this silo's shard."""
-        self.terms, self.client = terms, client
-        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, train.x)
-        # Batches are drawn as positions within a shard. So this shard is read in the same order as in a simulation.
-        self._public = public
-        own = self._arranged(train)
-        indices = {client: np.arange(len(own.y))}
-        self.engine = Sequential(
-            _OwnShard(terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers)
-        )
-        self._pending: tuple[Down, Tree] | None = None  # the last message answered, and the memory from before it
-
-    def _arranged(self, train: Samples) -> Samples:
-        return with_shared(self.terms.algorithm, train, [], self._public)[0]
-
-    def read(self, train: Samples) -> None:
-        """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
-        self.engine.clients.train = self._arranged(train)
-
-    def answer(self, down: Down) -> Tree | None:
-        """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""
-        if down.terms != self.terms.fingerprint:
-            raise UserError(
-                f"silo {self.client} (rank {self.client + 1}): its configuration is not the server's; train_args, "
-                "model_args, random_seed and threads must be the same in both files"
-            )
-        self._settle(down)
-        ask = down.ask
-        if ask is None or self.client not in ask.to:
-            return None
-        self._pending = down, tree_map(torch.clone, self.engine.clients.memory)
-        reply = self.reply(ask, ask.to.index(self.client), down.round)
-        refuse_non_finite(reply, down.round)
-        return row(self.parts(reply), 0)
-
-    def _settle(self, down: Down) -> None:
-        """Keeps the memory of the last answer, or goes back to the memory from before it."""
-        if self._pending is None:
-            return
-        answered, memory = self._pending
-        self._pending = None
-        again = down.exchange == answered.exchange  # a message that comes twice gets the same answer twice
-        if again or self.client not in down.counted:
-            clients = self.engine.clients
-            clients.memory = memory
-            if answered.ask is not None and answered.ask.job == "train":
-                clients.held.clear()  # nothing may go on from a training that does not count
-
-    def reply(self, ask: Ask, position: int, round_: int) -> Reply:
-        """The reply [1, ...] to the row `position` of an Ask."""
-        device = self.engine.clients.device
-        here = wire.mapped(lambda leaf: leaf.to(device), ask)
-        own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
-        return self.engine.answer(own, round_)
-
-    @staticmethod
-    def parts(reply: Reply) -> Tree:
-        """The parts of a reply that are sent, on the CPU."""
-        cpu: Tree = tree_map(torch.Tensor.cpu, {key: getattr(reply, key) for key in wire.PARTS})
-        return cpu
 
 
 class Conversation:
@@ -112,20 +34,33 @@ class Conversation:
         public: Samples | None,
         settle: Callable[[Params], Params] = lambda params: params,
         on_round: Callable[[Mapping[str, float]], None] | None = None,
+        kept: Path | None = None,
+        run: str = "",
     ) -> None:
-        """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences)."""
-        self.terms, self.on_round = terms, on_round
+        """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
+
+        A checkpoint is written to `kept` before the first Ask and after every round. If that file exists, the run goes
+        on from there, under the name `run` that it had. UserError if the file is damaged or of other settings.
+        """
+        self.terms, self.on_round, self.kept, self.run = terms, on_round, kept, run
         task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, test.x)
         recorder = Recorder(task, test, validation)
         self.loop = Run(
             terms.algorithm, plain(task), params, buffers, terms.silos, terms.schedule, recorder, public, test.x, settle
         )
         self.outcome: Outcome | None = None
-        self._round = self._exchange = 0
+        self.missing: dict[tuple[int, int], frozenset[int]] = {}  # (round, exchange in it) -> silos that did not answer
+        self._begun, self._round, self._exchange = False, 0, 0
+        self._counted: dict[int, int] = {}
+        self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
         self._probe = Silo(terms, 0, sample, sample if public is not None else None)
         self._schemas: dict[str, Tree] = {}
+        if kept is not None and kept.exists():
+            self._restore(kept)
+        elif kept is not None:
+            self._save()
         self._asks = self._rounds()
         self._ask: Ask | None = None  # the algorithm's own object: the meter tells models apart by identity
         self.down = self._next(None)
@@ -135,28 +70,45 @@ class Conversation:
         """The rows of rounds.csv so far."""
         return self.loop.recorder.rows
 
+    @property
+    def schema(self) -> Tree:
+        """The structure of an answer to the present message; empty if there is nothing to do."""
+        return {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
+
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
-        """The checked replies of the clients that were asked, ascending. Raises UserError that names a silo."""
-        schema = {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
-        found = {client: wire.opened(uploads[client], client, self.down, schema) for client in sorted(uploads)}
+        """The checked replies of the clients that were asked, ascending. Raises RefusedError that names a silo."""
+        found = {client: self.opened(uploads[client], client) for client in sorted(uploads)}
         return {client: reply for client, reply in found.items() if reply is not None}
+
+    def opened(self, upload: Up, client: int) -> Tree | None:
+        """The checked reply of one client; None if it was not asked. Raises RefusedError."""
+        reply = wire.opened(upload, client, self.down, self.schema)
+        if reply is not None:
+            where = f"round {self._round}, {wire.silo(client)}"
+            wire.same_samples(int(reply["n"]), self._samples.get(client), where)
+        return reply
+
+    def without(self, late: Collection[int]) -> None:
+        """These clients don't answer the present message: they are left out for the rest of the round."""
+        self.loop.missing.update(late)
+        if late:
+            self.missing[self._round, self.loop.exchange] = frozenset(late)
 
     def feed(self, replies: Mapping[int, Tree]) -> Down:
         """Goes on with the replies of all clients that were asked, or of some. Returns the next message."""
-        ask = self._ask
-        if ask is None:
+        if self._ask is None:
             return self.down
         if not replies:
             raise UserError(f"round {self._round}: no silo is left to average")
         clients = tuple(sorted(replies))
         reply = Reply(clients, **stack([replies[client] for client in clients]))
-        self.loop.recorder.exchange(ask, reply, self._round)
+        self._counted |= dict.fromkeys(clients, self._exchange)
+        self._samples |= {client: int(replies[client]["n"]) for client in clients}
+        self._exchange += 1
         self.down = self._next(reply)
         return self.down
 
     def _next(self, reply: Reply | None) -> Down:
-        self._exchange += reply is not None
-        counted = () if reply is None else reply.clients
         try:
             with torch.no_grad():
                 ask = next(self._asks) if reply is None else self._asks.send(reply)
@@ -165,14 +117,37 @@ class Conversation:
         if ask is not None and wire.name(ask) not in self._schemas:
             self._schemas[wire.name(ask)] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
         self._ask = ask
-        return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, counted)
+        return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, dict(self._counted))
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
         loop = self.loop
-        yield from loop.begin()
+        if not self._begun:
+            yield from loop.begin()
+            self._begun = True
+            self._save()
         while loop.done < loop.schedule.rounds:
             self._round = loop.done + 1
             found = yield from loop.round()  # its `seconds` include the wait for the silos
+            self._save()
             if self.on_round is not None:
                 self.on_round(found)
         self.outcome = loop.outcome
+
+    def _save(self) -> None:
+        if self.kept is None:
+            return
+        notes = {
+            "run": self.run, "begun": self._begun, "exchange": self._exchange,
+            "counted": list(self._counted.items()), "samples": list(self._samples.items()),
+            "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
+        }  # fmt: skip
+        checkpoint.write(self.kept, self.loop.checkpoint({}, notes), self.terms.fingerprint)
+
+    def _restore(self, path: Path) -> None:
+        found = checkpoint.read(path, self.loop.trees({}), self.terms.fingerprint)
+        self.loop.restore(found)
+        notes = found.notes
+        self.run, self._begun, self._exchange = notes["run"], notes["begun"], notes["exchange"]
+        self._counted, self._samples = dict(notes["counted"]), dict(notes["samples"])
+        self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}
+        self._round = self.loop.done

@@ -15,6 +15,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +30,8 @@ from plugins.data.noise import alone
 from plugins.engines.packing import flatten, unflatten
 from plugins.models import forward
 from plugins.silo import settings, wire
-from plugins.silo.conversation import Conversation, Silo
+from plugins.silo.conversation import Conversation
+from plugins.silo.silo import Silo
 from plugins.silo.wire import Down, Up
 
 with warnings.catch_warnings():
@@ -99,8 +101,6 @@ class HostTrainer(_Hooked, ClientTrainer):
             self._shown = OrderedDict(model_parameters)
             return
         self._down = model_parameters
-        if model_parameters.stop:
-            raise UserError(wire.STOPPED + model_parameters.stop)
 
     def get_model_params(self) -> Up | OrderedDict[str, Tensor]:
         if self._shown is not None:
@@ -112,16 +112,26 @@ class HostTrainer(_Hooked, ClientTrainer):
         """Answers the last Ask. FedML's `update_dataset` has stored the data, poisoned if an attack says so."""
         assert self._down is not None, "FedML sets a model first"
         data = self.local_train_dataset or train_data
-        if self.silo is None or data is not self._data:
-            train = _samples(data, device)
-            if self.noise is not None:
-                train = train._replace(noise=alone(self.noise, train.x))
-            if self.silo is None:
-                public = None if self.public is None else _samples([self.public[:2]], device)
-                self.silo = Silo(self.terms, self.id, train, public)
-            self.silo.read(train)
+        if self.silo is None:
+            self.begin(data=data, device=device)
+        assert self.silo is not None, "made by now"
+        if data is not self._data:
+            self.silo.read(self._train(data, device))
             self._data = data
         self._reply = self.silo.answer(self._down)
+
+    def begin(
+        self, kept: Path | None = None, run: str = "", data: Any = None, device: torch.device | None = None
+    ) -> None:
+        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`. Raises UserError."""
+        device = device or torch.device("cpu")
+        self._data = data or self.local_train_dataset
+        public = None if self.public is None else _samples([self.public[:2]], device)
+        self.silo = Silo(self.terms, self.id, self._train(self._data, device), public, kept, run)
+
+    def _train(self, data: Any, device: torch.device) -> Samples:
+        train = _samples(data, device)
+        return train if self.noise is None else train._replace(noise=alone(self.noise, train.x))
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
         """FedML's hook (local privacy noise) sees all that leaves the silo but n, steps and loss."""
@@ -147,22 +157,21 @@ class HostAggregator(_Hooked, ServerAggregator):
         validation: Samples | None = None,
         public: Samples | None = None,
         on_round: Callable[[Mapping[str, float]], None] | None = None,
-        on_start: Callable[[], None] = lambda: None,
+        kept: Path | None = None,
+        run: str = "",
     ) -> None:
-        """`public` is the silos' public split; `on_round` gets each new row, `on_start` is called when all silos are
-        there. Raises UserError.
+        """`public` is the silos' public split; `on_round` gets each new row. `kept`: the file for the checkpoint of the
+        run `run`, see `Conversation`. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
         super().__init__(model, args)
         _refuse_protection(terms)
-        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round)
-        self.on_start = on_start
+        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round, kept, run)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
         if self._shown is not None:
             return self._shown
-        self.on_start()  # FedML asks once, for the first message to all silos
         return self.conversation.down
 
     def set_model_params(self, model_parameters: Any) -> None:
@@ -170,8 +179,7 @@ class HostAggregator(_Hooked, ServerAggregator):
 
     def on_before_aggregation(self, raw_client_model_or_grad_list: list[tuple[float, Up]]) -> tuple[Any, list[int]]:
         """Checks the uploads. FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos."""
-        uploads = {client: up for client, (_, up) in enumerate(raw_client_model_or_grad_list)}
-        replies = self.conversation.open(uploads)
+        replies = self.conversation.open({up["client"]: up for _, up in raw_client_model_or_grad_list})
         clients = list(replies)
         if not any(reply["deltas"] for reply in replies.values()):
             return list(replies.items()), clients

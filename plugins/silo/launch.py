@@ -1,38 +1,35 @@
-"""One process of a cross-silo run, or a loopback run of all of them on this machine.
+"""One process of a cross-silo run: `python -m plugins.silo server|silo|status --config fedml_config.yaml`.
 
-    python -m plugins.silo.launch --role server --rank 0 --config pipelines/fedml_config.yaml
-    python -m plugins.silo.launch --role client --rank 1 --config pipelines/fedml_config.yaml
-    python -m plugins.silo.launch loopback --recipe fednnnn --silos 3
-
-Errors are one line on stderr, and exit code 2.
+Errors are one line on stderr. Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted,
+5 no contact with the server, 6 stopped on request. After 3, 5 and 6 the process can be started again and goes on.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
+import json
 import logging
 import os
+import secrets
+import signal
 import sys
-import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 import torch
 
 from plugins.core.errors import UserError
 from plugins.data.files import write_whole
+from plugins.engines import absences
 from plugins.engines.record import rounds_csv
 from plugins.models import forward
-from plugins.silo import results, settings, shards, transport, wire
+from plugins.silo import ends, results, settings, shards, wire
 
-if TYPE_CHECKING:
-    from plugins.silo.host import HostAggregator, HostTrainer
-
-ROLES = ("server", "client")
 LOG = logging.getLogger(__name__)
 
 
@@ -43,7 +40,6 @@ class Process:
     rank: int
     config: Path
     deployment: settings.Deployment
-    addresses: dict[int, str]
     shard: shards.Shard
 
     @property
@@ -52,24 +48,23 @@ class Process:
         return Path(self.deployment.tracking_args.output_dir)
 
     @property
-    def log(self) -> Path:
-        """The file for FedML's log and ours."""
-        return log_file(self.folder, self.rank)
+    def kit(self) -> Path | None:
+        """The folder with its certificates."""
+        return None if self.deployment.comm_args.plaintext else self.deployment.kit(self.rank)
 
     @staticmethod
-    def of(role: str, rank: int, config: Path) -> Process:
-        """Reads and checks configuration, addresses, shard and port. Raises UserError; writes nothing."""
+    def of(rank: int, config: Path) -> Process:
+        """Reads and checks configuration and shard. Raises UserError; writes nothing."""
         deployment = settings.read(config)
-        first, last = (0, 0) if role == "server" else (1, deployment.silos)
-        if not first <= rank <= last:
-            allowed = "0" if role == "server" else f"1 to {last} (train_args.client_num_in_total in {config})"
-            raise UserError(f"--rank {rank}: not a rank of role {role!r}; allowed: {allowed}")
-        addresses = transport.read_addresses(Path(deployment.comm_args.grpc_ipconfig_path), deployment.silos)
-        shard = shards.read(deployment.shard(rank), rank, deployment.silos)
-        process = Process(rank, config, deployment, addresses, shard)
+        if not 0 <= rank <= deployment.silos:
+            raise UserError(
+                f"--rank {rank}: allowed: 1 to {deployment.silos} (train_args.client_num_in_total in {config})"
+            )
+        process = Process(rank, config, deployment, shards.read(deployment.shard(rank), rank, deployment.silos))
         terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
         terms.local.check(process.input_shape, torch.device("cpu"))
-        transport.check_port(rank)
+        if rank == 0:
+            deployment.comm_args.check_free()  # FedML takes 11 s to import; the endpoint checks it again
         return process
 
     @property
@@ -84,124 +79,138 @@ class Process:
 
     def run(self, console: TextIO) -> None:
         """Runs to the end; `console` gets a line per round. Raises UserError."""
+        log = log_file(self.folder, self.rank)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            logging.basicConfig(
-                filename=self.log, filemode="w", level=logging.INFO, format="%(asctime)s %(message)s", force=True
-            )
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
+            file = log.open("a")
         except OSError as error:
             raise UserError(
                 f"tracking_args.output_dir = {str(self.folder)!r} can't be written ({error.strerror}); choose another"
             ) from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(
+                f"tracking_args.output_dir = {str(self.folder)!r}: another process of rank {self.rank} runs there"
+            ) from None
+        # What a stranger causes is counted by the coordinator. FedML writes many lines per message, all as "root".
+        logging.getLogger("grpc").setLevel(logging.CRITICAL)
+        for handler in logging.getLogger().handlers:
+            handler.addFilter(lambda record: record.name != "root" or record.levelno >= logging.WARNING)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stop)
         torch.set_num_threads(self.deployment.device_args.threads)
-        limit = self.deployment.comm_args.deadline_s
-        if limit:
-            timer = threading.Timer(limit, self._give_up, (console, f"comm_args.deadline_s = {limit:g} s are over", ()))
-            timer.daemon = True
-            timer.start()
-        others = self.addresses if self.rank == 0 else {0: self.addresses[0]}
-        peers = {rank: host for rank, host in others.items() if rank != self.rank}
-        # FedML prints to stdout; its lines belong in its log.
-        with self.log.open("a") as log, redirect_stdout(log):
-            if self.rank:
-                transport.wait_for_server(self.addresses, limit or 600)
+        with file, redirect_stdout(file):  # FedML prints
+            try:
+                if self.rank:
+                    self._silo()
+                else:
+                    self._server(console)
+            except UserError:
+                raise
+            except Exception as error:
+                LOG.exception("unexpected")
+                said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                raise UserError(f"{said}; see {log}") from error
 
-            def lost(rank: int) -> None:
-                reason = f"{transport.name(rank)} is gone; its port closed before the run was over"
-                self._give_up(console, reason, peers)
+    def _server(self, console: TextIO) -> None:
+        from plugins.silo.coordinator import Coordinator
+        from plugins.silo.endpoint import Endpoint
+        from plugins.silo.host import HostAggregator
+        from plugins.silo.roles import ServerRole
 
-            with transport.Watch(peers, lost) as watch:
-                try:
-                    self._fedml(console, watch)
-                except UserError as error:
-                    self._tell(peers, str(error))
-                    raise
-                except Exception as error:
-                    LOG.exception("FedML failed")
-                    # Most often, FedML could not send a message.
-                    gone = [transport.name(rank) for rank, host in peers.items() if not transport.listens(host, rank)]
-                    said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                    reason = f"{', '.join(gone)} is gone" if gone else said
-                    self._tell(peers, reason)
-                    raise UserError(f"{reason}; see {self.log}") from error
+        parts, comm = self.shard.parts, self.deployment.comm_args
+        rounds = self.deployment.train_args.rounds
+        aggregator: HostAggregator | None = None
+        coordinator: Coordinator | None = None
 
-    def _fedml(self, console: TextIO, watch: transport.Watch) -> None:
-        """The steps of a FedML user's main.py."""
+        def on_round(row: Mapping[str, float]) -> None:
+            assert aggregator is not None and coordinator is not None, "they call this"
+            line = (
+                f"round {row['round']:.0f} of {rounds}: test accuracy {row['test_accuracy']:.4f}, "
+                f"loss {row['test_loss']:.4f}, {row['seconds']:.1f} s"
+            )
+            missing = aggregator.conversation.missing
+            late = sorted({k for (t, _), clients in missing.items() if t == row["round"] for k in clients})
+            write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
+            absences.write(self.folder / results.ABSENT, missing)
+            coordinator.round_over(line, late)
+            without = f", without {', '.join(map(wire.silo, late))}" if late else ""
+            console.write(f"{line}{without}\n")
+            console.flush()
+
+        args, model, pair = self._fedml()
+        checkpoint = self.folder / results.CHECKPOINT
+        aggregator = pair[1](
+            model, args, parts["test"], parts.get("validation"), parts.get("public"), on_round, checkpoint,
+            secrets.token_hex(8),
+        )  # fmt: skip
+        conversation = aggregator.conversation
+        coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
+        with Endpoint(comm, self.kit, coordinator):
+            LOG.info(
+                "run %s: round %d of %d is next, at %s",
+                conversation.run,
+                conversation.loop.done + 1,
+                rounds,
+                comm.server,
+            )
+            self._run(args, model, ServerRole(aggregator, coordinator))
+        outcome = conversation.outcome or conversation.loop.outcome
+        digest = results.write_model(self.folder / results.MODEL, outcome)
+        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
+        console.flush()
+
+    def _silo(self) -> None:
+        from plugins.silo.link import Link
+        from plugins.silo.roles import SiloRole
+
+        args, model, pair = self._fedml()
+        from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
+
+        from plugins.silo.host import batches
+
+        parts, k = self.shard.parts, self.rank - 1
+        train = parts["train"]
+        trainer = pair[0](model, args, parts.get("public"), self.shard.noise)
+        n = len(train.y)
+        adapter = TrainerDistAdapter(
+            args, torch.device("cpu"), self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
+        )
+        with Link(self.deployment.comm_args, self.kit, k, trainer.terms.fingerprint, n) as link:
+            LOG.info("run %s: %s has joined", link.run, wire.silo(k))
+            adapter.update_dataset(k)
+            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run)
+            self._run(args, model, SiloRole(adapter, link))
+        LOG.info("the run is over")
+
+    def _fedml(self) -> tuple[Any, Any, tuple[Any, Any]]:
+        """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.
+
+        That would ask FedML's host for its configuration, and seed the generators that privacy noise is drawn from
+        with the seed that every participant knows.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of FedML's imports
-            import fedml
             from fedml.arguments import Arguments
 
-        from plugins.silo.host import Model, batches
+        from plugins.silo.host import Model
         from plugins.silo.pair import make_pair
 
-        role = "client" if self.rank else "server"
         command = argparse.Namespace(
-            yaml_config_file=str(self.config), run_id="0", rank=self.rank, local_rank=0, node_rank=0, role=role,
-            run_device_id="0", using_mlops=False,
+            yaml_config_file=str(self.config), run_id="0", rank=self.rank, local_rank=0, node_rank=0,
+            role="client" if self.rank else "server", run_device_id="0", using_mlops=False,
         )  # fmt: skip
         args = Arguments(command, training_type="cross_silo", comm_backend="GRPC")
         args.worker_num = self.deployment.silos
-        with transport.no_phoning_home():
-            # Without FedML's own logging set-up, which turns every print of the process into a log record.
-            args = fedml.init(args, check_env=False, should_init_logs=False)
+        return args, Model(self.network), make_pair(self.deployment.train_args.recipe)
 
-        rounds, parts, n_classes = self.deployment.train_args.rounds, self.shard.parts, self.shard.n_classes
-        model, public = Model(self.network), parts.get("public")
-        trainer_class, aggregator_class = make_pair(self.deployment.train_args.recipe)
-        trainer: HostTrainer | None = None
-        aggregator: HostAggregator | None = None
+    def _run(self, args: Any, model: Any, role: Any) -> None:
+        import fedml
 
-        def on_round(row: Mapping[str, float]) -> None:
-            console.write(
-                f"round {row['round']:.0f} of {rounds}: test accuracy "
-                f"{row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}, {row['seconds']:.1f} s\n"
-            )
-            console.flush()
-            assert aggregator is not None, "it calls this"
-            write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
-            if row["round"] == rounds:
-                watch.stop()
-
-        dataset: tuple[object, ...] = (0, 0, None, None, {}, {}, None, n_classes)
-        if self.rank:
-            watch.expect()  # the server: this silo has waited for it
-            train, k = parts["train"], self.rank - 1
-            dataset = (len(train.y), 0, None, None, {k: len(train.y)}, {k: batches(train)}, None, n_classes)
-            trainer = trainer_class(model, args, public, self.shard.noise)
-        else:
-            aggregator = aggregator_class(
-                model, args, parts["test"], parts.get("validation"), public, on_round, watch.expect
-            )
-        # A second check: importing FedML takes so long that another process may have taken the port.
-        transport.check_port(self.rank)
-        # The constructor runs everything; `.run()` would only leave a file in the home folder.
-        fedml.FedMLRunner(args, torch.device("cpu"), dataset, model, trainer, aggregator)
-        if aggregator is None:
-            return
-        if aggregator.conversation.outcome is None:
-            raise UserError(f"FedML ended after {args.comm_round} exchanges, before the run was over; see {self.log}")
-        digest = results.write_model(self.folder / results.MODEL, aggregator.conversation.outcome)
-        console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
-
-    def _tell(self, peers: transport.Addresses, reason: str) -> None:
-        """Tells the processes that wait for this one that it can't go on."""
-        if reason.startswith(wire.STOPPED):
-            return
-        content: object = wire.failure(self.rank - 1, reason) if self.rank else wire.stop(reason)
-        for receiver in peers:
-            transport.tell(self.addresses, self.rank, receiver, content)
-
-    def _give_up(self, console: TextIO, reason: str, peers: transport.Addresses | tuple[()]) -> None:
-        """Ends the process from a thread, since the main thread waits within FedML for ever."""
-        if self.rank == 0 and peers:
-            self._tell(peers, reason)
-        LOG.error("error: %s", reason)
-        logging.shutdown()
-        console.flush()
-        sys.stderr.write(f"error: {reason}\n")
-        sys.stderr.flush()
-        os._exit(2)
+        # The runner's own `run` would also leave a file in the home folder.
+        fedml.FedMLRunner(args, torch.device("cpu"), None, model, algorithm_flow=role).runner.run()
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -209,42 +218,63 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"fedml-{rank}.log"
 
 
+def _stop(number: int, _: object) -> NoReturn:
+    raise ends.StoppedError(f"stopped by {signal.Signals(number).name}; start again to go on")
+
+
 def leave(code: int) -> NoReturn:
-    """Ends the process at once; threads that FedML and gRPC left running would keep it alive."""
+    """Ends the process at once; threads that gRPC left running would keep it alive."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def run(role: str, rank: int, config: Path) -> int:
+def run(rank: int, config: Path) -> int:
     """Runs one process and returns the exit code. An error is one line on stderr and in the log."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines; errors that matter are raised
     try:
-        Process.of(role, rank, config).run(sys.stdout)
-    except UserError as error:
+        Process.of(rank, config).run(sys.stdout)
+    except (UserError, ends.StoppedError) as error:
         # Without a log file, logging would print the line to stderr a second time.
         if logging.getLogger().handlers:
             LOG.error("error: %s", error)
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        return ends.code(error)
+    return 0
+
+
+def show_status(config: Path) -> int:
+    """Prints the state of the server as JSON."""
+    from plugins.silo import link
+
+    try:
+        deployment = settings.read(config)
+        found = link.status(deployment.comm_args, None if deployment.comm_args.plaintext else deployment.kit(0))
+    except UserError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return ends.code(error)
+    sys.stdout.write(json.dumps(found, indent=2) + "\n")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
-    if arguments[:1] == ["loopback"]:
-        from plugins.silo import loopback
-
-        return loopback.main(arguments[1:])
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch", description=__doc__,
+    """The command lines of `server`, `silo` and `status`."""
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--role", choices=ROLES, required=True)
-    parser.add_argument("--rank", type=int, required=True, help="0 for the server, 1.. for the silos")
-    parser.add_argument("--config", type=Path, required=True, help="fedml_config.yaml")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (
+        ("server", "runs the server"),
+        ("silo", "runs one silo"),
+        ("status", "shows the server's state"),
+    ):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("--config", type=Path, required=True, help="fedml_config.yaml of this machine")
+        if name == "silo":
+            command.add_argument("--rank", type=int, required=True, help="1 to the number of silos")
     options = parser.parse_args(arguments)
-    return run(options.role, options.rank, options.config)
-
-
-if __name__ == "__main__":
-    leave(main())
+    if options.command == "status":
+        return show_status(options.config)
+    if options.command == "silo" and options.rank < 1:
+        parser.error(f"--rank {options.rank}: silos begin at 1")
+    return run(options.rank if options.command == "silo" else 0, options.config)

@@ -6,11 +6,13 @@ import argparse
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
+import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -25,17 +27,78 @@ from plugins.core.component import Public
 from plugins.core.errors import UserError
 from plugins.data import datasets, partitions, splits
 from plugins.data.files import write_whole
+from plugins.engines.absences import Missing, listed
 from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.simulation import Simulation
-from plugins.silo import launch, results, settings, shards, transport
+from plugins.silo import authority, launch, results, settings, shards, wire
 from plugins.silo.shards import Parts
 
 CONFIG = Path("pipelines/fedml_config.yaml")
 FOLDER = Path("deploy")
+Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
-WAIT_S = 120.0  # for another loopback run on this machine
 PUBLIC = 100  # samples of the public split, where a recipe needs one
+
+
+class Processes:
+    """A server and its silos as processes on this machine. All are ended at the end."""
+
+    def __init__(self, deployment: settings.Deployment, parts: Parts, folder: Path, main: Main | None = None) -> None:
+        """Writes the files of all processes under `folder`; starts nothing. Raises UserError.
+
+        `main`: what each process runs, with (rank, configuration, folder for its output).
+        """
+        if deployment.silos != len(parts.clients):
+            raise UserError(
+                f"train_args.client_num_in_total = {deployment.silos}, but the partition has {len(parts.clients)} "
+                "clients"
+            )
+        deployment = _moved(deployment, folder)
+        self.deployment, self.config = deployment, folder / "fedml_config.yaml"
+        self.output = Path(deployment.tracking_args.output_dir)
+        shutil.rmtree(self.output, ignore_errors=True)  # a new run, not one that goes on
+        shards.write(deployment.data_args.shard, parts)
+        if not deployment.comm_args.plaintext:
+            authority.make(folder / "kits", deployment.silos)
+        write_whole(self.config, deployment.yaml())
+        self.output.mkdir(parents=True)
+        self.running: dict[int, BaseProcess] = {}
+        self._main = main or process
+        # One clean process imports FedML once (11 s, 1 GB) and forks the others.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["plugins.silo.pair", "plugins.silo.roles"])
+        # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
+        resource_tracker.ensure_running()  # first: it makes interrupts visible again
+        hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        forkserver.ensure_running()
+        signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for rank in list(self.running):
+            self.kill(rank)
+
+    def start(self, rank: int) -> None:
+        """Starts the process of a rank."""
+        process = self._context.Process(target=self._main, args=(rank, str(self.config), str(self.output)), daemon=True)
+        process.start()
+        self.running[rank] = process
+
+    def kill(self, rank: int) -> None:
+        """Ends the process of a rank by SIGKILL."""
+        process = self.running[rank]
+        process.kill()
+        process.join()
+
+    def digest(self) -> str:
+        """SHA-256 of the final weights."""
+        with safe_open(self.output / results.MODEL, framework="pt") as file:
+            return weights_sha256({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
 
 
 def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S) -> str:
@@ -44,58 +107,15 @@ def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s:
     Returns the SHA-256 of the final weights. Raises UserError that says which process failed and why. In every case,
     all processes are ended.
     """
-    if deployment.silos != len(parts.clients):
-        raise UserError(
-            f"train_args.client_num_in_total = {deployment.silos}, but the partition has {len(parts.clients)} clients"
-        )
-    deployment = _moved(deployment, folder)
-    with transport.claim(WAIT_S):
-        _run(deployment, parts, folder, deadline_s)
-    output = Path(deployment.tracking_args.output_dir)
-    with safe_open(output / results.MODEL, framework="pt") as file:
-        return weights_sha256({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
+    with Processes(deployment, parts, folder) as processes:
+        for rank in range(deployment.silos + 1):
+            processes.start(rank)
+        _watch([processes.running[rank] for rank in range(deployment.silos + 1)], deadline_s, processes.output)
+        return processes.digest()
 
 
-def _run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float) -> None:
-    """Writes the files of the processes, starts the processes and waits for them; kills those that are left."""
-    ranks = range(deployment.silos + 1)
-    for rank in ranks:
-        transport.check_port(rank)
-    shards.write(deployment.data_args.shard, parts)
-    transport.write_addresses(Path(deployment.comm_args.grpc_ipconfig_path), dict.fromkeys(ranks, "127.0.0.1"))
-    config = folder / "fedml_config.yaml"
-    write_whole(config, deployment.yaml())
-    output = Path(deployment.tracking_args.output_dir)
-    output.mkdir(exist_ok=True)
-    for stale in (results.MODEL, results.ROUNDS):
-        (output / stale).unlink(missing_ok=True)
-
-    # One clean process imports FedML once (11 s, 1 GB) and forks the others.
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["plugins.silo.pair"])
-    # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
-    resource_tracker.ensure_running()  # first: it makes interrupts visible again
-    hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    forkserver.ensure_running()
-    signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
-    processes = [context.Process(target=_process, args=(rank, str(config), str(output)), daemon=True) for rank in ranks]
-    try:
-        for process in processes:
-            process.start()
-        _watch(processes, deadline_s, output)
-    finally:
-        for process in processes:
-            if process.is_alive():
-                process.kill()
-        for process in processes:
-            if process.pid is not None:
-                process.join()
-
-
-def simulate(deployment: settings.Deployment, parts: Parts) -> str:
-    """The same run in the sequential simulation; returns the SHA-256 of the final weights."""
+def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | None = None) -> str:
+    """The same run in the sequential simulation, with the same absences; returns the SHA-256 of the final weights."""
     train, threads = deployment.train_args, torch.get_num_threads()
     torch.set_num_threads(deployment.device_args.threads)
     try:
@@ -103,7 +123,7 @@ def simulate(deployment: settings.Deployment, parts: Parts) -> str:
         network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding)
         outcome = Simulation(
             train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,
-            parts.public, local, deployment.schedule, engine="sequential",
+            parts.public, local, deployment.schedule, engine="sequential", absent=listed(missing or {}),
         ).run()  # fmt: skip
     finally:
         torch.set_num_threads(threads)
@@ -115,12 +135,12 @@ def needs_public(recipe: str) -> bool:
     return any(recipes.METHODS[method]().needs.public >= Public.UNLABELLED for method in recipes.parse(recipe))
 
 
-def _process(rank: int, config: str, output: str) -> None:
-    """The main function of a forked process. Its error goes to its log, where `_failure` reads it."""
+def process(rank: int, config: str, output: str) -> None:
+    """The main function of a forked process. Its error goes to its log, where `failure` reads it."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    logging.basicConfig(filename=launch.log_file(Path(output), rank), filemode="w")
+    logging.basicConfig(filename=launch.log_file(Path(output), rank))
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, until the process ends
-    launch.leave(launch.run("client" if rank else "server", rank, Path(config)))
+    launch.leave(launch.run(rank, Path(config)))
 
 
 def _die_with_parent() -> None:
@@ -147,13 +167,13 @@ def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) ->
             failed, end = True, min(end, time.monotonic() + GRACE_S)
     ended = [process.exitcode for process in processes]
     if any(ended):
-        raise UserError(_failure(ended, output))
+        raise UserError(failure(ended, output))
     if None in ended:
-        late = ", ".join(transport.name(rank) for rank, code in enumerate(ended) if code is None)
+        late = ", ".join(name(rank) for rank, code in enumerate(ended) if code is None)
         raise UserError(f"not over after {deadline_s:.0f} s: {late}; see the logs in {output}")
 
 
-def _failure(codes: Sequence[int | None], output: Path) -> str:
+def failure(codes: Sequence[int | None], output: Path) -> str:
     """The process that is the likely cause: one that was killed, otherwise the server, otherwise a silo."""
     bad = {rank: code for rank, code in enumerate(codes) if code}
     rank = next((rank for rank, code in bad.items() if code < 0), min(bad))
@@ -162,13 +182,20 @@ def _failure(codes: Sequence[int | None], output: Path) -> str:
     said = [line.partition("error: ")[2] for line in lines if "error: " in line]
     code = bad[rank]
     how = f"was killed by signal {-code}" if code < 0 else said[-1] if said else f"exit code {code}"
-    return f"{transport.name(rank)}: {how}; see {log}"
+    return f"{name(rank)}: {how}; see {log}"
+
+
+def name(rank: int) -> str:
+    """The name of a process in messages."""
+    return "server (rank 0)" if rank == 0 else wire.silo(rank - 1)
 
 
 def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment:
-    """The deployment with every path under `folder`."""
+    """The deployment with every path under `folder`, at a free port."""
     data = deployment.data_args.model_copy(update={"shard": str(folder / "shards" / "{rank}.safetensors")})
-    comm = deployment.comm_args.model_copy(update={"grpc_ipconfig_path": str(folder / "ip.csv")})
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    comm = deployment.comm_args.model_copy(update={"server": address, "kit": str(folder / "kits" / "{rank}")})
     tracking = deployment.tracking_args.model_copy(update={"output_dir": str(folder / "run")})
     return deployment.model_copy(update={"data_args": data, "comm_args": comm, "tracking_args": tracking})
 
@@ -203,7 +230,7 @@ def _parts(deployment: settings.Deployment) -> Parts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: runs over loopback, simulates the same, and compares."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo.launch loopback", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo loopback", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--recipe", help="instead of the file's")
     parser.add_argument("--silos", type=int, help="instead of the file's")
@@ -216,7 +243,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = ", ".join(str(len(part)) for part in parts.clients)
         sys.stdout.write(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples\n")
         sys.stdout.flush()
-        deployed = run(deployment, parts, options.out, deployment.comm_args.deadline_s or DEADLINE_S)
+        deployed = run(deployment, parts, options.out)
         simulated = simulate(deployment, parts)
         if deployed != simulated:
             raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")
@@ -225,7 +252,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write("the sequential simulation ends with the same weights, bit for bit\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -10,7 +10,7 @@ from plugins.data.files import write_whole
 from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.run import Outcome
 
-ROUNDS, MODEL = "rounds.csv", "model.safetensors"
+ROUNDS, MODEL, ABSENT, CHECKPOINT = "rounds.csv", "model.safetensors", "absent.csv", "checkpoint.safetensors"
 
 
 def write_model(path: Path, outcome: Outcome) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ from plugins.engines.run import Schedule
 from plugins.engines.simulation import initial_model
 from plugins.models.forward import Model
 from plugins.settings import Count, LocalSettings, Section, mistakes
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class CommonArgs(Section):
@@ -75,8 +78,32 @@ class DeviceArgs(Section):
 
 class CommArgs(Section):
     backend: Literal["GRPC"] = "GRPC"
-    grpc_ipconfig_path: str = "deploy/ip.csv"
-    deadline_s: float = Field(default=0.0, ge=0)  # ours: seconds after which a process gives up, 0 for never
+    # All ours.
+    server: str = "127.0.0.1:8890"  # where the server listens, and where silos find it
+    kit: str = "deploy/kits/{rank}"  # certificates of this process
+    plaintext: bool = False  # without certificates; on the machine's own addresses only
+    quorum: int = Field(default=0, ge=0)  # answers without which an exchange can't end; 0: of all that are asked
+    deadline_s: float = Field(default=600.0, gt=0)  # seconds that an exchange waits for more answers than the quorum
+    patience_s: float = Field(default=3600.0, gt=0)  # seconds that an exchange waits for its quorum; then the run ends
+    gone_s: float = Field(default=10.0, ge=0)  # seconds without contact after which a silo is not waited for
+    lost_s: float = Field(default=3600.0, gt=0)  # seconds that a silo looks for the server
+    max_samples: int = Field(default=10_000_000, ge=1)  # the most that a silo may say it has
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """(host, port) of `server`."""
+        host, _, port = self.server.rpartition(":")
+        return host.strip("[]"), int(port)
+
+    def check_free(self) -> None:
+        """UserError unless a server can listen at `server`."""
+        try:
+            socket.create_server(self.place, family=socket.AF_INET6 if ":" in self.place[0] else socket.AF_INET).close()
+        except OSError as error:
+            raise UserError(
+                f"comm_args.server = {self.server!r}: can't listen there ({error.strerror or error}); choose an "
+                "address of this machine and a port that is free"
+            ) from None
 
 
 class TrackingArgs(Section):
@@ -122,8 +149,22 @@ class Deployment(BaseModel):
             )
         if train.cohort > silos:
             raise UserError(f"train_args.cohort = {train.cohort}; allowed: 0 (all) to {silos} silos")
-        if "{rank}" not in self.data_args.shard:
-            raise UserError(f"data_args.shard = {self.data_args.shard!r} must contain {{rank}}")
+        comm = self.comm_args
+        for key, path in (("data_args.shard", self.data_args.shard), ("comm_args.kit", comm.kit)):
+            if "{rank}" not in path:
+                raise UserError(f"{key} = {path!r} must contain {{rank}}")
+        host, _, port = comm.server.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+            raise UserError(
+                f"comm_args.server = {comm.server!r} is no address; allowed: host:port, such as 10.0.0.7:8890"
+            )
+        if comm.plaintext and host.strip("[]") not in LOOPBACK:
+            raise UserError(
+                f"comm_args.plaintext = true is refused for comm_args.server = {comm.server!r}: it has no encryption "
+                f"and no proof of identity; allowed: {', '.join(LOOPBACK)}"
+            )
+        if comm.quorum > silos:
+            raise UserError(f"comm_args.quorum = {comm.quorum}; allowed: 0 (all) to {silos} silos")
         recipes.check_settings(train.recipe, train.settings)
         models.check(self.model_args.model, self.model_args.model_options)
         return self
@@ -146,6 +187,10 @@ class Deployment(BaseModel):
     def shard(self, rank: int) -> Path:
         """The data file of a process."""
         return Path(self.data_args.shard.replace("{rank}", str(rank)))
+
+    def kit(self, rank: int) -> Path:
+        """The folder with the certificates of a process."""
+        return Path(self.comm_args.kit.replace("{rank}", str(rank)))
 
     def yaml(self) -> str:
         """The file's text."""

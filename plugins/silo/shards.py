@@ -1,4 +1,4 @@
-"""Each silo's own data file, and the server's: `python -m plugins.silo.shards --data ... --indices ... --out ...`."""
+"""Each silo's own data file, and the server's: `python -m plugins.silo shards --data ... --indices ... --out ...`."""
 
 from __future__ import annotations
 
@@ -98,8 +98,12 @@ def write(template: str, parts: Parts) -> None:
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
         present = {key: samples for key, samples in held.items() if samples is not None}
         shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding)
-        path = Path(template.replace("{rank}", str(rank)))
-        sealed.write(path, "shard", shard.head, shard.tensors, shard.checksum)
+        save(Path(template.replace("{rank}", str(rank))), shard)
+
+
+def save(path: Path, shard: Shard) -> None:
+    """Writes one process's file; only its owner may read it."""
+    sealed.write(path, "shard", shard.head, shard.tensors, shard.checksum, private=True)
 
 
 def read(path: Path, rank: int, silos: int) -> Shard:
@@ -125,7 +129,7 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo.shards", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m plugins.silo shards", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data/<data set>.safetensors")
     parser.add_argument("--indices", type=Path, required=True, help="partitions/<scenario>-<seed>/indices.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for <rank>.safetensors; 0 is the server's")
@@ -147,7 +151,3 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     sys.stdout.write(f"{len(held.clients)} shards and the server's file are in {options.out}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -139,7 +139,7 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises((OSError, UserError), match="no space left"):
-        checkpoint.write(path, checkpoint.Checkpoint(2, {"w": torch.zeros(3)}, [], [], {}, False), "")
+        checkpoint.write(path, checkpoint.Checkpoint(2, {"w": torch.zeros(3)}, {}, [], {}, False), "")
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
@@ -148,7 +148,7 @@ def test_tensors_are_read_into_memory_of_their_own(tmp_path: Path) -> None:
     """Aligned as torch aligns: the last bit of a matrix product depends on where its operands begin."""
     path = tmp_path / "c.safetensors"
     trees = {str(n): torch.arange(float(n)) for n in (1, 3, 5, 7)}
-    checkpoint.write(path, checkpoint.Checkpoint(1, trees, [], [], {}, False), "")
+    checkpoint.write(path, checkpoint.Checkpoint(1, trees, {}, [], {}, False), "")
     found = checkpoint.read(path, trees, "").trees
     assert [leaf.data_ptr() % 64 for leaf in found.values()] == [0] * 4
 
@@ -159,9 +159,9 @@ def test_trees_that_share_memory_and_views_survive(tmp_path: Path) -> None:
     shared, view = torch.arange(4.0), torch.arange(6.0).reshape(2, 3).T
     trees = {"a": {"x": shared}, "b": {"x": shared}, "c": view, "none": {}}
     rows = [{"round": 1, "loss": float("nan")}]
-    checkpoint.write(path, checkpoint.Checkpoint(3, trees, [1, 4], rows, {}, True), "f")
+    checkpoint.write(path, checkpoint.Checkpoint(3, trees, {"holders": [1, 4]}, rows, {}, True), "f")
     found = checkpoint.read(path, trees, "f")
-    assert (found.round, found.holders, found.differs) == (3, [1, 4], True)
+    assert (found.round, found.meter, found.differs) == (3, {"holders": [1, 4]}, True)
     assert torch.equal(found.trees["a"]["x"], shared)
     assert torch.equal(found.trees["c"], view)
     assert found.trees["none"] == {}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
@@ -181,6 +183,16 @@ def test_the_meter_starts_again_after_each_reading() -> None:
     assert meter.read() == ({0: 0, 1: 0}, {0: 12 + 4, 1: 12 + 4})
     exchange(1, 2)
     assert meter.read() == ({1: 0, 2: 0}, {1: 4, 2: 12 + 4})
-    assert meter.holders(w) == [0, 1, 2]
-    assert meter.holders({"w": torch.zeros(3)}) == [], "an equal model is not the same one"
+    assert meter.state(w) == {"holders": [0, 1, 2], "up": [], "down": []}
+    assert meter.state({"w": torch.zeros(3)})["holders"] == [], "an equal model is not the same one"
     assert meter.read() == ({}, {})
+
+
+def test_a_meter_goes_on_after_a_restart() -> None:
+    """Client 0 has the model already; what was not read yet counts."""
+    w, first, second = {"w": torch.zeros(3)}, Meter(), Meter()
+    nothing = Reply((0,), {}, {}, {}, torch.ones(1), torch.ones(1), torch.zeros(1))
+    first.count(Ask("train", (0,), w), nothing)
+    second.restore(w, json.loads(json.dumps(first.state(w))))
+    second.count(Ask("train", (0,), w), nothing)
+    assert second.read() == ({0: 0}, {0: 12})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from plugins.silo.authority import make
 
 
 @pytest.fixture
@@ -14,3 +17,17 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with (tmp_path_factory.getbasetemp().parent / "ports.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@pytest.fixture
+def kits(tmp_path: Path) -> Path:
+    """The kits of a server and two silos."""
+    make(tmp_path / "kits", 2)
+    return tmp_path / "kits"
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    """The kits of another federation."""
+    make(tmp_path / "foreign", 2)
+    return tmp_path / "foreign"

@@ -13,8 +13,9 @@ import torch
 from plugins.core.component import Ask
 from plugins.core.data import Samples
 from plugins.core.trees import Params, Tree
-from plugins.silo import settings, wire
-from plugins.silo.conversation import Conversation, Silo
+from plugins.silo import wire
+from plugins.silo.conversation import Conversation
+from plugins.silo.silo import Silo
 from plugins.silo.wire import Down
 from tests.recipe_table import ALONE, PARAMETERS
 from tests.recipe_table import settings as table
@@ -55,13 +56,7 @@ def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
 
 
 def setup(recipe: str, methods: dict, cohort: int = 0, rounds: int = 3) -> tuple[Conversation, list[Silo]]:
-    train = {"recipe": recipe, "settings": methods, "rounds": rounds, "cohort": cohort, "client_num_in_total": N,
-             "client_num_per_round": N, "epochs": world.EPOCHS, "batch_size": world.BATCH,
-             "learning_rate": world.LR}  # fmt: skip
-    model = {"model": "mlp", "model_options": {"hidden": world.HIDDEN, "batch_norm": False}}
-    content = {"train_args": train, "model_args": model, "common_args": {"random_seed": world.SEED}}
-    data = world.parts()
-    terms = settings.terms(settings.check(content, "test"), recipe, world.network(False), len(data.public.y))
+    terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
     silos = [Silo(terms, k, samples, data.public) for k, samples in enumerate(own)]
     return Conversation(terms, data.test, data.validation, data.public), silos
@@ -217,7 +212,7 @@ def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
     replies = conversation.open(ups)
     del replies[1]
     down = conversation.feed(replies)
-    assert down.counted == (0, 2)
+    assert down.counted == {0: 0, 2: 0}
     for silo in silos:
         silo.answer(down)
     assert [bool(silo.engine.clients.held) for silo in silos] == [True, False, True]

@@ -1,9 +1,8 @@
-"""Configuration, shards, addresses and ports: what is wrong is said in one line, before anything starts."""
+"""Configuration, shards and kits: what is wrong is said in one line, before anything starts."""
 
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ import yaml
 
 from plugins.core.errors import UserError
 from plugins.data import datasets
-from plugins.silo import launch, loopback, settings, shards, transport
+from plugins.silo import launch, loopback, settings, shards
 from tests.silo import world
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "fedml_config.yaml"
@@ -23,7 +22,6 @@ def folder(tmp_path, monkeypatch):
     """A folder with everything that `launch` needs."""
     monkeypatch.chdir(tmp_path)
     shards.write("deploy/shards/{rank}.safetensors", world.parts())
-    transport.write_addresses(Path("deploy/ip.csv"), dict.fromkeys(range(4), "127.0.0.1"))
     content = yaml.safe_load(CONFIG.read_text())
     Path("config.yaml").write_text(yaml.safe_dump(content))
     return tmp_path
@@ -47,8 +45,8 @@ def failing(capsys, *arguments: str) -> str:
     return found.err
 
 
-SERVER = ("--role", "server", "--rank", "0", "--config", "config.yaml")
-SILO = ("--role", "client", "--rank", "2", "--config", "config.yaml")
+SERVER = ("server", "--config", "config.yaml")
+SILO = ("silo", "--rank", "2", "--config", "config.yaml")
 
 
 def test_the_shipped_file_is_the_default_and_fedml_reads_it():
@@ -81,6 +79,15 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
         ("model_args", {"model": "mpl"}, "model 'mpl' is unknown (did you mean 'mlp'?)"),
         ("data_args", {"shard": "x.safetensors"}, "data_args.shard = 'x.safetensors' must contain {rank}"),
         ("comm_args", {"backend": "MQTT_S3"}, "comm_args.backend = 'MQTT_S3' is refused"),
+        ("comm_args", {"server": "10.0.0.7"}, "comm_args.server = '10.0.0.7' is no address; allowed: host:port"),
+        ("comm_args", {"server": "a:70000"}, "comm_args.server = 'a:70000' is no address"),
+        (
+            "comm_args",
+            {"server": "10.0.0.7:8890", "plaintext": True},
+            "comm_args.plaintext = true is refused for comm_args.server = '10.0.0.7:8890'",
+        ),
+        ("comm_args", {"quorum": 4}, "comm_args.quorum = 4; allowed: 0 (all) to 3 silos"),
+        ("comm_args", {"kit": "kit"}, "comm_args.kit = 'kit' must contain {rank}"),
         ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = True is refused"),
     ],
 )
@@ -91,7 +98,7 @@ def test_bad_configuration(folder, capsys, section, values, message):
 
 def test_missing_and_broken_configuration(folder, capsys):
     assert "nowhere.yaml: can't be read (No such file or directory)" in failing(
-        capsys, "--role", "server", "--rank", "0", "--config", "nowhere.yaml"
+        capsys, "server", "--config", "nowhere.yaml"
     )
     Path("config.yaml").write_text("a: [")
     assert "config.yaml: is not YAML" in failing(capsys, *SERVER)
@@ -99,12 +106,12 @@ def test_missing_and_broken_configuration(folder, capsys):
     assert "config.yaml: holds no sections; allowed: common_args" in failing(capsys, *SERVER)
 
 
-@pytest.mark.parametrize(
-    ("role", "rank", "allowed"), [("server", 1, "0"), ("client", 0, "1 to 3"), ("client", 4, "1 to 3")]
-)
-def test_rank_out_of_range(folder, capsys, role, rank, allowed):
-    said = failing(capsys, "--role", role, "--rank", str(rank), "--config", "config.yaml")
-    assert f"--rank {rank}: not a rank of role {role!r}; allowed: {allowed}" in said
+def test_rank_out_of_range(folder, capsys):
+    said = failing(capsys, "silo", "--rank", "4", "--config", "config.yaml")
+    assert "--rank 4: allowed: 1 to 3 (train_args.client_num_in_total in config.yaml)" in said
+    with pytest.raises(SystemExit):
+        launch.main(["silo", "--rank", "0", "--config", "config.yaml"])
+    assert "--rank 0: silos begin at 1" in capsys.readouterr().err
 
 
 def test_shards_are_checked(folder, capsys):
@@ -123,7 +130,7 @@ def test_shards_are_checked(folder, capsys):
 def test_a_silo_needs_its_own_shard_only(folder):
     for other in (0, 1, 3):
         Path(f"deploy/shards/{other}.safetensors").unlink()
-    shard = launch.Process.of("client", 2, Path("config.yaml")).shard
+    shard = launch.Process.of(2, Path("config.yaml")).shard
     data = world.parts()
     assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
     assert shard.parts.keys() == {"train", "public"}
@@ -138,48 +145,17 @@ def test_a_shard_has_its_own_silos_noise(folder):
     assert shards.read(Path("noisy/0.safetensors"), 0, 3).noise is None
 
 
-@pytest.mark.parametrize(("role", "rank"), [("server", 0), ("client", 2)])
-def test_samples_that_can_not_be_cropped(folder, role, rank):
+@pytest.mark.parametrize("rank", [0, 2])
+def test_samples_that_can_not_be_cropped(folder, rank):
     changed("train_args", augment=True)
     with pytest.raises(UserError, match=r"augment = true is refused for samples of shape \[1, 4, 4\]; allowed: false"):
-        launch.Process.of(role, rank, Path("config.yaml"))
+        launch.Process.of(rank, Path("config.yaml"))
 
 
 def test_a_recipe_without_the_public_split_that_it_needs(folder, capsys):
     changed("train_args", recipe="fnr")
     shards.write("deploy/shards/{rank}.safetensors", world.parts(public=False))
     assert "fnr: needs a public split" in failing(capsys, *SERVER)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ("eid,rank,grpc_server_ip\n", "first line 'eid,rank,grpc_server_ip'; FedML wants exactly 'receiver_id,ip'"),
-        ("receiver_id,ip\n0,127.0.0.1\n1,a\n", "no address for rank 2, 3; ranks 0 (server) to 3 need one"),
-        ("receiver_id,ip\n0,127.0.0.1\nx,a\n", "every line after the first must be a rank and an address"),
-        (None, "ip.csv: can't be read"),
-    ],
-)
-def test_addresses_are_checked(folder, capsys, table, message):
-    path = Path("deploy/ip.csv")
-    path.write_text(table) if table is not None else path.unlink()
-    assert message in failing(capsys, *SERVER)
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "127.0.0.1"])
-@pytest.mark.parametrize("share", [False, True])
-def test_a_taken_port_is_named(ports, folder, capsys, host, share):
-    with socket.socket() as other:
-        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if share:  # as gRPC does it
-            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        other.bind((host, 8892))
-        other.listen()
-        assert "port 8892 of silo 1 (rank 2) can't be used (Address already in use)" in failing(capsys, *SILO)
-        Path("x").mkdir()
-        assert loopback.main(["--config", "config.yaml", "--silos", "3", "--out", "x/y"]) == 2
-        assert "port 8892" in capsys.readouterr().err
-        assert not Path("x/y").exists()
 
 
 @pytest.mark.parametrize(
@@ -198,7 +174,9 @@ def test_loopback_refuses_what_it_can_not_start(folder, capsys):
         (("--silos", "0"), "train_args.client_num_in_total = 0 is refused"),
         (("--silos", "5000"), "clients=5000 is refused"),
     ):
-        assert message in failing(capsys, "loopback", "--config", "config.yaml", *arguments)
+        assert loopback.main(["--config", "config.yaml", *arguments]) == 2
+        assert message in capsys.readouterr().err
+        assert not Path("deploy/loopback").exists()
 
 
 def test_shards_of_a_noisy_scenario(folder, capsys):

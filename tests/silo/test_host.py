@@ -190,7 +190,7 @@ def test_a_defence_before_aggregation_can_drop_a_silo():
     defender.get_benign_client_idxs = lambda client_idxs: client_idxs[::2]
     kept, indices = aggregator.on_before_aggregation(ups)
     assert indices == [0, 2] == [client for client, _ in kept]
-    assert aggregator.aggregate(kept).counted == (0, 2)
+    assert aggregator.aggregate(kept).counted == {0: 0, 2: 0}
     w = torch.tensor([17, 70], dtype=torch.float64) / 87
     start = trainers[0]._down.ask.params
     for key, leaf in aggregator.conversation.loop.state.params.items():

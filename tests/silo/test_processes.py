@@ -1,28 +1,29 @@
-"""Stock FedML over real gRPC: a server and three silos as processes on loopback, one recipe after the other.
-
-FedML's ports are fixed: a loopback run waits for another one on the same machine.
-"""
+"""A server and silos as processes on loopback: equal weights, ports, pickle, kills, stops, errors."""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-import threading
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
+from benchmarks import chaos
 from plugins.core.errors import UserError
-from plugins.silo import loopback, settings, transport
+from plugins.silo import ends, launch, link, loopback, results, settings
 from tests.recipe_table import PARAMETERS
 from tests.silo import world
 
 DEADLINE_S = 120.0
-pytestmark = pytest.mark.usefixtures("ports")
+SERVER, *SILOS = range(4)
 
 
-def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> settings.Deployment:
+def deployment(recipe: str, rounds: int = world.ROUNDS, comm: dict | None = None, **train: object):
     methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
     content = {
         "common_args": {"random_seed": world.SEED},
@@ -31,8 +32,16 @@ def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> sett
             "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": world.EPOCHS, "batch_size": world.BATCH,
             "learning_rate": world.LR, **train,
         },
+        "comm_args": comm or {},
     }  # fmt: skip
     return settings.check(content, "test")
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    end = time.monotonic() + DEADLINE_S
+    while not true():
+        assert time.monotonic() < end, f"waited for {what} in vain"
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -40,8 +49,9 @@ def deployment(recipe: str, rounds: int = world.ROUNDS, **train: object) -> sett
     [("fnr", 0), ("fednnnn", 0), ("ccn", 0), ("fednlr", 2), ("rfedavg", 0), ("rfedavg_plus", 0),
      ("fedbabu+ccn", 0),  # only the body travels
      ("ccvr+feddf", 0),  # the server learns on public data, and asks once more after the last round
+     ("scaffold+fnr+rfedavg_plus+ccn", 2),
      *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in (
-         "scaffold+fnr+rfedavg_plus+ccn", "datasharing+feddyn+fednlr", "moon+fnr", "fedgen+fednova", "fedftg+sgdm",
+         "datasharing+feddyn+fednlr", "moon+fnr", "fedgen+fednova", "fedftg+sgdm",
      ))],
 )  # fmt: skip
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
@@ -51,42 +61,110 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + world.ROUNDS
     assert rows[0].startswith("round,test_accuracy,test_loss,validation_accuracy")
+    log = launch.log_file(tmp_path / "run", 0).read_text().splitlines()
+    assert len(log) <= 1 + 5 * world.ROUNDS
 
 
-def test_a_killed_silo_ends_the_run_and_is_named(tmp_path):
+def test_without_certificates_on_loopback_only(tmp_path):
+    terms, parts = deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
+    assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
+    assert not (tmp_path / "kits").exists()
+
+
+def audited(rank: int, config: str, output: str) -> None:
+    """A process that writes down what it unpickles, runs or connects to."""
+    seen = Path(output) / f"audit-{rank}"
+
+    def hook(event: str, details: tuple) -> None:
+        if event in ("pickle.find_class", "os.system", "subprocess.Popen") or (
+            event == "socket.connect" and details[1][0] not in ("127.0.0.1", "::1")
+        ):
+            with seen.open("a") as file:
+                file.write(f"{event} {details[1:]}\n")
+
+    sys.addaudithook(hook)
+    loopback.process(rank, config, output)
+
+
+def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
+    """Ports are counted while the run waits for the last silo."""
+    terms, parts = deployment("scaffold+rfedavg_plus"), world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path, audited) as processes:
+        for rank in (SERVER, 1, 2):
+            processes.start(rank)
+        comm = processes.deployment.comm_args
+
+        def there() -> list[int]:
+            try:
+                return link.status(comm, processes.deployment.kit(0))["there"]
+            except ends.LostError:  # it does not listen yet
+                return []
+
+        until(lambda: there() == [0, 1], "two silos")
+        listening = {
+            rank: [at.laddr.port for at in psutil.Process(process.pid).net_connections() if at.status == "LISTEN"]
+            for rank, process in processes.running.items()
+        }
+        assert listening == {SERVER: [comm.place[1]], 1: [], 2: []}
+        processes.start(3)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+        assert processes.digest() == loopback.simulate(terms, parts)
+        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        assert not list(processes.output.glob("audit-*"))
+
+
+@pytest.mark.parametrize(("part", "seed"), [(chaos.all_must_answer, 0), (chaos.two_must_answer, 4)])
+def test_a_run_survives_kills(part, seed, tmp_path):
+    """`make chaos` does this many times."""
+    ran = part(seed, 2, tmp_path)
+    assert ran.same and not ran.error, ran
+    assert len(ran.events) == 2
+
+
+def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(tmp_path, capsys):
+    terms, parts = deployment("scaffold", rounds=200), world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        rows = processes.output / results.ROUNDS
+        until(rows.exists, "the first round")
+        first = processes.running[SERVER]
+        other = processes.output.with_name("other")
+        config = tmp_path / "other.yaml"
+        config.write_text(processes.config.read_text().replace(str(processes.output), str(other)))
+        assert launch.main(["server", "--config", str(config)]) == 2
+        assert (
+            f"comm_args.server = '{processes.deployment.comm_args.server}': can't listen there"
+            in capsys.readouterr().err
+        )
+        os.kill(first.pid, signal.SIGTERM)
+        first.join(DEADLINE_S)
+        assert first.exitcode == ends.CODES[ends.StoppedError]
+        done = len(rows.read_text().splitlines()) - 1
+        assert 0 < done < 200
+        processes.start(SERVER)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+        assert processes.digest() == loopback.simulate(terms, parts)
+        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+
+
+def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
     """Killed once the run is under way; the loopback run ends long before its deadline, and leaves nobody behind."""
-    log = tmp_path / "run" / "fedml-2.log"
-    started: list[int] = []
-    real = loopback.multiprocessing.get_context
+    real, pids = loopback.Processes.start, {}
 
-    def kill() -> None:
-        while not (log.is_file() and "receive_message" in log.read_text()):
-            time.sleep(0.05)
-        started[0].kill()
+    def start(self, rank):
+        real(self, rank)
+        pids[rank] = self.running[rank].pid
+        if rank == SILOS[-1]:
+            until((self.output / results.ROUNDS).exists, "the first round")
+            os.kill(pids[2], signal.SIGKILL)
 
-    class Context:
-        def __init__(self, kind: str) -> None:
-            self.inner = real(kind)
-
-        def set_forkserver_preload(self, names: list[str]) -> None:
-            self.inner.set_forkserver_preload(names)
-
-        def Process(self, **options: object):  # noqa: N802, multiprocessing's name
-            process = self.inner.Process(**options)
-            if options["args"][0] == 2:
-                started.append(process)
-            return process
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loopback.multiprocessing, "get_context", Context)
-        killer = threading.Thread(target=kill, daemon=True)
-        killer.start()
-        began = time.monotonic()
-        with pytest.raises(UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "):
-            loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
+    monkeypatch.setattr(loopback.Processes, "start", start)
+    began = time.monotonic()
+    with pytest.raises(UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "):
+        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
     assert time.monotonic() - began < DEADLINE_S / 2
-    for rank in range(4):
-        transport.check_port(rank)
+    assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
 def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
@@ -95,7 +173,8 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
     with pytest.raises(UserError) as found:
         loopback.run(deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
     assert re.match(
-        r"server \(rank 0\): round 1, silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
+        r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the quorum is 3 "
+        r"\(silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
         str(found.value),
     )
     assert time.monotonic() - began < DEADLINE_S / 2
@@ -105,5 +184,3 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not over after 6 s: server \(rank 0\), silo 0 \(rank 1\)"):
         loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 6.0)
-    for rank in range(4):
-        transport.check_port(rank)

@@ -19,7 +19,7 @@ from plugins.engines.clients import LocalTraining
 from plugins.engines.run import Schedule
 from plugins.engines.simulation import Simulation
 from plugins.models.recurrent import EMBEDDING
-from plugins.silo import launch, settings, shards, transport
+from plugins.silo import launch, settings, shards
 from plugins.silo.shards import Parts
 from tests.silo import world
 
@@ -126,11 +126,10 @@ def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
     data, config = parts(), Path("config.yaml")
     deployment = settings.check({"model_args": {"model": "lstm", "model_options": OPTIONS}}, "test")
     config.write_text(deployment.yaml())
-    transport.write_addresses(Path("deploy/ip.csv"), dict.fromkeys(range(4), "127.0.0.1"))
     shards.write(deployment.data_args.shard, data)
-    for role, rank in (("server", 0), ("client", 2)):
-        network = launch.Process.of(role, rank, config).network
+    for rank in (0, 2):
+        network = launch.Process.of(rank, config).network
         assert torch.equal(network.init(torch.Generator())[0][EMBEDDING], data.embedding)
     shards.write(deployment.data_args.shard, world.parts())
     with pytest.raises(UserError, match="model 'lstm' takes text only, and the data set is none"):
-        launch.Process.of("client", 2, config)
+        launch.Process.of(2, config)

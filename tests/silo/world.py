@@ -12,10 +12,13 @@ import torch
 from plugins import models
 from plugins.core.data import Samples
 from plugins.data.noise import deviations, held
+from plugins.engines.absences import Absent, nobody
 from plugins.engines.clients import LocalTraining
 from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.run import Outcome, Schedule
 from plugins.engines.simulation import Simulation
+from plugins.silo import settings as silo_settings
+from plugins.silo.settings import Terms
 from plugins.silo.shards import Parts
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
@@ -59,14 +62,26 @@ def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more:
     )  # fmt: skip
 
 
+def terms(recipe: str, methods: dict, batch_norm: bool = False, cohort: int = 0, rounds: int = ROUNDS) -> Terms:
+    """What server and silos agree on."""
+    train = {"recipe": recipe, "settings": methods, "rounds": rounds, "cohort": cohort, "epochs": EPOCHS,
+             "client_num_in_total": len(SIZES), "client_num_per_round": len(SIZES), "batch_size": BATCH,
+             "learning_rate": LR}  # fmt: skip
+    model = {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": batch_norm}}
+    content = {"train_args": train, "model_args": model, "common_args": {"random_seed": SEED}}
+    n_public = len(parts().public.y)
+    return silo_settings.terms(silo_settings.check(content, "test"), recipe, network(batch_norm), n_public)
+
+
 def simulated(
-    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS
-) -> Outcome:
+    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS,
+    absent: Absent = nobody,
+) -> Outcome:  # fmt: skip
     data = parts(skewed=skewed)
     return Simulation(
         recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
         data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed), Schedule(rounds, cohort or 3, SEED),
-        engine="sequential",
+        engine="sequential", absent=absent,
     ).run()  # fmt: skip
 
 

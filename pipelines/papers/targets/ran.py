@@ -17,6 +17,7 @@ SAID = {
     "data.name", "data.size", "data.validation", "data.public", "train.model", "train.model_options", "train.rounds",
     "train.epochs", "train.local_steps", "train.batch_size", "train.optimizer", "train.lr",
     "scenario.partition", "scenario.clients", "scenario.participation", "scenario.noise",
+    "scenario.availability",
 }  # fmt: skip
 DEFAULTS = {f"train.{key}": field.default for key, field in TrainSettings.model_fields.items()}
 MOST = 8  # names in a list
@@ -70,8 +71,11 @@ def _scenario(run: Result) -> str:
     share, noise = _number(at.get("scenario.participation", 1)), at.get("scenario.noise")
     part = f" of which {100 * share:g} % take part in a round" if share != 1 else ""
     noisy = f", noise {_pairs(noise)}" if isinstance(noise, Mapping) else ""
+    missing = ""
+    if isinstance(available := at.get("scenario.availability"), Mapping):
+        missing = f", availability {_pairs({key: value for key, value in available.items() if key != 'sha256'})}"
     rest = _rest(at, "scenario.")
-    return f"({at.get('scenario.partition')}, {at.get('scenario.clients')} clients{part}{rest}{noisy})"
+    return f"({at.get('scenario.partition')}, {at.get('scenario.clients')} clients{part}{rest}{noisy}{missing})"
 
 
 def _recipe(run: Result) -> str:

@@ -1,0 +1,223 @@
+"""Kills processes of cross-silo runs at random moments and compares the final weights: `make chaos`.
+
+Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the weights of a run that
+nobody disturbed. Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the server is killed;
+every round must end within its deadline and 2 s, and the weights must be those of a simulation with the same absences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import machine
+from plugins.core.errors import UserError
+from plugins.data import datasets, partitions, splits
+from plugins.engines import absences
+from plugins.silo import loopback, results, settings
+from plugins.silo.shards import Parts
+
+RECIPES = (
+    "scaffold+fnr+rfedavg_plus+ccn", "feddyn", "rfedavg_plus", "fednlr", "feddc", "fnr", "moon+ccn", "fednnnn",
+    "scaffold", "rfedavg",
+)  # fmt: skip
+SILOS, ROUNDS, KILLS = 3, 6, 4
+DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
+LIMIT_S = 120.0  # of a run
+RESULT = Path("docs/results/chaos.md")
+
+
+@dataclass
+class Ran:
+    """What happened in one run."""
+
+    recipe: str
+    seed: int
+    same: bool
+    seconds: float
+    events: list[str] = field(default_factory=list)
+    longest: float = 0.0  # seconds of the longest round
+    absent: int = 0  # answers that were missing
+    error: str = ""
+
+
+def deployment(recipe: str, seed: int, **comm: object) -> settings.Deployment:
+    """Three silos, six rounds, a small network."""
+    content = {
+        "common_args": {"random_seed": seed},
+        "model_args": {"model": "mlp", "model_options": {"hidden": 16, "batch_norm": True}},
+        "train_args": {"recipe": recipe, "rounds": ROUNDS, "client_num_in_total": SILOS, "client_num_per_round": SILOS},
+        "comm_args": comm,
+    }
+    return settings.check(content, "chaos")
+
+
+def parts(recipe: str, seed: int, silos: int = SILOS) -> Parts:
+    """The digits, cut by a Dirichlet distribution."""
+    data = datasets.load("digits", Path("data/raw"))
+    split = splits.hold_out(data.train_y.numpy(), 0.1, loopback.PUBLIC, seed)
+    clients = partitions.partition(
+        "dirichlet", data.train_y.numpy(), split.train, silos, seed, data.train_owner, "digits", alpha=0.5
+    )
+    public = split.public if loopback.needs_public(recipe) else split.public[:0]
+    return Parts.cut(data, clients, split.validation, public)
+
+
+def rounds_done(processes: loopback.Processes) -> list[float]:
+    """The seconds of the rounds that are over."""
+    try:
+        with (processes.output / results.ROUNDS).open(newline="") as file:
+            return [float(row["seconds"]) for row in csv.DictReader(file)]
+    except FileNotFoundError:
+        return []
+
+
+def disturbed(processes: loopback.Processes, plan: Sequence[tuple[int, float, str, int, float]]) -> list[str]:
+    """Runs to the end with the events of `plan`: (after how many rounds, s later, event, rank, s until it is undone).
+
+    Raises UserError if a process fails by itself, or the run takes too long.
+    """
+    for rank in range(SILOS + 1):
+        processes.start(rank)
+    end, left, events = time.monotonic() + LIMIT_S, sorted(plan), []
+    while processes.running[0].exitcode is None:
+        if time.monotonic() > end:
+            raise UserError(f"not over after {LIMIT_S:.0f} s")
+        if left and len(rounds_done(processes)) >= left[0][0]:
+            _, pause, event, rank, until = left.pop(0)
+            time.sleep(pause)
+            if processes.running[0].exitcode is not None:
+                break
+            events.append(f"{event} {loopback.name(rank)} in round {len(rounds_done(processes)) + 1}")
+            if event == "SIGKILL":
+                processes.kill(rank)
+                time.sleep(until)
+                processes.start(rank)
+            else:
+                pid = processes.running[rank].pid
+                assert pid is not None, "it has been started"
+                os.kill(pid, signal.SIGSTOP)
+                time.sleep(until)
+                os.kill(pid, signal.SIGCONT)
+        time.sleep(0.01)
+    codes = [processes.running[rank].exitcode for rank in range(SILOS + 1)]
+    if any(codes):
+        raise UserError(f"{loopback.failure(codes, processes.output)} ({'; '.join(events)})")
+    return events
+
+
+def all_must_answer(seed: int, kills: int, folder: Path) -> Ran:
+    """Part 1, one run."""
+    rng, recipe = random.Random(seed), RECIPES[seed % len(RECIPES)]
+    data, began = parts(recipe, seed), time.monotonic()
+    terms = deployment(recipe, seed)
+    plan = [
+        (rng.randrange(ROUNDS - 1), rng.uniform(0, 0.2), "SIGKILL", rng.randrange(SILOS + 1), rng.uniform(0, 0.3))
+        for _ in range(kills)
+    ]
+    return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
+
+
+def two_must_answer(seed: int, kills: int, folder: Path) -> Ran:
+    """Part 2, one run."""
+    rng, recipe = random.Random(1000 + seed), RECIPES[seed % len(RECIPES)]
+    data, began = parts(recipe, seed), time.monotonic()
+    terms = deployment(recipe, seed, quorum=SILOS - 1, deadline_s=DEADLINE_S, gone_s=1.0)
+    plan = []
+    for _ in range(kills):
+        rank = 0 if rng.random() < 0.25 else rng.randrange(1, SILOS + 1)
+        event = "SIGSTOP" if rank and rng.random() < 0.5 else "SIGKILL"
+        plan.append((rng.randrange(ROUNDS - 1), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0)))
+    return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
+
+
+def _ran(
+    ran: Ran, terms: settings.Deployment, data: Parts, plan: Sequence[tuple[int, float, str, int, float]], folder: Path,
+    began: float,
+) -> Ran:  # fmt: skip
+    try:
+        with loopback.Processes(terms, data, folder) as processes:
+            ran.events = disturbed(processes, plan)
+            missing = absences.read(processes.output / results.ABSENT)
+            ran.absent = sum(len(clients) for clients in missing.values())
+            ran.longest = max(rounds_done(processes))
+            ran.same = processes.digest() == loopback.simulate(terms, data, missing)
+        if not terms.comm_args.quorum and missing:
+            ran.error = "an answer is missing, though all silos must answer"
+        if terms.comm_args.quorum and ran.longest > DEADLINE_S + SLACK_S:
+            ran.error = f"a round took {ran.longest:.1f} s"
+    except UserError as error:
+        ran.error = str(error)
+    ran.seconds = time.monotonic() - began
+    return ran
+
+
+def table(part: Sequence[Ran]) -> str:
+    """One line per run, as Markdown."""
+    lines = [
+        "| run | recipe | events | missing answers | longest round | seconds | result |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for ran in part:
+        said = ran.error or ("same SHA-256" if ran.same else "OTHER WEIGHTS")
+        lines.append(
+            f"| {ran.seed} | {ran.recipe} | {'; '.join(ran.events)} | {ran.absent} | {ran.longest:.1f} s | "
+            f"{ran.seconds:.0f} | {said} |"
+        )
+    return "\n".join(lines)
+
+
+def good(part: Sequence[Ran]) -> int:
+    """How many runs ended as they must."""
+    return sum(ran.same and not ran.error for ran in part)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
+    parser.add_argument("--runs", type=int, default=50, help="of part 1")
+    parser.add_argument("--quorum-runs", type=int, default=20, help="of part 2")
+    parser.add_argument("--kills", type=int, default=KILLS, help="events per run")
+    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULT}")
+    options = parser.parse_args(arguments)
+    began, watch = time.monotonic(), machine.Watch()
+    found: list[list[Ran]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for one, runs in ((all_must_answer, options.runs), (two_must_answer, options.quorum_runs)):
+            part: list[Ran] = []
+            found.append(part)
+            for seed in range(options.first, options.first + runs):
+                part.append(one(seed, options.kills, Path(folder)))
+                ran = part[-1]
+                sys.stdout.write(
+                    f"{one.__name__} {seed}: {'ok' if ran.same and not ran.error else 'WRONG'}, {ran.seconds:.1f} s, "
+                    f"{ran.recipe}: {'; '.join(ran.events)} {ran.error}\n"
+                )
+                sys.stdout.flush()
+    first, second = found
+    minutes = (time.monotonic() - began) / 60
+    summary = (
+        f"{good(first)} of {len(first)} runs with {options.kills} SIGKILLs each ended with the undisturbed weights. "
+        f"{good(second)} of {len(second)} runs with a quorum of {SILOS - 1} ended every round within "
+        f"{DEADLINE_S:.0f} + {SLACK_S:.0f} s, with the weights of a simulation with the same absences."
+    )
+    sys.stdout.write(f"{summary} {minutes:.1f} min\n")
+    if options.write:
+        head = f"# Killed processes\n\nMade by `make chaos`. {machine.line(watch.found())}\n\n{summary}"
+        tables = f"## All {SILOS} must answer\n\n{table(first)}\n\n## {SILOS - 1} must answer\n\n{table(second)}"
+        RESULT.write_text(f"{head}\n\n{tables}\n")
+    return 0 if good(first) == len(first) and good(second) == len(second) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

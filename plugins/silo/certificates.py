@@ -1,0 +1,200 @@
+"""Certificates for mutual TLS: the kit of a process, and which certificates the server admits."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from plugins.core.errors import UserError, shown
+
+SERVER = "server"
+COMMAND = "python -m plugins.silo kits"
+PEERS = 1000  # parsed certificates that a server remembers
+LOG = logging.getLogger(__name__)
+
+AGAIN = "ask the operator for this kit again"
+COPY_LIST = "copy crl.pem from the operator's ca folder"
+# What the library raises for content that is damaged, foreign, encrypted, or of a kind that it does not know.
+BROKEN = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion)
+
+
+def name(rank: int) -> str:
+    """The name in the certificate of a process: the CN and the only DNS name."""
+    return SERVER if rank == 0 else f"silo-{rank}"
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What a process needs for mutual TLS, as PEM."""
+
+    ca: bytes
+    certificate: bytes
+    key: bytes
+
+    @staticmethod
+    def read(folder: Path, rank: int) -> Kit:
+        """The kit in `folder`, checked for the process of `rank`. Raises UserError."""
+        ca_path, own_path, key_path = folder / "ca.crt", folder / "own.crt", folder / "own.key"
+        ca, own = read_certificate(ca_path, AGAIN), read_certificate(own_path, AGAIN)
+        key = read(key_path, AGAIN, private=True)
+        key_of(own, key_path, key, AGAIN)
+        check_issued(own_path, own, ca, AGAIN)
+        if (found := _common_name(own)) != name(rank):
+            raise UserError(
+                f"{own_path}: belongs to {shown(found)}, but this process is {name(rank)!r}; use the kit of rank {rank}"
+            )
+        _check_dates(ca_path, ca, "kits of a new CA", "make")
+        _check_dates(own_path, own, "a new kit", "renew")
+        # Nothing that was not checked is passed on: TLS would trust every certificate in ca.crt.
+        return Kit(ca.public_bytes(Encoding.PEM), own.public_bytes(Encoding.PEM), key)
+
+
+class Admission:
+    """Says, at every call, whether the server admits a certificate. TLS asks only when a connection begins."""
+
+    def __init__(self, ca: bytes, crl: Path | None) -> None:
+        """`ca`: from a kit. `crl`: the list of revoked certificates. Raises UserError if the list is bad."""
+        self._ca = x509.load_pem_x509_certificate(ca)
+        self._crl, self._lock, self._warned = crl, threading.Lock(), False
+        self._stamp: tuple[int, ...] | None = None
+        self._serials = frozenset[int]()
+        if crl is not None:
+            self._load(crl, _stamp(crl))
+        self._peer = functools.lru_cache(maxsize=PEERS)(self._parsed)
+
+    def refusal(self, pem: bytes, moment: datetime.datetime | None = None) -> str:
+        """Why the certificate is refused at this moment; "" if it is admitted."""
+        peer = self._peer(pem)
+        if peer is None:
+            return "certificate is not one of this federation"
+        who, serial, until = peer
+        if serial in self._revoked():
+            return f"certificate of {who} is revoked"
+        return f"certificate of {who} expired on {until:%Y-%m-%d}" if (moment or now()) > until else ""
+
+    def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
+        """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
+        try:
+            found = x509.load_pem_x509_certificate(pem)
+            found.verify_directly_issued_by(self._ca)
+            return _common_name(found), found.serial_number, found.not_valid_after_utc
+        except BROKEN:
+            return None
+
+    def _revoked(self) -> frozenset[int]:
+        """The serial numbers on the list, read again if the file has changed. A bad file leaves the last good list."""
+        if self._crl is None:
+            return self._serials
+        with self._lock:
+            if (stamp := _stamp(self._crl)) != self._stamp:
+                try:
+                    self._load(self._crl, stamp)
+                except UserError as error:
+                    if not self._warned:
+                        LOG.warning("%s; until then the last good list counts", error)
+                    self._warned = True
+            return self._serials
+
+    def _load(self, path: Path, stamp: tuple[int, ...] | None) -> None:
+        """Reads the list. Raises UserError."""
+        content = read(path, COPY_LIST)
+        self._stamp = stamp  # after reading: a file that can't be read just now is tried again
+        crl = list_of(self._ca, path, content, COPY_LIST)
+        self._serials, self._warned = frozenset(revoked.serial_number for revoked in crl), False
+
+
+def now() -> datetime.datetime:
+    """This moment, in UTC."""
+    return datetime.datetime.now(datetime.UTC)
+
+
+def read(path: Path, remedy: str, private: bool = False) -> bytes:
+    """The content of a file. UserError if it can't be read, or is `private` and others can read it."""
+    try:
+        with path.open("rb") as file:
+            mode, content = os.fstat(file.fileno()).st_mode, file.read()
+    except OSError as error:
+        raise UserError(f"{path}: can't be read ({error.strerror or error}); {remedy}") from None
+    if private and mode & 0o077:
+        raise UserError(f"{path}: others can read this key (mode {mode & 0o777:o}); run `chmod 600 {path}`")
+    return content
+
+
+def read_certificate(path: Path, remedy: str) -> x509.Certificate:
+    """The certificate in a file. Raises UserError."""
+    content = read(path, remedy)
+    with _unless_broken(f"{path}: is not a certificate in PEM format; {remedy}"):
+        return x509.load_pem_x509_certificate(content)
+
+
+def key_of(certificate: x509.Certificate, path: Path, content: bytes, remedy: str) -> PrivateKeyTypes:
+    """The private key in `content`, read from `path`. UserError if it is damaged, or of another certificate."""
+    with _unless_broken(f"{path}: is not a private key in PEM format without a password; {remedy}"):
+        key = load_pem_private_key(content, password=None)
+        belongs = key.public_key() == certificate.public_key()
+    if not belongs:
+        raise UserError(f"{path}: does not belong to the certificate beside it; {remedy}")
+    return key
+
+
+def check_issued(path: Path, certificate: x509.Certificate, ca: x509.Certificate, remedy: str) -> None:
+    """UserError if `ca` has not signed the certificate."""
+    with _unless_broken(f"{path}: is not signed by the CA of these kits; {remedy}"):
+        certificate.verify_directly_issued_by(ca)
+
+
+def list_of(ca: x509.Certificate, path: Path, content: bytes, remedy: str) -> x509.CertificateRevocationList:
+    """The list of revoked certificates in `content`, read from `path`. UserError if it is damaged, or not of `ca`."""
+    with _unless_broken(f"{path}: is not a list of revoked certificates in PEM format; {remedy}"):
+        crl = x509.load_pem_x509_crl(content)
+        # The kind of the CA's key is checked by the call, which raises TypeError.
+        signed = crl.issuer == ca.subject and crl.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
+    if not signed:
+        raise UserError(f"{path}: is not signed by this CA; {remedy}")
+    return crl
+
+
+@contextmanager
+def _unless_broken(message: str) -> Iterator[None]:
+    """UserError with this message if the library refuses the content."""
+    try:
+        yield
+    except BROKEN:
+        raise UserError(message) from None
+
+
+def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command: str) -> None:
+    """UserError if the certificate is not valid now."""
+    first, last, moment = certificate.not_valid_before_utc, certificate.not_valid_after_utc, now()
+    if moment > last:
+        raise UserError(f"{path} expired on {last:%Y-%m-%d}; ask the operator for {wanted} ({COMMAND} {command})")
+    if moment < first:
+        valid = f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC"
+        raise UserError(f"{valid}, now is {moment:%Y-%m-%d %H:%M}; set the clock")
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    """The CN, or "" without one."""
+    return next((str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    """Changes when the file does; None if it can't be seen."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,0 +1,290 @@
+"""What the server's main thread shares with the calls of the silos: who is there, what is asked, who has answered."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from plugins.core.trees import Tree
+from plugins.silo import wire
+from plugins.silo.ends import QuorumError
+from plugins.silo.frames import RefusedError
+from plugins.silo.settings import CommArgs
+from plugins.silo.wire import Down, Up
+
+HOLD_S = 20.0  # a call for work is answered after this, with or without work
+FAREWELL_S = 10.0  # how long a server that ends waits for silos to hear it
+LOOK_S = 5.0  # a call that is held looks so often whether it is still admitted
+LINES = 3  # log lines of a round beside the one at its end
+LOG = logging.getLogger(__name__)
+Active = Callable[[], bool]  # whether the caller still listens
+
+
+class Coordinator:
+    """The state of one server process. Silos are called by client number, which counts from 0."""
+
+    def __init__(self, comm: CommArgs, silos: int, terms: str, run: str, rounds: int = 0) -> None:
+        """`terms`: the fingerprint of the server's configuration; `rounds` for the status only."""
+        self.comm, self.silos, self.terms, self.run, self.rounds = comm, silos, terms, run, rounds
+        self.epoch = secrets.token_hex(8)  # of this process: answers to an earlier one are stale
+        self.refused: Counter[str] = Counter()  # messages of this round, by name of the refusal
+        self.bytes_in = self.bytes_out = 0
+        self._news = threading.Condition()
+        self._sessions: dict[int, str] = {}
+        self._attending: dict[int, int] = {}  # client -> its open streams
+        self._seen: dict[int, float] = {}  # client -> last contact, monotonic
+        self._down: Down | None = None
+        self._schema: Tree = {}
+        self._check: Callable[[Up, int], object] = lambda up, client: None
+        self._began = self._since = time.monotonic()
+        self._answers: dict[int, Up] = {}
+        self._failed: dict[int, str] = {}
+        self._end: tuple[str, str] | None = None  # (kind, why)
+        self._told: set[int] = set()
+        self._lines = 0
+
+    # the silos' side: called by the threads of gRPC ---------------------------------------------------------------
+
+    def hello(self, client: int, session: str, terms: str, samples: int) -> dict[str, str]:
+        """A silo comes, or comes again. Raises RefusedError."""
+        where = wire.silo(client)
+        if terms != self.terms:
+            raise RefusedError(
+                "configuration",
+                f"{where}: its configuration is not the server's; train_args, model_args, random_seed and threads must "
+                "be the same in both files",
+            )
+        self._plausible(samples, where)
+        with self._news:
+            self._sessions[client] = session
+            self._failed.pop(client, None)  # it may be repaired
+            self._news.notify_all()
+        return {"run": self.run, "epoch": self.epoch}
+
+    def check(self, client: int, head: dict[str, Any]) -> None:
+        """Raises RefusedError unless the call is of this run, of this server process, and of the silo's last one."""
+        # The epoch first: a silo that says hello again then learns that the run is another one.
+        for key, own in (("epoch", self.epoch), ("run", self.run)):
+            if head[key] != own:
+                raise RefusedError(key, f"{wire.silo(client)}: message is of another {key}")
+        if head["session"] != self._sessions.get(client):
+            raise RefusedError("replaced", f"{wire.silo(client)}: another process of this silo has taken over")
+
+    def attend(self, client: int, session: str, active: Active) -> None:
+        """Holds the stream that shows that a silo is there."""
+        with self._news:
+            self._attending[client] = self._attending.get(client, 0) + 1
+            if self._attending[client] == 1:
+                self._note(f"{wire.silo(client)} is there")
+            self._news.notify_all()
+            try:
+                # `active` also changes without news: a certificate is revoked.
+                while not self._news.wait_for(
+                    lambda: not active() or self._sessions.get(client) != session or client in self._told, LOOK_S
+                ):
+                    pass
+            finally:
+                self._attending[client] -= 1
+                self._seen[client] = time.monotonic()
+                if not self._attending[client] and client not in self._told:
+                    self._note(f"{wire.silo(client)} has left")
+                self._news.notify_all()
+
+    def wake(self) -> None:
+        """Lets waiting calls look whether their caller is still there."""
+        with self._news:
+            self._news.notify_all()
+
+    def task(self, client: int, session: str, active: Active) -> tuple[str, Down | str]:
+        """("ask", message), ("over" | "stop", why), or ("wait", "") after `HOLD_S`."""
+
+        def due() -> bool:
+            return self._end is not None or not active() or self._sessions.get(client) != session or self._open(client)
+
+        with self._news:
+            self._news.wait_for(due, HOLD_S)
+            if self._end is not None:
+                self._told.add(client)
+                self._news.notify_all()
+                return self._end
+            if self._open(client):
+                assert self._down is not None, "an open exchange has a message"
+                return "ask", wire.row_of(self._down, client)
+            return "wait", ""
+
+    def expected(self, client: int, exchange: int) -> tuple[Tree, str]:
+        """(structure of the answer, words for errors). Raises RefusedError if no answer is expected."""
+        with self._news:
+            self._refuse_unexpected(client, exchange)
+            assert self._down is not None, "an open exchange has a message"
+            return self._schema, f"round {self._down.round}, {wire.silo(client)}"
+
+    def accept(self, client: int, up: Up) -> None:
+        """Takes a checked answer. Raises RefusedError."""
+        try:
+            self._check(up, client)
+            self._plausible(int(up["leaves"]["n"]), wire.silo(client))
+        except RefusedError as refusal:
+            self.fail(client, up["exchange"], str(refusal))
+            raise
+        with self._news:
+            self._refuse_unexpected(client, up["exchange"])
+            self._answers[client] = up
+            self._news.notify_all()
+
+    def fail(self, client: int, exchange: int, why: str) -> None:
+        """A silo can't answer this exchange, or its answer is of no use."""
+        with self._news:
+            self._refuse_unexpected(client, exchange)
+            who = wire.silo(client)
+            why = why if who in why else f"{who}: {why}"
+            # A silo may have written this text: it stays one line of the log.
+            self._failed[client] = "".join(c if c.isprintable() else " " for c in why[:1000])
+            self._note(self._failed[client])
+            self._news.notify_all()
+
+    def refuse(self, client: int, refusal: RefusedError) -> None:
+        """Counts a message that was not taken."""
+        with self._news:
+            self.refused[refusal.name] += 1
+            if self.refused[refusal.name] == 1:
+                self._note(f"refused from {wire.silo(client)}: {refusal}")
+
+    def status(self) -> dict[str, Any]:
+        """Where the run stands, for an operator."""
+        with self._news:
+            ask = None if self._down is None else self._down.ask
+            asked = () if ask is None else ask.to
+            return {
+                "run": self.run,
+                "round": None if self._down is None else self._down.round,
+                "rounds": self.rounds,
+                "job": None if ask is None else wire.name(ask),
+                "seconds": round(time.monotonic() - self._since, 1),
+                "there": self._there(),
+                "asked": list(asked),
+                "answered": sorted(self._answers),
+                "late": [k for k in asked if k not in self._answers],
+                "failed": {str(k): why for k, why in sorted(self._failed.items())},
+                "refused": dict(self.refused),
+                "bytes_in": self.bytes_in,
+                "bytes_out": self.bytes_out,
+            }
+
+    # the server's side: called by the main thread -----------------------------------------------------------------
+
+    def gather(self) -> None:
+        """Returns when all silos are there, or after `deadline_s` a quorum. Raises QuorumError after `patience_s`."""
+        quorum, comm, began = self.comm.quorum or self.silos, self.comm, time.monotonic()
+        with self._news:
+            while len(self._there()) < self.silos:
+                now = time.monotonic() - began
+                if len(self._there()) >= quorum and now >= comm.deadline_s:
+                    return
+                if now >= comm.patience_s:
+                    raise QuorumError(
+                        f"only {len(self._there())} of {self.silos} silos came within {comm.patience_s:g} s; "
+                        f"the quorum is {quorum}; start the server again to go on"
+                    )
+                limit = min(comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s)
+                self._news.wait(min(1.0, max(limit - now, 0.01)))
+
+    def ask(self, down: Down, schema: Tree, check: Callable[[Up, int], object]) -> dict[int, Up]:
+        """Sends a message and returns the answers, ascending. `check` raises RefusedError for an answer of no use.
+
+        The exchange ends when all have answered. With a quorum it also ends at the deadline, or when the others can't
+        answer or are gone. Raises QuorumError if there is no quorum after `patience_s`, or there can't be one.
+        """
+        assert down.ask is not None, "there is something to do"
+        asked, comm = down.ask.to, self.comm
+        quorum = min(comm.quorum or self.silos, len(asked))
+        with self._news:
+            self._down, self._schema, self._check = down, schema, check
+            self._answers, self._failed, self._since = {}, {}, time.monotonic()
+            self._news.notify_all()
+            while True:
+                now = time.monotonic()
+                left = [k for k in asked if k not in self._answers and k not in self._failed]
+                enough, waited = len(self._answers) >= quorum, now - self._since
+                ends = [self._gone_at(k) for k in left]
+                if enough and (not left or waited >= comm.deadline_s or max(ends) <= now):
+                    break
+                if len(self._answers) + len(left) < quorum or (not enough and waited >= comm.patience_s):
+                    raise QuorumError(self._too_few(down, asked, quorum, waited))
+                limit = self._since + (comm.deadline_s if enough else comm.patience_s)
+                self._news.wait(min(max(min(limit, max(ends) if enough else limit) - now, 0.01), 5.0))
+            self._down = None
+            return dict(sorted(self._answers.items()))
+
+    def round_over(self, line: str, late: Sequence[int]) -> None:
+        """The one line at the end of a round."""
+        with self._news:
+            parts = [line]
+            if late:
+                parts.append(f"without {', '.join(map(wire.silo, late))}")
+            if self.refused:
+                parts.append("refused " + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items())))
+            if self._lines > LINES:
+                parts.append(f"{self._lines - LINES} more events")
+            LOG.info("; ".join(parts))
+            self._lines = 0
+            self.refused.clear()
+
+    def finish(self, kind: str, why: str) -> None:
+        """Tells the silos that the run is over ("over"), or given up ("stop"), and waits a little for them to hear."""
+        with self._news:
+            self._end = kind, why
+            self._news.notify_all()
+            self._news.wait_for(lambda: self._told.issuperset(self._there()), FAREWELL_S)
+
+    # with the lock ------------------------------------------------------------------------------------------------
+
+    def _open(self, client: int) -> bool:
+        down = self._down
+        asked = down is not None and down.ask is not None and client in down.ask.to
+        return asked and client not in self._answers and client not in self._failed
+
+    def _refuse_unexpected(self, client: int, exchange: int) -> None:
+        where = wire.silo(client)
+        if self._down is None or exchange != self._down.exchange:
+            raise RefusedError("stale", f"{where}: answer is to exchange {exchange}, which is over")
+        if client in self._answers or client in self._failed:
+            raise RefusedError("duplicate", f"{where}: exchange {exchange} was answered already")
+        if not self._open(client):
+            raise RefusedError("extra", f"{where}: was not asked in exchange {exchange}")
+
+    def _plausible(self, samples: int, where: str) -> None:
+        if not 1 <= samples <= self.comm.max_samples:
+            raise RefusedError(
+                "samples", f"{where}: says it has {samples} samples; allowed: 1 to comm_args.max_samples = "
+                f"{self.comm.max_samples}",
+            )  # fmt: skip
+
+    def _there(self) -> list[int]:
+        return sorted(k for k, streams in self._attending.items() if streams)
+
+    def _gone_at(self, client: int) -> float:
+        """When a silo is not waited for any more: some time after its last contact; never while it is there."""
+        if self._attending.get(client):
+            return float("inf")
+        return self._seen.get(client, self._began) + self.comm.gone_s
+
+    def _too_few(self, down: Down, asked: Sequence[int], quorum: int, waited: float) -> str:
+        assert down.ask is not None, "there is something to do"
+        silent = [wire.silo(k) for k in asked if k not in self._answers and k not in self._failed]
+        reasons = [*self._failed.values(), *([f"no answer from {', '.join(silent)}"] if silent else [])]
+        return (
+            f"round {down.round}, job {wire.name(down.ask)!r}: {len(self._answers)} of {len(asked)} silos answered in "
+            f"{waited:.0f} s and the quorum is {quorum} ({'; '.join(reasons)}); start the server again to go on"
+        )
+
+    def _note(self, text: str) -> None:
+        """A log line, unless the round has had enough of them."""
+        self._lines += 1
+        if self._lines <= LINES:
+            LOG.info(text)

@@ -1,0 +1,231 @@
+"""The server's one port: gRPC with mutual TLS. Silos call, the server never does.
+
+A silo is known by its certificate. Hello, Attend, Task and Answer are for silos; Status is for the server's own kit.
+All messages are bytes of `plugins.silo.frames`; gRPC and this file make no other objects of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from plugins.silo import certificates, frames, wire
+from plugins.silo.coordinator import Coordinator
+from plugins.silo.frames import RefusedError
+from plugins.silo.settings import CommArgs
+from plugins.silo.wire import Down
+
+LOG = logging.getLogger(__name__)
+SERVICE = "fedml_noniid.Federation"
+CALL = {"run": str, "epoch": str, "session": str, "client": int}
+HELLO = {"client": int, "session": str, "terms": str, "samples": int}
+ANSWER = CALL | {"exchange": int, "failed": str}
+ASK = {"kind": str, "why": str, "exchange": int, "round": int, "job": str, "owner": str, "counted": int, "terms": str}
+AT_ONCE = 4  # calls of one silo that run at a time
+CALLS, PER_SECOND, FOR_AN_ANSWER = 60.0, 5.0, 10.0  # a silo's calls: at most, back by the second, back for an answer
+UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
+OPERATOR = -1  # who has the server's own kit
+KEEPALIVE = [
+    ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", frames.FRAME_LIMIT), ("grpc.max_send_message_length", frames.FRAME_LIMIT),
+]  # fmt: skip
+BOUNDS = [
+    ("grpc.so_reuseport", 0), ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", 10_000), ("grpc.max_connection_idle_ms", 300_000),
+    ("grpc.max_metadata_size", 1 << 14),
+]  # fmt: skip
+
+
+class Endpoint:
+    """Listens while it is open."""
+
+    def __init__(self, comm: CommArgs, kit: Path | None, coordinator: Coordinator) -> None:
+        """`kit`: the folder with the server's certificates, None for plaintext. UserError if the port is taken."""
+        self._comm, self._coordinator = comm, coordinator
+        self._running: Counter[int] = Counter()
+        self._calls: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
+        self._lock = threading.Lock()
+        threads = AT_ONCE * coordinator.silos + 8
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS, maximum_concurrent_rpcs=threads
+        )
+        handlers = {
+            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
+            "Attend": grpc.unary_stream_rpc_method_handler(self._attend),
+            "Task": grpc.unary_stream_rpc_method_handler(self._task),
+            "Answer": grpc.stream_unary_rpc_method_handler(self._answer),
+            "Status": grpc.unary_unary_rpc_method_handler(self._status),
+        }
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+        self._admission: certificates.Admission | None = None
+        try:
+            if kit is None:
+                self._server.add_insecure_port(comm.server)
+            else:
+                own = certificates.Kit.read(kit, 0)
+                self._admission = certificates.Admission(own.ca, kit / "crl.pem")
+                credentials = grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, True)
+                self._server.add_secure_port(comm.server, credentials)
+        except RuntimeError:
+            comm.check_free()  # says why
+            raise
+
+    def __enter__(self) -> Endpoint:
+        self._server.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.stop(1.0).wait(5.0)
+
+    # calls --------------------------------------------------------------------------------------------------------
+
+    def _hello(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._call(context) as client:
+            head = frames.parsed(request, HELLO)
+            self._same(client, head)
+            return frames.head(self._coordinator.hello(client, head["session"], head["terms"], head["samples"]))
+
+    def _attend(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._call(context) as client:
+            head = self._checked(client, request)
+            context.add_callback(self._coordinator.wake)
+            context.send_initial_metadata(())
+            self._coordinator.attend(client, head["session"], lambda: self._active(context))
+            yield from ()
+
+    def _task(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        with self._call(context) as client:
+            head = self._checked(client, request)
+            context.add_callback(self._coordinator.wake)
+            kind, what = self._coordinator.task(client, head["session"], lambda: self._active(context))
+            self._identity(context)  # again: the certificate may have been revoked while the call waited
+            if isinstance(what, Down):
+                assert what.ask is not None, "an open exchange has a message"
+                counted = what.counted[client]
+                values = (kind, "", what.exchange, what.round, what.ask.job, what.ask.owner, counted, what.terms)
+                yield self._sent(frames.head(dict(zip(ASK, values, strict=True))))
+                for frame in frames.Body(wire.tensors(what)).frames():
+                    yield self._sent(frame)
+            else:
+                yield self._sent(frames.head(dict(zip(ASK, (kind, what, 0, 0, "", "", 0, ""), strict=True))))
+
+    def _answer(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        with self._call(context) as client:
+            # Frames that never come must not keep a thread.
+            timer = threading.Timer(max(self._comm.deadline_s, UPLOAD_S), context.cancel)
+            timer.daemon = True
+            timer.start()
+            try:
+                received = self._received(stream)
+                head = frames.parsed(frames.following(received), ANSWER)
+                self._same(client, head)
+                self._coordinator.check(client, head)
+                if head["failed"]:
+                    why = head["failed"].removeprefix(f"{wire.silo(client)}: ")[:500]
+                    self._coordinator.fail(client, head["exchange"], f"{wire.silo(client)}: {why}")
+                    return b"{}"
+                schema, where = self._coordinator.expected(client, head["exchange"])
+                try:
+                    leaves = frames.table(frames.following(received))
+                    wire.fit(leaves, schema, where)  # before memory is taken
+                    up = wire.Up(client=client, exchange=head["exchange"], leaves=frames.read(received, leaves))
+                except RefusedError as refusal:
+                    if refusal.name != "truncated":  # else the silo died or the line broke, and it will try again
+                        self._coordinator.fail(client, head["exchange"], str(refusal))
+                    raise
+                self._coordinator.accept(client, up)
+            finally:
+                timer.cancel()
+            self._pay(client, -FOR_AN_ANSWER)
+            return b"{}"
+
+    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._call(context, operator=True):
+            return json.dumps(self._coordinator.status()).encode()
+
+    # what all calls share -----------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _call(self, context: grpc.ServicerContext, operator: bool = False) -> Iterator[int]:
+        """The calling client, identified and within its limits. A RefusedError within becomes gRPC's status."""
+        client = self._identity(context)
+        if (client == OPERATOR) is not operator:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this call is not for this certificate")
+        with self._lock:
+            free = self._running[client] < AT_ONCE and self._left(client) >= 1
+            self._running[client] += free
+        if not free:
+            self._coordinator.refuse(client, RefusedError("rate", "too many calls"))
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
+        self._pay(client, 1)
+        try:
+            yield client
+        except RefusedError as refusal:
+            self._coordinator.refuse(client, refusal)
+            told = json.dumps({"name": refusal.name, "why": str(refusal)[:500]})
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
+        finally:
+            with self._lock:
+                self._running[client] -= 1
+
+    def _identity(self, context: grpc.ServicerContext) -> int:
+        """The client of a call, or OPERATOR; ends the call of anybody else."""
+        if self._admission is None:
+            who = dict(context.invocation_metadata()).get("name", "")
+        else:
+            auth = context.auth_context()
+            who = next(iter(auth.get("x509_common_name", [])), b"").decode(errors="replace")
+            if refusal := self._refusal(context):
+                context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+        names = {certificates.name(rank): rank - 1 for rank in range(self._coordinator.silos + 1)}
+        if who not in names:
+            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{who[:40]!r} takes no part in this run")
+        return names[who]
+
+    def _refusal(self, context: grpc.ServicerContext) -> str:
+        """Why the certificate of a call is not admitted at this moment; "" if it is."""
+        pem = next(iter(context.auth_context().get("x509_pem_cert", [])), b"")
+        return "" if self._admission is None else self._admission.refusal(pem)
+
+    def _active(self, context: grpc.ServicerContext) -> bool:
+        """Whether a call that waits still has a caller whom the server admits."""
+        return bool(context.is_active()) and not self._refusal(context)
+
+    def _checked(self, client: int, request: bytes) -> dict[str, Any]:
+        head = frames.parsed(request, CALL)
+        self._same(client, head)
+        self._coordinator.check(client, head)
+        return head
+
+    @staticmethod
+    def _same(client: int, head: dict[str, Any]) -> None:
+        if head["client"] != client:
+            raise RefusedError("identity", f"{wire.silo(client)}: message says that it is of client {head['client']}")
+
+    def _left(self, client: int) -> float:
+        left, when = self._calls.get(client, (CALLS, 0.0))
+        return min(CALLS, left + (time.monotonic() - when) * PER_SECOND)
+
+    def _pay(self, client: int, calls: float) -> None:
+        with self._lock:
+            self._calls[client] = self._left(client) - calls, time.monotonic()
+
+    def _sent(self, frame: bytes) -> bytes:
+        self._coordinator.bytes_out += len(frame)
+        return frame
+
+    def _received(self, stream: Iterator[bytes]) -> Iterator[bytes]:
+        for frame in stream:
+            self._coordinator.bytes_in += len(frame)
+            yield frame

@@ -1,0 +1,35 @@
+"""The ways in which a process ends, and their exit codes."""
+
+from __future__ import annotations
+
+from plugins.core.errors import UserError
+
+
+class QuorumError(UserError):
+    """Too few silos answered, and the server has given the run up. It can be started again, and goes on."""
+
+
+class NotAdmittedError(UserError):
+    """The other side refuses this process for good: certificate, configuration, or a second process of one silo."""
+
+
+class SetBackError(UserError):
+    """The memories of a silo and of the server are not of the same moment."""
+
+
+class LostError(UserError):
+    """The server can't be reached."""
+
+
+class StoppedError(BaseException):
+    """The process was asked to stop. It can be started again, and goes on. Nothing on the way catches this."""
+
+
+CODES: dict[type[BaseException], int] = {
+    UserError: 2, QuorumError: 3, NotAdmittedError: 4, LostError: 5, StoppedError: 6,
+}  # fmt: skip
+
+
+def code(error: BaseException) -> int:
+    """The exit code of an error."""
+    return next(CODES[kind] for kind in type(error).__mro__ if kind in CODES)

@@ -1,0 +1,206 @@
+"""A silo's connection to the server. The silo only calls: it has no open port, and works behind NAT and firewalls."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from plugins.core.component import Ask
+from plugins.core.errors import UserError
+from plugins.silo import certificates, frames, wire
+from plugins.silo.coordinator import HOLD_S
+from plugins.silo.endpoint import ASK, KEEPALIVE, SERVICE
+from plugins.silo.ends import LostError, NotAdmittedError, QuorumError
+from plugins.silo.frames import RefusedError
+from plugins.silo.settings import CommArgs
+from plugins.silo.wire import Down, Up
+
+LOG = logging.getLogger(__name__)
+FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # refusals that another try doesn't change
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
+T = TypeVar("T")
+
+
+def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
+    """A channel to the server; `kit` None for plaintext. Raises UserError."""
+    options = [*KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0)]
+    # gRPC's own pauses between connections grow to two minutes.
+    options += [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2_000)]
+    if kit is None:
+        return grpc.insecure_channel(comm.server, options)
+    own = certificates.Kit.read(kit, rank)
+    credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
+    # Only the server's certificate has this name, whatever its address is.
+    return grpc.secure_channel(
+        comm.server, credentials, [*options, ("grpc.ssl_target_name_override", certificates.SERVER)]
+    )
+
+
+def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
+    """The state of a server, asked with its own kit. Raises UserError."""
+    with channel(comm, kit, 0) as line:
+        try:
+            found = line.unary_unary(f"/{SERVICE}/Status")(
+                b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),)
+            )
+        except grpc.RpcError as error:
+            raise LostError(f"no answer from {comm.server} ({_reason(error)}); is the server running?") from None
+    return dict(json.loads(found))
+
+
+class Link:
+    """One silo's calls. Each is repeated until the server answers, with pauses that grow and are jittered."""
+
+    def __init__(self, comm: CommArgs, kit: Path | None, client: int, terms: str, samples: int) -> None:
+        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `samples` is n_k."""
+        self._comm, self._client, self._terms, self._samples = comm, client, terms, samples
+        self._session, self._jitter = secrets.token_hex(8), random.Random()
+        self._metadata = (("name", certificates.name(client + 1)),)  # read in plaintext only
+        self._channel = channel(comm, kit, client + 1)
+        self._over = threading.Event()
+        self._head: dict[str, Any] = {}
+        self.run = ""
+
+    def __enter__(self) -> Link:
+        self.hello()
+        threading.Thread(target=self._attend, name="attend", daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._channel.close()
+
+    def hello(self) -> None:
+        """Introduces this process. Raises NotAdmittedError, LostError."""
+        values = {
+            "client": self._client, "session": self._session, "terms": self._terms, "samples": self._samples,
+        }  # fmt: skip
+        call = self._channel.unary_unary(f"/{SERVICE}/Hello")
+        found = self._patiently(lambda: call(frames.head(values), timeout=30.0, metadata=self._metadata))
+        welcome = frames.parsed(found, {"run": str, "epoch": str})
+        if self.run and welcome["run"] != self.run:
+            raise UserError(
+                f"the server has lost run {self.run} and is at run {welcome['run']}; delete this silo's file of the "
+                "old run and start it again"
+            )
+        self.run = welcome["run"]
+        self._head = {**welcome, "session": self._session, "client": self._client}
+
+    def task(self) -> Down | None:
+        """The next message; None when the run is over. Raises UserError if the server has given the run up."""
+        call = self._channel.unary_stream(f"/{SERVICE}/Task")
+        while True:
+            try:
+                found = self._patiently(
+                    lambda: self._read(call(frames.head(self._head), timeout=self._long, metadata=self._metadata))
+                )
+            except RefusedError as refusal:
+                if refusal.name not in ("epoch", "truncated"):
+                    raise
+                self.hello()  # the server was started again, or the line broke
+                continue
+            if isinstance(found, Down) or found == "over":
+                return found if isinstance(found, Down) else None
+
+    def answer(self, up: Up) -> None:
+        """Sends an answer, unless the server has gone on without it."""
+        body = frames.Body(up["leaves"])
+
+        def sent() -> Iterator[bytes]:
+            yield frames.head(self._head | {"exchange": up["exchange"], "failed": ""})
+            yield from body.frames()
+
+        self._upload(sent)
+
+    def fail(self, exchange: int, why: str) -> None:
+        """Tells the server that this silo can't answer."""
+        self._upload(lambda: iter([frames.head(self._head | {"exchange": exchange, "failed": why[:500]})]))
+
+    @property
+    def _long(self) -> float:
+        """Seconds for a call that may move a model over a slow line."""
+        return max(self._comm.deadline_s, 2 * HOLD_S)
+
+    def _upload(self, sent: Callable[[], Iterator[bytes]]) -> None:
+        call = self._channel.stream_unary(f"/{SERVICE}/Answer")
+        try:
+            self._patiently(lambda: call(sent(), timeout=self._long, metadata=self._metadata))
+        except RefusedError as refusal:
+            # Late, or sent twice because the first reply was lost, or the server was started again and will ask again.
+            level = logging.DEBUG if refusal.name in ("stale", "duplicate", "epoch") else logging.WARNING
+            LOG.log(level, "the server refused this answer: %s", refusal)
+            if refusal.name == "epoch":
+                self.hello()
+
+    def _read(self, stream: Iterator[bytes]) -> Down | str:
+        """One message of the server. Raises UserError if it is malformed, or ends the run."""
+        received = iter(stream)
+        head = frames.parsed(frames.following(received), ASK)
+        if head["kind"] == "stop":
+            raise QuorumError(f"the server ended the run: {head['why']}")
+        if head["kind"] != "ask":
+            return str(head["kind"])
+        leaves = frames.table(frames.following(received))
+        trees = wire.nested(frames.read(received, leaves))
+        ask = Ask(head["job"], (self._client,), **trees, owner=head["owner"])
+        return Down(head["exchange"], head["round"], ask, head["terms"], {self._client: head["counted"]})
+
+    def _attend(self) -> None:
+        """Keeps the stream open that shows the server that this silo is there."""
+        call = self._channel.unary_stream(f"/{SERVICE}/Attend")
+        while not self._over.is_set():
+            # The main thread deals with everything that this thread meets.
+            with contextlib.suppress(grpc.RpcError, ValueError):
+                for _ in call(frames.head(self._head), metadata=self._metadata):
+                    pass
+            self._over.wait(self._jitter.uniform(0.5, 1.0))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """What `call` returns, once the server answers. Raises RefusedError, NotAdmittedError, LostError."""
+        end, pause = time.monotonic() + self._comm.lost_s, FIRST_PAUSE_S
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                refusal = _refusal(error)
+                if refusal is not None:
+                    raise refusal from None
+                if time.monotonic() > end:
+                    raise LostError(
+                        f"no contact with the server at {self._comm.server} for {self._comm.lost_s:g} s "
+                        f"({_reason(error)})"
+                    ) from None
+            time.sleep(pause * self._jitter.uniform(0.5, 1.5))
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+
+def _refusal(error: grpc.RpcError) -> RefusedError | None:
+    """The server's refusal, if that is the error. Raises NotAdmittedError if another try can't change it."""
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        raise NotAdmittedError(f"the server does not admit this silo: {details[:300]}") from None
+    if "CERTIFICATE_VERIFY_FAILED" in details:
+        raise NotAdmittedError(
+            "the process at comm_args.server has no certificate of this federation; check the address, and ca.crt of "
+            "the kit"
+        ) from None
+    if code is not grpc.StatusCode.FAILED_PRECONDITION:
+        return None
+    told = json.loads(details)
+    if told["name"] in FOR_GOOD:
+        raise NotAdmittedError(f"the server refuses this silo: {told['why']}") from None
+    return RefusedError(told["name"], told["why"])
+
+
+def _reason(error: grpc.RpcError) -> str:
+    return f"{error.code().name.lower()}: {' '.join((error.details() or '').split())[:200]}"

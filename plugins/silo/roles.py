@@ -1,0 +1,70 @@
+"""FedML's two roles over our transport: each has the `run()` that `FedMLRunner(..., algorithm_flow=...)` calls.
+
+They call trainer and aggregator in the order in which FedML's own managers do.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from plugins.core.errors import UserError
+from plugins.silo.coordinator import Coordinator
+from plugins.silo.ends import SetBackError
+from plugins.silo.link import Link
+
+if TYPE_CHECKING:
+    from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
+
+    from plugins.silo.host import HostAggregator
+
+LOG = logging.getLogger(__name__)
+
+
+class ServerRole:
+    """Asks, waits for a quorum, aggregates; tells the silos how the run ends."""
+
+    def __init__(self, aggregator: HostAggregator, coordinator: Coordinator) -> None:
+        self._aggregator, self._coordinator = aggregator, coordinator
+
+    def run(self) -> None:
+        """Runs to the end. Raises UserError."""
+        try:
+            self._run()
+        except UserError as error:
+            self._coordinator.finish("stop", str(error)[:1000])
+            raise
+        self._coordinator.finish("over", "")
+
+    def _run(self) -> None:
+        aggregator, conversation = self._aggregator, self._aggregator.conversation
+        if conversation.down.ask is not None:
+            self._coordinator.gather()
+        while (ask := conversation.down.ask) is not None:
+            found = self._coordinator.ask(conversation.down, conversation.schema, conversation.opened)
+            conversation.without([client for client in ask.to if client not in found])
+            uploads: list[Any] = [(float(up["leaves"]["n"]), up) for up in found.values()]
+            kept, _ = aggregator.on_before_aggregation(uploads)
+            aggregator.set_model_params(aggregator.on_after_aggregation(aggregator.aggregate(kept)))
+
+
+class SiloRole:
+    """Answers until the run is over."""
+
+    def __init__(self, adapter: TrainerDistAdapter, link: Link) -> None:
+        self._adapter, self._link = adapter, link
+
+    def run(self) -> None:
+        """Runs to the end. Raises UserError."""
+        while (down := self._link.task()) is not None:
+            self._adapter.update_dataset(self._adapter.client_index)
+            self._adapter.update_model(down)
+            try:
+                up, _ = self._adapter.train(down.round)
+            except UserError as error:
+                LOG.warning("exchange %d: %s", down.exchange, error)
+                self._link.fail(down.exchange, str(error))
+                if isinstance(error, SetBackError):
+                    raise
+            else:
+                self._link.answer(up)

@@ -1,0 +1,181 @@
+"""A silo that answers the Asks of a run, without FedML and without a network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from plugins.core.component import Ask, Reply
+from plugins.core.data import Samples
+from plugins.core.errors import UserError
+from plugins.core.trees import Params, Tree, leaves, row, tree_map
+from plugins.data import sealed
+from plugins.engines.clients import Clients, refuse_non_finite
+from plugins.engines.packing import flatten, unflatten
+from plugins.engines.sequential import Sequential
+from plugins.engines.simulation import start, with_shared
+from plugins.silo import wire
+from plugins.silo.ends import SetBackError
+from plugins.silo.settings import Terms
+from plugins.silo.wire import FIRST, Down
+
+
+class _OwnShard(Clients):
+    """The one client of a silo."""
+
+    def holds(self, ask: Ask) -> bool:
+        """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
+        return ask.job == "train"
+
+
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A silo's file."""
+
+    head: dict[str, Any]
+    tensors: Params
+
+    @property
+    def checksum(self) -> str:
+        return sealed.checksum(self.head, self.tensors)
+
+
+class Silo:
+    """Answers from its own shard, with the sequential engine.
+
+    An answer changes the silo's memory. The silo keeps the memory from after each answer of the round, and the one from
+    before the round. Every message says which answer was the last that the server counted, and the silo goes on from
+    the memory after that one. So the states of server and silos, such as SCAFFOLD's c and c_i, always match: after a
+    defence has dropped an answer, after one came too late, and after the server was started again.
+    """
+
+    def __init__(
+        self, terms: Terms, client: int, train: Samples, public: Samples | None, kept: Path | None = None, run: str = ""
+    ) -> None:
+        """`client` counts from 0; `train` is this silo's shard.
+
+        The silo's memory is kept in the file `kept` for the run `run`, and goes on from there. UserError if that file
+        is damaged, or of another run.
+        """
+        self.terms, self.client = terms, client
+        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, train.x)
+        # Batches are drawn as positions within a shard. So this shard is read in the same order as in a simulation.
+        self._public = public
+        own = self._arranged(train)
+        indices = {client: np.arange(len(own.y))}
+        self.engine = Sequential(
+            _OwnShard(terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers)
+        )
+        self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
+        self._round = 0
+        self._trained = FIRST  # the exchange of the training that `clients.held` is from
+        self._kept, self._run, self._model = kept, run, (params, buffers)
+        # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no file is written.
+        self._further = terms.algorithm.exchanges.round > 1
+        self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
+        if kept is not None and kept.exists():
+            self._restore(kept)
+
+    def _arranged(self, train: Samples) -> Samples:
+        return with_shared(self.terms.algorithm, train, [], self._public)[0]
+
+    def read(self, train: Samples) -> None:
+        """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
+        self.engine.clients.train = self._arranged(train)
+
+    def answer(self, down: Down) -> Tree | None:
+        """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""
+        if down.terms != self.terms.fingerprint:
+            raise UserError(
+                f"{wire.silo(self.client)}: its configuration is not the server's; train_args, "
+                "model_args, random_seed and threads must be the same in both files"
+            )
+        ask, clients = down.ask, self.engine.clients
+        self._settle(down)
+        if ask is None or self.client not in ask.to:
+            return None
+        reply = self.reply(ask, ask.to.index(self.client), down.round)
+        refuse_non_finite(reply, down.round)
+        if self._remembers:
+            self._states[down.exchange] = clients.memory
+        if ask.job == "train":
+            self._trained = down.exchange
+        self._keep()
+        return row(self.parts(reply), 0)
+
+    def _settle(self, down: Down) -> None:
+        """Goes on from the memory after the last answer that the server has counted."""
+        counted = down.counted.get(self.client, FIRST) if self._remembers else FIRST
+        if counted not in self._states:
+            raise SetBackError(
+                f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and this silo's memory is of "
+                f"exchange {max(self._states)}: one side was set back; restore its files, or start a new run on all "
+                "sides"
+            )
+        clients = self.engine.clients
+        if down.round > self._round:  # the server never goes back behind the beginning of a round
+            self._states = {counted: self._states[counted]}
+            self._round = down.round
+            clients.held.clear()
+        elif counted < self._trained:  # nothing may go on from a training that does not count
+            clients.held.clear()
+        # A copy: the engine changes the memory in place.
+        clients.memory = tree_map(torch.clone, self._states[counted])
+
+    def reply(self, ask: Ask, position: int, round_: int) -> Reply:
+        """The reply [1, ...] to the row `position` of an Ask."""
+        device = self.engine.clients.device
+        here = wire.mapped(lambda leaf: leaf.to(device), ask)
+        own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
+        return self.engine.answer(own, round_)
+
+    @staticmethod
+    def parts(reply: Reply) -> Tree:
+        """The parts of a reply that are sent, on the CPU."""
+        cpu: Tree = tree_map(Tensor.cpu, {key: getattr(reply, key) for key in wire.PARTS})
+        return cpu
+
+    def _keep(self) -> None:
+        """Writes the file."""
+        clients = self.engine.clients
+        if self._kept is None or not self._remembers:
+            return
+        trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
+        if self._further and self.client in clients.held:
+            params, buffers = clients.held[self.client]
+            trees |= {"params": params, "buffers": buffers, "start": clients.start}
+        head = {
+            "run": self._run, "silo": self.client, "round": self._round, "trained": self._trained,
+            "states": list(self._states), "held": "params" in trees,
+        }  # fmt: skip
+        # Copies: several names may share memory, which safetensors refuses.
+        made = _Kept(head, {key: leaf.cpu().clone() for key, leaf in sorted(flatten(trees).items())})
+        sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
+
+    def _restore(self, path: Path) -> None:
+        found = sealed.read(
+            path, "silo", _Kept, what="the memory of a silo", origin="", remedy="delete it to start the run again"
+        )
+        head, clients = found.head, self.engine.clients
+        if (head["run"], head["silo"]) != (self._run, self.client):
+            raise UserError(
+                f"{path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; this is "
+                f"{wire.silo(self.client)} in run {self._run}; delete it to join this run"
+            )
+        # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
+        own = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
+
+        def part(prefix: str, like: Tree) -> Tree:
+            return unflatten({key.removeprefix(prefix): leaf for key, leaf in own.items()}, like)
+
+        self._round, self._trained = head["round"], head["trained"]
+        self._states = {n: part(f"state/{n}/", clients.memory) for n in head["states"]}
+        if head["held"]:
+            params, buffers = self._model
+            clients.held[self.client] = part("params/", params), part("buffers/", buffers)
+            clients.start = part("start/", params)

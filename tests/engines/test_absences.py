@@ -1,0 +1,354 @@
+"""Clients that are missing: the round goes on without them, in every engine, and as if they had not been asked."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from plugins.core.component import Ask, Reply
+from plugins.core.errors import UserError
+from plugins.core.trees import Tree, row, tree_map
+from plugins.engines import absences, checkpoint
+from plugins.engines.absences import Absent, listed, nobody, sometimes
+from plugins.engines.clients import LocalTraining
+from plugins.engines.packing import flatten
+from plugins.engines.run import Schedule, draw_cohort
+from plugins.engines.simulation import Simulation
+from plugins.models.networks import logistic_regression
+from tests import federation
+from tests.methods import by_hand as hand
+from tests.recipe_table import ALONE, MORE, settings
+from tests.test_parity import close, close_together
+
+ENGINES = ("sequential", "vectorized")
+N = len(federation.SIZES)
+TABLE = ALONE | {recipe: (recipe, settings(recipe)) for recipe in (*MORE, "scaffold+fnr", "ccvr+fnr")}
+
+
+def simulation(entry: str, absent: Absent, observing: bool = False, **options: object) -> Simulation:
+    recipe, methods = TABLE[entry]
+    made = federation.simulation(recipe, methods, **options)
+    made.loop.absent = absent
+    made.engine.clients.observing = made.loop.recorder.observing = observing
+    return made
+
+
+def often(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Nobody misses the first training, the last client the second, two clients the third; one every later exchange."""
+    if len(asked) == 1:
+        return ()
+    if exchange > 0 or round_ == 0:
+        return asked[:1]
+    return {1: (), 2: asked[-1:], 3: asked[1:3]}[round_]
+
+
+def kept(absent: Absent, missing: dict[tuple[int, int], tuple[int, ...]]) -> Absent:
+    """The same, written down in `missing`."""
+
+    def told(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
+        found = missing[round_, exchange] = tuple(absent(round_, exchange, asked))
+        return found
+
+    return told
+
+
+def one_step(absent: Absent, engine: str) -> Simulation:
+    """A logistic regression on one number, from 0; lr = 1, one step, three clients."""
+    net = logistic_regression((1,), 2)
+    zero = hand.Given(net.name, net.blocks, net.head, start={"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)})
+    data = hand.samples(np.array([[2.0], [1.0], [1.0], [8.0]]), np.array([0, 1, 0, 1]))
+    clients = [np.array([0]), np.array([3]), np.array([1, 2])]
+    local = LocalTraining("sgd", 1.0, 1, 2)
+    return Simulation(
+        "fedavg", {}, zero, data, clients, data, None, None, local, Schedule(1, 3, 0), engine=engine, absent=absent
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_mean_is_over_those_that_answer(engine: str) -> None:
+    """w = 0, so p = (1/2, 1/2). Client 1 is missing. Client 0: x = 2, y = 0; client 2: x = 1, 1, y = 1, 0.
+
+    client 0: gradient by logit (-1/2, 1/2), times x = 2: W = (1, -1), b = (1/2, -1/2)
+    client 2: the two samples' gradients cancel: W = 0, b = 0
+    n_k/n = 1/3, 2/3: W = (1/3, -1/3), b = (1/6, -1/6)
+    Traffic: 4 numbers of 8 bytes to and from two clients.
+    """
+    out = one_step(listed({(1, 0): {1}}), engine).run()
+    np.testing.assert_allclose(out.params["fc.weight"], [[1 / 3], [-1 / 3]], rtol=1e-15)
+    np.testing.assert_allclose(out.params["fc.bias"], [1 / 6, -1 / 6], rtol=1e-15)
+    assert out.rows[0]["local_loss"] == pytest.approx(math.log(2))
+    assert out.rows[0]["bytes_up"] == out.rows[0]["bytes_down"] == 2 * 4 * 8
+    assert out.tensors["round/clients"].tolist() == [[0, 2]]
+
+
+def test_somebody_has_to_answer() -> None:
+    message = r"^round 1, job 'train': every client that is asked \(0, 1, 2\) is missing; at least one has to answer$"
+    with pytest.raises(UserError, match=message):
+        one_step(listed({(1, 0): {0, 1, 2}}), "sequential").run()
+
+
+def test_an_ask_is_passed_on_as_it_is_where_nobody_is_missing() -> None:
+    """The same object. Where somebody is, its model is the same object, and each client has its own row."""
+    loop = federation.simulation("fedavg").loop
+    each = {"some": {"x": torch.tensor([[10.0], [11.0], [13.0], [15.0]])}}
+    own = Ask("train", (0, 1, 3, 5), loop.state.params, each=each)
+
+    def asks() -> Generator[Ask, Reply, None]:
+        yield own
+
+    assert next(loop._exchanged(asks(), 1)) is own
+    loop.absent = listed({(2, 0): {1, 2}})
+    sent = next(loop._exchanged(asks(), 2))
+    assert sent.to == (0, 3, 5) and sent.params is own.params
+    assert sent.each["some"]["x"].tolist() == [[10.0], [13.0], [15.0]]
+    assert loop.missing == {1, 2}
+
+
+def test_who_misses_an_exchange_misses_the_rest_of_the_round() -> None:
+    """rFedAvg+'s authors map the data of all clients: before round 1, and behind every training."""
+    ran = simulation("rfedavg_plus_authors", listed({(0, 0): {1}, (1, 0): {3}, (2, 1): {0}}), cohort=N, rounds=2)
+    exchanges = hand.tapped(ran)
+    ran.run()
+    first, second = (0, 1, 2, 4, 5), (1, 2, 3, 4, 5)
+    assert [ask.to for ask, _ in exchanges] == [(0, 2, 3, 4, 5), first, first, tuple(range(N)), second]
+
+
+def test_who_becomes_missing_while_an_ask_is_out_is_not_counted() -> None:
+    """As in a deployment, where time runs out: nobody else knows beforehand."""
+    late, known = one_step(nobody, "sequential"), one_step(listed({(1, 0): {1}}), "sequential")
+    known.run()
+    asks = late.loop.round()
+    ask = next(asks)
+    assert ask.to == (0, 1, 2) and (late.loop.exchange, late.loop.missing) == (0, set())
+    late.loop.missing.add(1)
+    rows = torch.tensor([0, 2])
+    reply = late.engine.answer(ask._replace(to=(0, 2), each=row(ask.each, rows)), 1)
+    with pytest.raises(StopIteration):
+        asks.send(reply)
+    assert federation.equal(late.outcome, known.outcome)
+
+
+@pytest.mark.parametrize("entry", TABLE)
+def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
+    """Weights, server, memories, rows and recorded quantities. The killed run has the absences from a file."""
+    missing: dict[tuple[int, int], tuple[int, ...]] = {}
+    options = {"dtype": torch.float64, "batch_norm": True, "epochs": 1}
+    path = tmp_path / "run.safetensors"
+    mine = simulation(entry, kept(often, missing), True, checkpoint=path, checkpoint_every=2, **options)
+    for done in mine.rounds():
+        if done["round"] == federation.ROUNDS:
+            shutil.copy(path, tmp_path / "killed.safetensors")  # of round 2
+    absences.write(tmp_path / "absent.csv", missing)
+    again = listed(absences.read(tmp_path / "absent.csv"))
+    assert any(exchange == 0 and clients for (round_, exchange), clients in missing.items() if round_)
+
+    resumed = simulation(entry, again, True, checkpoint=tmp_path / "killed.safetensors", **options)
+    assert resumed.start_round == 2
+    assert federation.equal(resumed.run(), mine.outcome)
+    memories = [flatten(of.engine.clients.memory) for of in (mine, resumed)]
+    assert all(torch.equal(leaf, memories[1][key]) for key, leaf in memories[0].items())
+
+    other = simulation(entry, again, True, engine="vectorized", **options)
+    a, b = mine.outcome, other.run()
+    for part in ("params", "evaluated", "buffers"):
+        close(getattr(b, part), getattr(a, part), 1e-9)
+    states = [flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory}) for of in (mine, other)]
+    close_together(states[1], states[0], 1e-9)
+    for left, right in zip(a.rows, b.rows, strict=True):
+        assert (left["bytes_up"], left["bytes_down"]) == (right["bytes_up"], right["bytes_down"])
+        assert right["local_loss"] == pytest.approx(left["local_loss"], rel=1e-9)
+    for of in (a, b):
+        assert of.tensors["round/clients"].shape == (1, 1 if entry == "centralised" else 2)  # of the last round
+    assert {key: leaf.shape for key, leaf in a.tensors.items()} == {key: leaf.shape for key, leaf in b.tensors.items()}
+
+
+# A client that was asked and is missing counts in another way than one that was not asked.
+ASKED = (
+    "ccvr", "ccvr+fnr",  # everybody sends statistics after the last round, but not a client that misses it
+    "rfedavg_authors", "rfedavg_plus_authors",  # the deltas of all that were drawn count
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("entry", [entry for entry in TABLE if entry not in ASKED and "=" not in entry])
+def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
+        return (asked[round_],) if round_ and exchange == 0 and len(asked) > 1 else ()
+
+    def drawn(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
+        found = draw_cohort(seed, round_, n_clients, size)
+        return tuple(client for client in found if client not in away(round_, 0, found))
+
+    ran = simulation(entry, away, rounds=2, epochs=1).run()
+    monkeypatch.setattr("plugins.engines.run.draw_cohort", drawn)
+    assert federation.equal(simulation(entry, nobody, rounds=2, epochs=1).run(), ran)
+
+
+def test_processes_give_the_same_bits() -> None:
+    """Also where a client goes on from what one of them holds."""
+    alone, shared = (simulation("scaffold+fnr", often, workers=count) for count in (1, 2))
+    assert type(alone.engine) is not type(shared.engine)
+    assert federation.equal(shared.run(), alone.run())
+
+
+def copied(of: Simulation) -> Tree:
+    return tree_map(torch.clone, of.engine.clients.memory)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("recipe", ["scaffold", "feddyn", "feddc", "moon"])
+def test_the_memory_of_a_missing_client_keeps_its_bits(recipe: str, engine: str) -> None:
+    """Everybody is asked. Those that answer move."""
+    ran = simulation(recipe, listed({(2, 0): {1, 4}}), engine=engine, cohort=N, rounds=2)
+    rounds = ran.rounds()
+    next(rounds)
+    before = copied(ran)
+    next(rounds)
+    same = [
+        all(
+            torch.equal(a[k], b[k])
+            for a, b in zip(*(flatten(of).values() for of in (before, copied(ran))), strict=True)
+        )
+        for k in range(N)
+    ]
+    assert same == [False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    ("entry", "method", "server", "client"),
+    [
+        ("scaffold", "scaffold", "c", "c_i"),
+        ("scaffold+fnr", "scaffold", "c", "c_i"),
+        ("feddyn", "feddyn", "h", "g"),
+    ],
+)
+def test_the_server_keeps_the_mean_of_all_clients(
+    entry: str, method: str, server: str, client: str, engine: str
+) -> None:
+    """SCAFFOLD's c (line 17) and FedDyn's h move by 1/N of what those that answered moved."""
+    ran = simulation(entry, often, dtype=torch.float64, engine=engine)
+    ran.run()
+    own = ran.engine.clients.memory[method][client]
+    for key, leaf in ran.loop.state.slices[method][server].items():
+        assert leaf.abs().max() > 1e-3, "the example moves"
+        torch.testing.assert_close(leaf, own[key].mean(0), rtol=1e-9, atol=1e-12)
+
+
+def test_the_share_that_is_missing_is_the_rate() -> None:
+    """4000 draws of rate 0.3, so the standard error is sqrt(0.3 0.7 / 4000); no two clients go together."""
+    absent, asked = sometimes(0.3, 7), tuple(range(20))
+    away = np.array([[k in absent(t, 0, asked) for k in asked] for t in range(1, 201)])
+    assert abs(away.mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / away.size)
+    together = (away[:, 0] & away[:, 1]).mean()
+    assert abs(together - 0.09) < 4 * math.sqrt(0.09 * 0.91 / 200)
+    assert absent(0, 0, asked) == set()
+
+
+def test_a_client_is_missing_whoever_else_is_asked() -> None:
+    absent, other = sometimes(0.5, 1), sometimes(0.5, 2)
+    every = [absent(t, 0, tuple(range(9))) for t in range(1, 30)]
+    some = [sometimes(0.5, 1)(t, 0, (2, 5, 7, 8)) for t in range(1, 30)]
+    assert all(few == found & {2, 5, 7, 8} or {2, 5, 7, 8} <= found for few, found in zip(some, every, strict=True))
+    assert every != [other(t, 0, tuple(range(9))) for t in range(1, 30)]
+
+
+def test_one_client_always_stays_and_for_the_whole_round() -> None:
+    """At rate 0.9 often all of three would be missing. Later everybody is asked."""
+    absent, two = sometimes(0.9, 0), 0
+    for t in range(1, 101):
+        away = set(absent(t, 0, (1, 3, 4)))
+        later = set(absent(t, 1, tuple(range(6))))
+        assert away < {1, 3, 4} and later & {1, 3, 4} == away
+        two += len(away) == 2
+    # Two are missing if two or three draws are below 0.9: 3 * 0.81 * 0.1 + 0.729 = 0.972, standard error 0.017.
+    assert two >= 91
+
+
+def test_all_recipes_miss_the_same_clients() -> None:
+    found = []
+    for recipe in ("fedavg", "scaffold+fnr"):
+        ran = simulation(recipe, sometimes(0.4, 3), rounds=6)
+        found.append([frozenset(ran.loop.missing) for _ in ran.rounds()])
+    assert found[0] == found[1] and len(set(found[0])) > 1
+
+
+def test_at_rate_0_nothing_changes() -> None:
+    assert federation.equal(simulation("fedavg", sometimes(0.0, 3)).run(), federation.run("fedavg"))
+
+
+def test_pooled_data_belong_to_no_client() -> None:
+    """The one that trains stands for all, so the list is not about it."""
+    ran = [
+        Simulation(
+            "centralised", {}, federation.network(), of.train, of.clients, of.test, None, None,
+            LocalTraining("sgd", 0.1, 1, 4), Schedule(2, 4, 0), absent=absent,
+        ).run()
+        for of in [federation.federation()] for absent in (nobody, listed({(1, 0): {0}}))
+    ]  # fmt: skip
+    assert federation.equal(*ran)
+
+
+def test_a_server_without_clients_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    """A deployed server has no memories, and notes of its own. FedAvg's clients have none either."""
+    whole = federation.simulation("fednnnn")
+    rounds = whole.rounds()
+    next(rounds)
+    path = tmp_path / "server.safetensors"
+    checkpoint.write(path, whole.loop.checkpoint({}, {"exchange": 1, "late": [2, 5]}), "f")
+    fresh = federation.simulation("fednnnn")
+    found = checkpoint.read(path, fresh.loop.trees({}), "f")
+    assert found.notes == {"exchange": 1, "late": [2, 5]} and found.trees["memory"] == {}
+    fresh.loop.restore(found)
+    for _ in rounds:
+        pass
+    assert federation.equal(fresh.run(), whole.outcome)
+
+
+def test_a_file_has_a_line_per_missing_answer(tmp_path: Path) -> None:
+    path = tmp_path / "absent.csv"
+    absences.write(path, {(10, 0): [3], (2, 1): [7, 0], (2, 0): {11}, (3, 0): ()})
+    assert path.read_text() == "round,exchange,client\n2,0,11\n2,1,0\n2,1,7\n10,0,3\n"
+    assert absences.read(path) == {(10, 0): {3}, (2, 1): {0, 7}, (2, 0): {11}}
+    path.write_bytes(b"\xef\xbb\xbfround, exchange, client\r\n1,,4\r\n\r\n2, 1,0\r\n")  # as a spreadsheet writes it
+    assert absences.read(path) == {(1, 0): {4}, (2, 1): {0}}
+    absences.write(path, {})
+    assert absences.read(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("", "line 1: '' is refused; allowed: round,exchange,client"),
+        ("round;exchange;client\n", "line 1: 'round;exchange;client' is refused"),
+        ("round,client\n1,2\n", "line 1: 'round,client' is refused"),
+        ("round,exchange,client\n1,0\n", "line 2: has 2 cells; allowed: 3"),
+        ("round,exchange,client\n1,0,2\n\n1,0,-1\n", "line 4: client = '-1' is refused; allowed: 0 to 5"),
+        ("round,exchange,client\n1,0,6\n", "line 2: client = '6' is refused; allowed: 0 to 5"),
+        ("round,exchange,client\n4,0,1\n", "line 2: round = '4' is refused; allowed: 0 to 3"),
+        ("round,exchange,client\n,0,1\n", "line 2: round = '' is refused; allowed: 0 to 3"),
+        ("round,exchange,client\n1,one,1\n", "line 2: exchange = 'one' is refused; allowed: a whole number from 0 up"),
+        ("round,exchange,client\n1,0,1.0\n", "line 2: client = '1.0' is refused"),
+        ("round,exchange,client\n1," + "9" * 5000 + ",1\n", "line 2: exchange = '999"),
+        ("round,exchange,client\n1,0,1\n1,,1\n", "line 3: client 1 is named twice for round 1, exchange 0"),
+        ("round,exchange,client\n1,0," + "2" * 200_000, "is not a CSV file"),
+        ("round,exchange,client\n1,0,\xff", "is not a CSV file"),
+    ],
+)  # fmt: skip
+def test_another_file_is_refused(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "absent.csv"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(UserError) as error:
+        absences.read(path, rounds=3, n_clients=N)
+    message = str(error.value)
+    assert message.startswith(str(path)) and words in message and "\n" not in message and len(message) < 300
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"absent\.csv: can't be read \(No such file"):
+        absences.read(tmp_path / "absent.csv")

@@ -1,0 +1,154 @@
+"""A scenario's availability: how it is checked, what it makes out of date, that it reaches training and is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from pipelines.experiment import config
+from pipelines.experiment.config import Unit
+from pipelines.experiment.items import Item
+from pipelines.experiment.provenance import plan
+from pipelines.experiment.results import Result
+from pipelines.papers.targets.ran import what_ran
+from pipelines.reporting.report import _about
+from pipelines.tools.scenarios import described
+from plugins.core.errors import UserError
+from plugins.data.dataset import Dataset, Raw
+from plugins.data.indices import Indices
+from plugins.engines.absences import sometimes
+from tests.pipelines.small import PARAMS
+
+HEAD = "round,exchange,client\n"
+Planned = dict[str, dict[str, str]]
+
+
+def params(availability: str) -> str:
+    """Two scenarios; the second one may have missing clients."""
+    added = f"  other: {{partition: dirichlet, clients: 4, alpha: 0.5{availability}}}\n"
+    return PARAMS.replace("[skewed]", "[skewed, other]").replace("recipe_names:", f"{added}recipe_names:", 1)
+
+
+def loaded(folder: Path, availability: str) -> config.Config:
+    (folder / "params.yaml").write_text(params(availability))
+    return config.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "scenarios.other.availability: one of rate and file is needed; neither is given"),
+        ("{rate: 0.1, file: a.csv}", "scenarios.other.availability: one of rate and file is needed; both are given"),
+        ("{rate: 1}", "availability.rate = 1 is refused: input should be less than 1"),
+        ("{rate: -0.1}", "availability.rate = -0.1 is refused: input should be greater than or equal to 0"),
+        ("{rate: .nan}", "availability.rate = nan is refused"),
+        ("{rate: often}", "availability.rate = 'often' is refused"),
+        ("{file: 3}", "availability.file = 3 is refused"),
+        ("{rat: 0.1}", "unknown key 'scenarios.other.availability.rat' (did you mean 'rate'?); allowed: rate, file"),
+        ("0.2", "scenarios.other.availability = 0.2 is refused"),
+        ("{file: none.csv}", "scenarios.other.availability.file: "),
+        ("{file: none.csv}", "none.csv: can't be read (No such file or directory)"),
+        ("{file: ''}", "can't be read (Is a directory)"),
+        ("{file: a.csv}", "a.csv, line 3: client = '4' is refused; allowed: 0 to 3"),
+        ("{file: b.csv}", "b.csv, line 2: round = '4' is refused; allowed: 0 to 3"),
+    ],
+)
+def test_a_mistake_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "a.csv").write_text(f"{HEAD}1,0,3\n1,0,4\n")
+    (tmp_path / "b.csv").write_text(f"{HEAD}4,0,3\n")
+    with pytest.raises(UserError) as error:
+        loaded(tmp_path, f", availability: {text}")
+    message = str(error.value)
+    assert message.startswith("params.yaml: ") and words in message and "\n" not in message
+
+
+OTHERS = {"other-fedavg-0", "other-scaffold+fnr-0"}
+
+
+@pytest.fixture
+def planned(tmp_path: Path) -> Callable[[str, str], Planned]:
+    def planned(availability: str, lines: str) -> Planned:
+        (tmp_path / "absent.csv").write_text(HEAD + lines)
+        return plan(loaded(tmp_path, availability))
+
+    return planned
+
+
+FILE = ", availability: {file: absent.csv}"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "changed"),
+    [
+        (("", "1,0,3\n"), (", availability: {rate: 0.2}", "1,0,3\n"), True),
+        ((", availability: {rate: 0.2}", ""), (", availability: {rate: 0.3}", ""), True),
+        ((FILE, "1,0,3\n"), (FILE, "1,0,3\n2,0,3\n"), True),
+        ((FILE, "1,0,3\n2,1,0\n"), (FILE, "2,1,0\n1,,3\n"), False),  # the same absences
+        (("", "1,0,3\n"), ("", "1,0,2\n"), False),  # nobody reads the file
+    ],
+    ids=["a rate", "another rate", "another line", "the same lines in another form", "a file that is not used"],
+)
+def test_what_a_change_makes_out_of_date(
+    planned: Callable[[str, str], Planned], before: tuple[str, str], after: tuple[str, str], changed: bool
+) -> None:
+    """The trainings of the scenario and the report; no partition, and nothing of the other scenario."""
+    old, new = planned(*before), planned(*after)
+    found = {stage: {key for key, value in new[stage].items() if old[stage][key] != value} for stage in new}
+    assert {stage: keys for stage, keys in found.items() if keys} == (
+        {"train": OTHERS, "report": {"all"}} if changed else {}
+    )
+
+
+def missing(settings: config.Config, scenario: str, folder: Path) -> list[set[int]]:
+    """Who was missing from each round of a training on made data."""
+    x, y = torch.arange(36.0).reshape(12, 3) % 7, torch.arange(12) % 2
+    data = Dataset.of("made", Raw(x, y, x, y, ("a", "b")))
+    none = np.empty(0, dtype=np.int64)
+    indices = Indices(np.split(np.arange(12), 4), none, none, [none] * 4)
+    item = Item(settings, Unit(scenario, "fedavg", 0), data, indices, torch.device("cpu"))
+    simulation = item.simulation(folder / "checkpoint", "", 1)
+    found = [set(simulation.loop.missing) for _ in simulation.rounds()]
+    (folder / "checkpoint").unlink()
+    return found
+
+
+def test_it_reaches_the_training(tmp_path: Path) -> None:
+    (tmp_path / "absent.csv").write_text(f"{HEAD}1,,3\n3,0,0\n3,0,1\n")
+    settings = loaded(tmp_path, FILE)
+    assert missing(settings, "other", tmp_path) == [{3}, set(), {0, 1}]
+    assert missing(settings, "skewed", tmp_path) == [set()] * 3
+    often = missing(loaded(tmp_path, ", availability: {rate: 0.5}"), "other", tmp_path)
+    absent = sometimes(0.5, 0)  # the item's seed
+    assert often == [set(absent(t, 0, (0, 1, 2, 3))) for t in (1, 2, 3)] and any(often)
+
+
+@pytest.mark.parametrize(
+    ("availability", "words"),
+    [
+        (", availability: {rate: 0.2}", "20 % of the clients missing per round"),
+        (FILE, "clients missing as in absent.csv"),
+    ],
+)
+def test_reports_tell_it(tmp_path: Path, availability: str, words: str) -> None:
+    (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
+    settings = loaded(tmp_path, availability)
+    other, plain = settings.scenarios["other"], settings.scenarios["skewed"]
+    assert _about(tmp_path, other, "other-0").endswith(f" Availability: {words}.")
+    assert described(other) == f"dirichlet (alpha 0.5), {words}"
+    assert "vailab" not in _about(tmp_path, plain, "skewed-0") and "missing" not in described(plain)
+
+
+@pytest.mark.parametrize(
+    ("availability", "words"), [(FILE, "file absent.csv"), (", availability: {rate: 0.2}", "rate 0.2")]
+)
+def test_the_line_of_a_study_tells_it(tmp_path: Path, availability: str, words: str) -> None:
+    (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
+    unit = Unit("other", "fedavg", 0)
+    stored = json.loads(json.dumps(loaded(tmp_path, availability).params(unit)))
+    run = Result(unit.key, "other", "fedavg", "fedavg", 0, stored, {}, {}, {}, (), {}, (), (), ())
+    assert f"other (dirichlet, 4 clients, alpha 0.5, availability {words})" in what_ran([run], [], [])

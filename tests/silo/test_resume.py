@@ -1,0 +1,190 @@
+"""Server and silos are lost and made again from their files, and silos answer too late: the simulation's bits.
+
+Without FedML and without a network, so that every recipe can go through it. `make chaos` kills real processes.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from plugins.core.component import Ask
+from plugins.core.data import Samples
+from plugins.core.errors import UserError
+from plugins.core.trees import leaves
+from plugins.engines.absences import listed
+from plugins.silo import frames, wire
+from plugins.silo.conversation import Conversation
+from plugins.silo.silo import Silo
+from plugins.silo.wire import Down
+from tests.recipe_table import ALONE, DEPLOYED
+from tests.recipe_table import settings as table
+from tests.silo import world
+
+N = len(world.SIZES)
+LOST, LATE = 0.15, 0.2  # chance of a process at each step, of an answer
+
+
+class Federation:
+    """A server and silos whose only memory is in files."""
+
+    def __init__(self, recipe: str, methods: dict, folder: Path, cohort: int = 0, rounds: int = 3) -> None:
+        self.terms, self.data, self.folder = world.terms(recipe, methods, True, cohort, rounds), world.parts(), folder
+        self.server = self.new_server()
+        self.silos = [self.new_silo(k) for k in range(N)]
+
+    def new_server(self) -> Conversation:
+        data = self.data
+        return Conversation(
+            self.terms, data.test, data.validation, data.public, kept=self.folder / "server", run="a run"
+        )
+
+    def new_silo(self, k: int) -> Silo:
+        data = self.data
+        own = Samples(data.train.x[data.clients[k]], data.train.y[data.clients[k]])
+        return Silo(self.terms, k, own, data.public, self.folder / f"{k}", self.server.run)
+
+
+def received(flat: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors after a way over the network."""
+    sent = frames.Body(flat).frames()
+    return frames.read(sent, frames.table(next(sent)))
+
+
+def message(down: Down, client: int) -> Down:
+    """What a silo receives of a message."""
+    own = wire.row_of(down, client)
+    trees = wire.nested(received(wire.tensors(own)))
+    return own._replace(ask=Ask(own.ask.job, (client,), **trees, owner=own.ask.owner))
+
+
+def run(federation: Federation, rng: random.Random | None = None) -> None:
+    """To the end. With `rng`, processes are lost and answers late at random, and once each in any case."""
+    lost = late = 0
+    while (down := federation.server.down).ask is not None:
+        ups = {}
+        for k in down.ask.to:
+            if rng and (rng.random() < LOST or not lost):
+                lost, federation.silos[k] = lost + 1, federation.new_silo(k)
+            up = wire.up(k, down.exchange, federation.silos[k].answer(message(down, k)))
+            ups[k] = up | {"leaves": received(up["leaves"])}
+        if rng and (rng.random() < LOST or lost == 1):
+            lost, federation.server = lost + 1, federation.new_server()
+            continue
+        missing = [k for k in ups if rng and (rng.random() < LATE or not late)][: len(ups) - 1]
+        late += len(missing)
+        federation.server.without(missing)
+        federation.server.feed(federation.server.open({k: up for k, up in ups.items() if k not in missing}))
+
+
+@pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
+def test_lost_processes_and_late_answers(recipe, methods, tmp_path):
+    federation = Federation(recipe, methods, tmp_path)
+    run(federation, random.Random(recipe))
+    server = federation.server
+    expected = world.simulated(recipe, methods, True, rounds=3, absent=listed(server.missing))
+    assert world.digest(server.outcome or server.loop.outcome) == world.digest(expected)
+    for ours, theirs in zip(server.rows, expected.rows, strict=True):
+        for key in theirs.keys() - {"seconds"}:
+            assert ours[key] == theirs[key] or math.isnan(theirs[key]), key
+
+
+@pytest.mark.parametrize("recipe", ["scaffold+fnr", "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr"])
+@pytest.mark.parametrize("seed", range(3))
+def test_compositions_with_a_cohort(recipe, seed, tmp_path):
+    assert recipe in DEPLOYED
+    federation = Federation(recipe, table(recipe), tmp_path, cohort=2, rounds=6)
+    run(federation, random.Random(seed))
+    server = federation.server
+    assert server.missing, "somebody is late"
+    expected = world.simulated(recipe, table(recipe), True, cohort=2, rounds=6, absent=listed(server.missing))
+    assert world.digest(server.outcome or server.loop.outcome) == world.digest(expected)
+
+
+def test_a_silo_without_a_memory_writes_no_file(tmp_path):
+    federation = Federation("fedprox", table("fedprox"), tmp_path)
+    run(federation)
+    assert [path.name for path in tmp_path.iterdir()] == ["server"]
+
+
+def test_a_silo_receives_its_own_row_only(tmp_path):
+    """rFedAvg's other clients' means are [M, N - 1, d]; a silo gets [1, N - 1, d], and knows its own counts only."""
+    federation = Federation("rfedavg", table("rfedavg"), tmp_path)
+    server = federation.server
+    first = {k: federation.silos[k].answer(message(server.down, k)) for k in range(N)}
+    down = server.feed(first)
+    whole, own = down.ask.each["rfedavg"], wire.row_of(down, 1)
+    for key, leaf in own.ask.each["rfedavg"].items():
+        assert leaf.shape[0] == 1 and torch.equal(leaf[0], whole[key][1])
+    assert (own.ask.to, dict(own.counted)) == ((1,), {1: 0})
+    size = sum(leaf.numel() for leaf in leaves({"each": own.ask.each}))
+    assert size * N == sum(leaf.numel() for leaf in leaves({"each": down.ask.each}))
+
+
+def test_files_that_do_not_belong_to_the_run(tmp_path):
+    federation = Federation("scaffold", {}, tmp_path)
+    run(federation)
+    with pytest.raises(
+        UserError, match=r"1: is the memory of silo 1 \(rank 2\) in run a run; this is silo 1 .* another"
+    ):
+        Silo(federation.terms, 1, federation.data.test, None, tmp_path / "1", "another")
+    (tmp_path / "1").write_bytes((tmp_path / "1").read_bytes()[:-3])
+    with pytest.raises(UserError, match="damaged, or not the memory of a silo"):
+        federation.new_silo(1)
+    (tmp_path / "1").unlink()
+    (tmp_path / "server").write_bytes(b"x")
+    with pytest.raises(UserError, match="not a readable checkpoint"):
+        federation.new_server()
+
+
+def test_a_side_that_was_set_back_is_refused(tmp_path):
+    """The silo has lost its disk, so its c_i is not the one in the server's c."""
+    federation = Federation("scaffold", {}, tmp_path)
+    server = federation.server
+    server.feed({k: federation.silos[k].answer(message(server.down, k)) for k in range(N)})
+    (tmp_path / "2").unlink()
+    with pytest.raises(UserError, match=r"silo 2 \(rank 3\): the server goes on behind exchange 0, and this silo's"):
+        federation.new_silo(2).answer(message(server.down, 2))
+
+
+@contextmanager
+def full_disk(n_bytes: int) -> Iterator[None]:
+    """No file of this process can become longer."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on_from_there(tmp_path):
+    """The same for a silo's memory, whose answer is not sent then."""
+    federation = Federation("scaffold", {}, tmp_path)
+    server = federation.server
+    answers = {k: federation.silos[k].answer(message(server.down, k)) for k in range(N)}
+    before = (tmp_path / "server").read_bytes()
+    with full_disk(1000), pytest.raises(UserError, match="can't be written"):
+        server.feed(answers)
+    assert (tmp_path / "server").read_bytes() == before
+    old = (tmp_path / "0").read_bytes()
+    with full_disk(100), pytest.raises(UserError, match="can't be written"):
+        federation.silos[0].answer(message(federation.new_server().down, 0))
+    assert (tmp_path / "0").read_bytes() == old
+    federation.server = federation.new_server()
+    federation.silos = [federation.new_silo(k) for k in range(N)]
+    run(federation)
+    assert world.digest(federation.server.outcome) == world.digest(world.simulated("scaffold", {}, True, rounds=3))
+
+
+def test_a_checkpoint_is_of_one_configuration(tmp_path):
+    Federation("fedavg", {}, tmp_path)
+    with pytest.raises(UserError, match="is a checkpoint of another configuration"):
+        Federation("fedprox", table("fedprox"), tmp_path)

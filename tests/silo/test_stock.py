@@ -1,0 +1,141 @@
+"""The pairs under stock FedML over real gRPC: a server and three silos as processes on loopback.
+
+FedML's ports are fixed: a run waits for another one on the same machine.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import socket
+
+import pytest
+
+from benchmarks import stock_fedml, transport
+from plugins.core.errors import UserError
+from plugins.silo import loopback, settings
+from tests.recipe_table import PARAMETERS
+from tests.silo import world
+
+DEADLINE_S = 120.0
+
+
+def deployment(recipe: str, rounds: int, **train: object) -> settings.Deployment:
+    methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
+    content = {
+        "common_args": {"random_seed": world.SEED},
+        "model_args": {"model": "mlp", "model_options": {"hidden": world.HIDDEN, "batch_norm": True}},
+        "train_args": {
+            "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": world.EPOCHS, "batch_size": world.BATCH,
+            "learning_rate": world.LR, **train,
+        },
+    }  # fmt: skip
+    return settings.check(content, "test")
+
+
+@pytest.mark.usefixtures("ports")
+@pytest.mark.parametrize(
+    ("recipe", "cohort", "rounds"),
+    [
+        ("scaffold+fnr+rfedavg_plus+ccn", 2, 2),  # all kinds of exchanges, states of the silos, public data
+        pytest.param("fedbabu+ccn", 0, 12, marks=pytest.mark.slow),  # only the body travels
+    ],
+)
+def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, rounds, tmp_path):
+    terms, parts = deployment(recipe, rounds, cohort=cohort), world.parts(public="fnr" in recipe)
+    assert stock_fedml.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
+    seconds = stock_fedml.seconds_by_round(tmp_path)
+    assert len(seconds) == rounds and min(seconds) > 0
+
+
+@pytest.mark.usefixtures("ports")
+def test_a_silo_that_fails_ends_the_run_and_is_named(tmp_path):
+    """FedML itself would let the others wait for ever. The ports are free afterwards, and no model is left."""
+    terms = deployment("fedavg", 2, learning_rate=1e30)
+    with pytest.raises(UserError) as found:
+        stock_fedml.run(terms, world.parts(public=False), tmp_path, DEADLINE_S)
+    said = re.fullmatch(r"silo (\d) \(rank (\d)\) ended with exit code 1; see (.+)", str(found.value))
+    assert said is not None and int(said[2]) == int(said[1]) + 1
+    assert "loss or update is not finite" in (tmp_path / f"fedml-{said[2]}.log").read_text()
+    assert said[3] == str(tmp_path / f"fedml-{said[2]}.log")
+    assert not (tmp_path / "model.safetensors").exists()
+    for rank in range(4):
+        stock_fedml.check_port(rank)
+
+
+@pytest.mark.usefixtures("ports")
+def test_a_deadline_ends_a_run(tmp_path):
+    with pytest.raises(
+        UserError, match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\), silo 1 .*, silo 2 "
+    ):
+        stock_fedml.run(deployment("fedavg", 100_000), world.parts(public=False), tmp_path, 2.0)
+    for rank in range(4):
+        stock_fedml.check_port(rank)
+
+
+@pytest.mark.usefixtures("ports")
+def test_a_run_needs_its_ports_for_itself(tmp_path):
+    """FedML would share a port with a listener that allows it, and wait for ever."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        listener.bind(("", 8892))
+        listener.listen()
+        with pytest.raises(UserError, match=r"^port 8892 of silo 1 \(rank 2\) can't be used"):
+            stock_fedml.run(deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S)
+    with (
+        stock_fedml.claim(DEADLINE_S),
+        pytest.raises(UserError, match="another run has held FedML's ports for 0 s"),
+        stock_fedml.claim(0.0),
+    ):
+        pass
+
+
+def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
+    importlib.import_module("plugins.silo.host")
+    from fedml.core.mlops.mlops_configs import MLOpsConfigs
+
+    def refused(*_: object) -> None:
+        raise AssertionError("a request left the machine")
+
+    monkeypatch.setattr("requests.sessions.Session.request", refused)
+    before = MLOpsConfigs.__dict__["fetch_all_configs"]
+    with stock_fedml.no_phoning_home():
+        assert MLOpsConfigs.fetch_all_configs() == ({}, {}, {"LOG_SERVER_URL": ""}, {})
+    assert MLOpsConfigs.__dict__["fetch_all_configs"] is before
+
+
+def test_the_benchmark_takes_turns_drops_first_rounds_and_compares_weights(monkeypatch):
+    """Ours takes 1, 2 s, then 2, 2 s; stock FedML 6, 6 s, then 4, 4 s: ratios 6 / 1.5 = 4 and 4 / 2 = 2."""
+    made = {transport.OURS: [[9.0, 1.0, 2.0], [9.0, 2.0, 2.0]], transport.STOCK: [[9.0, 6.0, 6.0], [9.0, 4.0, 4.0]]}
+    called: list[str] = []
+
+    def fake(name: str, sha: str):
+        def run(terms: settings.Deployment, parts: object, folder: object) -> tuple[str, list[float]]:
+            called.append(name)
+            return sha, made[name][called.count(name) - 1]
+
+        return run
+
+    monkeypatch.setattr(transport, "TRANSPORTS", {name: fake(name, "same") for name in made})
+    sha, turns = transport.measure(silos=2, megabytes=1, rounds=3, turns=2)
+    assert (sha, called) == ("same", [transport.OURS, transport.STOCK] * 2)
+    assert turns[0] == {transport.OURS: [1.0, 2.0], transport.STOCK: [6.0, 6.0]}
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in transport.table(turns).splitlines()[2:]]
+    assert cells == [
+        [transport.OURS, "2.00", "1.00 to 2.00", "1", ""],
+        [transport.STOCK, "5.00", "4.00 to 6.00", "3.00", "2.00 to 4.00"],
+    ]
+    assert transport.rounds_table(turns).splitlines()[:2] == [
+        "turn,transport,round,seconds",
+        f"1,{transport.OURS},2,1.0",
+    ]
+
+    called.clear()
+    monkeypatch.setattr(transport, "TRANSPORTS", {name: fake(name, name) for name in made})
+    with pytest.raises(UserError, match=rf"turn 1, {transport.STOCK}: the weights {transport.STOCK} are not those of"):
+        transport.measure(silos=2, megabytes=1, rounds=3, turns=1)
+
+
+def test_the_benchmarks_model_has_the_size_asked_for():
+    """45 MB of float32: 150,000 hidden neurons with 64 + 1 weights in and 10 out; the 10 last biases are beyond it."""
+    assert transport.deployment(4, 45, 3).model_args.model_options == {"hidden": 150_000}
