@@ -127,6 +127,13 @@ def table(frame: bytes, limit: int = FRAME_LIMIT) -> dict[str, Leaf]:
     return leaves
 
 
+def check_size(leaves: Mapping[str, Leaf], limit: int) -> None:
+    """Raises RefusedError if a table announces more than `limit` bytes."""
+    size = max((leaf.stop for leaf in leaves.values()), default=0)
+    if size > limit:
+        raise RefusedError("oversize", f"message of {size} bytes; allowed: {limit}")
+
+
 def following(frames: Iterator[bytes]) -> bytes:
     """The next frame. Raises RefusedError if there is none."""
     frame = next(frames, None)

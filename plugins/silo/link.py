@@ -147,10 +147,11 @@ class Link:
         received = iter(stream)
         head = frames.parsed(frames.following(received), ASK)
         if head["kind"] == "stop":
-            raise QuorumError(f"the server ended the run: {head['why']}")
+            raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
         if head["kind"] != "ask":
             return str(head["kind"])
         leaves = frames.table(frames.following(received))
+        frames.check_size(leaves, self._comm.max_message_mb << 20)
         trees = wire.nested(frames.read(received, leaves))
         ask = Ask(head["job"], (self._client,), **trees, owner=head["owner"])
         return Down(head["exchange"], head["round"], ask, head["terms"], {self._client: head["counted"]})

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from plugins.core.errors import UserError
 from plugins.silo.coordinator import Coordinator
-from plugins.silo.ends import SetBackError
+from plugins.silo.ends import QuorumError, SetBackError
 from plugins.silo.link import Link
 
 if TYPE_CHECKING:
@@ -32,7 +32,9 @@ class ServerRole:
         try:
             self._run()
         except UserError as error:
-            self._coordinator.finish("stop", str(error)[:1000])
+            # The reason may quote a silo's own words, which are not for the others.
+            few = isinstance(error, QuorumError)
+            self._coordinator.finish("stop", "too few silos answered" if few else "the server has failed")
             raise
         self._coordinator.finish("over", "")
 

@@ -88,6 +88,7 @@ class CommArgs(Section):
     gone_s: float = Field(default=10.0, ge=0)  # seconds without contact after which a silo is not waited for
     lost_s: float = Field(default=3600.0, gt=0)  # seconds that a silo looks for the server
     max_samples: int = Field(default=10_000_000, ge=1)  # the most that a silo may say it has
+    max_message_mb: int = Field(default=2048, ge=1)  # the most that a silo takes at once
 
     @property
     def place(self) -> tuple[str, int]:

@@ -14,8 +14,9 @@ import torch
 import yaml
 
 from pipelines.stages import __main__ as stage
+from plugins.core.errors import UserError
 from plugins.data.dataset import Dataset
-from plugins.silo import loopback
+from plugins.silo import launch, loopback
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -40,7 +41,7 @@ def test_equal_weights(prepared, monkeypatch, silos):
     """As many silos as the scenario has clients take its partition; otherwise one like it is made."""
     prepared["deploy"]["silos"] = silos
     prepared["train"] |= {"local_steps": 3, "drop_last": True, "augment": True, "precision": "bf16"}
-    prepared["scenarios"]["skewed"]["noise"] = {"sigma": 0.5}
+    prepared["scenarios"]["skewed"] |= {"noise": {"sigma": 0.5}, "availability": {"rate": 0.9}}  # but all are there
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     seen = []
 
@@ -89,6 +90,22 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     users = [{int(i) % 20 for i in part} for part in seen[0].clients]
     assert len(users) == silos and set.union(*users) <= before
     assert len(set.union(*users)) == sum(map(len, users)) == (3 if kind == "natural" else 12)
+
+
+def test_a_run_that_fails(prepared, monkeypatch, capsys):
+    """The cause is one line, though the error in the log has two."""
+
+    def fail(_, __, folder):
+        log = launch.log_file(folder, 0)
+        log.parent.mkdir(parents=True)
+        log.write_text("ERROR:plugins.silo.launch:error: round 1: the disk is full\nand will stay so\n")
+        raise UserError(loopback.failure([2, 0, None], folder))
+
+    monkeypatch.setattr(loopback, "run", fail)
+    assert stage.main(["deploy"]) == 2
+    log = Path("deploy/stage/fedml-0.log").resolve()
+    assert capsys.readouterr().err == f"error: server (rank 0): round 1: the disk is full; see {log}\n"
+    assert not Path("deploy/result.json").exists()
 
 
 def test_other_weights(prepared, monkeypatch, capsys):

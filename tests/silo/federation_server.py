@@ -1,0 +1,199 @@
+"""A server in this process without FedML, its honest silos, and a silo that sends whatever a test wants."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import grpc
+import torch
+
+from plugins.core.data import Samples
+from plugins.core.errors import UserError
+from plugins.engines.packing import flatten
+from plugins.silo import frames, settings, wire
+from plugins.silo.conversation import Conversation
+from plugins.silo.coordinator import Coordinator
+from plugins.silo.endpoint import ASK, SERVICE, Endpoint
+from plugins.silo.link import Link, channel
+from plugins.silo.roles import ServerRole
+from plugins.silo.settings import CommArgs
+from plugins.silo.silo import Silo
+from tests.silo import world
+
+METHODS = ("Hello", "Attend", "Task", "Answer", "Status")
+LONG = 60.0  # seconds until a test gives up; never reached where the code is right
+
+
+def address() -> str:
+    """A free port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def outcome(error: grpc.RpcError) -> str:
+    """The name of the server's refusal, otherwise gRPC's code."""
+    if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+        return json.loads(error.details())["name"]
+    return error.code().name.lower()
+
+
+def sent(line: grpc.Channel, method: str, *messages: bytes, timeout: float = LONG) -> str:
+    """What becomes of these messages to a method: "ok", or as in `outcome`."""
+    path = method if method.startswith("/") else f"/{SERVICE}/{method}"
+    try:
+        for _ in line.stream_stream(path)(iter(messages), timeout=timeout):
+            pass
+    except grpc.RpcError as error:
+        return outcome(error)
+    return "ok"
+
+
+class Averaging:
+    """The part of FedML's aggregator that the server's role calls."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+
+    def on_before_aggregation(self, uploads):
+        return list(self.conversation.open({up["client"]: up for _, up in uploads}).items()), []
+
+    def aggregate(self, kept):
+        return self.conversation.feed(dict(kept))
+
+    def on_after_aggregation(self, down):
+        return down
+
+    def set_model_params(self, down):
+        pass
+
+
+class Federation:
+    """A server, and silos that do as they should. The other silos are a test's own."""
+
+    def __init__(self, kits: Path, silos: int, honest: Collection[int], rounds: int, **comm: object) -> None:
+        self.kits, self.honest, self.data = kits, honest, world.parts()
+        self.comm = CommArgs(server=address(), **comm)
+        args = world.args("fedavg", {}, False)
+        args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
+        public = self.data.public
+        self.terms = settings.terms(settings.from_args(args), "fedavg", world.network(False), len(public.y))
+        self.conversation = Conversation(self.terms, self.data.test, self.data.validation, public, run="this run")
+        self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, self.conversation.run)
+        self.endpoint = Endpoint(self.comm, kits / "0", self.coordinator)
+        self.error: UserError | None = None
+        self.go = threading.Event()  # honest silos answer while it is set
+        self.go.set()
+        self.heads: dict[int, dict] = {}  # of the honest silos' calls
+        self.uploads: dict[int, wire.Up] = {}  # the last of each honest silo
+        self._threads = [threading.Thread(target=self._serve, name="server", daemon=True)]
+        self._threads += [threading.Thread(target=self._silo, args=(k,), name=f"silo {k}", daemon=True) for k in honest]
+
+    def __enter__(self) -> Federation:
+        self.endpoint.__enter__()
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        if self._threads[0].is_alive():  # a test has failed: the silos go, and so does the server
+            self.coordinator.finish("stop", "the test is over")
+        self.endpoint.__exit__()
+        for thread in self._threads[1:]:
+            thread.join(LONG)
+
+    def ended(self) -> bool:
+        """Waits for the end of the run; False if it does not come."""
+        self._threads[0].join(LONG)
+        return not self._threads[0].is_alive()
+
+    def line(self, rank: int) -> grpc.Channel:
+        """A connection with the kit of a rank."""
+        return channel(self.comm, self.kits / str(rank), rank)
+
+    def hello(self, client: int, session: str) -> bytes:
+        """What a silo says first."""
+        return frames.head({"client": client, "session": session, "terms": self.terms.fingerprint, "samples": 17})
+
+    def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
+        """A good answer to the open exchange but for `leaves`; None drops one. A "." stands for "/" in names."""
+        good = {key: torch.zeros_like(leaf) for key, leaf in flatten(self.conversation.schema).items()}
+        good["n"] += 17
+        good |= {key.replace(".", "/"): leaf for key, leaf in leaves.items()}
+        return {key: leaf for key, leaf in good.items() if leaf is not None}
+
+    def _serve(self) -> None:
+        try:
+            ServerRole(Averaging(self.conversation), self.coordinator).run()
+        except UserError as error:
+            self.error = error
+
+    def _silo(self, client: int) -> None:
+        own = self.data.clients[client]
+        train = Samples(self.data.train.x[own], self.data.train.y[own])
+        silo = Silo(self.terms, client, train, self.data.public)
+        # The server's own error says more than "the server ended the run".
+        with (
+            suppress(UserError),
+            Link(self.comm, self.kits / str(client + 1), client, self.terms.fingerprint, len(own)) as link,
+        ):
+            self.heads[client] = link._head
+            while (down := link.task()) is not None:
+                self.go.wait(LONG)
+                self.uploads[client] = wire.up(client, down.exchange, silo.answer(down))
+                link.answer(self.uploads[client])
+
+
+class Traitor:
+    """A silo with a good certificate that is there, and then does what it likes."""
+
+    def __init__(self, federation: Federation, client: int) -> None:
+        self.federation, self.client = federation, client
+        self.line = federation.line(client + 1)
+        self.head: dict[str, object] = {}
+
+    def __enter__(self) -> Traitor:
+        found = self.line.unary_unary(f"/{SERVICE}/Hello")(self.federation.hello(self.client, "own"), timeout=LONG)
+        self.head = json.loads(found) | {"session": "own", "client": self.client}
+        # The stream lives until it is cancelled, whether anybody reads it or not.
+        self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(frames.head(self.head))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.cancel()
+        self.line.close()
+
+    def task(self) -> int | None:
+        """The exchange that waits for this silo; None when the run is over."""
+        while True:
+            found = list(self.line.unary_stream(f"/{SERVICE}/Task")(frames.head(self.head), timeout=LONG))
+            head = frames.parsed(found[0], ASK)
+            if head["kind"] != "wait":
+                return head["exchange"] if head["kind"] == "ask" else None
+
+    def fail(self) -> int | None:
+        """Gives the open exchange up; the number of the next one."""
+        assert sent(self.line, "Answer", self.headed(exchange=self.task(), failed="no")) == "ok"
+        return self.task()
+
+    def headed(self, **values: object) -> bytes:
+        """The head of an answer, but for `values`."""
+        return frames.head(self.head | {"exchange": 0, "failed": ""} | values)
+
+    def answer(self, *body: bytes, **values: object) -> str:
+        """Answers the open exchange with this body; what becomes of it."""
+        return sent(self.line, "Answer", self.headed(**{"exchange": self.task()} | values), *body)
+
+    def upload(self, leaves: dict[str, torch.Tensor]) -> str:
+        """Answers the open exchange with these tensors."""
+        return self.answer(*frames.Body(leaves).frames())
+
+
+def everywhere(line: grpc.Channel, message: bytes, methods: Iterable[str] = METHODS[:4]) -> set[str]:
+    """What becomes of one message, sent to each method."""
+    return {sent(line, method, message) for method in methods}

@@ -1,0 +1,620 @@
+"""Attacks on the server's port, over the real socket, while a federation runs. None executes anything or changes a bit.
+
+Silo 3 (rank 4) is the traitor: it has a good certificate. Each of its bad answers costs it one exchange, so the run has
+as many rounds as there may be such attacks. The honest silos' average is FedAvg's over silos 0, 1 and 2.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pickle
+import random
+import socket
+import ssl
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psutil
+import pytest
+import torch
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from grpc._cython import cygrpc
+
+from plugins.core.component import Ask
+from plugins.silo import authority, certificates, endpoint, frames, link, wire
+from plugins.silo.coordinator import Coordinator
+from plugins.silo.endpoint import SERVICE, Endpoint
+from plugins.silo.ends import NotAdmittedError
+from plugins.silo.link import Link
+from plugins.silo.settings import CommArgs
+from tests.silo import world
+from tests.silo.federation_server import LONG, METHODS, Federation, Traitor, address, everywhere, outcome, sent
+
+ROUNDS = 40
+HOUR = datetime.timedelta(hours=1)
+GROWTH = 100 << 20  # bytes of memory that all attacks together may cost
+FEDML = "/gRPCCommManager/sendMessage"  # where FedML 0.8.30 unpickles what arrives (CVE-2026-5536)
+DANGEROUS = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "exec")
+SEEN: list[tuple[str, str]] = []  # (event, thread) while attacks run
+WATCHING = threading.Event()
+
+
+def watch(event: str, values: tuple[Any, ...]) -> None:
+    """An audit hook. It stays until the process ends, so it does nothing unless `WATCHING`.
+
+    An import also executes code, that of a file.
+    """
+    if WATCHING.is_set() and event in DANGEROUS and not (event == "exec" and values[0].co_filename.startswith("/")):
+        SEEN.append((event, threading.current_thread().name))
+
+
+def of_server() -> list[tuple[str, str]]:
+    """What the threads of the server have executed: gRPC's, and the one of the run."""
+    return [(event, thread) for event, thread in SEEN if thread.startswith(("call", "server"))]
+
+
+class Exploit:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("attacks")
+
+
+@pytest.fixture(scope="module")
+def kits(place: Path) -> Path:
+    """The kits of a server and four silos, and one of a rank that takes no part."""
+    authority.make(place / "kits", 5)
+    return place / "kits"
+
+
+@pytest.fixture(scope="module")
+def payload(place: Path) -> bytes:
+    return pickle.dumps(Exploit(place / "executed"))
+
+
+@pytest.fixture(scope="module")
+def running(kits: Path, place: Path) -> Iterator[tuple[Federation, Traitor, float]]:
+    """(federation, traitor, memory before the attacks). Its end is checked, whatever tests this process has run."""
+    sys.addaudithook(watch)
+    with pytest.MonkeyPatch.context() as patch:
+        # The traitor sends more than its share. The test of the limit sets it again.
+        patch.setattr(endpoint, "CALLS", 1e9)
+        patch.setattr(endpoint, "PER_SECOND", 1e9)
+        federation = Federation(kits, 4, (0, 1, 2), ROUNDS, quorum=3, deadline_s=600.0)
+        with federation, Traitor(federation, 3) as traitor:
+            traitor.task()
+            before = psutil.Process().memory_info().rss
+            WATCHING.set()
+            yield federation, traitor, before
+            WATCHING.clear()
+            unharmed(federation, traitor, before, place)
+
+
+@pytest.fixture
+def federation(running) -> Federation:
+    return running[0]
+
+
+@pytest.fixture
+def traitor(running) -> Traitor:
+    return running[1]
+
+
+def unharmed(federation: Federation, traitor: Traitor, before: float, place: Path) -> None:
+    """The server still answers, and the run ends with the bits of the undisturbed simulation."""
+    if federation.conversation.outcome is None:
+        assert link.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
+    while traitor.task() is not None:
+        traitor.fail()
+    assert federation.ended()
+    assert federation.error is None
+    expected = world.simulated("fedavg", {}, False, rounds=ROUNDS)
+    assert world.digest(federation.conversation.outcome) == world.digest(expected)
+    assert of_server() == []
+    assert not (place / "executed").exists()
+    assert psutil.Process().memory_info().rss - before < GROWTH
+
+
+def own_line(comm: CommArgs, ca: bytes, key: bytes | None = None, certificate: bytes | None = None) -> grpc.Channel:
+    """A connection with a certificate that no kit would allow."""
+    credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+    return grpc.secure_channel(comm.server, credentials, [("grpc.ssl_target_name_override", certificates.SERVER)])
+
+
+def signed(kits: Path, name: str, first: datetime.timedelta, last: datetime.timedelta) -> tuple[bytes, bytes]:
+    """(key, certificate) of this name, by the CA of the kits, valid between these times from now."""
+    ca = x509.load_pem_x509_certificate((kits / "ca" / "ca.crt").read_bytes())
+    ca_key = serialization.load_pem_private_key((kits / "ca" / "ca.key").read_bytes(), None)
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
+    builder = x509.CertificateBuilder().subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
+    builder = builder.issuer_name(ca.subject).public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now + first).not_valid_after(now + last)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return private, builder.sign(ca_key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+# Connections
+
+
+def test_plaintext_is_not_understood(federation):
+    with grpc.insecure_channel(federation.comm.server) as line:
+        assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
+
+
+def test_tls_without_a_certificate_is_refused(federation, kits):
+    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes()) as line:
+        assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
+
+
+def test_a_certificate_of_another_ca_is_refused(federation, kits, place):
+    authority.make(place / "foreign", 1)
+    foreign = place / "foreign" / "1"
+    pems = [(foreign / file).read_bytes() for file in ("own.key", "own.crt")]
+    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes(), *pems) as line:
+        assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
+
+
+@pytest.mark.parametrize(("first", "last"), [(-2 * HOUR, -HOUR), (HOUR, 2 * HOUR)], ids=["expired", "not yet valid"])
+def test_a_certificate_out_of_its_time_is_refused(federation, kits, first, last):
+    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, "silo-1", first, last)) as line:
+        assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
+
+
+@pytest.mark.parametrize("name", ["silo-5", "silo-0", "silo-01", "Silo-1", "silo-1 ", "silo-1.example.org", "admin"])
+def test_a_certificate_of_the_ca_with_a_foreign_name_is_refused(federation, kits, name):
+    """Those of the federation are server and silo-1 to silo-4."""
+    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, name, -HOUR, HOUR)) as line:
+        assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"permission_denied"}
+
+
+def test_a_silo_may_not_ask_for_the_status_and_the_server_s_kit_is_no_silo(federation, traitor, kits):
+    assert sent(traitor.line, "Status", b"{}") == "permission_denied"
+    with federation.line(0) as line:
+        assert everywhere(line, federation.hello(0, "operator")) == {"permission_denied"}
+
+
+def test_a_silo_that_poses_as_the_server_gets_nothing_from_a_silo(federation, kits):
+    """A thief has the kit of silo 2 and listens at the server's address."""
+    own, heard = certificates.Kit.read(kits / "2", 2), []
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, details):
+            heard.append(details.method)
+
+    server = grpc.server(ThreadPoolExecutor(2, "impostor"), handlers=[Handler()])
+    port = server.add_secure_port(
+        "127.0.0.1:0", grpc.ssl_server_credentials([(own.key, own.certificate)], own.ca, True)
+    )
+    server.start()
+    try:
+        comm = CommArgs(server=f"127.0.0.1:{port}")
+        silo = Link(comm, kits / "1", 0, federation.terms.fingerprint, 17)
+        with pytest.raises(NotAdmittedError):
+            silo.hello()
+        silo.__exit__()
+        assert heard == []
+    finally:
+        server.stop(None).wait(LONG)
+
+
+@pytest.fixture
+def alone(kits: Path, tmp_path: Path) -> Iterator[tuple[Coordinator, Endpoint, CommArgs, Path]]:
+    """A server of its own that asks nothing, with kits of its own."""
+    authority.make(tmp_path / "kits", 2)
+    comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
+    coordinator = Coordinator(comm, 2, "terms", "run")
+    with Endpoint(comm, tmp_path / "kits" / "0", coordinator) as port:
+        yield coordinator, port, comm, tmp_path / "kits"
+
+
+HELLO = frames.head({"client": 0, "session": "own", "terms": "terms", "samples": 17})
+
+
+def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(alone, monkeypatch):
+    coordinator, _, comm, kits = alone
+    monkeypatch.setattr("plugins.silo.coordinator.LOOK_S", 0.05)
+    with link.channel(comm, kits / "1", 1) as living:
+        assert sent(living, "Hello", HELLO) == "ok"
+        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        stream = living.unary_stream(f"/{SERVICE}/Attend")(call)
+        stream.initial_metadata()
+        with coordinator._news:
+            coordinator._news.wait_for(lambda: coordinator._there() == [0], LONG)
+        authority.revoke(kits, 1)
+        assert everywhere(living, HELLO) == {"permission_denied"}
+        assert list(stream) == []  # it ends, so the server does not wait for this silo
+        assert coordinator._there() == []
+    with link.channel(comm, kits / "1", 1) as line:
+        assert everywhere(line, HELLO) == {"permission_denied"}
+    with link.channel(comm, kits / "2", 2) as line:
+        assert sent(line, "Hello", HELLO.replace(b'"client": 0', b'"client": 1')) == "ok"
+
+
+def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(alone):
+    coordinator, _, comm, kits = alone
+    with link.channel(comm, kits / "1", 1) as line:
+        assert sent(line, "Hello", HELLO) == "ok"
+        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        waiting = line.unary_stream(f"/{SERVICE}/Task")(call)
+        threading.Event().wait(0.1)  # the call waits now; if it is later, it is refused all the same
+        authority.revoke(kits, 1)
+        coordinator.finish("stop", "secret")
+        with pytest.raises(grpc.RpcError) as refused:
+            list(waiting)
+        assert outcome(refused.value) == "permission_denied"
+
+
+# Identity
+
+
+def test_a_silo_can_not_speak_for_another(federation, traitor):
+    """The certificate says who calls, whatever the message says; another's session does not help."""
+    theirs = federation.heads[0]
+    assert sent(traitor.line, "Hello", federation.hello(0, "own")) == "identity"
+    for head in (traitor.head | {"client": 0}, dict(theirs)):
+        assert everywhere(traitor.line, frames.head(head), ("Attend", "Task")) == {"identity"}
+    good = list(frames.Body(federation.uploads[0]["leaves"]).frames())
+    for values in ({"client": 0}, dict(theirs)):
+        assert traitor.answer(*good, **values) == "identity"
+    assert traitor.answer(*good, session=theirs["session"]) == "replaced"
+
+
+@pytest.mark.parametrize(
+    ("values", "refusal"),
+    [
+        ({"run": "another"}, "run"), ({"epoch": "0123456789abcdef"}, "epoch"), ({"session": "another"}, "replaced"),
+        ({"exchange": -1}, "stale"), ({"exchange": 10**30}, "stale"), ({"exchange": 1 << 31}, "stale"),
+        ({"client": True}, "malformed"), ({"client": 3.0}, "malformed"), ({"client": 10**4000}, "identity"),
+        ({"exchange": None}, "malformed"), ({"failed": ["x"]}, "malformed"), ({"kind": "stop"}, "malformed"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_another_run_server_process_or_exchange_is_refused(federation, traitor, values, refusal):
+    body = frames.Body(federation.answer()).frames()
+    assert traitor.answer(*body, **values) == refusal
+
+
+def test_the_last_exchange_can_not_be_answered_again(federation, traitor):
+    """A good answer, recorded and sent again: while its exchange is open, and when it is over."""
+    done = traitor.fail()
+    upload = wait_for_upload(federation, 0, done)
+    with federation.line(1) as line:
+        head = federation.heads[0] | {"exchange": done, "failed": ""}
+        again = [frames.head(head), *frames.Body(upload["leaves"]).frames()]
+        assert sent(line, "Answer", *again) == "duplicate"
+        assert traitor.fail() == done + 1
+        assert sent(line, "Answer", *again) == "stale"
+
+
+def wait_for_upload(federation: Federation, client: int, exchange: int) -> wire.Up:
+    """The answer of an honest silo, once the server has it."""
+    news = federation.coordinator._news
+    with news:
+        assert news.wait_for(lambda: client in federation.coordinator._answers, LONG)
+    assert federation.uploads[client]["exchange"] == exchange
+    return federation.uploads[client]
+
+
+def test_a_billion_samples_are_refused(federation, traitor):
+    hello = json.loads(federation.hello(3, "other"))
+    for samples in (10**9, 0, -1, 10**30):
+        assert sent(traitor.line, "Hello", frames.head(hello | {"samples": samples})) == "samples"
+    assert traitor.upload(federation.answer(n=torch.tensor(10**9))) == "samples"
+    # The hello that was refused has not taken over.
+    assert traitor.task() is not None
+
+
+# Pickle
+
+
+def test_the_exploit_works_where_something_unpickles(tmp_path):
+    """Otherwise the tests below would prove nothing."""
+    WATCHING.set()
+    sys.addaudithook(watch)
+    first = len(SEEN)
+    pickle.loads(pickle.dumps(Exploit(tmp_path / "executed")))
+    found = {event for event, _ in SEEN[first:]}
+    del SEEN[first:]
+    assert (tmp_path / "executed").exists()
+    assert {"pickle.find_class", "os.system"} <= found
+
+
+def test_fedml_s_own_method_is_not_there(traitor, payload):
+    """The message as FedML's .proto has it: client_id = 1, message = 2."""
+    request = b"\x08\x01\x12" + bytes([len(payload)]) + payload
+    assert len(payload) < 128
+    for path in (FEDML, FEDML.replace("sendMessage", "handleReceiveMessage"), "/CommunicationService/sendMessage"):
+        assert sent(traitor.line, path, request) == "unimplemented"
+        assert sent(traitor.line, path, payload) == "unimplemented"
+
+
+def test_a_pickle_as_head_is_refused_by_every_method(traitor, payload):
+    request = b"\x08\x01\x12" + bytes([len(payload)]) + payload
+    for message in (payload, request, len(payload).to_bytes(8, "little") + payload):
+        assert everywhere(traitor.line, message) == {"malformed"}
+        assert sent(traitor.line, "Status", message) == "permission_denied"
+
+
+def test_a_pickle_in_a_good_head_is_refused(traitor, payload):
+    for key in ("leaves", "message", "__reduce__", "py/object"):
+        assert sent(traitor.line, "Answer", traitor.headed(**{key: payload.hex()})) == "malformed"
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_a_pickle_as_table_is_refused(traitor, payload, framed):
+    table = len(payload).to_bytes(8, "little") + payload if framed else payload
+    assert traitor.answer(table) == "malformed"
+
+
+@pytest.mark.parametrize(("filled", "refusal"), [(False, "truncated"), (True, "non-finite")])
+def test_a_pickle_as_data_is_bytes_of_numbers(federation, traitor, payload, filled, refusal):
+    """Filled to the announced size by 0xff, which is NaN; otherwise it is too short."""
+    traitor.task()
+    body = frames.Body(federation.answer())
+    data = payload + b"\xff" * (body.size - len(payload) if filled else 0)
+    assert traitor.answer(body.table, data) == refusal
+
+
+def test_a_pickle_in_the_metadata_of_a_table_is_refused(traitor, payload):
+    text = json.dumps({"__metadata__": {"strides": payload.hex()}, "n": {}}).encode()
+    assert traitor.answer(len(text).to_bytes(8, "little") + text) == "malformed"
+
+
+# Garbage
+
+
+def test_random_bytes_are_refused_by_every_method(traitor):
+    random_ = random.Random(0)
+    for size in (0, 1, 2, 7, 8, 9, 100, 1000, 60_000):
+        assert everywhere(traitor.line, random_.randbytes(size)) <= {"malformed", "oversize"}
+
+
+def test_random_bytes_on_the_port_reach_nobody(federation):
+    random_, (host, port) = random.Random(1), federation.comm.place
+    for size in (1, 100, 10_000):
+        # The server hangs up, perhaps before all has been sent.
+        with socket.create_connection((host, port), LONG) as line, suppress(OSError):
+            line.sendall(random_.randbytes(size))
+            line.shutdown(socket.SHUT_WR)
+            while line.recv(1 << 16):
+                pass
+
+
+def test_an_unknown_method_is_refused(traitor, federation):
+    head = frames.head(traitor.head)
+    for method in ("Nope", "hello", "Answer/", f"/{SERVICE}.Answer", "/Answer", "/grpc.health.v1.Health/Check"):
+        assert sent(traitor.line, method, head) == "unimplemented"
+
+
+@pytest.mark.parametrize("more", [{"kind": "finish"}, {"type": "S2C_FINISH"}, {"failed": ""}, {"__class__": "Down"}])
+def test_a_message_with_an_unknown_key_is_refused(traitor, more):
+    assert everywhere(traitor.line, frames.head(traitor.head | more), ("Attend", "Task")) == {"malformed"}
+
+
+@pytest.mark.parametrize(("depth", "refusal"), [(100_000, "oversize"), (60_000, "malformed")])
+def test_deep_json_as_head_is_refused(traitor, depth, refusal):
+    """The longer one is longer than a head may be."""
+    assert everywhere(traitor.line, b"[" * depth) == {refusal}
+    if depth == 60_000:
+        assert everywhere(traitor.line, b'{"run":' * 9_000) == {refusal}
+
+
+@pytest.mark.parametrize("opening", [b"[", b'{"n":'])
+def test_deep_json_as_table_is_refused(traitor, opening):
+    text = opening * 100_000
+    assert traitor.answer(len(text).to_bytes(8, "little") + text) == "malformed"
+
+
+# Sizes
+
+
+def table_of(federation: Federation, key: str, n: int) -> bytes:
+    """The table of a good answer, but the tensor `key` has n bytes."""
+    body = frames.Body(federation.answer())
+    entries = json.loads(body.table[8:])
+    entries[key] = {"dtype": "U8", "shape": [n], "data_offsets": [body.size, body.size + n]}
+    text = json.dumps(entries).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+@pytest.mark.parametrize("n", [2 << 30, 1 << 47, 1 << 62], ids=["2 GiB", "128 TiB", "4 EiB"])
+def test_a_table_that_announces_too_much_is_refused_before_memory_is_taken(federation, traitor, n):
+    traitor.task()
+    assert traitor.answer(table_of(federation, "deltas/more", n)) == ("extra" if n < 1 << 48 else "malformed")
+
+
+def test_a_table_with_a_length_of_two_gigabytes_is_refused(traitor):
+    assert traitor.answer((2 << 30).to_bytes(8, "little") + b"{}") == "malformed"
+
+
+def test_a_frame_over_the_limit_is_not_taken(federation, traitor):
+    """3 MB as any message, as table, and as data."""
+    big = bytes(3 << 20)
+    assert everywhere(traitor.line, big, METHODS) == {"resource_exhausted"}
+    assert traitor.answer(big) == "resource_exhausted"
+    traitor.task()
+    assert traitor.answer(frames.Body(federation.answer()).table, big) == "resource_exhausted"
+
+
+def test_a_frame_that_says_it_has_two_gigabytes_ends_its_call(federation, kits):
+    """HTTP/2 by hand: gRPC's own client would not send such a length."""
+    own = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    own.check_hostname = False
+    own.load_verify_locations(kits / "4" / "ca.crt")
+    own.load_cert_chain(kits / "4" / "own.crt", kits / "4" / "own.key")
+    own.set_alpn_protocols(["h2"])
+
+    def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
+        return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+
+    fields = {
+        ":method": "POST", ":scheme": "https", ":path": f"/{SERVICE}/Answer", ":authority": "server",
+        "te": "trailers", "content-type": "application/grpc",
+    }  # fmt: skip
+    headers = b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in field) for field in fields.items())
+    said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers)
+    said += frame(0, 0, 1, b"\0" + (2 << 30).to_bytes(4, "big") + bytes(1000))
+    with socket.create_connection(federation.comm.place, LONG) as plain, own.wrap_socket(plain) as line:
+        line.sendall(said)
+        file, status = line.makefile("rb"), b""
+        while not status:
+            start = file.read(9)
+            content = file.read(int.from_bytes(start[:3], "big"))
+            if start[3] == 1 and int.from_bytes(start[5:9], "big") == 1 and start[4] & 1:  # trailers of our call
+                status = content
+    assert b"grpc-status\x018" in status  # 8: RESOURCE_EXHAUSTED
+
+
+# Floods
+
+
+def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monkeypatch):
+    """2,000 calls of the traitor as fast as possible, while the others answer."""
+    before = traitor.task()
+    for client in range(3):
+        wait_for_upload(federation, client, before)
+    federation.go.clear()
+    opened = traitor.fail()
+    with monkeypatch.context() as patch:
+        patch.setattr(endpoint, "CALLS", 60.0)
+        patch.setattr(endpoint, "PER_SECOND", 5.0)
+        call, hello = traitor.line.unary_unary(f"/{SERVICE}/Hello"), federation.hello(0, "own")
+        calls, codes = [], []
+        for i in range(2000):
+            calls.append(call.future(hello, timeout=LONG))
+            if i == 500:
+                federation.go.set()
+            if len(calls) == 50:
+                codes += [outcome(call.exception()) for call in calls]
+                calls = []
+        for client in range(3):
+            wait_for_upload(federation, client, opened)
+    assert len(codes) == 2000
+    # None of the calls is good. Few are looked at: 60 at once, and 5 a second.
+    assert set(codes) == {"identity", "resource_exhausted"}
+    assert codes.count("identity") < 1000
+    assert traitor.task() == opened
+
+
+def test_a_hundred_calls_of_one_silo_at_a_time_leave_room_for_the_others(federation, traitor):
+    """The server holds 4 of them. The others are turned away at once."""
+    call = traitor.line.unary_stream(f"/{SERVICE}/Attend")
+    streams = [call(frames.head(traitor.head)) for _ in range(100)]
+    try:
+        over = threading.Semaphore(0)
+        for stream in streams:
+            stream.add_done_callback(lambda _: over.release())
+        for _ in range(100 - endpoint.AT_ONCE):
+            assert over.acquire(timeout=LONG)
+        turned = [stream for stream in streams if stream.done()]
+        assert {stream.code() for stream in turned} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+        assert link.status(federation.comm, federation.kits / "0")["there"] == [0, 1, 2, 3]
+        with federation.line(1) as line:
+            head = frames.head(federation.heads[0] | {"exchange": -1, "failed": ""})
+            assert sent(line, "Answer", head) == "stale"  # heard
+    finally:
+        for stream in streams:
+            stream.cancel()
+    while sent(traitor.line, "Task", frames.head(traitor.head)) == "resource_exhausted":
+        pass  # until the server has noticed
+
+
+def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
+    """No head, a head, a head and a table; then nothing. All three calls are held until their time is over."""
+    coordinator, port, comm, kits = alone
+    monkeypatch.setattr(endpoint, "UPLOAD_S", 0.3)
+    schema = {"w": torch.zeros(3)}
+    down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
+    asking = threading.Thread(target=coordinator.ask, args=(down, schema, lambda up, client: None), daemon=True)
+    asking.start()
+    never = threading.Event()
+
+    def slow(*first: bytes) -> Iterator[bytes]:
+        yield from first
+        never.wait(LONG)
+
+    with link.channel(comm, kits / "1", 1) as line:
+        assert sent(line, "Hello", HELLO) == "ok"
+        head = {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0, "exchange": 0, "failed": ""}
+        first = (frames.head(head), frames.Body(schema).table)
+        call = line.stream_unary(f"/{SERVICE}/Answer")
+        calls = [call.future(slow(*first[:n]), timeout=LONG) for n in (0, 1, 2)]
+        assert [outcome(each.exception()) for each in calls] == ["cancelled"] * 3
+        never.set()
+        assert sent(line, "Answer", *frames.Body(schema).frames()) == "malformed"  # heard
+        good = frames.Body(schema | {"n": torch.tensor(1)})
+        monkeypatch.setattr(coordinator, "_schema", schema | {"n": torch.tensor(1)})
+        assert sent(line, "Answer", frames.head(head), *good.frames()) == "ok"  # the exchange was still open
+    asking.join(LONG)
+    assert port._running[0] == 0
+
+
+def test_connections_that_send_nothing_keep_nobody_out(federation):
+    silent = [socket.create_connection(federation.comm.place, LONG) for _ in range(20)]
+    try:
+        with federation.line(1) as line:
+            head = frames.head(federation.heads[0] | {"exchange": -1, "failed": ""})
+            assert sent(line, "Answer", head) == "stale"  # heard
+    finally:
+        for line in silent:
+            line.close()
+
+
+def test_every_option_is_one_that_grpc_knows():
+    """It ignores others without a word."""
+    library = Path(cygrpc.__file__).read_bytes()
+    unknown = [key for key, _ in endpoint.KEEPALIVE + endpoint.BOUNDS if key.encode() + b"\0" not in library]
+    assert unknown == []
+
+
+@pytest.mark.slow
+def test_a_quiet_connection_is_not_taken_for_an_attack(alone, monkeypatch):
+    """A silo that waits for hours sends only pings. Here they are 50 times as many, and so are those allowed."""
+
+    def faster(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
+        return [(key, n // 50 if "ping_interval" in key or "keepalive_time" in key else n) for key, n in options]
+
+    _, _, _, kits = alone
+    keepalive = faster(endpoint.KEEPALIVE)
+    assert ("grpc.keepalive_time_ms", 400) in keepalive
+    monkeypatch.setattr(endpoint, "KEEPALIVE", keepalive)
+    monkeypatch.setattr(link, "KEEPALIVE", keepalive)
+    monkeypatch.setattr(endpoint, "BOUNDS", faster(endpoint.BOUNDS))
+    comm = CommArgs(server=address())
+    coordinator = Coordinator(comm, 1, "terms", "run")
+    with Endpoint(comm, kits / "0", coordinator), link.channel(comm, kits / "1", 1) as line:
+        assert sent(line, "Hello", HELLO) == "ok"
+        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        over = threading.Event()
+        stream = line.unary_stream(f"/{SERVICE}/Attend")(call)
+        stream.add_done_callback(lambda _: over.set())
+        assert not over.wait(8.0), stream.details()  # otherwise the server hangs up after 3.5 seconds
+        stream.cancel()
+
+
+# All of them together
+
+
+def test_after_all_attacks_the_weights_are_those_of_the_undisturbed_simulation(running, place):
+    unharmed(*running, place)

@@ -1,0 +1,450 @@
+"""Bad uploads are refused by name, and what the server then does: it goes on without the silo, or ends."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from plugins.core.component import Ask
+from plugins.core.errors import UserError
+from plugins.engines.absences import listed
+from plugins.engines.clients import LocalTraining
+from plugins.engines.run import Schedule
+from plugins.engines.simulation import Simulation
+from plugins.silo import authority, wire
+from plugins.silo.coordinator import LINES, Coordinator
+from plugins.silo.ends import QuorumError
+from plugins.silo.frames import Body, RefusedError
+from plugins.silo.settings import CommArgs
+from tests.silo import world
+from tests.silo.federation_server import LONG, Federation, Traitor, sent
+
+TRAITOR = 2  # rank 3
+Leaves = dict[str, torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("refusals") / "kits"
+    authority.make(folder, 3)
+    return folder
+
+
+def changed(change: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[Leaves], Leaves]:
+    """A good answer, but the first tensor of the model's difference is changed, or missing."""
+
+    def made(good: Leaves) -> Leaves:
+        key = next(key for key in good if key.startswith("deltas/"))
+        leaf = change(good[key])
+        return {name: other for name, other in (good | {key: leaf}).items() if other is not None}
+
+    return made
+
+
+def filled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    """One element has this value."""
+
+    def made(leaf: torch.Tensor) -> torch.Tensor:
+        leaf.view(-1)[-1] = value
+        return leaf
+
+    return made
+
+
+# Name of the bad upload -> (how it is made of a good one, the name of the refusal, words of the reason).
+UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
+    "nan": (changed(filled(float("nan"))), "non-finite", "is not finite"),
+    "inf": (changed(filled(float("-inf"))), "non-finite", "is not finite"),
+    "wrong shape": (changed(lambda leaf: leaf.repeat(*[2] * leaf.dim())), "shape", "expected float32"),
+    "wrong dtype": (changed(torch.Tensor.double), "dtype", "is float64"),
+    "missing tensor": (changed(lambda _: None), "missing", "lacks 'deltas/"),
+    "extra tensor": (lambda good: good | {"deltas/more": torch.zeros(1)}, "extra", "has 'deltas/more'"),
+    "absurd samples": (lambda good: good | {"n": torch.tensor(10**9)}, "samples", "1000000000 samples"),
+    "no samples": (lambda good: good | {"n": torch.tensor(0)}, "samples", "n = 0 samples"),
+}
+# Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).
+BODIES: dict[str, tuple[Callable[[Leaves], list[bytes]], str, str]] = {
+    "oversize": (lambda good: [*Body(good).frames(), b"more"], "oversize", "more than the"),
+    "malformed": (lambda good: [b"{}", *list(Body(good).frames())[1:]], "malformed", "its own length"),
+}
+
+
+def body(kind: str, good: Leaves) -> list[bytes]:
+    return list(Body(UPLOADS[kind][0](good)).frames()) if kind in UPLOADS else BODIES[kind][0](good)
+
+
+def expected(kind: str) -> tuple[str, str]:
+    return (UPLOADS | BODIES)[kind][1:]
+
+
+@contextmanager
+def betrayed(kits: Path, quorum: int, rounds: int = 2, held: bool = False) -> Iterator[tuple[Federation, Traitor]]:
+    """A federation of three, of which the last is a test's. No time limit is short: only rules can end an exchange.
+
+    `held`: the others do not answer before `go` is set.
+    """
+    federation = Federation(kits, 3, (0, 1), rounds, quorum=quorum, deadline_s=3600.0, gone_s=0.0)
+    if held:
+        federation.go.clear()
+    with federation:
+        with Traitor(federation, TRAITOR) as traitor:
+            traitor.task()
+            yield federation, traitor
+        # The traitor has left.
+        assert federation.ended()
+
+
+def without(missing: dict[tuple[int, int], set[int]]) -> str:
+    """SHA-256 of the simulation in which the same silos are missing."""
+    data = world.parts()
+    return world.digest(
+        Simulation(
+            "fedavg", {}, world.network(False), data.train, data.clients, data.test, data.validation, data.public,
+            LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH), Schedule(2, 3, world.SEED), engine="sequential",
+            absent=listed(missing),
+        ).run()
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def of_two() -> str:
+    """The weights without the traitor."""
+    return without({(1, 0): {TRAITOR}, (2, 0): {TRAITOR}})
+
+
+@pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
+def test_with_a_quorum_the_run_goes_on_without_a_bad_upload(kits, of_two, kind):
+    name, _ = expected(kind)
+    with betrayed(kits, quorum=2) as (federation, traitor):
+        assert traitor.answer(*body(kind, federation.answer())) == name
+        assert federation.coordinator.refused == {name: 1}
+    assert federation.error is None
+    assert federation.conversation.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
+    assert world.digest(federation.conversation.outcome) == of_two
+
+
+@pytest.mark.parametrize("kind", [*UPLOADS, *BODIES])
+def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(kits, kind):
+    """One line that names silo and reason. Deadline and patience are hours."""
+    name, why = expected(kind)
+    with betrayed(kits, quorum=0) as (federation, traitor):
+        assert traitor.answer(*body(kind, federation.answer())) == name
+    assert isinstance(federation.error, QuorumError)
+    said = str(federation.error)
+    assert "silo 2 (rank 3)" in said and why in said and "\n" not in said
+
+
+def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(kits):
+    with betrayed(kits, quorum=0) as (federation, traitor):
+        assert traitor.answer(failed="disk\nfull \x1b[2J") == "ok"
+    assert isinstance(federation.error, QuorumError)
+    assert "silo 2 (rank 3): disk full  [2J" in str(federation.error)
+
+
+def test_a_duplicate_is_refused_and_the_first_counts(kits):
+    with betrayed(kits, quorum=2, held=True) as (federation, traitor):
+        good = list(Body(federation.answer()).frames())
+        head = traitor.headed(exchange=traitor.task())
+        assert sent(traitor.line, "Answer", head, *good) == "ok"
+        assert sent(traitor.line, "Answer", head, *good) == "duplicate"
+        assert sent(traitor.line, "Answer", head, b"rubbish") == "duplicate"
+        assert sent(traitor.line, "Answer", traitor.headed(failed="no")) == "duplicate"
+        assert federation.coordinator.refused == {"duplicate": 3}
+        federation.go.set()
+        assert traitor.task() == 1
+    assert federation.conversation.missing == {(2, 0): {TRAITOR}}
+
+
+@pytest.mark.parametrize("exchange", [-1, 1, 7, 1 << 40])
+def test_a_stale_answer_is_refused_and_the_silo_may_still_answer(kits, exchange):
+    with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
+        good = list(Body(federation.answer()).frames())
+        assert sent(traitor.line, "Answer", traitor.headed(exchange=exchange), *good) == "stale"
+        assert federation.coordinator.refused == {"stale": 1}
+        assert traitor.answer(*good) == "ok"
+    assert federation.error is None and federation.conversation.missing == {}
+
+
+@pytest.mark.parametrize("frames", [0, 1, 2])
+def test_a_truncated_answer_is_refused_and_the_silo_may_still_answer(kits, frames):
+    """It may be the line that broke. The last frame is half there."""
+    with betrayed(kits, quorum=0, rounds=1) as (federation, traitor):
+        good = list(Body(federation.answer()).frames())
+        part = [*good[: len(good) - 1], good[-1][:-1]] if frames == 2 else good[:frames]
+        assert traitor.answer(*part) == "truncated"
+        assert federation.coordinator.refused == {"truncated": 1}
+        assert traitor.answer(*good) == "ok"
+    assert federation.error is None and federation.conversation.missing == {}
+
+
+def test_a_silo_may_not_change_its_number_of_samples(kits):
+    with betrayed(kits, quorum=2) as (federation, traitor):
+        assert traitor.upload(federation.answer()) == "ok"
+        assert traitor.task() == 1
+        assert traitor.upload(federation.answer(n=torch.tensor(18))) == "samples"
+        assert federation.coordinator.refused == {"samples": 1}
+    assert federation.error is None
+    assert federation.conversation.missing == {(2, 0): {TRAITOR}}
+
+
+# The rules, without a network
+
+DOWN = wire.Down(4, 2, Ask("train", (0, 1, 2), {}, {}, {}, {}), "terms")
+FOREVER = 3600.0
+
+
+def coordinator(**comm: float) -> Coordinator:
+    """Of three silos, patient unless said otherwise."""
+    patient = {"deadline_s": FOREVER, "patience_s": FOREVER, "gone_s": FOREVER}
+    return Coordinator(CommArgs(**patient | comm), 3, "t", "r")
+
+
+def begun(call: Callable[..., object], *values: object) -> Future:
+    """A call in a thread of its own, which does not outlive a test that fails."""
+    found: Future = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(call(*values))
+        except UserError as error:
+            found.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+@contextmanager
+def there(state: Coordinator, *clients: int) -> Iterator[None]:
+    """These silos hold their streams."""
+    left = threading.Event()
+    for client in clients:
+        state.hello(client, "s", "t", 17)
+    streams = [begun(state.attend, client, "s", lambda: not left.is_set()) for client in clients]
+    try:
+        wait_until(state, lambda: set(clients) <= set(state.status()["there"]))
+        yield
+    finally:
+        left.set()
+        state.wake()
+        for stream in streams:
+            stream.result(LONG)
+
+
+def wait_until(state: Coordinator, true: Callable[[], bool]) -> None:
+    with state._news:
+        assert state._news.wait_for(true, LONG)
+
+
+def asked(state: Coordinator, down: wire.Down = DOWN) -> Future[dict[int, wire.Up]]:
+    """An exchange that has begun."""
+    found = begun(state.ask, down, {}, lambda up, client: None)
+    wait_until(state, lambda: state._down is down)
+    return found
+
+
+def answer(state: Coordinator, client: int, exchange: int = 4) -> None:
+    state.accept(client, wire.Up(client=client, exchange=exchange, leaves={"n": torch.tensor(17)}))
+
+
+def test_an_exchange_ends_when_all_have_answered_and_they_are_sorted():
+    state = coordinator()
+    with there(state, 0, 1, 2):
+        found = asked(state)
+        for client in (2, 0, 1):
+            assert not found.done()
+            answer(state, client)
+        assert list(found.result(LONG)) == [0, 1, 2]
+    with pytest.raises(RefusedError) as refused:
+        answer(state, 1)
+    assert refused.value.name == "stale"
+
+
+def test_a_quorum_waits_for_a_late_silo_until_the_deadline_and_not_longer():
+    state = coordinator(quorum=2, deadline_s=0.15)
+    with there(state, 0, 1, 2):
+        began = time.monotonic()
+        found = asked(state)
+        answer(state, 0)
+        answer(state, 2)
+        assert list(found.result(LONG)) == [0, 2]
+        assert time.monotonic() - began >= 0.15
+
+
+def test_the_deadline_alone_ends_nothing():
+    """Below the quorum, an exchange waits on. The late answer then ends it at once."""
+    state = coordinator(quorum=2, deadline_s=0.05)
+    with there(state, 0, 1, 2):
+        found = asked(state)
+        answer(state, 0)
+        with pytest.raises(TimeoutError):
+            found.result(0.15)
+        answer(state, 1)
+        assert list(found.result(LONG)) == [0, 1]
+
+
+def test_a_silo_that_is_gone_is_waited_for_only_a_moment():
+    """One that is there is waited for."""
+    state = coordinator(quorum=2, gone_s=0.05)
+    with there(state, 0, 1):
+        with there(state, 2):
+            found = asked(state)
+            answer(state, 0)
+            answer(state, 1)
+            with pytest.raises(TimeoutError):
+                found.result(0.15)
+        assert list(found.result(LONG)) == [0, 1]
+
+
+def test_a_silo_that_comes_back_in_time_is_waited_for():
+    state = coordinator(quorum=2)
+    with there(state, 0, 1):
+        with there(state, 2):
+            found = asked(state)
+        answer(state, 0)
+        answer(state, 1)
+        with there(state, 2):
+            answer(state, 2)
+            assert list(found.result(LONG)) == [0, 1, 2]
+
+
+def test_too_few_answers_end_the_run_when_patience_ends():
+    state = coordinator(quorum=2, deadline_s=0.01, gone_s=0.0, patience_s=0.15)
+    with there(state, 0, 1):
+        began = time.monotonic()
+        found = asked(state)
+        answer(state, 0)
+        with pytest.raises(QuorumError, match=r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2") as error:
+            found.result(LONG)
+        assert time.monotonic() - began >= 0.15
+        assert "\n" not in str(error.value)
+
+
+def test_failures_that_rule_a_quorum_out_end_the_run_at_once():
+    state = coordinator(quorum=2)
+    with there(state, 0, 1, 2):
+        found = asked(state)
+        state.fail(2, 4, "silo 2 (rank 3): no disk")
+        assert not found.done()  # two are left
+        state.fail(0, 4, "silo 0 (rank 1): no memory")
+        with pytest.raises(QuorumError, match=r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory"):
+            found.result(LONG)
+
+
+def test_failures_do_not_end_an_exchange_that_has_its_quorum():
+    state = coordinator(quorum=2)
+    with there(state, 0, 1, 2):
+        found = asked(state)
+        answer(state, 0)
+        state.fail(2, 4, "no disk")
+        answer(state, 1)
+        assert list(found.result(LONG)) == [0, 1]
+
+
+def test_a_small_cohort_lowers_the_quorum():
+    """Of two that are asked, three can't answer."""
+    state = coordinator(quorum=3)
+    with there(state, 0, 1, 2):
+        down = DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)))
+        found = asked(state, down)
+        with pytest.raises(RefusedError, match="was not asked") as refused:
+            answer(state, 1)
+        assert refused.value.name == "extra"
+        answer(state, 0)
+        answer(state, 2)
+        assert list(found.result(LONG)) == [0, 2]
+
+
+def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
+    monkeypatch.setattr("plugins.silo.coordinator.HOLD_S", 0.02)
+    state = coordinator()
+    with there(state, 0, 1, 2):
+        found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
+        kind, down = state.task(2, "s", lambda: True)
+        assert kind == "ask" and down.ask.to == (2,) and down.counted == {2: 1}
+        assert state.task(1, "s", lambda: True) == ("wait", "")
+        answer(state, 2)
+        assert state.task(2, "s", lambda: True) == ("wait", "")
+        answer(state, 0)
+        found.result(LONG)
+        assert state.task(0, "s", lambda: True) == ("wait", "")
+
+
+@pytest.mark.parametrize(("kind", "why"), [("over", ""), ("stop", "no quorum")])
+def test_silos_that_are_there_hear_the_end_before_the_server_goes(kind, why):
+    state = coordinator()
+    with there(state, 0, 2):
+        ending = begun(state.finish, kind, why)
+        assert state.task(0, "s", lambda: True) == (kind, why)
+        assert not ending.done()
+        assert state.task(2, "s", lambda: True) == (kind, why)
+        ending.result(LONG)
+
+
+# Before the first exchange
+
+
+def test_a_run_begins_when_all_are_there():
+    state = coordinator()
+    with there(state, 0, 1):
+        gathered = begun(state.gather)
+        assert not gathered.done()
+        with there(state, 2):
+            gathered.result(LONG)
+
+
+def test_a_run_begins_with_a_quorum_after_the_deadline():
+    state, began = coordinator(quorum=2, deadline_s=0.15), time.monotonic()
+    with there(state, 0, 2):
+        state.gather()
+        assert time.monotonic() - began >= 0.15
+
+
+def test_a_run_does_not_begin_below_the_quorum():
+    state, began = coordinator(quorum=2, deadline_s=0.01, patience_s=0.15), time.monotonic()
+    with there(state, 1), pytest.raises(QuorumError, match=r"only 1 of 3 silos came .* the quorum is 2"):
+        state.gather()
+    assert time.monotonic() - began >= 0.15
+
+
+# The log
+
+
+def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
+    """A thousand refusals, and fifty times a silo comes and goes. The line at the end counts the refusals."""
+    caplog.set_level(logging.INFO, "plugins.silo")
+    state = coordinator()
+    for _ in range(2):
+        caplog.clear()
+        for i in range(1000):
+            state.refuse(i % 3, RefusedError(f"kind {i % 4}", "rubbish"))
+        for _ in range(50):
+            with there(state, 0):
+                pass
+        state.round_over("round 1 of 2", [1])
+        lines = [record.getMessage() for record in caplog.records]
+        assert len(lines) == LINES + 1 <= 5
+        refused = "250 kind 0, 250 kind 1, 250 kind 2, 250 kind 3"
+        assert lines[-1].startswith(f"round 1 of 2; without silo 1 (rank 2); refused {refused}; ")
+        assert lines[-1].endswith("; 101 more events")  # 4 refusals and 100 comings and goings, less 3 lines
+
+
+def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
+    caplog.set_level(logging.INFO, "plugins.silo")
+    state = coordinator(quorum=1)
+    found = asked(state)
+    state.fail(2, 4, "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000)
+    line = caplog.records[-1].getMessage()
+    assert line.startswith("silo 2 (rank 3): no disk 2026-01-01 ") and line.isprintable() and len(line) <= 1000
+    assert json.dumps(state.status()).isascii()
+    for client in (0, 1):
+        answer(state, client)
+    assert list(found.result(LONG)) == [0, 1]
