@@ -1,7 +1,8 @@
 """Stage deploy: runs one recipe with FedML cross-silo on this machine and in simulation -> deploy/result.json.
 
 A server and `deploy.silos` silos run as processes over gRPC. Each silo has a file with only its own samples. The stage
-fails unless the final weights equal those of the sequential simulation, bit for bit.
+fails unless the final weights equal those of the sequential simulation, bit for bit. Both run with everybody: a
+scenario's `availability` does not count here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""`python -m pipelines.tracking sync` records finished items in MLflow. `ui` also serves MLflow's pages."""
+"""Runs in MLflow: `sync` records finished items, `ui` also serves MLflow's pages, `deployment` records a deployment.
+
+They go to the store that the variable MLFLOW_TRACKING_URI names; without it, to the database under mlruns/.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +16,50 @@ from ruamel.yaml.error import YAMLError
 
 from pipelines import cli
 from pipelines.experiment.workspace import Workspace
-from pipelines.tracking import ui
+from pipelines.tracking import deployments, ui
 from pipelines.tracking.store import Store
 from pipelines.tracking.sync import sync, sync_reports
 from plugins.core.errors import UserError
 
 log = logging.getLogger(__name__)
+DEPLOYMENT = "records the output folder of a finished deployment as one run; a second time, it changes nothing"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
     parser = cli.parser("pipelines.tracking", __doc__)
-    parser.add_argument("command", choices=["sync", "ui"])
-    parser.add_argument("--port", type=int, help="port of the pages (5000, or a free one if that is taken)")
+    commands = parser.add_subparsers(dest="command", required=True)
+    about = {"sync": "records finished items", "ui": "records them and serves MLflow's pages", "deployment": DEPLOYMENT}
+    made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}
+    for command in made.values():
+        command.add_argument("--root", type=Path, default=argparse.SUPPRESS, help="folder of params.yaml (this one)")
+    made["ui"].add_argument("--port", type=int, help="port of the pages (5000, or a free one if that is taken)")
+    add = made["deployment"].add_argument
+    add("folder", type=Path, help="the server's tracking_args.output_dir")
+    add("--config", type=Path, required=True, help="the server's fedml_config.yaml")
+    add("--to", metavar="URI", help="the store; without it, that of all other runs: MLFLOW_TRACKING_URI, or mlruns/")
+    add("--experiment", help="name of the experiment in MLflow (that of params.yaml)")
     return cli.guarded(_run, parser.parse_args(arguments))
 
 
 def _run(options: argparse.Namespace, place: Workspace) -> None:
+    if options.command == "deployment":
+        _deployment(options, place)
+        return
     store, experiment = Store(place.repository, place.tracking_uri), _experiment(place.root / "params.yaml")
-    changed = sync(store, place.root, experiment)
+    changed = [*sync(store, place.root, experiment), *deployments.sync_stage(store, place.root, experiment)]
     sync_reports(store, place.root)
     log.info("MLflow: %d of its runs brought up to date", len(changed))
     if options.command == "ui":
         ui.serve(store, experiment, options.port)
+
+
+def _deployment(options: argparse.Namespace, place: Workspace) -> None:
+    found = deployments.read(options.folder, options.config)
+    store = Store(place.repository, place.tracking_uri if options.to is None else options.to)
+    experiment = options.experiment or _experiment(place.root / "params.yaml")
+    fresh = deployments.add(store, experiment, found)
+    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.address)
 
 
 def _experiment(path: Path) -> str:

@@ -104,11 +104,13 @@ def start(
     params: Mapping[str, object],
     tags: Mapping[str, str],
     system_metrics: bool = False,
+    began: int | None = None,
 ) -> Run:
     """The run `name` to log into: an unfinished run with the same tag `fingerprint` (killed or failed), or a new one.
 
     `system_metrics`: whether MLflow samples processor, memory, disk and network. MLflow's variable
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on.
+    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on. `began`: the beginning of a new run in milliseconds, now by
+    default.
     """
     client = store.client()
     experiment_id, monitor = of_name(store, client, experiment), None
@@ -117,7 +119,7 @@ def start(
         same = f"tags.fingerprint = '{tags['fingerprint']}' AND attributes.status != 'FINISHED'"
         run = next(iter(client.search_runs([experiment_id], same)), None)
     if run is None:
-        run = client.create_run(experiment_id, run_name=name)
+        run = client.create_run(experiment_id, start_time=began, run_name=name)
     elif run.info.status != "RUNNING":
         client.update_run(run.info.run_id, "RUNNING")
         client.set_tag(run.info.run_id, NOTE, "")

@@ -31,7 +31,7 @@ PATIENCE = 5  # seconds within which a server must answer
 
 @dataclass(frozen=True)
 class Store:
-    """The store of one repository. `uri`: an MLFLOW_TRACKING_URI, or None for the embedded database."""
+    """The store of one repository. `uri`: a tracking URI, or None for the embedded database."""
 
     repository: Path
     uri: str | None
@@ -109,7 +109,7 @@ class Store:
         except urllib.error.HTTPError:
             return  # the server answers: it has no such page or wants a password
         except (OSError, ValueError) as error:
-            advice = "start that server, or unset MLFLOW_TRACKING_URI to use the database under mlruns/"
+            advice = "start that server, or name none (MLFLOW_TRACKING_URI, --to) to use the database under mlruns/"
             raise UserError(f"{self.address}: no answer from MLflow's server ({_line(error)}); {advice}") from None
 
     def _prepare(self) -> None:

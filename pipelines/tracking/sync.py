@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
     """
     items = {item.key: item for item in results.read(root, store.repository)}
     digests = {key: _digest(item, root) for key, item in items.items()}
-    whole = _hash("".join(digests.values()))
+    whole = hashed("".join(digests.values()))
     if not items or store.is_synced(experiment, whole):
         return []  # the usual case; it avoids mlflow's slow import
     client = store.client()
@@ -51,19 +51,30 @@ def log_report(
 ) -> None:
     """Makes a paper's report the run `name` of the experiment "papers". A run with other content goes to the trash."""
     about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
-    digest = _hash(about, files)
+    digest = hashed(about, files)
     if store.is_synced(f"{REPORTS}/{name}", digest):
         return
+
+    def write() -> runs.Run:
+        run = runs.start(store, REPORTS, name, params, {})
+        run.finish(metrics, files)
+        return run
+
+    once(store, REPORTS, name, digest, write)
+
+
+def once(store: Store, experiment: str, name: str, digest: str, write: Callable[[], runs.Run]) -> bool:
+    """Writes the run `name` and moves earlier runs of that name to the trash. False if a run has this digest."""
     client = store.client()
     with store.lock("sync"):
-        experiment_id = runs.of_name(store, client, REPORTS)
-        same = [run for run in runs.search(client, experiment_id) if run.info.run_name == name]
-        if not any(_is_whole(run, digest) for run in same):
-            log = runs.start(store, REPORTS, name, params, {})
-            log.finish(metrics, files)
-            _supersede(client, client.get_run(log.run_id), same)
-            client.set_tag(log.run_id, SYNCED, digest)
-        store.note_synced(f"{REPORTS}/{name}", digest)
+        known = runs.search(client, runs.of_name(store, client, experiment))
+        fresh = not any(_is_whole(run, digest) for run in known)
+        if fresh:
+            run = client.get_run(write().run_id)
+            _supersede(client, run, [old for old in known if old.info.run_name == name])
+            client.set_tag(run.info.run_id, SYNCED, digest)
+        store.note_synced(f"{experiment}/{name}", digest)
+    return fresh
 
 
 def sync_reports(store: Store, root: Path) -> None:
@@ -126,10 +137,11 @@ def _digest(item: Result, root: Path) -> str:
     """SHA-256 over everything that completes a run. The model's own hash is among the tags."""
     data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
     about = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)
-    return _hash(repr(about), [path for path in item.files if path.name != MODEL])
+    return hashed(repr(about), [path for path in item.files if path.name != MODEL])
 
 
-def _hash(about: str, files: Sequence[Path] = ()) -> str:
+def hashed(about: str, files: Sequence[Path] = ()) -> str:
+    """SHA-256 over a text, and over the names and contents of files."""
     content = hashlib.sha256(about.encode())
     for path in files:
         content.update(f" {path.name} ".encode() + hashlib.sha256(path.read_bytes()).digest())

@@ -30,8 +30,9 @@ def prepare(client: Any, experiment_id: str) -> None:
     collapsed = {f"param.recipe.{run.data.params.get('recipe')}": False for run in found}
     if len({run.data.params.get("scenario") for run in found}) > 1:
         groups.append({"mode": "param", "groupByData": "scenario"})
-    if any("dvc_experiment" in run.data.tags for run in found):
-        groups.append({"mode": "tag", "groupByData": "dvc_experiment"})
+    for tag in ("dvc_experiment", "kind"):  # runs of a DVC experiment, deployments: no mean with the other runs
+        if any(tag in run.data.tags for run in found):
+            groups.append({"mode": "tag", "groupByData": tag})
     section = {"uuid": SECTION, "name": "Which method is best?", "columns": 2, "cardHeight": 440}
     section |= {"display": True, "isReordered": True, "deleted": False, "isGenerated": False}
     # MLflow adds a chart for every metric without one, so each gets a hidden chart.

@@ -21,17 +21,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from mlflow.exceptions import MlflowException
+from safetensors.torch import save, save_file
 
 from pipelines.experiment import results
 from pipelines.tracking import __main__ as command
-from pipelines.tracking import models, runs, ui, view
+from pipelines.tracking import deployments, models, runs, ui, view
 from pipelines.tracking import store as stores
 from pipelines.tracking import sync as syncing
 from pipelines.tracking.store import Store
 from pipelines.tracking.sync import log_report, sync
 from plugins.core.errors import UserError
 from plugins.data.dataset import Dataset, Raw
+from plugins.engines.run import draw_cohort
 
 REPOSITORY = Path(runs.__file__).parents[2]
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
@@ -467,6 +469,250 @@ def test_reports_on_disk_are_found(store: Store) -> None:
     (folder / "metrics.json").write_text('{"whole": 1}')
     syncing.sync_reports(store, store.repository)
     assert [run.info.run_name for run in active(store, "papers")] == ["ccn-smoke"]
+
+
+# Deployments
+
+TABLE = """round,test_accuracy,test_loss,validation_accuracy,bytes_up,bytes_down,seconds
+1,0.5,2.0,,1048576,1048576,1.0
+2,0.25,1.0,,524288,524288,2.0
+3,0.75,0.5,,524288,524288,3.0
+"""
+# Silo 2 misses round 1, silo 0 and later silo 2 miss round 2.
+MISSING = "round,exchange,client\n1,0,2\n1,1,2\n2,0,0\n2,1,2\n"
+DEPLOYMENT: dict[str, Any] = {
+    "common_args": {"random_seed": 7},
+    "train_args": {
+        "recipe": "fedprox", "settings": {"fedprox": {"mu": 0.5}}, "rounds": 3, "learning_rate": 0.2, "epochs": 4,
+    },
+    "comm_args": {"server": "10.9.8.7:8890", "kit": "/secret/{rank}", "quorum": 2, "deadline_s": 60.0},
+    "dp_args": {"enable_dp": False, "mechanism_type": "gaussian", "keys": "/secret/keys"},
+}  # fmt: skip
+
+
+def deployed(
+    place: Path, table: str = TABLE, missing: str = MISSING, model: bytes | None = None, **sections: dict[str, Any]
+) -> tuple[Path, Path]:
+    """A server's output folder and configuration. The model is that of `TABLE`."""
+    folder, config = place / "run", place / "fedml_config.yaml"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rounds.csv").write_text(table)
+    (folder / "absent.csv").write_text(missing)
+    metadata = {"weights_sha256": "f00d"}
+    (folder / "model.safetensors").write_bytes(save({"w": torch.ones(2)}, metadata) if model is None else model)
+    content = {name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}}
+    config.write_text(json.dumps(content))  # JSON is YAML
+    return folder, config
+
+
+def command_line(store: Store, folder: Path, config: Path, *more: str) -> int:
+    given = ["--root", str(store.repository), "--experiment", "toy", *more]
+    return command.main(["deployment", str(folder), "--config", str(config), *given])
+
+
+def history(store: Store, run: Any, name: str) -> list[tuple[int, float]]:
+    return [(point.step, point.value) for point in store.client().get_metric_history(run.info.run_id, name)]
+
+
+@pytest.fixture
+def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.mark.usefixtures("_no_address")
+def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(store: Store, tmp_path: Path) -> None:
+    folder, config = deployed(tmp_path / "server")
+    assert [command_line(store, folder, config) for _ in range(2)] == [0, 0]
+    (run,) = active(store)
+    assert run.info.status == "FINISHED" and run.info.end_time - run.info.start_time == 6000
+    assert history(store, run, "test_accuracy") == [(1, 0.5), (2, 0.25), (3, 0.75)]
+    found = {what: [value for _, value in history(store, run, f"silos_{what}")] for what in ("asked", "answered")}
+    assert found == {"asked": [3, 3, 3], "answered": [2, 1, 3]}
+    assert history(store, run, "silos_missing") == [(1, 1), (2, 2), (3, 0)]
+    answered = [[value for _, value in history(store, run, f"answered.silo_{k}")] for k in range(3)]
+    assert answered == [[1, 0, 1], [1, 1, 1], [0, 0, 1]]
+    finals = {key: value for key, value in run.data.metrics.items() if key.startswith("final/")}
+    assert finals == {"final/test_accuracy": 0.75, "final/test_loss": 0.5, "final/traffic_mib": 4.0}
+    tags = {"kind": "deployment", "recipe": "fedprox", "seed": "7", "weights_sha256": "f00d"}
+    assert tags.items() <= run.data.tags.items()
+    params = {"silos": "3", "cohort": "3", "quorum": "2", "deadline_s": "60.0", "fedprox.mu": "0.5", "seed": "7"}
+    params |= {"train.rounds": "3", "train.lr": "0.2", "train.epochs": "4", "train.model": "mlp", "recipe": "fedprox"}
+    params |= {"dp_args.mechanism_type": "gaussian", "dp_args.enable_dp": "False"}
+    assert params.items() <= run.data.params.items()
+    said = str(run.data.params) + str(run.data.tags)
+    assert not [word for word in ("secret", "10.9.8.7", "shards", str(tmp_path / "server")) if word in said]
+    assert artifacts(store, run) == {"rounds.csv", "absent.csv", "model.safetensors"}
+
+
+def test_only_silos_that_are_asked_count(tmp_path: Path) -> None:
+    """One silo per round is drawn. Before round 1 and after round 3 everybody is asked."""
+    drawn = [draw_cohort(7, t, 3, 1)[0] for t in (1, 2, 3)]
+    other = (drawn[2] + 1) % 3
+    missing = f"round,exchange,client\n0,0,1\n3,1,{other}\n"
+    rows = deployments.read(*deployed(tmp_path, missing=missing, train_args=train(cohort=1))).rows
+    assert [(row["round"], row["silos_asked"], row["silos_missing"]) for row in rows] == [
+        (1, 1, 0), (2, 1, 0), (3, 2, 1), (0, 3, 1)
+    ]  # fmt: skip
+    silos = [{key: row[key] for key in row if key.startswith("answered.")} for row in rows]
+    assert silos[:2] == [{f"answered.silo_{k}": 1} for k in drawn[:2]]
+    assert silos[2] == {f"answered.silo_{drawn[2]}": 1, f"answered.silo_{other}": 0}
+    assert silos[3] == {"answered.silo_0": 1, "answered.silo_1": 0, "answered.silo_2": 1}
+
+
+@pytest.mark.parametrize(("silos", "named"), [(50, 50), (51, 0)])
+def test_many_silos_have_no_metric_each(tmp_path: Path, silos: int, named: int) -> None:
+    args = train(client_num_in_total=silos, client_num_per_round=silos)
+    (row, *_) = deployments.read(*deployed(tmp_path, train_args=args)).rows
+    assert (row["silos_asked"], row["silos_answered"]) == (silos, silos - 1)
+    assert sum(key.startswith("answered.") for key in row) == named
+
+
+def train(**changed: object) -> dict[str, Any]:
+    return DEPLOYMENT["train_args"] | changed
+
+
+def test_the_address_is_the_given_one(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--to` is stronger than the variable; the variable is that of all other runs."""
+    monkeypatch.chdir(tmp_path)  # MLflow puts the files of such a store here
+    others = []
+    for name in ("given", "named"):
+        shutil.copy(store.database, tmp_path / f"{name}.db")
+        others.append(Store(tmp_path / "nobody's", f"sqlite:///{tmp_path / name}.db"))
+    given, named = others
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", named.address)
+    folder, config = deployed(tmp_path / "server")
+    assert command_line(store, folder, config, "--to", given.address) == 0
+    assert [len(active(one)) for one in (store, given, named)] == [0, 1, 0]
+    assert command_line(store, folder, config) == 0
+    assert [len(active(one)) for one in (store, given, named)] == [0, 1, 1]
+    assert command_line(store, folder, config, "--to", "") == 0, "no address: the database of the repository"
+    assert [len(active(one)) for one in (store, given, named)] == [1, 1, 1]
+
+
+SHORT = TABLE[: TABLE.index("3,0.75")]
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "a round is missing": ({"table": SHORT}, r"run: the run is not over \(2 of 3 rounds\)"),
+    "no round": ({"table": TABLE[: TABLE.index("1,0.5")]}, r"run: the run is not over \(0 of 3 rounds\)"),
+    "another configuration": (
+        {"train_args": {"rounds": 2}}, r"rounds\.csv: has 3 rounds, .*fedml_config\.yaml says 2; --config needs",
+    ),
+    "a bad configuration": (
+        {"train_args": {"quorom": 2}}, r"fedml_config\.yaml: unknown key 'train_args\.quorom'",
+    ),
+    "a silo that does not exist": (
+        {"missing": "round,exchange,client\n1,0,3\n"}, r"absent\.csv, line 2: client = '3' is refused; allowed: 0 to 2"
+    ),
+    "a damaged model": ({"model": b"half"}, r"model\.safetensors: is not the model of a deployment"),
+    "a model of something else": ({"model": save({"w": torch.ones(2)})}, r"is not the model of a deployment"),
+    "no number": ({"table": TABLE.replace("0.25", "much")}, r"rounds\.csv: is not a server's table .*'much'"),
+    "a short line": ({"table": TABLE.replace(",2.0\n", "\n")}, r"rounds\.csv: is not a server's table .*missing"),
+    "a long line": ({"table": TABLE.replace(",2.0\n", ",2.0,1\n")}, r"rounds\.csv: is not a server's table"),
+    "another order": ({"table": TABLE.replace("\n2,", "\n4,")}, r"rounds\.csv: .*rounds from 1 up"),
+    "no traffic": ({"table": TABLE.replace("bytes_up", "up")}, r"rounds\.csv: .*columns round, .*bytes_up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("changed", "words"), WRONG.values(), ids=WRONG.keys())
+def test_a_deployment_that_is_not_over_or_damaged_is_refused(
+    tmp_path: Path, changed: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        deployments.read(*deployed(tmp_path, **changed))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("rounds.csv", "can't be read (No such file or directory); a server writes it after its first round"),
+        ("absent.csv", "absent.csv: can't be read (No such file or directory)"),
+        ("model.safetensors", "the run is not over (3 of 3 rounds)"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_is_refused_in_one_line(
+    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, words: str
+) -> None:
+    folder, config = deployed(tmp_path / "server")
+    (folder / name).unlink()
+    assert command_line(store, folder, config) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {folder}") and words in line
+    assert not (store.folder / ".synced").exists()
+
+
+@pytest.mark.usefixtures("_no_address")
+def test_a_run_that_broke_off_is_replaced(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise MlflowException("the disk of the server\nis full")
+
+    folder, config = deployed(tmp_path / "server")
+    with monkeypatch.context() as patch:
+        patch.setattr(runs.Run, "finish", refuse)
+        assert command_line(store, folder, config) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {store.address}: does not take the run (the disk of the server is full)"
+    assert [run.info.status for run in active(store)] == ["RUNNING"]
+    assert command_line(store, folder, config) == 0
+    assert [run.info.status for run in active(store)] == ["FINISHED"]
+
+
+def staged(store: Store, **changed: Any) -> None:
+    """What stage deploy leaves behind."""
+    root = store.repository
+    deployed(root / "deploy" / "stage", **changed)
+    record = {"recipe": "near", "scenario": "skewed", "seed": 7, "silos": 3, "rounds": 3}
+    record |= {"deployed_sha256": "f00d", "simulated_sha256": "f00d"}
+    (root / "deploy" / "result.json").write_text(json.dumps(record))
+
+
+def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = store.repository
+    assert deployments.sync_stage(store, root, "toy") == [] and not (store.folder / ".synced").exists()
+    finish()
+    sync(store, root, "toy")
+    staged(store)
+    name = "deployment/skewed-near-7"
+    assert deployments.sync_stage(store, root, "toy") == [name]
+    assert sync(store, root, "toy") == [], "the simulated run is as it was"
+    found = {run.info.run_name: run for run in active(store)}
+    assert sorted(found) == [name, "iid-fedavg-0"]
+    run = found[name]
+    about = {"recipe": "near", "scenario": "skewed", "seed": "7", "composition": "fedprox"}
+    assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
+    assert run.data.tags["kind"] == "deployment" and run.data.tags["simulated_sha256"] == "f00d"
+    packed = store.client().get_experiment_by_name("toy").tags[view.TAG].removeprefix("deflate;")
+    groups = json.loads(zlib.decompress(base64.b64decode(packed)))["groupBy"]["groupByKeys"]
+    assert {"mode": "tag", "groupByData": "kind"} in groups, "no mean over simulated and deployed runs"
+    with monkeypatch.context() as patch:
+        patch.setattr(deployments, "read", None)  # it imports torch
+        assert deployments.sync_stage(store, root, "toy") == []
+    staged(store, table=TABLE.replace("3.0\n", "4.0\n"))  # the stage has run again
+    assert deployments.sync_stage(store, root, "toy") == [name]
+    runs_now = {run.info.run_name: run.info.run_id for run in active(store)}
+    assert sorted(runs_now) == [name, "iid-fedavg-0"] and runs_now[name] != run.info.run_id
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"model": save({"w": torch.ones(2)}, {"weights_sha256": "beef"})}, {"model": b""}, {"train_args": {"new": 1}}],
+    ids=["of another run", "damaged", "of other code"],
+)
+def test_leftovers_of_another_deployment_are_left_alone(store: Store, changed: dict[str, Any]) -> None:
+    staged(store, **changed)
+    assert deployments.sync_stage(store, store.repository, "toy") == []
+    assert not (store.folder / ".synced").exists()
+
+
+@pytest.mark.usefixtures("_no_address")
+def test_a_deployment_that_was_logged_by_hand_is_not_logged_again_by_sync(store: Store) -> None:
+    staged(store)
+    stage = store.repository / "deploy" / "stage"
+    assert command_line(store, stage / "run", stage / "fedml_config.yaml") == 0
+    assert deployments.sync_stage(store, store.repository, "toy") == [] and len(active(store)) == 1
 
 
 # The pages
