@@ -25,7 +25,7 @@ from plugins.data.files import write_whole
 
 REPETITIONS = 2
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
-FEW_METHODS = ["ccn", "scaffold"]  # the methods with --quick
+FEW_METHODS = ["scaffold"]  # the methods with --quick
 
 
 def _log(line: str) -> None:

@@ -122,7 +122,7 @@ def test_a_run_survives_kills(part, seed, tmp_path):
 
 
 def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(tmp_path, capsys):
-    terms, parts = deployment("scaffold", rounds=200), world.parts(public=False)
+    terms, parts = deployment("scaffold", rounds=80), world.parts(public=False)
     with loopback.Processes(terms, parts, tmp_path) as processes:
         for rank in range(4):
             processes.start(rank)
@@ -141,7 +141,7 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         first.join(DEADLINE_S)
         assert first.exitcode == ends.CODES[ends.StoppedError]
         done = len(rows.read_text().splitlines()) - 1
-        assert 0 < done < 200
+        assert 0 < done < 80
         processes.start(SERVER)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
         assert processes.digest() == loopback.simulate(terms, parts)
@@ -182,5 +182,5 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 
 def test_a_deadline_ends_a_run(tmp_path):
-    with pytest.raises(UserError, match=r"not over after 6 s: server \(rank 0\), silo 0 \(rank 1\)"):
-        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 6.0)
+    with pytest.raises(UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"):
+        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 4.0)
