@@ -31,7 +31,7 @@ RECIPES = (
     "scaffold+fnr+rfedavg_plus+ccn", "feddyn", "rfedavg_plus", "fednlr", "feddc", "fnr", "moon+ccn", "fednnnn",
     "scaffold", "rfedavg",
 )  # fmt: skip
-SILOS, ROUNDS, KILLS = 3, 6, 4
+SILOS, ROUNDS, KILLS = 3, 8, 4
 DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
 LIMIT_S = 120.0  # of a run
 RESULT = Path("docs/results/chaos.md")
@@ -52,7 +52,7 @@ class Ran:
 
 
 def deployment(recipe: str, seed: int, **comm: object) -> settings.Deployment:
-    """Three silos, six rounds, a small network."""
+    """Three silos, eight rounds, a small network."""
     content = {
         "common_args": {"random_seed": seed},
         "model_args": {"model": "mlp", "model_options": {"hidden": 16, "batch_norm": True}},
@@ -123,7 +123,7 @@ def all_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     data, began = parts(recipe, seed), time.monotonic()
     terms = deployment(recipe, seed)
     plan = [
-        (rng.randrange(ROUNDS - 1), rng.uniform(0, 0.2), "SIGKILL", rng.randrange(SILOS + 1), rng.uniform(0, 0.3))
+        (rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), "SIGKILL", rng.randrange(SILOS + 1), rng.uniform(0, 0.3))
         for _ in range(kills)
     ]
     return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
@@ -138,7 +138,7 @@ def two_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     for _ in range(kills):
         rank = 0 if rng.random() < 0.25 else rng.randrange(1, SILOS + 1)
         event = "SIGSTOP" if rank and rng.random() < 0.5 else "SIGKILL"
-        plan.append((rng.randrange(ROUNDS - 1), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0)))
+        plan.append((rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0)))
     return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
 
 

@@ -57,7 +57,8 @@ class Conversation:
         sample = Samples(test.x[:1], test.y[:1])
         self._probe = Silo(terms, 0, sample, sample if public is not None else None)
         self._schemas: dict[str, Tree] = {}
-        if kept is not None and kept.exists():
+        self.resumed = kept is not None and kept.exists()
+        if kept is not None and self.resumed:
             self._restore(kept)
         elif kept is not None:
             self._save()

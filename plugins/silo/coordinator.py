@@ -178,14 +178,17 @@ class Coordinator:
 
     # the server's side: called by the main thread -----------------------------------------------------------------
 
-    def gather(self) -> None:
-        """Returns when all silos are there, or after `deadline_s` a quorum. Raises QuorumError after `patience_s`."""
+    def gather(self, resumed: bool = False) -> None:
+        """Returns when all silos are there, or after `deadline_s` a quorum. Raises QuorumError after `patience_s`.
+
+        `resumed`: a quorum is enough at once. Those who come later join the exchange.
+        """
         quorum, comm, began = self.comm.quorum or self.silos, self.comm, time.monotonic()
         with self._news:
             while len(self._there()) < self.silos:
                 now = time.monotonic() - began
-                if len(self._there()) >= quorum and now >= comm.deadline_s:
-                    return
+                if len(self._there()) >= quorum and (resumed or now >= comm.deadline_s):
+                    break
                 if now >= comm.patience_s:
                     raise QuorumError(
                         f"only {len(self._there())} of {self.silos} silos came within {comm.patience_s:g} s; "
@@ -193,6 +196,7 @@ class Coordinator:
                     )
                 limit = min(comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s)
                 self._news.wait(min(1.0, max(limit - now, 0.01)))
+            self._began = time.monotonic()  # who was never there is gone some time after this
 
     def ask(self, down: Down, schema: Tree, check: Callable[[Up, int], object]) -> dict[int, Up]:
         """Sends a message and returns the answers, ascending. `check` raises RefusedError for an answer of no use.

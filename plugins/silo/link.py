@@ -28,6 +28,7 @@ from plugins.silo.wire import Down, Up
 LOG = logging.getLogger(__name__)
 FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # refusals that another try doesn't change
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
+PAUSE = 0.1  # of the time that the server has been away
 T = TypeVar("T")
 
 
@@ -35,7 +36,7 @@ def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
     """A channel to the server; `kit` None for plaintext. Raises UserError."""
     options = [*KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0)]
     # gRPC's own pauses between connections grow to two minutes.
-    options += [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 2_000)]
+    options += [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
     if kit is None:
         return grpc.insecure_channel(comm.server, options)
     own = certificates.Kit.read(kit, rank)
@@ -168,7 +169,7 @@ class Link:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """What `call` returns, once the server answers. Raises RefusedError, NotAdmittedError, LostError."""
-        end, pause = time.monotonic() + self._comm.lost_s, FIRST_PAUSE_S
+        began = time.monotonic()
         while True:
             try:
                 return call()
@@ -176,13 +177,13 @@ class Link:
                 refusal = _refusal(error)
                 if refusal is not None:
                     raise refusal from None
-                if time.monotonic() > end:
+                waited = time.monotonic() - began
+                if waited > self._comm.lost_s:
                     raise LostError(
                         f"no contact with the server at {self._comm.server} for {self._comm.lost_s:g} s "
                         f"({_reason(error)})"
                     ) from None
-            time.sleep(pause * self._jitter.uniform(0.5, 1.5))
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            time.sleep(min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S) * self._jitter.uniform(0.5, 1.5))
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError | None:

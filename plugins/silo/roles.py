@@ -41,7 +41,7 @@ class ServerRole:
     def _run(self) -> None:
         aggregator, conversation = self._aggregator, self._aggregator.conversation
         if conversation.down.ask is not None:
-            self._coordinator.gather()
+            self._coordinator.gather(conversation.resumed)
         while (ask := conversation.down.ask) is not None:
             found = self._coordinator.ask(conversation.down, conversation.schema, conversation.opened)
             conversation.without([client for client in ask.to if client not in found])

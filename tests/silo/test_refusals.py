@@ -408,6 +408,23 @@ def test_a_run_begins_with_a_quorum_after_the_deadline():
         assert time.monotonic() - began >= 0.15
 
 
+def test_a_run_that_goes_on_begins_with_a_quorum_at_once():
+    state = coordinator(quorum=2)
+    with there(state, 0, 2):
+        begun(state.gather, True).result(LONG)
+
+
+def test_a_silo_that_comes_back_after_a_failure_is_asked_again():
+    state = coordinator(quorum=2)
+    with there(state, 0, 1, 2):
+        found = asked(state)
+        state.fail(0, 4, "no disk")
+        state.hello(0, "s", state.terms, 5)
+        for client in range(3):
+            answer(state, client)
+        assert list(found.result(LONG)) == [0, 1, 2]
+
+
 def test_a_run_does_not_begin_below_the_quorum():
     state, began = coordinator(quorum=2, deadline_s=0.01, patience_s=0.15), time.monotonic()
     with there(state, 1), pytest.raises(QuorumError, match=r"only 1 of 3 silos came .* the quorum is 2"):
