@@ -185,24 +185,23 @@ def descend(side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, hooks
     keys: Sequence[Tensor | None] = (None,) * len(steps)
     if task.network.draws:  # all keys at once, because a step is short
         keys = step_key(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
+
+    def loss(batch: Batch, buffers: Params, drawn: Tensor | None, w: Params) -> tuple[Tensor, Tree]:
+        found = forward(w, buffers, batch, drawn)
+        logits = found.logits if hooks.logits is None else hooks.logits(found.logits, w)
+        value = cross_entropy(logits, batch.y, batch.mask)
+        extra = None if hooks.penalty is None else hooks.penalty(w, found, batch)
+        value = value if extra is None else value + extra
+        left = {"loss": value, "buffers": found.buffers}
+        return value, left if last is None else left | {"features": found.features}
+
     # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
-    for step, plain in enumerate(_batches(steps, in_place=written is not None)):
-        batch = plain._replace(keys=key, step=step)
-
-        def loss(
-            w: Params, batch: Batch = batch, buffers: Params = buffers, drawn: Tensor | None = keys[step]
-        ) -> tuple[Tensor, Tree]:
-            found = forward(w, buffers, batch, drawn)
-            logits = found.logits if hooks.logits is None else hooks.logits(found.logits, w)
-            value = cross_entropy(logits, batch.y, batch.mask)
-            extra = None if hooks.penalty is None else hooks.penalty(w, found, batch)
-            value = value if extra is None else value + extra
-            left = {"loss": value, "buffers": found.buffers}
-            return value, left if last is None else left | {"features": found.features}
-
-        gradient, left = (
-            task.grad(loss, params) if written is None else written(params, buffers, batch, keys[step], gradient)
-        )
+    for step, batch in enumerate(_batches(steps, in_place=written is not None)):
+        if written is None:
+            keyed = batch._replace(keys=key, step=step)
+            gradient, left = task.grad(partial(loss, keyed, buffers, keys[step]), params)
+        else:
+            gradient, left = written(params, buffers, batch, keys[step], gradient)
         losses.append(left["loss"])
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
@@ -291,5 +290,7 @@ def _added(params: Params, update: Params, amount: float, out: Params | None) ->
     if out is None:
         return tree_map(lambda p, u: torch.add(p, u, alpha=amount), params, update)
     if out is params:  # vmap knows `add_`, but not `out`
-        return tree_map(lambda p, u: p.add_(u, alpha=amount), params, update)
+        for name, leaf in params.items():
+            leaf.add_(update[name], alpha=amount)
+        return params
     return tree_map(lambda p, u, into: torch.add(p, u, alpha=amount, out=into), params, update, out)
