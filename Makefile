@@ -48,7 +48,7 @@ ui: env  ## Serves MLflow's pages and prints the link to a prepared comparison.
 	@python -m pipelines.tracking ui
 
 experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst client of each recipe.
-	@dvc exp show --only-changed --drop '.*(spread|mib)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
+	@dvc exp show --only-changed --drop '.*(spread|mib|difference)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
 
 # PFL=/path/python, FLOWER= and FEDLAB= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.

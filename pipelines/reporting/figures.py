@@ -88,6 +88,37 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     return _png(figure)
 
 
+def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
+    """Accuracy of the clients, methods in the table's order: a mark each, all seeds together. None without any."""
+    looks, found = _looks(scenario, recipes), [(line, _per_client(scenario, line.recipe)) for line in scenario.lines]
+    known = [(line, values) for line, values in found if len(values)]
+    if not known:
+        return None
+    figure = Figure(figsize=(6.4, 0.34 * len(known) + 0.9), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    style(axes)
+    for place, (line, values) in enumerate(known):
+        colour = looks[line.recipe]["color"]
+        lines = {"color": colour, "linewidth": 1.2}
+        axes.plot(values, np.full(len(values), place), "|", color=colour, alpha=0.35, markersize=9)
+        axes.boxplot(
+            [values], positions=[place], orientation="horizontal", widths=0.62, whis=(0, 100), manage_ticks=False,
+            boxprops=lines, whiskerprops=lines, capprops=lines, medianprops=lines | {"linewidth": 2.4},
+        )  # fmt: skip
+    axes.set_yticks(range(len(known)), [line.label for line, _ in known])
+    axes.set_ylim(len(known) - 0.4, -0.6)
+    axes.set_title(scenario.name, loc="left", fontsize=12)
+    axes.set_xlabel("accuracy of a client, %", fontsize=12)
+    axes.tick_params(labelsize=11)
+    return _png(figure)
+
+
+def _per_client(scenario: Scenario, recipe: str) -> Values:
+    runs = [run for run in scenario.results if run.recipe == recipe]
+    return np.array([100 * accuracy for run in runs for accuracy in run.client_accuracy], dtype=np.float64)
+
+
 def _curves(scenario: Scenario) -> list[Curve]:
     """A curve per line of the scenario, over the rounds that all its seeds evaluated; the highest end comes first."""
     curves = []

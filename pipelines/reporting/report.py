@@ -24,6 +24,7 @@ from pipelines.reporting.summary import Scenario
 from pipelines.reporting.text import markdown
 from plugins.core.errors import UserError
 from plugins.data.files import replace_folder
+from plugins.recipes import hyper_parameters
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTRO = (
@@ -31,9 +32,17 @@ INTRO = (
     "methods by the accuracy of the common model on test samples that no client has seen."
 )
 LEAKS = " Lines marked LEAK have seen these samples in training. They show how much that helps."
+TUNING = (
+    "No hyper-parameter was tuned in this experiment. Methods ran at the values in params.yaml or at the defaults of "
+    "their files. How these values were chosen is not known here."
+)
+CLIENTS = (
+    "Accuracy per client after the last round, the clients of all seeds together: a mark per client, a box around the "
+    "middle half with the median, a line from the worst to the best"
+)
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
-    ("make ui", "every run in MLflow, with curves to compare; the command prints the link"),
+    ("make ui", "every run in MLflow, with curves to compare and seconds; the command prints the link"),
     ("report/summary.csv", "all numbers of the tables, unrounded"),
     ("runs/<scenario>-<method>-<seed>/rounds.csv", "one run, round by round; its final weights are beside it"),
     ("evaluation/<scenario>-<method>-<seed>/", "accuracy per class and per client"),
@@ -89,7 +98,35 @@ def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[resu
         ("Seeds", ", ".join(map(str, seeds))),
         ("Methods", ", ".join(settings.recipe_names)),
         *([("Settings", chosen)] if chosen else []),
+        ("Tuning", f"{TUNING} {_changed(settings)} {_equal_settings(scenarios)}"),
     ]
+
+
+def _equal_settings(scenarios: Sequence[Scenario]) -> str:
+    """Whether all methods were trained alike, by what the runs have recorded."""
+    runs, unequal = [run for scenario in scenarios for run in scenario.results], []
+    for key in sorted({key for run in runs for key in run.params if key.startswith("train.")}):
+        methods: dict[str, dict[str, None]] = {}  # by value
+        for run in runs:
+            methods.setdefault(str(run.params.get(key)), {})[run.recipe] = None
+        if len(methods) > 1:
+            listed = "; ".join(f"{value}: {', '.join(names)}" for value, names in methods.items())
+            unequal.append(f"{key.removeprefix('train.')} ({listed})")
+    if not unequal:
+        return "All methods had the same training settings."
+    return f"UNEQUAL training settings, compare with care: {', '.join(unequal)}."
+
+
+def _changed(settings: Config) -> str:
+    """The hyper-parameters that are not at the default of their method's file."""
+    values = [
+        (name, key, value, hyper_parameters(method)[key])
+        for name in settings.recipe_names
+        for method, own in settings.recipes[name].settings.items()
+        for key, value in own.items()
+    ]
+    changed = [f"{name} {key} {value} (default {default})" for name, key, value, default in values if value != default]
+    return f"Not at their default: {', '.join(changed)}." if changed else "All are at their default."
 
 
 def _settings(tree: Mapping[str, Any]) -> str:
@@ -109,6 +146,8 @@ def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]
         (f"accuracy-{name}.png", "Test accuracy of the global model after each round" + _band(scenario), accuracy),
         (f"traffic-{name}.png", "Test accuracy against the data transferred so far", traffic),
     ]
+    if clients := figures.clients(scenario, recipes):
+        pictures.append((f"clients-{name}.png", CLIENTS, clients))
     seed = min(s for line in scenario.lines for s in line.seeds)
     heatmap = root / "partitions" / f"{name}-{seed}" / "heatmap.png"
     if heatmap.exists():
@@ -117,11 +156,11 @@ def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]
     return {
         "name": name,
         "about": _about(root, settings.scenarios[name], f"{name}-{seed}"),
-        "header": table[0],
-        "rows": table[1:],
-        "markdown": markdown(table) + "\n",
-        "plain": tables.plain(scenario),
-        "words": tables.words(scenario),
+        "answer": tables.answer(scenario),
+        "table": table,
+        "compared": tables.compared(scenario),
+        "compared_note": tables.COMPARED_NOTE,
+        "words": tables.details(scenario),
         "notes": tables.notes(scenario),
         "pictures": pictures,
     }
@@ -180,10 +219,19 @@ def render(name: str, context: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["markdown"] = markdown
     environment.filters["inline"] = lambda picture: "data:image/png;base64," + base64.b64encode(picture).decode()
     return environment.get_template(name).render(context) + "\n"
 
 
 def _terminal(section: Mapping[str, Any]) -> str:
-    marks = "".join(textwrap.fill(note, 110, subsequent_indent="  ") + "\n" for note in section["notes"])
-    return f"{textwrap.fill(section['name'] + ': ' + section['about'], 110)}\n\n{section['plain']}\n{marks}"
+    def filled(text: str) -> str:
+        return textwrap.fill(text, 110, subsequent_indent="  ") + "\n"
+
+    compared = "".join(f"\n{title}\n\n{tables.plain(table)}" for title, table in section["compared"][:1])
+    return (
+        textwrap.fill(f"{section['name']}: {section['about']}", 110)
+        + f"\n\n{filled(' '.join(section['answer']))}\n{tables.plain(section['table'])}"
+        + "".join(map(filled, section["notes"]))
+        + (compared and compared + filled(section["compared_note"]))
+    )

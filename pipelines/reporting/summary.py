@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipelines.experiment.results import Result
+from pipelines.experiment.results import RERUN, Result, table
+from plugins.core.errors import UserError
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
@@ -35,9 +36,8 @@ class Line:
     last: Spread  # mean test accuracy of the last five evaluated rounds
     best: Spread  # highest test accuracy of any round
     rank: int  # from 1; 0 for a line that is not compared
-    close: bool  # ahead of the next line by less than the larger of their two spreads
+    finals: Mapping[int, float]  # test accuracy after the last round, by seed
     difference: Spread | None  # final accuracy minus the baseline's of the same seed
-    wins: int  # seeds on which it ends above the baseline
     worst: Spread | None  # lowest accuracy of any client
     noisy: Spread | None  # final accuracy on copies of the test set in each client's noise; None without noise
     traffic_round: Spread  # up and down, whole cohort, one round
@@ -57,13 +57,6 @@ class Line:
         mark = PUBLIC_MARKS.get(self.public, "")
         return self.recipe + (f" {mark}" if mark and not self.leak else "") + (" LEAK" if self.leak else "")
 
-    @property
-    def beyond_spread(self) -> bool | None:
-        """Whether the difference to the baseline exceeds its spread over seeds; None where that is not known."""
-        if self.difference is None or self.difference.std is None:
-            return None
-        return abs(self.difference.mean) > self.difference.std
-
 
 @dataclass(frozen=True)
 class Scenario:
@@ -74,6 +67,7 @@ class Scenario:
     baseline: Line | None
     results: tuple[Result, ...]
     missing: tuple[str, ...]  # items of params.yaml without a result
+    test_samples: int | None  # None if nothing is evaluated
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -102,6 +96,7 @@ def scenario(name: str, results: Sequence[Result], recipes: Sequence[str], seeds
         baseline=next((line for line in ranked if line.recipe == base), None),
         results=tuple(present),
         missing=tuple(f"{name}-{r}-{seed}" for r in recipes for seed in seeds if (r, seed) not in found),
+        test_samples=next((n for n in map(_test_samples, present) if n), None),
     )
 
 
@@ -109,23 +104,33 @@ def _accuracy(result: Result) -> list[float]:
     return result.column("test_accuracy")
 
 
+def _test_samples(result: Result) -> int | None:
+    """The size of the test set, from the evaluation. All runs of an experiment have the same test set."""
+    path = next((path for path in result.files if path.name == "per_class.csv"), None)
+    if path is None:
+        return None
+    try:
+        return sum(int(row["samples"]) for row in table(path))
+    except (KeyError, ValueError):
+        raise UserError(f"{path}: has no column samples of whole numbers; {RERUN}") from None
+
+
 def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
-    """Sums up one recipe's results; rank and closeness are set by `_ranked`."""
-    base_final = {r.seed: _accuracy(r)[-1] for r in base}
-    differences = [_accuracy(r)[-1] - base_final[r.seed] for r in group if r.seed in base_final]
+    """Sums up one recipe's results; the rank is set by `_ranked`."""
+    finals, base_final = ({r.seed: _accuracy(r)[-1] for r in runs} for runs in (group, base))
+    differences = [final - base_final[seed] for seed, final in finals.items() if seed in base_final]
     traffic = [[row["bytes_up"] + row["bytes_down"] for row in r.rows] for r in group]
     return Line(
         recipe=group[0].recipe,
         composition=group[0].composition,
         seeds=tuple(sorted(r.seed for r in group)),
         rounds=max(len(r.rows) for r in group),
-        final=_known(_accuracy(r)[-1] for r in group),
+        final=_known(finals.values()),
         last=_known(statistics.fmean(_accuracy(r)[-LAST_ROUNDS:]) for r in group),
         best=_known(max(_accuracy(r)) for r in group),
         rank=0,
-        close=False,
+        finals=finals,
         difference=spread(differences),
-        wins=sum(difference > 0 for difference in differences),
         worst=spread(min(r.client_accuracy) for r in group if r.client_accuracy),
         noisy=spread(r.evaluation["accuracy_noisy"] for r in group if "accuracy_noisy" in r.evaluation),
         traffic_round=_known(statistics.fmean(t) for t in traffic),
@@ -153,16 +158,5 @@ def _ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Best mean final accuracy first, then the lines that are not compared. Equal means share a rank."""
     ordered = sorted((line for line in lines if line.compared), key=lambda line: -line.final.mean)
     means = [line.final.mean for line in ordered]
-    following = [*ordered[1:], None]
-    ranked = [
-        dataclasses.replace(line, rank=means.index(line.final.mean) + 1, close=_close(line, after))
-        for line, after in zip(ordered, following[: len(ordered)], strict=True)
-    ]
+    ranked = [dataclasses.replace(line, rank=means.index(line.final.mean) + 1) for line in ordered]
     return (*ranked, *sorted((line for line in lines if not line.compared), key=lambda line: -line.final.mean))
-
-
-def _close(line: Line, after: Line | None) -> bool:
-    """Whether the lead over the next line is below the larger of the two spreads; false for unknown spreads."""
-    if after is None or line.final.std is None or after.final.std is None:
-        return False
-    return line.final.mean - after.final.mean < max(line.final.std, after.final.std)

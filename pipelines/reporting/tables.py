@@ -6,15 +6,24 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pipelines.reporting.comparison import LEVEL, MOST_SEEDS, Comparison, against, per_deviation, seeds_needed
 from pipelines.reporting.summary import BASELINE, PUBLIC_MARKS, Line, Scenario, Spread, spread
 from pipelines.reporting.text import as_csv
 
 MIB = 2**20
 NONE = "-"
+NAMED = 6  # most methods that a sentence names
 COLUMNS_NOTE = (
-    "Test accuracy of the global model: after the last round, mean of the last five rounds, best of any round. Worst "
-    "client: the lowest accuracy of any client, with test samples weighted by the client's share of each class. MiB: "
-    "all clients of a round, up and down."
+    "Test accuracy of the global model: after the last round, mean of the last five rounds, best of any round (chosen "
+    "on the test set, so it flatters). Worst client: the lowest accuracy of any client, with test samples weighted by "
+    "the client's share of each class. MiB: all clients of a round, up and down."
+)
+LEVEL_TEXT = f"{100 * LEVEL:g} %"
+COMPARED_NOTE = (
+    "Difference: in the last round, seed by seed, on the seeds that both methods have, in points. 95 %: interval of "
+    "the paired t test, for this comparison alone; it takes the differences as normally distributed. Holm: p of the t "
+    f"test, adjusted for all comparisons of the table; the verdict goes by it, at {LEVEL_TEXT}. Higher: seeds on which "
+    "the method ends above the other. Sign test: on the seeds that differ."
 )
 NOISY_NOTE = "Noisy test: on one copy of the test set per client, each copy with that client's noise."
 PUBLIC_NOTES = {
@@ -27,17 +36,31 @@ SPREADS = {
     "final": "final", "last_5_rounds": "last", "best": "best", "vs_baseline": "difference", "worst_client": "worst",
     "noisy_test": "noisy", "traffic_round_bytes": "traffic_round", "traffic_total_bytes": "traffic_total",
 }  # fmt: skip
+# The same of a comparison.
+TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p", "p_sign": "sign_p"}
 
 
 def cells(scenario: Scenario) -> list[list[str]]:
     """The table as text, the header and then the best method first: accuracies in %, differences in points."""
-    rows = [_row(scenario, line) for line in scenario.lines]
+    alike = _alike(scenario)
+    rows = [_row(scenario, line, line.recipe in alike) for line in scenario.lines]
     return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
-def plain(scenario: Scenario) -> str:
-    """The table for a terminal."""
-    table = cells(scenario)
+def compared(scenario: Scenario) -> list[tuple[str, list[list[str]]]]:
+    """(title, table as text) of the comparisons with the baseline and with the best method."""
+    base, best = scenario.baseline, _best(scenario)
+    others: dict[str, Line] = {f"Compared with {base.recipe}": base} if base else {}
+    if best is not None and best is not base:
+        others[f"Compared with {best.recipe}, which has the best mean"] = best
+    header = ["method", "difference", "95 %", "t test, p", "Holm, p", "higher", "sign test, p", "verdict"]
+    tables = {title: [_numbers(one) for one in against(scenario, other).values()] for title, other in others.items()}
+    return [(title, [header, *rows]) for title, rows in tables.items() if rows]
+
+
+def plain(table: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal."""
+    table = list(table)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     table.insert(1, ["-" * width for width in widths])
     rows = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in table)
@@ -48,34 +71,47 @@ def plain(scenario: Scenario) -> str:
 def summary_csv(scenarios: Iterable[Scenario]) -> bytes:
     """Every number of the tables, unrounded: accuracies as fractions, traffic in bytes; empty where unknown."""
     titles = [f"{column}_{part}" for column in SPREADS for part in ("mean", "std", "seeds")]
-    lines = [
-        [
-            scenario.name, line.recipe, line.composition, line.rank, str(line.close).lower(), line.rounds,
-            scenario.baseline.recipe if scenario.baseline else "",
-            *(part for name in SPREADS.values() for part in getattr(line, name) or (None, None, 0)),
-        ]
-        for scenario in scenarios
-        for line in scenario.lines
-    ]  # fmt: skip
-    header = ("scenario", "recipe", "composition", "rank", "close_to_next", "rounds", "baseline", *titles)
+    titles += [f"{other}_{part}" for other in ("vs_baseline", "vs_best") for part in TESTS]
+    lines: list[list[object]] = []
+    for scenario in scenarios:
+        with_base, with_best = against(scenario, scenario.baseline), against(scenario, _best(scenario))
+        for line in scenario.lines:
+            parts = [part for name in SPREADS.values() for part in getattr(line, name) or (None, None, 0)]
+            for one in (with_base.get(line.recipe), with_best.get(line.recipe)):
+                # Ten digits, so that they don't depend on the machine's exponential function.
+                values = (getattr(one, name, None) for name in TESTS.values())
+                parts += [None if value is None else float(f"{value:.10g}") for value in values]
+            base = scenario.baseline.recipe if scenario.baseline else ""
+            lines.append([scenario.name, line.recipe, line.composition, line.rank, line.rounds, base, *parts])
+    header = ("scenario", "recipe", "composition", "rank", "rounds", "baseline", *titles)
     return as_csv(header, lines, digits=None)
 
 
 def headline(scenarios: Sequence[Scenario]) -> Mapping[str, Any]:
     """The metrics that DVC shows, by scenario and recipe; without the scenario if there is only one."""
-    found = {scenario.name: {line.recipe: _headline(line) for line in scenario.lines} for scenario in scenarios}
+    found = {}
+    for scenario in scenarios:
+        comparisons = against(scenario, scenario.baseline)
+        found[scenario.name] = {line.recipe: _headline(line, comparisons.get(line.recipe)) for line in scenario.lines}
     return next(iter(found.values())) if len(found) == 1 else found
 
 
-def _headline(line: Line) -> dict[str, float]:
-    """Accuracy, its spread and the worst client in %, traffic in MiB; unknown numbers are left out."""
-    numbers = {
-        "accuracy": 100 * line.final.mean,
-        "spread": None if line.final.std is None else 100 * line.final.std,
-        "worst_client": None if line.worst is None else 100 * line.worst.mean,
-        "mib": line.traffic_total.mean / MIB,
+def _headline(line: Line, one: Comparison | None) -> dict[str, float]:
+    """In %: accuracy, its standard deviation, the worst client. MiB. Difference to the baseline, its 95 % interval.
+
+    Unknown numbers are left out.
+    """
+    fractions = {
+        "accuracy": line.final.mean,
+        "spread": line.final.std,
+        "worst_client": line.worst.mean if line.worst else None,
+        "difference": one.mean if one and one.differences else None,
+        "difference_low": one.low if one else None,
+        "difference_high": one.high if one else None,
     }
-    return {name: round(number, 4) for name, number in numbers.items() if number is not None}
+    numbers = {name: 100 * value for name, value in fractions.items() if value is not None}
+    # `+ 0.0`: a rounded zero has no sign.
+    return {name: round(number, 4) + 0.0 for name, number in (numbers | {"mib": line.traffic_total.mean / MIB}).items()}
 
 
 def curves_csv(scenario: Scenario, recipes: Sequence[str]) -> bytes:
@@ -101,8 +137,10 @@ def notes(scenario: Scenario) -> list[str]:
             f"vs {scenario.baseline.recipe}: difference in the last round, in percentage points, seed by seed. Both "
             "methods have the same partition, the same clients in each round and the same first weights."
         )
-    if any(line.close for line in scenario.lines):
-        found.append("≈ ahead of the next method by less than the spread over seeds: their order may be chance.")
+    if _alike(scenario):
+        found.append("≈ can't be told apart from the best mean.")
+    if not any(result.client_accuracy for result in scenario.results):
+        found.append("Without an evaluation there is no accuracy of single clients, and no picture of it.")
     for public, mark in PUBLIC_MARKS.items():
         if any(line.public == public and not line.leak for line in scenario.lines):
             found.append(f"{mark} {PUBLIC_NOTES[public]}")
@@ -123,11 +161,70 @@ def notes(scenario: Scenario) -> list[str]:
 
 
 def words(scenario: Scenario) -> list[str]:
-    """Sentences on the numbers. They claim no more than the spread over seeds allows."""
-    return [_leader(scenario), *_against_baseline(scenario), *_traffic(scenario), *_caution(scenario)]
+    """Sentences on the numbers. They claim no more than the intervals allow."""
+    return [*answer(scenario), *details(scenario)]
 
 
-def _row(scenario: Scenario, line: Line) -> dict[str, str]:
+def answer(scenario: Scenario) -> list[str]:
+    """Which method to use, in at most three sentences: the best mean, its equals, and what would tell them apart."""
+    best = _best(scenario)
+    if best is None:
+        return ["No method here can be compared."]
+    over = f"{100 * best.final.mean:.2f} % ({best.final.n} seed{'s' if best.final.n > 1 else ''})"
+    first = f"{best.recipe} has the best mean test accuracy after the last round, {over}"
+    comparisons = against(scenario, best)
+    if not comparisons:
+        return [f"{first}; it is the only method here."]
+    tested = [one for one in comparisons.values() if one.p is not None]
+    if not tested:
+        few = "Fewer than two seeds in common can't tell methods apart: any difference may be chance."
+        return [f"{first}.", few, "Add seeds."]
+    alike = [one for one in comparisons.values() if one.verdict != "worse"]
+    how = f"at {LEVEL_TEXT} (paired t tests over seeds, Holm's adjustment for {len(tested)})"
+    if not alike:
+        n = len(comparisons)
+        return [f"{first}.", f"The {f'{n} others are' if n > 1 else 'other one is'} worse {how}."]
+    others = f"any of the {len(alike)} others" if NAMED < len(alike) == len(comparisons) else _listed(alike)
+    return [f"{first}.", f"These seeds can't tell it apart from {others} {how}.", *_deciding(alike, len(tested))]
+
+
+def _listed(alike: Sequence[Comparison]) -> str:
+    """The first names; the others only as a number."""
+    names = [one.recipe for one in alike]
+    more = [f"{len(names) - NAMED} more (marked ≈)"] if len(names) > NAMED + 1 else names[NAMED:]
+    *most, last = names[:NAMED] + more
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _deciding(alike: Sequence[Comparison], tests: int) -> list[str]:
+    """What would tell methods apart from the best."""
+    if all(one.p is not None and one.is_below_a_sample for one in alike):
+        return ["Their mean differences are at most one test sample: only a larger test set could tell them apart."]
+    gaps = [one for one in alike if one.deviation and not one.is_below_a_sample]
+    if not gaps:
+        return ["More seeds that all methods have would help."]
+    smallest = min(gaps, key=lambda one: abs(one.mean))
+    n = seeds_needed(smallest, tests)
+    needed = f"about {n} seeds, if mean and deviation stay as they are" if n else f"more than {MOST_SEEDS} seeds"
+    return [f"The smallest gap, {abs(100 * smallest.mean):.2f} points to {smallest.recipe}, would need {needed}."]
+
+
+def details(scenario: Scenario) -> list[str]:
+    """Sentences on the test set, on each method against the baseline, on traffic, and on what the tests can show."""
+    return [_resolution(scenario), *_against_baseline(scenario), *_traffic(scenario), *_power(scenario)]
+
+
+def _resolution(scenario: Scenario) -> str:
+    if not scenario.test_samples:
+        return "The size of the test set is not known here, since nothing is evaluated."
+    n = scenario.test_samples
+    return (
+        f"{n} test samples: one sample is {100 / n:.2g} points. All seeds use the same ones. So the intervals hold the "
+        "chance of partition, first weights and batches, but not that of the choice of test samples."
+    )
+
+
+def _row(scenario: Scenario, line: Line, is_alike: bool) -> dict[str, str]:
     """A method's cells by the title of their column. The noisy test has a column only where clients have noise."""
     base = scenario.baseline
     return {
@@ -135,7 +232,7 @@ def _row(scenario: Scenario, line: Line) -> dict[str, str]:
         "last round, %": _percent(line.final),
         "last 5, %": _percent(line.last),
         "best, %": _percent(line.best),
-        "rank": f"{line.rank}{' ≈' if line.close else ''}" if line.compared else NONE,
+        "rank": f"{line.rank}{' ≈' if is_alike else ''}" if line.compared else NONE,
         f"vs {base.recipe if base else BASELINE}": NONE if line is base else _percent(line.difference, sign="+"),
         "worst client, %": _percent(line.worst),
         **({"noisy test, %": _percent(line.noisy)} if _noisy(scenario) else {}),
@@ -166,49 +263,62 @@ def _seeds(scenario: Scenario) -> int:
     return max(len(line.seeds) for line in scenario.lines)
 
 
-def _leader(scenario: Scenario) -> str:
-    compared = [line for line in scenario.lines if line.compared]
-    if not compared:
-        return "No method here can be compared."
-    first, *others = compared
-    text = f"After the last round {first.recipe} has the highest mean test accuracy, {_percent(first.final)} %"
-    if not others:
-        return text + "; it is the only method here."
-    lead = 100 * (first.final.mean - others[0].final.mean)
-    text += f", {lead:.2f} percentage points ahead of {others[0].recipe}"
-    if first.final.std is None or others[0].final.std is None:
-        return text + "; one seed can't show whether that is more than chance."
-    if first.close:
-        return text + ": less than the spread over seeds, so this may be chance."
-    return text + ": more than the spread over seeds."
+def _best(scenario: Scenario) -> Line | None:
+    return next((line for line in scenario.lines if line.compared), None)
+
+
+def _alike(scenario: Scenario) -> set[str]:
+    """The methods that are tested and can't be told apart from the best mean."""
+    found = against(scenario, _best(scenario)).items()
+    return {recipe for recipe, one in found if one.p is not None and one.verdict != "worse"}
+
+
+def _numbers(one: Comparison) -> list[str]:
+    """A comparison's cells."""
+    if not one.differences:
+        return [one.recipe, *[NONE] * 6, one.verdict]
+    interval = NONE if one.low is None or one.high is None else f"{_points(one.low)} to {_points(one.high)}"
+    tests = [NONE if p is None else f"{p:.3f}" if p >= 0.001 else "<0.001" for p in (one.p, one.holm_p, one.sign_p)]
+    higher = f"{one.higher} of {len(one.differences)}"
+    return [one.recipe, _points(one.mean), interval, *tests[:2], higher, tests[2], one.verdict]
+
+
+def _points(difference: float) -> str:
+    return f"{100 * difference:+z.2f}"
 
 
 def _against_baseline(scenario: Scenario) -> list[str]:
     if scenario.baseline is None:
         return ["There are no results of plain FedAvg here to compare with."]
     base = scenario.baseline.recipe
-    others = [line for line in scenario.lines if line is not scenario.baseline and line.compared]
-    clear = [line for line in others if line.beyond_spread]
-    better = [line for line in clear if line.difference is not None and line.difference.mean > 0]
-    worse = [line for line in clear if line not in better]
-    groups = (
-        (f"Better than {base} by more than the spread of the difference over seeds", better),
-        (f"Worse than {base} by more than that spread", worse),
-        (f"No clear difference to {base} on these seeds", [line for line in others if line.beyond_spread is False]),
-        (
-            f"Difference to {base} on one seed, spread unknown",
-            [line for line in others if line.difference is not None and line.difference.std is None],
-        ),
-        (f"No seed in common with {base}", [line for line in others if line.difference is None]),
-    )
-    return [f"{title}: {', '.join(_named(line) for line in lines)}." for title, lines in groups if lines]
+    groups = {
+        "better": f"Better than {base}",
+        "worse": f"Worse than {base}",
+        "no difference": f"No difference to {base} that this test set can show",
+        "unadjusted": f"Undecided against {base}, since Holm's adjustment does not confirm the interval",
+        "undecided": f"Undecided against {base}",
+        "one seed": f"One seed in common with {base}, so no interval",
+        "no seed": f"No seed in common with {base}",
+    }
+    named: dict[str, list[str]] = {group: [] for group in groups}
+    for one in against(scenario, scenario.baseline).values():
+        is_unadjusted = one.verdict == "undecided" and one.p is not None and one.p < LEVEL
+        named["unadjusted" if is_unadjusted else one.verdict].append(_claim(one))
+    return [f"{groups[group]}: {', '.join(claims)}." for group, claims in named.items() if claims]
 
 
-def _named(line: Line) -> str:
-    if line.difference is None:
-        return line.recipe
-    count = f", higher on {line.wins} of {line.difference.n} seeds" if line.difference.n > 1 else ""
-    return f"{line.recipe} ({_percent(line.difference, sign='+')}{count})"
+def _claim(one: Comparison) -> str:
+    """`scaffold (by 8.52 to 13.48 points)`: no more than the interval says."""
+    if not one.differences:
+        return one.recipe
+    if one.low is None or one.high is None:
+        return f"{one.recipe} ({_points(one.mean)} points)"
+    if one.low == one.high:
+        return f"{one.recipe} ({_points(one.mean)} points on each of {len(one.differences)} seeds: they do not vary)"
+    if one.verdict in ("better", "worse"):
+        low, high = sorted((abs(100 * one.low), abs(100 * one.high)))
+        return f"{one.recipe} (by {low:.2f} to {high:.2f} points)"
+    return f"{one.recipe} (from {_points(one.low)} to {_points(one.high)} points)"
 
 
 def _traffic(scenario: Scenario) -> list[str]:
@@ -222,7 +332,21 @@ def _traffic(scenario: Scenario) -> list[str]:
     return [f"{text}; {', '.join(other)} as much." if other else f"{text}, and so do the others."]
 
 
-def _caution(scenario: Scenario) -> list[str]:
-    if _seeds(scenario) == 1:
-        return ["There is only one seed, so no spread is known and every difference may be chance. Add seeds."]
-    return [f"The spread comes from at most {_seeds(scenario)} seeds. It is no test of significance."]
+def _power(scenario: Scenario) -> list[str]:
+    """What so many comparisons over so many seeds can show."""
+    n, others = _seeds(scenario), sum(line.compared for line in scenario.lines) - 1
+    if n == 1:
+        return ["One seed has no interval and no test, so every difference may be chance. Add seeds."]
+    least = 0.5 ** (n - 1)  # all seeds on one side
+    reach = f"so it can {'' if least <= LEVEL else 'never '}reach {LEVEL_TEXT}"
+    needs = f"a mean difference of at least {per_deviation(n):.1f} standard deviations of the differences"
+    if others > 1:
+        needs += f"; of {others} comparisons, the clearest one needs {per_deviation(n, LEVEL / others):.1f} for Holm"
+    text = f"With {n} seeds a paired t test needs {needs}. The smallest p of the sign test is {least:.2g}, {reach}."
+    if others < 1:
+        return [text]
+    level = (
+        "About one of 20 intervals at 95 % misses the true difference by chance. So the words better and worse go by "
+        f"Holm's adjustment for {others} comparison{'s' if others > 1 else ''}"
+    )
+    return [text, f"{level}. The best mean was chosen by the same numbers, so the gaps to it look too large."]

@@ -67,6 +67,7 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     if options.get("evaluated", True):
         evaluation.mkdir(parents=True)
         (evaluation / "metrics.json").write_text(json.dumps(options.get("metrics", {})))
+        (evaluation / "per_class.csv").write_text("class,samples,accuracy\ncat,40,0.5\ndog,60,0.5\n")
         (evaluation / "per_client.csv").write_text(f"client,samples,accuracy\n0,3,0.9\n1,3,{course[-1] / 2}\n2,0,\n")
     return run
 
@@ -132,7 +133,7 @@ def test_the_noisy_test_has_a_column_where_there_is_one(tmp_path: Path) -> None:
 
 def test_without_noise_there_is_no_column_for_it(root: Path) -> None:
     scenario = sum_up(root)
-    text = tables.plain(scenario) + "".join(tables.notes(scenario))
+    text = tables.plain(tables.cells(scenario)) + "".join(tables.notes(scenario))
     assert "oisy" not in text
     assert {len(row) for row in tables.cells(scenario)} == {10}
 
@@ -144,11 +145,14 @@ def test_last_five_and_best_count_evaluated_rounds_only(tmp_path: Path) -> None:
     assert close(line.last, (0.1 + 0.2 + 0.3 + 0.4 + 0.5) / 5, None, 1) and line.rounds == 8
 
 
-def test_ranks_mark_leads_that_are_below_the_spread(root: Path) -> None:
-    ranks = [(line.recipe, line.rank, line.close) for line in sum_up(root).lines]
-    # 0.91 is 0.11 ahead; fnr and fedavg have the same mean but for rounding, far below their spreads.
-    assert ranks[0] == ("scaffold", 1, False) and {name for name, _, _ in ranks[1:]} == {"fedavg", "fnr"}
-    assert ranks[1][2] and not ranks[2][2]
+def test_ranks_mark_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> None:
+    """a - b: 0.04 and 0.02, one degree of freedom, t = 3: p = 1 - 2 atan(3) / pi = 0.2. a - c: 0.3 and 0.31, t = 61."""
+    for recipe, finals in {"a": (0.54, 0.53), "b": (0.50, 0.51), "c": (0.24, 0.22)}.items():
+        for seed, final in enumerate(finals):
+            write_run(tmp_path, recipe, seed, [final])
+    scenario = sum_up(tmp_path, ["c", "b", "a"], [0, 1])
+    assert [(row[0], row[4]) for row in tables.cells(scenario)[1:]] == [("a", "1"), ("b", "2 ≈"), ("c", "3")]
+    assert "≈ can't be told apart from the best mean." in tables.notes(scenario)
 
 
 def test_equal_means_share_a_rank(tmp_path: Path) -> None:
@@ -157,26 +161,104 @@ def test_equal_means_share_a_rank(tmp_path: Path) -> None:
     assert [line.rank for line in sum_up(tmp_path, ["c", "b", "a"]).lines] == [1, 1, 3]
 
 
-def test_words_tell_apart_only_what_exceeds_the_spread(root: Path) -> None:
-    text = " ".join(tables.words(sum_up(root)))
-    assert "scaffold has the highest mean test accuracy, 91.00 ± 2.65 %, 11.00 percentage points ahead" in text
-    assert "ahead of fnr: more than the spread" in text or "ahead of fedavg: more than the spread" in text
-    better = "Better than fedavg by more than the spread of the difference over seeds: "
-    assert better + "scaffold (+11.00 ± 1.00, higher on 3 of 3 seeds)." in text
-    assert re.search(
-        r"No clear difference to fedavg on these seeds: fnr \([+-]0.00 ± 2.65, higher on 1 of 3 seeds\)", text
-    )
-    assert "Worse than" not in text and "scaffold 1.5 times as much" in text and "no test of significance" in text
+def test_words_claim_no_more_than_the_intervals(root: Path) -> None:
+    """Half an interval is 4.3027 / sqrt(3) = 2.4841 deviations. 11 - 2.48 = 8.52; 2.6458 * 2.4841 = 6.57.
+
+    scaffold - fnr: 7, 14, 12 points: t = 11 sqrt(3) / sqrt(13) = 5.28, p = 1 - 5.28 / sqrt(27.92 + 2) = 0.034.
+    """
+    scenario = sum_up(root)
+    text = " ".join(tables.details(scenario))
+    assert "100 test samples: one sample is 1 points." in text
+    assert "Better than fedavg: scaffold (by 8.52 to 13.48 points)." in text
+    assert "Undecided against fedavg: fnr (from -6.57 to +6.57 points)." in text
+    assert "Worse than" not in text and "scaffold 1.5 times as much" in text
+    assert "at least 2.5 standard deviations" in text and "sign test is 0.25, so it can never reach 5 %" in text
+    assert tables.answer(scenario) == [
+        "scaffold has the best mean test accuracy after the last round, 91.00 % (3 seeds).",
+        "The 2 others are worse at 5 % (paired t tests over seeds, Holm's adjustment for 2).",
+    ]
+    with_fedavg, with_scaffold = tables.compared(scenario)
+    assert with_fedavg[1][1] == [
+        "scaffold", "+11.00", "+8.52 to +13.48", "0.003", "0.005", "3 of 3", "0.250", "better",
+    ]  # fmt: skip
+    rows = {row[0]: row for row in with_scaffold[1]}
+    assert rows["fnr"] == ["fnr", "-11.00", "-19.96 to -2.04", "0.034", "0.034", "0 of 3", "0.250", "worse"]
+
+
+def test_an_interval_that_holms_adjustment_does_not_confirm(tmp_path: Path) -> None:
+    """1, 2 and 2 of 100 samples: t = 5, p = 1 - 5 / sqrt(27) = 0.038, and twice that. 1.667 +- 2.4841 * 0.5774.
+
+    The clearer one of two needs 97.5 % = t / sqrt(t^2 + 2): t = 6.205, which is 3.583 sqrt(3).
+    """
+    for seed, samples in enumerate((1, 2, 2)):
+        write_run(tmp_path, "fedavg", seed, [0.5])
+        write_run(tmp_path, "fnr", seed, [0.5 + samples / 100])
+        write_run(tmp_path, "scaffold", seed, [0.5 - (seed - 1) / 10])
+    said = tables.details(sum_up(tmp_path))
+    told = "Undecided against fedavg, since Holm's adjustment does not confirm the interval: fnr (from +0.23 to +3.10"
+    assert f"{told} points)." in said and "of 2 comparisons, the clearest one needs 3.6 for Holm." in said[-2]
+    assert "Undecided against fedavg: scaffold (from -24.84 to +24.84 points)." in said
+
+
+@pytest.mark.parametrize(("n", "told"), [(5, "0.062, so it can never reach 5 %"), (6, "0.031, so it can reach 5 %")])
+def test_what_the_number_of_seeds_can_show(tmp_path: Path, n: int, told: str) -> None:
+    """All of five seeds on one side: 2 / 32. All of six: 2 / 64."""
+    for seed in range(n):
+        write_run(tmp_path, "fedavg", seed, [0.5])
+    assert f"The smallest p of the sign test is {told}." in tables.details(sum_up(tmp_path, ["fedavg"], range(n)))[-1]
+
+
+def test_methods_that_differ_by_one_sample_are_not_told_apart(tmp_path: Path) -> None:
+    """One of the 100 test samples on every seed: no seeds would help."""
+    for seed in SEEDS:
+        write_run(tmp_path, "fedavg", seed, [0.5])
+        write_run(tmp_path, "fnr", seed, [0.51])
+    scenario = sum_up(tmp_path)
+    told = "No difference to fedavg that this test set can show: fnr "
+    assert f"{told}(+1.00 points on each of 3 seeds: they do not vary)." in tables.details(scenario)
+    assert tables.answer(scenario)[1:] == [
+        "These seeds can't tell it apart from fedavg at 5 % (paired t tests over seeds, Holm's adjustment for 1).",
+        "Their mean differences are at most one test sample: only a larger test set could tell them apart.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("differences", "needed"),
+    [
+        # Deviation sqrt(7) points: 4 * sqrt(n) / sqrt(7) exceeds t for n = 5 (3.38 > 2.78) but not for 4 (3.02 < 3.18).
+        ((0.01, 0.05, 0.06), "The smallest gap, 4.00 points to fedavg, would need about 5 seeds, if"),
+        # Deviation 17.3 points.
+        ((0.22, -0.08, -0.08), "The smallest gap, 2.00 points to fedavg, would need more than 100 seeds."),
+    ],
+)
+def test_the_answer_says_how_many_seeds_would_decide(tmp_path: Path, differences: Sequence[float], needed: str) -> None:
+    for seed, difference in enumerate(differences):
+        write_run(tmp_path, "fedavg", seed, [0.5])
+        write_run(tmp_path, "fnr", seed, [0.5 + difference])
+    said = tables.answer(sum_up(tmp_path))
+    assert len(said) == 3 and said[2].startswith(needed)
+
+
+def test_a_long_list_of_equals_is_cut(tmp_path: Path) -> None:
+    names = [f"m{i}" for i in range(9)]
+    for recipe in [*names, "bad"]:
+        for seed in SEEDS:
+            write_run(tmp_path, recipe, seed, [0.5 if recipe != "bad" else 0.1 + seed / 100])
+    said = tables.answer(sum_up(tmp_path, [*names, "bad"]))[1]
+    assert "apart from m1, m2, m3, m4, m5, m6 and 2 more (marked ≈) at 5 %" in said
 
 
 def test_one_seed_claims_nothing(tmp_path: Path) -> None:
     for recipe, finals in FINALS.items():
         write_run(tmp_path, recipe, 0, [finals[0]])
     scenario = sum_up(tmp_path, seeds=[0])
-    text = " ".join(tables.words(scenario))
-    assert "no spread is known" in text and "more than the spread" not in text and "one seed can't show" in text
-    assert "Difference to fedavg on one seed, spread unknown: scaffold (+10.00), fnr (+3.00)." in text
-    assert not any(line.close for line in scenario.lines) and "±" not in tables.plain(scenario)
+    few = "Fewer than two seeds in common can't tell methods apart: any difference may be chance."
+    assert few in tables.answer(scenario)
+    text = " ".join(tables.details(scenario))
+    told = "One seed in common with fedavg, so no interval: scaffold (+10.00 points), fnr (+3.00 points)."
+    assert told in text and "no interval and no test" in text
+    assert not {"±", "≈"} & set(tables.plain(tables.cells(scenario)))
+    assert tables.compared(scenario)[0][1][1] == ["scaffold", "+10.00", "-", "-", "-", "1 of 1", "-", "one seed"]
 
 
 def test_uneven_seeds_are_paired_by_seed_and_missing_runs_are_named(tmp_path: Path) -> None:
@@ -186,7 +268,7 @@ def test_uneven_seeds_are_paired_by_seed_and_missing_runs_are_named(tmp_path: Pa
         write_run(tmp_path, "fnr", seed, [final], evaluated=False)
     scenario = sum_up(tmp_path)
     line = next(line for line in scenario.lines if line.recipe == "fnr")
-    assert close(line.difference, 0.1, None, 1) and line.wins == 1 and line.worst is None  # only seed 1 is common
+    assert close(line.difference, 0.1, None, 1) and line.worst is None  # only seed 1 is common
     assert scenario.missing == ("skew-fedavg-2", "skew-scaffold-0", "skew-scaffold-1", "skew-scaffold-2", "skew-fnr-0")
     notes = " ".join(tables.notes(scenario))
     assert "Not finished, so not in the table: skew-fedavg-2, skew-scaffold-0" in notes
@@ -197,7 +279,27 @@ def test_without_fedavg_nothing_is_compared_with_it(tmp_path: Path) -> None:
     write_run(tmp_path, "fnr", 0, [0.5])
     scenario = sum_up(tmp_path)
     assert scenario.baseline is None and "no results of plain FedAvg" in " ".join(tables.words(scenario))
-    assert "the only method here" in tables.words(scenario)[0]
+    assert "the only method here" in tables.words(scenario)[0] and tables.compared(scenario) == []
+
+
+def test_without_a_common_seed_nothing_is_compared(tmp_path: Path) -> None:
+    write_run(tmp_path, "fedavg", 0, [0.5])
+    write_run(tmp_path, "fnr", 1, [0.6])
+    scenario = sum_up(tmp_path)
+    assert "No seed in common with fedavg: fnr." in tables.details(scenario)
+    assert tables.compared(scenario)[0][1][1] == ["fnr", *["-"] * 6, "no seed"]
+
+
+def test_without_an_evaluation_the_size_of_the_test_set_is_not_known(tmp_path: Path) -> None:
+    """Equal differences then prove nothing, since one sample's worth is unknown."""
+    for seed in SEEDS:
+        write_run(tmp_path, "fedavg", seed, [0.5], evaluated=False)
+        write_run(tmp_path, "fnr", seed, [0.625], evaluated=False)
+    scenario = sum_up(tmp_path)
+    assert "The size of the test set is not known" in tables.details(scenario)[0]
+    assert tables.compared(scenario)[0][1][1][-1] == "undecided"
+    assert "no accuracy of single clients" in " ".join(tables.notes(scenario))
+    assert figures.clients(scenario, list(FINALS)) is None
 
 
 def test_a_renamed_fedavg_is_still_the_baseline(tmp_path: Path) -> None:
@@ -214,7 +316,7 @@ def test_a_renamed_fedavg_is_still_the_baseline(tmp_path: Path) -> None:
 def test_recipes_that_see_public_data_are_marked(tmp_path: Path, public: str, mark: str) -> None:
     write_run(tmp_path, "variant", 0, [0.5], tags={"public": public})
     scenario = sum_up(tmp_path, ["variant"], [0])
-    table, notes = tables.plain(scenario), " ".join(tables.notes(scenario))
+    table, notes = tables.plain(tables.cells(scenario)), " ".join(tables.notes(scenario))
     for each in ("†", "‡"):
         assert (each in table) is (each in notes) is (each == mark)
     assert ("without their labels" in notes) is (mark == "‡")
@@ -241,8 +343,9 @@ def test_a_leak_is_named_everywhere_and_has_no_rank(tmp_path: Path) -> None:
     report.write(tmp_path)
     pages = [(tmp_path / "report" / name).read_text() for name in ("report.html", "report.md", "table.txt")]
     assert all("fnr-leak LEAK" in page for page in pages) and "Lines marked LEAK have seen these samples" in pages[0]
-    leader = tables.words(scenario)[0]
-    assert "fnr has the highest" in leader and "10.00 percentage points ahead of fedavg" in leader
+    said = " ".join(tables.answer(scenario))
+    assert "fnr has the best mean" in said and "leak" not in said and "centralised" not in said
+    assert [row[0] for _, rows in tables.compared(scenario) for row in rows[1:]] == ["fnr", "fedavg"]
 
 
 def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
@@ -250,12 +353,12 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     (root / "report" / "from an older report.png").write_bytes(b"")
     (root / "partitions" / "skew-0" / "statistics.json").write_text(json.dumps(SKEW))
     report.write(root)
-    pictures = {"accuracy-skew.png", "traffic-skew.png", "partition-skew.png"}
+    pictures = {"accuracy-skew.png", "traffic-skew.png", "clients-skew.png", "partition-skew.png"}
     texts = {"report.md", "report.html", "table.txt", "summary.csv", "curves-skew.csv", "metrics.json"}
     assert {path.name for path in (root / "report").iterdir()} == pictures | texts
     assert not [name for name in os.listdir(root) if name.startswith(".report")]
     html = (root / "report" / "report.html").read_text()
-    assert html.count('src="data:image/png;base64,') == html.count("src=") == 3
+    assert html.count('src="data:image/png;base64,') == html.count("src=") == 4
     assert "href" not in html and "http" not in html and "toy &lt;b&gt;" in html and 'name="viewport"' in html
     text = re.sub(r"\s+", " ", html)
     assert "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round." in text
@@ -263,9 +366,13 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "fnr (p 0.5)" in text
     assert "label distance 0.46 on average and 0.50 at most" in text and "Gini coefficient of the sizes 0.25" in text
     assert "entropy of a client's labels 0.25 bits on average (1.00: all classes alike" in text.replace("&#39;", "'")
+    assert text.index("scaffold has the best mean test accuracy") < text.index("<dl>") < text.index("<table>")
+    assert "No hyper-parameter was tuned" in text and "All methods had the same training settings." in text
+    assert text.count("<h3>Compared with ") == 2
     markdown = (root / "report" / "report.md").read_text()
     assert all(f"]({name})" in markdown for name in pictures) and "| 91.00 ± 2.65 |" in markdown
     table = (root / "report" / "table.txt").read_text()
+    assert "scaffold has the best mean" in table and "Compared with fedavg" in table
     assert "make ui" in table and max(map(len, table.splitlines())) <= 130
 
 
@@ -313,11 +420,19 @@ def test_the_same_results_give_the_same_bytes(root: Path) -> None:
 def test_headline_metrics_by_hand(root: Path) -> None:
     """scaffold: deviations -0.03, 0.01, 0.02; the worst client has half the accuracy; six rounds of 3 or 2 MiB."""
     metrics = json.loads((report.write(root) / "metrics.json").read_text())
+    half = {"scaffold": 4.302652730 / math.sqrt(3), "fnr": 4.302652730 / math.sqrt(3) * math.sqrt(7)}
     assert metrics == {
-        "scaffold": {"accuracy": 91, "spread": round(100 * math.sqrt(0.0014 / 2), 4), "worst_client": 45.5, "mib": 18},
+        "scaffold": {
+            "accuracy": 91, "spread": round(100 * math.sqrt(0.0014 / 2), 4), "worst_client": 45.5, "mib": 18,
+            "difference": 11, "difference_low": round(11 - half["scaffold"], 4),
+            "difference_high": round(11 + half["scaffold"], 4),
+        },
         "fedavg": {"accuracy": 80, "spread": 2, "worst_client": 40, "mib": 12},
-        "fnr": {"accuracy": 80, "spread": round(100 * math.sqrt(0.0006 / 2), 4), "worst_client": 40, "mib": 12},
-    }
+        "fnr": {
+            "accuracy": 80, "spread": round(100 * math.sqrt(0.0006 / 2), 4), "worst_client": 40, "mib": 12,
+            "difference": 0, "difference_low": round(-half["fnr"], 4), "difference_high": round(half["fnr"], 4),
+        },
+    }  # fmt: skip
 
 
 def test_headline_metrics_leave_out_what_is_not_known_and_go_by_scenario(tmp_path: Path) -> None:
@@ -337,6 +452,11 @@ def test_summary_csv_holds_unrounded_numbers(root: Path) -> None:
     assert float(scaffold["final_mean"]) == pytest.approx(0.91) and scaffold["rank"] == "1"
     assert float(scaffold["vs_baseline_std"]) == pytest.approx(0.01) and scaffold["vs_baseline_seeds"] == "3"
     assert float(scaffold["traffic_total_bytes_mean"]) == 18 * MIB
+    # One degree of freedom less than two: p = 1 - t / sqrt(t^2 + 2), t = 11 sqrt(3).
+    p = 1 - 11 * math.sqrt(3) / math.sqrt(365)
+    assert float(scaffold["vs_baseline_p"]) == pytest.approx(p) and scaffold["vs_best_p"] == ""
+    assert float(scaffold["vs_baseline_p_holm"]) == pytest.approx(2 * p) and scaffold["vs_baseline_p_sign"] == "0.25"
+    assert float(scaffold["vs_baseline_low"]) == pytest.approx(0.11 - 0.01 * 4.302652730 / math.sqrt(3))
     fedavg: Mapping[str, str] = next(row for row in rows if row["recipe"] == "fedavg")
     assert (fedavg["vs_baseline_mean"], fedavg["vs_baseline_seeds"]) == ("", "0")
 
@@ -349,6 +469,24 @@ def test_curves_csv_holds_means_over_seeds_by_round(tmp_path: Path) -> None:
     assert content.splitlines() == ["round,fedavg,fnr", "1,0.375,0.5", "2,,", "3,0.5,"]
 
 
+def test_unequal_training_settings_are_named(root: Path) -> None:
+    """A run that an older params.yaml has made."""
+    for path in (root / "runs").glob("*/run.json"):
+        content = json.loads(path.read_text())
+        lr = 0.5 if path.parent.name == "skew-fnr-0" else 0.1
+        path.write_text(json.dumps(content | {"params": content["params"] | {"train.lr": lr}}))
+    text = (report.write(root) / "report.md").read_text()
+    assert "UNEQUAL training settings, compare with care: lr (0.1: fedavg, fnr, scaffold; 0.5: fnr)." in text
+
+
+def test_values_that_differ_from_the_defaults_are_named(root: Path) -> None:
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["recipes"]["fnr"] = {"fnr": {"p": 0.5, "lam": 3.0}}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    text = (report.write(root) / "report.md").read_text()
+    assert "Not at their default: fnr lam 3.0 (default 1.0)." in text
+
+
 def test_scenarios_without_results_are_left_out(root: Path) -> None:
     write_params(root, list(FINALS), SEEDS, scenarios=["skew", "later"])
     assert not (report.write(root) / "accuracy-later.png").exists()
@@ -359,8 +497,9 @@ def test_pictures_of_very_short_runs(tmp_path: Path, course: list[float]) -> Non
     write_run(tmp_path, "fedavg", 0, course)
     write_run(tmp_path, "fnr", 0, course)
     scenario = sum_up(tmp_path)
-    for picture in (figures.accuracy(scenario, list(FINALS)), figures.traffic(scenario, list(FINALS))):
-        assert picture.startswith(b"\x89PNG")
+    for draw in (figures.accuracy, figures.traffic, figures.clients):
+        picture = draw(scenario, list(FINALS))
+        assert picture is not None and picture.startswith(b"\x89PNG")
 
 
 def test_names_of_lines_keep_their_order_and_distance() -> None:
@@ -390,6 +529,7 @@ def test_names_of_lines_keep_their_order_and_distance() -> None:
         ("runs/skew-fnr-0/run.json", '{"scenario": "skew"', "can't be read as JSON"),
         ("runs/skew-fnr-0/run.json", '{"tags": {}, "scenario": "skew"}', "the key 'recipe' is missing"),
         ("evaluation/skew-fnr-0/metrics.json", "[1]", "expected a JSON object"),
+        ("evaluation/skew-fedavg-0/per_class.csv", "class,samples\ncat,many\n", "no column samples of whole numbers"),
         ("params.yaml", "seeds: [1", "is not YAML"),
     ],
 )

@@ -1,0 +1,108 @@
+"""Paired comparisons of methods over seeds: what their differences show, after Holm's adjustment, and what not."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from scipy.stats import binomtest, t
+
+from pipelines.reporting.summary import Line, Scenario
+
+LEVEL = 0.05
+MOST_SEEDS = 100  # no estimate goes beyond
+TINY = 1e-9  # far below one test sample: two accuracies that differ by less are equal
+
+
+class Comparison(NamedTuple):
+    """Final accuracy of a method minus the other's, on the seeds that both have. Accuracies are fractions.
+
+    `low` and `high` are the ends of the 95 % interval of the paired t test. Without two seeds there is no test.
+    """
+
+    recipe: str
+    differences: tuple[float, ...]
+    step: float  # one test sample; 0 if the size of the test set is not known
+    deviation: float = 0.0  # standard deviation of the differences, at least what one sample on one seed makes
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None  # paired t test
+    sign_p: float | None = None  # sign test; seeds without a difference don't count
+    holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
+
+    @property
+    def mean(self) -> float:
+        """Mean difference. Needs a seed in common."""
+        return statistics.fmean(self.differences)
+
+    @property
+    def higher(self) -> int:
+        """Seeds on which the method ends above the other."""
+        return sum(d > TINY for d in self.differences)
+
+    @property
+    def is_below_a_sample(self) -> bool:
+        """Whether the mean difference is at most one test sample."""
+        return abs(self.mean) <= self.step + TINY
+
+    @property
+    def verdict(self) -> str:
+        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `one seed` or `no seed`."""
+        if self.low is None or self.high is None:
+            return "one seed" if self.differences else "no seed"
+        decided = self.holm_p is not None and self.holm_p < LEVEL
+        if self.is_below_a_sample and (decided or max(-self.low, self.high) <= self.step + TINY):
+            return "no difference"
+        if decided:
+            return "better" if self.mean > 0 else "worse"
+        return "undecided"
+
+
+def against(scenario: Scenario, other: Line | None) -> dict[str, Comparison]:
+    """Every compared method against `other`, by recipe."""
+    lines = [line for line in scenario.lines if line.compared and line is not other]
+    step = 1 / scenario.test_samples if scenario.test_samples else 0.0
+    found = [paired(line.recipe, line.finals, other.finals, step) for line in lines] if other else []
+    tested = [one.p for one in found if one.p is not None]
+    adjusted = iter(holm(tested))
+    return {one.recipe: one if one.p is None else one._replace(holm_p=next(adjusted)) for one in found}
+
+
+def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], step: float) -> Comparison:
+    """Compares final accuracies by seed; `step` is one test sample."""
+    differences = tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
+    n = len(differences)
+    if n < 2:
+        return Comparison(recipe, differences, step)
+    mean, std = statistics.fmean(differences), statistics.stdev(differences)
+    std = std if std > TINY else 0.0
+    # Equal differences would give p = 0. The test takes the smallest deviation that these seeds can show instead.
+    deviation = max(std, step / math.sqrt(n))
+    p = float(2 * t.sf(abs(mean) * math.sqrt(n) / deviation, n - 1)) if deviation else 1.0
+    signs = [d > 0 for d in differences if abs(d) > TINY]
+    sign_p = float(binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0
+    half = per_deviation(n) * std
+    return Comparison(recipe, differences, step, deviation, mean - half, mean + half, p, sign_p)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values: the smallest times their number, the next times one less, ..., never descending."""
+    adjusted, highest = [0.0] * len(ps), 0.0
+    for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
+        adjusted[i] = highest
+    return adjusted
+
+
+def per_deviation(n: int, level: float = LEVEL) -> float:
+    """The mean difference that a paired t test over n seeds needs, in standard deviations of the differences."""
+    return float(t.ppf(1 - level / 2, n - 1)) / math.sqrt(n)
+
+
+def seeds_needed(one: Comparison, comparisons: int) -> int | None:
+    """The fewest seeds that would decide it among so many comparisons, if mean and deviation stay. None: too many."""
+    level = LEVEL / comparisons
+    enough = (n for n in range(2, MOST_SEEDS + 1) if per_deviation(n, level) * one.deviation < abs(one.mean))
+    return next(enough, None)

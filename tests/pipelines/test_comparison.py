@@ -1,0 +1,115 @@
+"""Paired tests over seeds against arithmetic by hand, and what they allow to say at each border."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+
+from pipelines.reporting.comparison import Comparison, holm, paired, per_deviation, seeds_needed
+
+STEP = 0.01  # one of 100 test samples
+HALF = 4.302652730 / math.sqrt(3)  # t of two degrees of freedom at 97.5 %, from a printed table
+
+
+def of(samples: Sequence[float], holm_factor: float = 1.0) -> Comparison:
+    """A comparison with these differences in test samples. `holm_factor`: what Holm makes of p."""
+    theirs = dict.fromkeys(range(len(samples)), 0.25)
+    found = paired("a", {seed: 0.25 + STEP * d for seed, d in enumerate(samples)}, theirs, STEP)
+    return found if found.p is None else found._replace(holm_p=min(1.0, holm_factor * found.p))
+
+
+def test_one_two_three_by_hand() -> None:
+    """Mean 2, deviation 1. Two degrees of freedom: p = 1 - t / sqrt(t^2 + 2), t = 2 sqrt(3)."""
+    found = of([1, 2, 3])
+    assert found.mean == pytest.approx(0.02) and found.low is not None and found.high is not None
+    assert (found.low, found.high) == pytest.approx((0.02 - HALF / 100, 0.02 + HALF / 100))
+    assert pytest.approx(2.484, abs=0.0005) == HALF
+    assert found.p == pytest.approx(1 - 2 * math.sqrt(3) / math.sqrt(14))
+    assert found.sign_p == 0.25 and found.higher == 3
+
+
+def test_only_common_seeds_count() -> None:
+    """Seeds 1 and 4: 0.1 and 0.3. One degree of freedom: t = 2, p = 1 - 2 atan(2) / pi."""
+    found = paired("a", {1: 0.6, 2: 0.9, 4: 0.8}, {4: 0.5, 1: 0.5, 3: 0.1}, STEP)
+    assert found.differences == pytest.approx((0.1, 0.3))
+    assert found.p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
+
+
+@pytest.mark.parametrize(
+    ("samples", "p"),
+    [
+        ([1, 2, 3, 4, 5, 6], 2 / 64),
+        ([1, 2, -3], 1.0),  # two or more of three, on either side
+        ([1, 1, 0], 0.5),  # the tie does not count: two of two
+        ([0, 0, 0], 1.0),
+        ([-1, -1, -1, -1, 1], 12 / 32),  # one or none of five, on either side
+    ],
+)
+def test_the_sign_test_by_hand(samples: Sequence[float], p: float) -> None:
+    assert of(samples).sign_p == pytest.approx(p)
+
+
+def test_equal_differences_count_as_if_one_seed_were_one_sample_off() -> None:
+    """Deviation of 0, 0, 1 samples: 1 / sqrt(3). So t = 3 for one sample and 6 for two; the interval is a point."""
+    one, two = of([1, 1, 1]), of([2, 2, 2])
+    assert one.p == pytest.approx(1 - 3 / math.sqrt(11)) and two.p == pytest.approx(1 - 6 / math.sqrt(38))
+    assert one.low == one.high == one.mean and two.deviation == pytest.approx(STEP / math.sqrt(3))
+
+
+@pytest.mark.parametrize(
+    ("ps", "adjusted"),
+    [
+        # 3 * 0.01; 2 * 0.03; 1 * 0.04 is raised to the one before.
+        ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+        ([0.7, 0.01, 0.8], [1.0, 0.03, 1.0]),
+        ([0.02, 0.02], [0.04, 0.04]),
+        ([0.04], [0.04]),
+        ([], []),
+    ],
+)
+def test_holm_by_hand(ps: Sequence[float], adjusted: Sequence[float]) -> None:
+    assert holm(ps) == pytest.approx(adjusted)
+
+
+@pytest.mark.parametrize(
+    ("samples", "holm_factor", "verdict"),
+    [
+        ([], 1, "no seed"),
+        ([9], 1, "one seed"),
+        ([0, 0, 0], 1, "no difference"),
+        ([1, 1, 1], 1, "no difference"),
+        ([-1, -1, -1], 1, "no difference"),
+        ([0.8, 1, 1.2, 1, 1], 1, "no difference"),  # decided, but one sample on average
+        ([2, 2, 2], 1, "better"),  # p = 0.027
+        ([2, 2, 2], 2, "undecided"),
+        ([-2, -2, -3], 1, "worse"),  # t = 7, p = 0.020
+        ([2, 2, 3], 1, "better"),
+        ([2, 2, 3], 3, "undecided"),
+        ([1, 2, 2], 1, "better"),  # t = 5, p = 0.038
+        ([1, 1, 2], 1, "undecided"),  # t = 4, p = 0.057
+        ([-4, 0, 5], 1, "undecided"),
+        ([-1, 0, 1], 1, "undecided"),  # up to 2.48 samples either way
+    ],
+)
+def test_verdicts_at_their_borders(samples: Sequence[float], holm_factor: float, verdict: str) -> None:
+    assert of(samples, holm_factor).verdict == verdict
+
+
+def test_seeds_that_would_decide() -> None:
+    """Mean 2, deviation 2 samples: sqrt(n) has to exceed t. 2.447 of six degrees of freedom: seven seeds.
+
+    Printed tables, at 97.5 %: 2.571 of five, so six seeds (2.449) are too few. Of two comparisons, at 98.75 %: 2.841
+    of seven degrees, so eight seeds (2.828) are too few, nine (2.752) are enough.
+    """
+    found = of([0, 2, 4])
+    assert found.deviation == pytest.approx(2 * STEP)
+    assert (seeds_needed(found, 1), seeds_needed(found, 2)) == (7, 9)
+    assert seeds_needed(of([-9, 1, 9]), 1) is None  # deviation 9.02, mean 1 / 3: some 2800 seeds
+
+
+@pytest.mark.parametrize(("n", "deviations"), [(2, 8.985), (3, 2.484), (5, 1.242), (10, 0.715)])
+def test_what_a_t_test_needs(n: int, deviations: float) -> None:
+    """t of 1, 2, 4 and 9 degrees of freedom: 12.706, 4.303, 2.776, 2.262."""
+    assert per_deviation(n) == pytest.approx(deviations, abs=0.001)
