@@ -1,4 +1,4 @@
-"""`train.portable: true`: one fixed set of instructions, so that every x86-64 CPU since 2013 gives the same bits.
+"""`train.portable: true`: one fixed set of instructions, so that more x86-64 CPUs give the same bits.
 
 torch, oneDNN and MKL choose their code by the CPU. Three environment variables fix that choice. They work only if they
 are set before torch is imported. So this module runs first, and none of its imports imports torch.
