@@ -160,8 +160,9 @@ def list_of(ca: x509.Certificate, path: Path, content: bytes, remedy: str) -> x5
     """The list of revoked certificates in `content`, read from `path`. UserError if it is damaged, or not of `ca`."""
     with _unless_broken(f"{path}: is not a list of revoked certificates in PEM format; {remedy}"):
         crl = x509.load_pem_x509_crl(content)
-        # The kind of the CA's key is checked by the call, which raises TypeError.
-        signed = crl.issuer == ca.subject and crl.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
+        signed = crl.issuer == ca.subject and crl.is_signature_valid(
+            ca.public_key()  # type: ignore[arg-type]  # the call checks the kind of the key, and raises TypeError
+        )
     if not signed:
         raise UserError(f"{path}: is not signed by this CA; {remedy}")
     return crl

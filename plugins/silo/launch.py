@@ -109,7 +109,7 @@ class Process:
                     self._server(console)
             except UserError:
                 raise
-            except Exception as error:
+            except Exception as error:  # of FedML or the pair: the log gets the traceback, the user one line
                 LOG.exception("unexpected")
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 raise UserError(f"{said}; see {log}") from error

@@ -29,21 +29,23 @@ LOG = logging.getLogger(__name__)
 FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # refusals that another try doesn't change
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
+OPTIONS = [
+    *KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0),
+    # gRPC's own pauses between connections grow to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000),
+]  # fmt: skip
 T = TypeVar("T")
 
 
 def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
     """A channel to the server; `kit` None for plaintext. Raises UserError."""
-    options = [*KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0)]
-    # gRPC's own pauses between connections grow to two minutes.
-    options += [("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000)]
     if kit is None:
-        return grpc.insecure_channel(comm.server, options)
+        return grpc.insecure_channel(comm.server, OPTIONS)
     own = certificates.Kit.read(kit, rank)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     # Only the server's certificate has this name, whatever its address is.
     return grpc.secure_channel(
-        comm.server, credentials, [*options, ("grpc.ssl_target_name_override", certificates.SERVER)]
+        comm.server, credentials, [*OPTIONS, ("grpc.ssl_target_name_override", certificates.SERVER)]
     )
 
 

@@ -511,7 +511,7 @@ def test_a_flood_of_one_silo_does_not_stop_the_others(federation, traitor, monke
         for client in range(3):
             wait_for_upload(federation, client, opened)
     assert len(codes) == 2000
-    # None of the calls is good. Few are looked at: 60 at once, and 5 a second.
+    # Every call is bad. The server reads 60 of them at once, and 5 more in each second.
     assert set(codes) == {"identity", "resource_exhausted"}
     assert codes.count("identity") < 1000
     assert traitor.task() == opened
@@ -584,7 +584,7 @@ def test_connections_that_send_nothing_keep_nobody_out(federation):
 def test_every_option_is_one_that_grpc_knows():
     """It ignores others without a word."""
     library = Path(cygrpc.__file__).read_bytes()
-    unknown = [key for key, _ in endpoint.KEEPALIVE + endpoint.BOUNDS if key.encode() + b"\0" not in library]
+    unknown = [key for key, _ in link.OPTIONS + endpoint.BOUNDS if key.encode() + b"\0" not in library]
     assert unknown == []
 
 

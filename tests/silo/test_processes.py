@@ -15,26 +15,11 @@ import pytest
 
 from benchmarks import chaos
 from plugins.core.errors import UserError
-from plugins.silo import ends, launch, link, loopback, results, settings
-from tests.recipe_table import PARAMETERS
+from plugins.silo import ends, launch, link, loopback, results
 from tests.silo import world
 
 DEADLINE_S = 120.0
 SERVER, *SILOS = range(4)
-
-
-def deployment(recipe: str, rounds: int = world.ROUNDS, comm: dict | None = None, **train: object):
-    methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
-    content = {
-        "common_args": {"random_seed": world.SEED},
-        "model_args": {"model": "mlp", "model_options": {"hidden": world.HIDDEN, "batch_norm": True}},
-        "train_args": {
-            "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": world.EPOCHS, "batch_size": world.BATCH,
-            "learning_rate": world.LR, **train,
-        },
-        "comm_args": comm or {},
-    }  # fmt: skip
-    return settings.check(content, "test")
 
 
 def until(true: Callable[[], object], what: str) -> None:
@@ -55,7 +40,7 @@ def until(true: Callable[[], object], what: str) -> None:
      ))],
 )  # fmt: skip
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
-    terms = deployment(recipe, cohort=cohort)
+    terms = world.deployment(recipe, cohort=cohort)
     parts = world.parts(public=loopback.needs_public(recipe))
     assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
@@ -66,7 +51,7 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
 
 
 def test_without_certificates_on_loopback_only(tmp_path):
-    terms, parts = deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
+    terms, parts = world.deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
     assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     assert not (tmp_path / "kits").exists()
 
@@ -88,7 +73,7 @@ def audited(rank: int, config: str, output: str) -> None:
 
 def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
     """Ports are counted while the run waits for the last silo."""
-    terms, parts = deployment("scaffold+rfedavg_plus"), world.parts(public=False)
+    terms, parts = world.deployment("scaffold+rfedavg_plus"), world.parts(public=False)
     with loopback.Processes(terms, parts, tmp_path, audited) as processes:
         for rank in (SERVER, 1, 2):
             processes.start(rank)
@@ -122,7 +107,7 @@ def test_a_run_survives_kills(part, seed, tmp_path):
 
 
 def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(tmp_path, capsys):
-    terms, parts = deployment("scaffold", rounds=80), world.parts(public=False)
+    terms, parts = world.deployment("scaffold", rounds=80), world.parts(public=False)
     with loopback.Processes(terms, parts, tmp_path) as processes:
         for rank in range(4):
             processes.start(rank)
@@ -162,7 +147,7 @@ def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(loopback.Processes, "start", start)
     began = time.monotonic()
     with pytest.raises(UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "):
-        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
+        loopback.run(world.deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
     assert time.monotonic() - began < DEADLINE_S / 2
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
@@ -171,7 +156,7 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
     """The silo tells the server, the server tells the others; nobody waits for a deadline."""
     began = time.monotonic()
     with pytest.raises(UserError) as found:
-        loopback.run(deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
+        loopback.run(world.deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
     assert re.match(
         r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the quorum is 3 "
         r"\(silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
@@ -183,4 +168,4 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"):
-        loopback.run(deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 4.0)
+        loopback.run(world.deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 4.0)

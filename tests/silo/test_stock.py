@@ -14,23 +14,9 @@ import pytest
 from benchmarks import stock_fedml, transport
 from plugins.core.errors import UserError
 from plugins.silo import loopback, settings
-from tests.recipe_table import PARAMETERS
 from tests.silo import world
 
 DEADLINE_S = 120.0
-
-
-def deployment(recipe: str, rounds: int, **train: object) -> settings.Deployment:
-    methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
-    content = {
-        "common_args": {"random_seed": world.SEED},
-        "model_args": {"model": "mlp", "model_options": {"hidden": world.HIDDEN, "batch_norm": True}},
-        "train_args": {
-            "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": world.EPOCHS, "batch_size": world.BATCH,
-            "learning_rate": world.LR, **train,
-        },
-    }  # fmt: skip
-    return settings.check(content, "test")
 
 
 @pytest.mark.usefixtures("ports")
@@ -42,7 +28,7 @@ def deployment(recipe: str, rounds: int, **train: object) -> settings.Deployment
     ],
 )
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, rounds, tmp_path):
-    terms, parts = deployment(recipe, rounds, cohort=cohort), world.parts(public="fnr" in recipe)
+    terms, parts = world.deployment(recipe, rounds, cohort=cohort), world.parts(public="fnr" in recipe)
     assert stock_fedml.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     seconds = stock_fedml.seconds_by_round(tmp_path)
     assert len(seconds) == rounds and min(seconds) > 0
@@ -51,7 +37,7 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, roun
 @pytest.mark.usefixtures("ports")
 def test_a_silo_that_fails_ends_the_run_and_is_named(tmp_path):
     """FedML itself would let the others wait for ever. The ports are free afterwards, and no model is left."""
-    terms = deployment("fedavg", 2, learning_rate=1e30)
+    terms = world.deployment("fedavg", 2, learning_rate=1e30)
     with pytest.raises(UserError) as found:
         stock_fedml.run(terms, world.parts(public=False), tmp_path, DEADLINE_S)
     said = re.fullmatch(r"silo (\d) \(rank (\d)\) ended with exit code 1; see (.+)", str(found.value))
@@ -68,7 +54,7 @@ def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(
         UserError, match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\), silo 1 .*, silo 2 "
     ):
-        stock_fedml.run(deployment("fedavg", 100_000), world.parts(public=False), tmp_path, 2.0)
+        stock_fedml.run(world.deployment("fedavg", 100_000), world.parts(public=False), tmp_path, 2.0)
     for rank in range(4):
         stock_fedml.check_port(rank)
 
@@ -81,7 +67,7 @@ def test_a_run_needs_its_ports_for_itself(tmp_path):
         listener.bind(("", 8892))
         listener.listen()
         with pytest.raises(UserError, match=r"^port 8892 of silo 1 \(rank 2\) can't be used"):
-            stock_fedml.run(deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S)
+            stock_fedml.run(world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S)
     with (
         stock_fedml.claim(DEADLINE_S),
         pytest.raises(UserError, match="another run has held FedML's ports for 0 s"),

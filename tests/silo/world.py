@@ -18,8 +18,9 @@ from plugins.engines.hashing import model_tensors, weights_sha256
 from plugins.engines.run import Outcome, Schedule
 from plugins.engines.simulation import Simulation
 from plugins.silo import settings as silo_settings
-from plugins.silo.settings import Terms
+from plugins.silo.settings import Deployment, Terms
 from plugins.silo.shards import Parts
+from tests.recipe_table import PARAMETERS
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
 ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
@@ -71,6 +72,21 @@ def terms(recipe: str, methods: dict, batch_norm: bool = False, cohort: int = 0,
     content = {"train_args": train, "model_args": model, "common_args": {"random_seed": SEED}}
     n_public = len(parts().public.y)
     return silo_settings.terms(silo_settings.check(content, "test"), recipe, network(batch_norm), n_public)
+
+
+def deployment(recipe: str, rounds: int = ROUNDS, comm: dict | None = None, **train: object) -> Deployment:
+    """A server and three silos with the table's hyper-parameters."""
+    methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
+    content = {
+        "common_args": {"random_seed": SEED},
+        "model_args": {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": True}},
+        "train_args": {
+            "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": EPOCHS, "batch_size": BATCH,
+            "learning_rate": LR, **train,
+        },
+        "comm_args": comm or {},
+    }  # fmt: skip
+    return silo_settings.check(content, "test")
 
 
 def simulated(
