@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import torch
 
@@ -29,6 +29,9 @@ from plugins.engines import absences
 from plugins.engines.record import rounds_csv
 from plugins.models import forward
 from plugins.silo import ends, results, settings, shards, wire
+
+if TYPE_CHECKING:
+    from plugins.silo.host import HostAggregator
 
 LOG = logging.getLogger(__name__)
 
@@ -117,7 +120,6 @@ class Process:
     def _server(self, console: TextIO) -> None:
         from plugins.silo.coordinator import Coordinator
         from plugins.silo.endpoint import Endpoint
-        from plugins.silo.host import HostAggregator
         from plugins.silo.roles import ServerRole
 
         parts, comm = self.shard.parts, self.deployment.comm_args
@@ -133,8 +135,7 @@ class Process:
             )
             missing = aggregator.conversation.missing
             late = sorted({k for (t, _), clients in missing.items() if t == row["round"] for k in clients})
-            write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
-            absences.write(self.folder / results.ABSENT, missing)
+            self._tables(aggregator)
             coordinator.round_over(line, late)
             without = f", without {', '.join(map(wire.silo, late))}" if late else ""
             console.write(f"{line}{without}\n")
@@ -147,6 +148,8 @@ class Process:
             secrets.token_hex(8),
         )  # fmt: skip
         conversation = aggregator.conversation
+        if conversation.rows:  # a kill may have come between the checkpoint and the tables
+            self._tables(aggregator)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
         with Endpoint(comm, self.kit, coordinator):
             LOG.info(
@@ -161,6 +164,10 @@ class Process:
         digest = results.write_model(self.folder / results.MODEL, outcome)
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
+
+    def _tables(self, aggregator: HostAggregator) -> None:
+        write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
+        absences.write(self.folder / results.ABSENT, aggregator.conversation.missing)
 
     def _silo(self) -> None:
         from plugins.silo.link import Link

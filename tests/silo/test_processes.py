@@ -169,3 +169,19 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"):
         loopback.run(world.deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 4.0)
+
+
+def test_a_server_that_was_killed_before_it_wrote_its_tables_writes_them_when_it_goes_on(tmp_path):
+    """Killed right after the last checkpoint, so no round is left that would write them."""
+    terms, parts = world.deployment("fedavg"), world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+        tables = [processes.output / name for name in (results.ROUNDS, results.ABSENT, results.MODEL)]
+        before = [table.read_bytes() for table in tables]
+        for table in tables:
+            table.unlink()
+        processes.start(SERVER)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the second end")
+        assert [table.read_bytes() for table in tables] == before
