@@ -1,8 +1,9 @@
 """Kills processes of cross-silo runs at random moments and compares the final weights: `make chaos`.
 
-Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the weights of a run that
-nobody disturbed. Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the server is killed;
-every round must end within its deadline and 2 s, and the weights must be those of a simulation with the same absences.
+Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the weights of the
+simulation, which nobody disturbs. Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the
+server is killed; every round must end within its deadline and 2 s, and the weights must be those of a simulation with
+the same absences.
 """
 
 from __future__ import annotations
