@@ -25,7 +25,7 @@ PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench chaos silo clean env lock
 
 repro: env  ## Runs the out-of-date stages of the experiment in params.yaml, prints the table and where to look next.
-	@python -m pipelines.tools.repro
+	@python -m fedml_noniid.pipelines.tools.repro
 
 check: env  ## Checks format, lint, types and sizes.
 	@ruff format --check .
@@ -45,7 +45,7 @@ format: env
 	@ruff check --fix .
 
 ui: env  ## Serves MLflow's pages and prints the link to a prepared comparison.
-	@python -m pipelines.tracking ui
+	@python -m fedml_noniid.pipelines.tracking ui
 
 experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst client of each recipe.
 	@dvc exp show --only-changed --drop '.*(spread|mib|difference)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
@@ -64,13 +64,13 @@ $(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. papers/ is
 	@cd papers && dvc repro paper@$*-$(SIZE)
 
 table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies that it needs.
-	@python -m pipelines.papers build "$(ID)" --size $(SIZE)
+	@python -m fedml_noniid.pipelines.papers build "$(ID)" --size $(SIZE)
 
 tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation split (ON=test: on the test set, a leak).
-	@python -m pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
+	@python -m fedml_noniid.pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
-	@python -m plugins.silo loopback --recipe "$(RECIPE)" --silos $(SILOS)
+	@python -m fedml_noniid.plugins.silo loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
@@ -84,9 +84,10 @@ env:
 	  $(PYTHON) -m venv "$(VENV)"; \
 	  python -m pip install --quiet --disable-pip-version-check "$(UV)"; \
 	  uv pip install --quiet --python "$(VENV)/bin/python" -r requirements.lock; \
+	  uv pip install --quiet --python "$(VENV)/bin/python" --no-deps --no-build-isolation -e .; \
 	  cp requirements.lock "$(VENV)/installed.lock"; \
 	}
 
-lock: env  ## Resolves requirements.in again and writes requirements.lock.
-	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade requirements.in -o requirements.lock
-	@sed -i '1i # Made by `make lock` from requirements.in. Every package, direct or not, at the version that was tested.' requirements.lock
+lock: env  ## Resolves the dependencies of pyproject.toml again and writes requirements.lock.
+	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade --extra dev pyproject.toml -o requirements.lock
+	@sed -i '1i # Made by `make lock` from pyproject.toml. Every package, direct or not, at the version that was tested.' requirements.lock

@@ -20,8 +20,8 @@ from benchmarks.plot import picture
 from benchmarks.processes import ROOT, FailedError, measure
 from benchmarks.report import markdown
 from benchmarks.workloads import WORKLOADS, Workload, write_job
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
 
 REPETITIONS = 2
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg

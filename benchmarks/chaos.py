@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
-from plugins.core.errors import UserError
-from plugins.data import datasets, partitions, splits
-from plugins.engines import absences
-from plugins.silo import loopback, results, settings
-from plugins.silo.shards import Parts
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets, partitions, splits
+from fedml_noniid.plugins.engines import absences
+from fedml_noniid.plugins.silo import loopback, results, settings
+from fedml_noniid.plugins.silo.shards import Parts
 
 RECIPES = (
     "scaffold+fnr+rfedavg_plus+ccn", "feddyn", "rfedavg_plus", "fednlr", "feddc", "fnr", "moon+ccn", "fednnnn",

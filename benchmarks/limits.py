@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from benchmarks.chaos import parts
-from plugins.core.errors import UserError
-from plugins.silo import ends, link, loopback, settings
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import ends, link, loopback, settings
 
 RECIPES = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus", "scaffold+fnr+rfedavg_plus+ccn")
 SILOS, MANY, ROUNDS = 4, 12, 10

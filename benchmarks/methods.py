@@ -13,10 +13,10 @@ from torch import Tensor
 from benchmarks.ours import simulation, timed
 from benchmarks.peers.harness import Job, main
 from benchmarks.statistics import median, ratio
-from plugins.core.component import Public
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.recipes import METHODS
 
 TURNS = 3
 PUBLIC = 500  # samples of the public split, for methods that need one

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
-from plugins.core.data import Samples
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
 
 PROCESSES = 2  # of the engine `workers`
 LOOKED_AT = 10  # samples of the evaluation after the last round

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import Job, main
-from plugins.engines.local import descend
+from fedml_noniid.plugins.engines.local import descend
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
@@ -30,7 +30,7 @@ def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
         return found
 
     simulated = simulation(job, engine)
-    with patch("plugins.engines.local.descend", timed):
+    with patch("fedml_noniid.plugins.engines.local.descend", timed):
         began = time.perf_counter()
         for _ in simulated.rounds():
             now = time.perf_counter()

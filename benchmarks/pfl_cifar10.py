@@ -20,12 +20,12 @@ import numpy as np
 import torch
 
 from benchmarks.machine import Watch, line
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation, resolve_device
-from plugins.models import build
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.models import build
 
 ROUNDS, FEW = 1500, 20  # on a GPU, and on a CPU
 

@@ -26,12 +26,12 @@ import torch
 import yaml
 from safetensors import safe_open
 
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
-from plugins.engines.record import rounds_csv
-from plugins.silo import results, shards
-from plugins.silo.settings import Deployment
-from plugins.silo.shards import Parts
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.silo import results, shards
+from fedml_noniid.plugins.silo.settings import Deployment
+from fedml_noniid.plugins.silo.shards import Parts
 
 HOST, BASE_PORT = "127.0.0.1", 8890  # the port is hard-coded in FedML: 8890 + rank, on all interfaces
 DEADLINE_S = 300.0
@@ -56,7 +56,9 @@ def run(deployment: Deployment, parts: Parts, folder: Path, deadline_s: float = 
     write_whole(folder / CONFIG, yaml.safe_dump(deployment.model_dump() | {"comm_args": comm}, sort_keys=False))
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["plugins.silo.pair"])  # imports FedML once (11 s, 1 GB) for all processes
+    context.set_forkserver_preload(
+        ["fedml_noniid.plugins.silo.pair"]
+    )  # imports FedML once (11 s, 1 GB) for all processes
     processes = [context.Process(target=_process, args=(rank, deployment, folder), daemon=True) for rank in ranks]
     with claim(WAIT_S):
         for rank in ranks:
@@ -197,8 +199,8 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
     import fedml
     from fedml.arguments import Arguments
 
-    from plugins.silo.host import Model, batches
-    from plugins.silo.pair import make_pair
+    from fedml_noniid.plugins.silo.host import Model, batches
+    from fedml_noniid.plugins.silo.pair import make_pair
 
     command = argparse.Namespace(
         yaml_config_file=str(folder / CONFIG), run_id="0", rank=rank, local_rank=0, node_rank=0,

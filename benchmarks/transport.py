@@ -24,12 +24,12 @@ from tabulate import tabulate
 from benchmarks import stock_fedml
 from benchmarks.processes import ROOT
 from benchmarks.statistics import median
-from pipelines.experiment import provenance
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
-from plugins.silo import loopback, settings
-from plugins.silo.shards import Parts
+from fedml_noniid.pipelines.experiment import provenance
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.silo import loopback, settings
+from fedml_noniid.plugins.silo.shards import Parts
 
 OURS, STOCK = "ours", "stock FedML"
 FEATURES, CLASSES, SAMPLES = 64, 10, 8  # samples of a silo, and of the test set

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from benchmarks.peers.harness import WEIGHTS
-from plugins.data.batches import epochs
-from plugins.data.streams import Streams
-from plugins.engines.run import draw_cohort
-from plugins.engines.simulation import initial_model
-from plugins.models import build
-from plugins.models.forward import Model
+from fedml_noniid.plugins.data.batches import epochs
+from fedml_noniid.plugins.data.streams import Streams
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.forward import Model
 
 SEED, CLASSES = 0, 10
 

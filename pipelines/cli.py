@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from pipelines.experiment.workspace import Workspace
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.core.errors import UserError
 
 INTERRUPTED = 128 + signal.SIGINT  # exit code, as shells have it
 

@@ -7,36 +7,36 @@ import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
-from plugins.baselines.ccvr import CCVR
-from plugins.baselines.centralised import Centralised
-from plugins.baselines.datasharing import DataSharing
-from plugins.baselines.fedbabu import FedBABU
-from plugins.baselines.feddc import FedDC
-from plugins.baselines.feddf import FedDF
-from plugins.baselines.feddyn import FedDyn
-from plugins.baselines.feddyn_authors import FedDynAuthors
-from plugins.baselines.fedftg import FedFTG
-from plugins.baselines.fedgen import FedGen
-from plugins.baselines.fedlc import FedLC
-from plugins.baselines.fednova import FedNova
-from plugins.baselines.fedprox import FedProx
-from plugins.baselines.fedrs import FedRS
-from plugins.baselines.moon import MOON
-from plugins.baselines.qfedavg import QFedAvg
-from plugins.baselines.scaffold import Scaffold
-from plugins.baselines.scaffold_i import ScaffoldI
-from plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
-from plugins.ccn.algorithm import CCN
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Component, Public, Setting
-from plugins.core.errors import nearest, shown
-from plugins.core.options import RecipeError
-from plugins.fednlr.algorithm import FedNLR
-from plugins.fednnnn.algorithm import FedNNNN
-from plugins.fnr.algorithm import FNR
-from plugins.fnr.authors import FNRAuthors
-from plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
-from plugins.rfedavg.authors import RFedAvgAuthors, RFedAvgPlusAuthors
+from fedml_noniid.plugins.baselines.ccvr import CCVR
+from fedml_noniid.plugins.baselines.centralised import Centralised
+from fedml_noniid.plugins.baselines.datasharing import DataSharing
+from fedml_noniid.plugins.baselines.fedbabu import FedBABU
+from fedml_noniid.plugins.baselines.feddc import FedDC
+from fedml_noniid.plugins.baselines.feddf import FedDF
+from fedml_noniid.plugins.baselines.feddyn import FedDyn
+from fedml_noniid.plugins.baselines.feddyn_authors import FedDynAuthors
+from fedml_noniid.plugins.baselines.fedftg import FedFTG
+from fedml_noniid.plugins.baselines.fedgen import FedGen
+from fedml_noniid.plugins.baselines.fedlc import FedLC
+from fedml_noniid.plugins.baselines.fednova import FedNova
+from fedml_noniid.plugins.baselines.fedprox import FedProx
+from fedml_noniid.plugins.baselines.fedrs import FedRS
+from fedml_noniid.plugins.baselines.moon import MOON
+from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
+from fedml_noniid.plugins.baselines.scaffold import Scaffold
+from fedml_noniid.plugins.baselines.scaffold_i import ScaffoldI
+from fedml_noniid.plugins.baselines.sgdm import SGDM, SGDMLocal, SGDMServer
+from fedml_noniid.plugins.ccn.algorithm import CCN
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Component, Public, Setting
+from fedml_noniid.plugins.core.errors import nearest, shown
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.fednlr.algorithm import FedNLR
+from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
+from fedml_noniid.plugins.fnr.algorithm import FNR
+from fedml_noniid.plugins.fnr.authors import FNRAuthors
+from fedml_noniid.plugins.rfedavg.algorithm import RFedAvg, RFedAvgPlus
+from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, RFedAvgPlusAuthors
 
 METHODS: dict[str, type[Component]] = {
     kind.name: kind

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from plugins.core.errors import nearest, shown
-from plugins.data.checks import known
-from plugins.engines.clients import LocalTraining
-from plugins.models.forward import PRECISIONS
+from fedml_noniid.plugins.core.errors import nearest, shown
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.models.forward import PRECISIONS
 
 Count = Annotated[int, Field(ge=1)]
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from plugins.core.data import Samples
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
-from plugins.models.layers import Stacked
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.layers import Stacked
 
 N_CLASSES = 3
 SIZES = (1, 4, 7, 12, 2, 9)  # samples of each client; with batches of 4: 1, 1, 2, 3, 1 and 3 steps an epoch

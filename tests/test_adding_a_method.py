@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.component import Answer, Claim, Client, Component, Needs, Reply, Server, Trace
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.models.networks import mlp
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Answer, Claim, Client, Component, Needs, Reply, Server, Trace
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +50,7 @@ def test_after_the_three_edits_the_suites_pass(tmp_path: Path) -> None:
     """The command that the page gives, in a copy of the tree."""
     for folder in ("plugins", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "fedml_noniid", tmp_path / "fedml_noniid", symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "plugins" / "baselines" / "fedexp.py").write_text(COMPONENT)
     imported, entry = REGISTRY.splitlines(keepends=True)

@@ -24,7 +24,7 @@ from benchmarks.peers import harness
 from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import median, quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
-from plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.simulation import initial_model
 
 NOTHING: dict[str, Any] = {
     "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {},

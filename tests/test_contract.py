@@ -14,17 +14,17 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core import training
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Client, Component, Reply, Setting, overrides
-from plugins.core.options import RecipeError
-from plugins.core.randomness import identity
-from plugins.core.training import Views
-from plugins.core.trees import Params, Tree, leaves, row, tree_map
-from plugins.engines import local, sequential
-from plugins.engines.packing import flatten
-from plugins.engines.simulation import Simulation, initial_model
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core import training
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Ask, Client, Component, Reply, Setting, overrides
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import identity
+from fedml_noniid.plugins.core.training import Views
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.engines import local, sequential
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.simulation import Simulation, initial_model
+from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 from tests.recipe_table import ALONE
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = "fedml_noniid"
 # A room of pipelines knows itself and those before it. cli.py is the edge of every command.
 ROOMS = ("cli", "experiment", "reporting", "tracking", "stages", "papers", "tools")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
@@ -27,7 +28,13 @@ ALLOWED = {
 
 
 def imported(path: Path, inside: bool = True) -> Iterator[str]:
-    """The modules that a file names in its imports. `inside`: also in those that run later or never."""
+    """The modules that a file names in its imports, ours from `plugins` or `pipelines` on. `inside`: also in those
+    that run later or never.
+    """
+    yield from (name.removeprefix(f"{PACKAGE}.") for name in _imported(path, inside))
+
+
+def _imported(path: Path, inside: bool) -> Iterator[str]:
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree) if inside else tree.body:
         if isinstance(node, ast.Import):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.core.trees import Params
-from plugins.engines.packing import flatten
-from plugins.engines.run import Outcome
-from plugins.models import build
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.recipe_table import ALONE, EVERY
 

@@ -11,9 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from plugins import recipes
-from plugins.core.component import Component, Setting
-from plugins.core.options import Range, RecipeError
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Component, Setting
+from fedml_noniid.plugins.core.options import Range, RecipeError
 
 SETTING = Setting(n_clients=20, cohort=5, optimizer="sgd", lr=0.1, n_public=100)
 

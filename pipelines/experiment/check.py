@@ -1,4 +1,4 @@
-"""Checks params.yaml as a whole before anything runs: `python -m pipelines.experiment.check`.
+"""Checks params.yaml as a whole before anything runs: `python -m fedml_noniid.pipelines.experiment.check`.
 
 `config` checks the settings. This module also composes each recipe for each scenario. So a pair of methods that makes
 no sense is refused now, and not after other recipes have been trained.
@@ -9,12 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from pipelines import cli
-from pipelines.experiment import config
-from plugins import models, recipes
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Setting
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.errors import UserError
 
 
 def check(settings: config.Config) -> None:
@@ -57,7 +57,7 @@ def _compose(settings: config.Config, name: str, scenario: str, deployed: bool =
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    options = cli.parser("pipelines.experiment.check", __doc__).parse_args(arguments)
+    options = cli.parser("fedml_noniid.pipelines.experiment.check", __doc__).parse_args(arguments)
     return cli.guarded(lambda _, place: check(config.load(place.root)), options)
 
 

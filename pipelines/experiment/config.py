@@ -23,18 +23,18 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from torch import Tensor
 
-from plugins import models, recipes
-from plugins.core.errors import UserError, nearest
-from plugins.data import datasets, noise
-from plugins.data.checks import known, options_of, refusal
-from plugins.data.dataset import Dataset
-from plugins.data.partitions import PARTITIONS
-from plugins.data.partitions.dealing import ZeroToOne
-from plugins.engines import absences
-from plugins.engines.clients import OPTIMIZERS, LocalTraining
-from plugins.engines.run import cohort_size
-from plugins.engines.simulation import DEVICES, ENGINES
-from plugins.settings import Count, LocalSettings, Section, mistakes
+from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.data import datasets, noise
+from fedml_noniid.plugins.data.checks import known, options_of, refusal
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import PARTITIONS
+from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
+from fedml_noniid.plugins.engines import absences
+from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
+from fedml_noniid.plugins.engines.run import cohort_size
+from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
+from fedml_noniid.plugins.settings import Count, LocalSettings, Section, mistakes
 
 FILE = "params.yaml"
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.

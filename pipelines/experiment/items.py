@@ -9,19 +9,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pipelines.experiment import portable
-from pipelines.experiment.config import Config, Unit
-from pipelines.experiment.workspace import Workspace
-from plugins.core.data import Samples
-from plugins.data.dataset import Dataset
-from plugins.data.indices import Indices, read_indices
-from plugins.data.noise import held
-from plugins.data.types import Ints
-from plugins.engines.absences import nobody
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation, resolve_device
-from plugins.models import build as build_network
-from plugins.models.forward import Model
+from fedml_noniid.pipelines.experiment import portable
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.noise import held
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines.absences import nobody
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.models import build as build_network
+from fedml_noniid.plugins.models.forward import Model
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from plugins.core.errors import UserError
-from plugins.data.files import replace_folder
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import replace_folder
 
 STORE = ".items"
 RECEIPT = "receipt.json"

@@ -20,20 +20,24 @@ from typing import Any
 
 import torch
 
-from pipelines.experiment.config import Config, Unit
-from plugins import recipes
-from plugins.engines.simulation import resolve_device
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.engines.simulation import resolve_device
 
-ROOT = Path(__file__).parents[2]
-REGISTRY = "plugins.recipes"  # imports every method, but only the recipe's methods count
+ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
+PACKAGE = "fedml_noniid"
+REGISTRY = "fedml_noniid.plugins.recipes"  # imports every method, but only the recipe's methods count
 # Modules that change no result: settings count by their values; the others only observe or move files.
-NO_CODE = (
-    "pipelines.cli", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
-    "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
-    "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
+NO_CODE = tuple(
+    f"fedml_noniid.{name}"
+    for name in (
+        "pipelines.cli", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
+        "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
+    )
 )  # fmt: skip
-SILO = "plugins.silo"
-TEMPLATES = ROOT / "pipelines" / "reporting" / "templates"
+SILO = "fedml_noniid.plugins.silo"
+TEMPLATES = ROOT / PACKAGE / "pipelines" / "reporting" / "templates"
 
 
 def plan(settings: Config) -> dict[str, dict[str, str]]:
@@ -50,27 +54,26 @@ def plan(settings: Config) -> dict[str, dict[str, str]]:
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), local, split]
     deployed += [settings.recipes[deploy.recipe].model_dump(), machine_kind(settings)]
     methods = _methods(settings.composition(deploy.recipe))
-    cut = code("pipelines.stages.partition")
+    cut = code("fedml_noniid.pipelines.stages.partition")
     dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
     return {
         "machine": machine_kind(settings),
-        "prepare": {settings.data.name: digest(data, code("pipelines.stages.prepare"))},
+        "prepare": {settings.data.name: digest(data, code("fedml_noniid.pipelines.stages.prepare"))},
         "partition": {
             f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
         },
         "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
-        "evaluate": {"code": code("pipelines.stages.evaluate")},
-        "report": {"all": digest(reported, code("pipelines.stages.report"))},
-        "deploy": {deploy.recipe: digest(deployed, code("pipelines.stages.deploy", *methods, silo=True))},
+        "evaluate": {"code": code("fedml_noniid.pipelines.stages.evaluate")},
+        "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
+        "deploy": {deploy.recipe: digest(deployed, code("fedml_noniid.pipelines.stages.deploy", *methods, silo=True))},
     }  # fmt: skip
 
 
 def of_training(settings: Config, unit: Unit) -> str:
     """The hash of settings, code, versions and kind of machine of one item."""
     recipe = settings.composition(unit.recipe)
-    return digest(
-        settings.params(unit), machine_kind(settings), code("pipelines.experiment.training", *_methods(recipe)),
-    )  # fmt: skip
+    training = code("fedml_noniid.pipelines.experiment.training", *_methods(recipe))
+    return digest(settings.params(unit), machine_kind(settings), training)
 
 
 def machine_kind(settings: Config) -> dict[str, str]:
@@ -98,7 +101,7 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
     while todo:
         name = todo.pop()
         path = _file(name)
-        if path is None or name in found or name.startswith(NO_CODE):
+        if path is None or name in found or name == PACKAGE or name.startswith(NO_CODE):
             continue
         if not silo and (name.startswith(SILO) or name.endswith(".pair")):
             continue
@@ -128,7 +131,7 @@ def _tree(path: Path) -> ast.Module:
 @cache
 def _imports(path: Path) -> list[str]:
     """Our modules among the imports of a file."""
-    return [name for name in _named(_tree(path)) if name.split(".")[0] in ("plugins", "pipelines")]
+    return [name for name in _named(_tree(path)) if name.split(".")[0] == PACKAGE]
 
 
 def _named(tree: ast.Module) -> Iterator[str]:
@@ -165,7 +168,9 @@ def _templates() -> dict[str, str]:
 
 @cache
 def git_commit() -> str:
-    """The commit, with "-modified" if the tree differs from it. "unknown" outside a checkout."""
+    """The commit, with "-modified" if the tree differs from it. Outside a checkout the version of the package."""
+    if not (ROOT / ".git").exists():
+        return f"fedml-noniid {version('fedml-noniid')}"
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
         clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)

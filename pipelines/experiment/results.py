@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pipelines.experiment import kept
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
 RERUN = "delete its folder and run `make repro` again"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 
 from safetensors.torch import save
 
-from pipelines.experiment.items import Item
-from plugins.core.component import Public
-from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.record import rounds_csv
-from plugins.engines.simulation import Simulation
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.engines.simulation import Simulation
 
 # How reports describe the public split that training sees.
 SEEN = {Public.UNLABELLED: "unlabelled", Public.LABELLED: "labelled", Public.TEST_SET: "labelled"}

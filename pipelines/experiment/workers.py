@@ -12,8 +12,8 @@ from typing import TypeVar
 
 import torch
 
-from pipelines.experiment import progress
-from plugins.engines.workers import end_with
+from fedml_noniid.pipelines.experiment import progress
+from fedml_noniid.plugins.engines.workers import end_with
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

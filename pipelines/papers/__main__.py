@@ -1,8 +1,8 @@
 """The papers' tables and figures. All studies share the store of finished work with `make repro`.
 
-python -m pipelines.papers list                        # every table and figure
-python -m pipelines.papers run rfedavg --size smoke    # a paper's studies and its report
-python -m pipelines.papers build rf-tab1 --size smoke  # the studies of one target, and the target alone
+python -m fedml_noniid.pipelines.papers list                        # every table and figure
+python -m fedml_noniid.pipelines.papers run rfedavg --size smoke    # a paper's studies and its report
+python -m fedml_noniid.pipelines.papers build rf-tab1 --size smoke  # the studies of one target, and the target alone
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from pipelines import cli
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report
-from pipelines.papers.studies import PAPERS, RESULTS, SIZES, of_paper
-from pipelines.papers.targets.spec import of_targets, paper_of
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report
+from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, SIZES, of_paper
+from fedml_noniid.pipelines.papers.targets.spec import of_targets, paper_of
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
                 sys.stdout.write(f"{one.id:<12} {report.TITLES[name]:<10} {one.title}\n")
         return
     # Imported here: it imports torch and mlflow, which takes seconds.
-    from pipelines.papers.study import execute, settled
+    from fedml_noniid.pipelines.papers.study import execute, settled
 
     whole = options.command == "run"
     paper = options.name if whole else paper_of(options.name, place.root)
@@ -48,7 +48,7 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.papers", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.papers", __doc__)
     parser.add_argument("command", choices=["list", "run", "build"])
     parser.add_argument("name", nargs="?", default="", help="a paper (run), a table or figure (build)")
     parser.add_argument("--size", choices=SIZES, default="smoke")

@@ -14,17 +14,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import studies
-from pipelines.papers.targets.build import build
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.ran import what_ran
-from pipelines.papers.targets.spec import KINDS, Built, Target, of_targets
-from pipelines.reporting.report import render
-from pipelines.reporting.text import markdown
-from pipelines.tracking.store import Store
-from pipelines.tracking.sync import sync_reports
-from plugins.data.files import replace_folder, write_whole
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.papers.targets.build import build
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.ran import what_ran
+from fedml_noniid.pipelines.papers.targets.spec import KINDS, Built, Target, of_targets
+from fedml_noniid.pipelines.reporting.report import render
+from fedml_noniid.pipelines.reporting.text import markdown
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import sync_reports
+from fedml_noniid.plugins.data.files import replace_folder, write_whole
 
 log = logging.getLogger(__name__)
 TITLES = {

@@ -21,14 +21,14 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from pipelines.experiment.config import read_yaml
-from plugins.core.errors import UserError
-from plugins.data.checks import known
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
 
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
 SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers")
-PAPER_FILES = Path("pipelines") / "papers"  # a folder per paper: params.yaml, targets.yaml, reported.yaml
+PAPER_FILES = Path("pipelines") / "papers"
 # Beside a study's runs: the items without a model, as their loss is not finite; why there are no runs at all.
 DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
 # Of `like`: a list of the study replaces the other's list, with its names and what sizes change of it.
@@ -88,11 +88,17 @@ class Study:
         return text.getvalue()
 
 
+def folder_of(paper: str, root: Path) -> Path:
+    """The folder with a paper's params.yaml, targets.yaml and reported.yaml: the root's own, or the package's."""
+    own = root / PAPER_FILES / paper
+    return own if own.is_dir() else Path(__file__).parent / paper
+
+
 def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     """The studies of a paper at a size, in the order in which they are worth running. UserError for a bad file."""
     known("paper", paper, PAPERS)
     known("size", size, SIZES)
-    path = root / PAPER_FILES / paper / "params.yaml"
+    path = folder_of(paper, root) / "params.yaml"
     found = read_yaml(path)
     for key in ("studies", "study_names"):
         if not found.get(key):

@@ -12,15 +12,15 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from pipelines.experiment import check, config
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import studies
-from pipelines.stages.evaluate import evaluated
-from pipelines.stages.partition import partitions
-from pipelines.stages.train import train
-from plugins.core.errors import UserError
-from plugins.data import datasets
-from plugins.data.files import write_whole
+from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.stages.evaluate import evaluated
+from fedml_noniid.pipelines.stages.partition import partitions
+from fedml_noniid.pipelines.stages.train import train
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
 

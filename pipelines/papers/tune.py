@@ -1,6 +1,6 @@
 """Hyper-parameters of a study by grid, chosen on the validation split -> papers/tune/<paper>-<size>/.
 
-    python -m pipelines.papers.tune --paper fednnnn --study mnist-iid-b --size smoke --on validation
+    python -m fedml_noniid.pipelines.papers.tune --paper fednnnn --study mnist-iid-b --size smoke --on validation
 
 `grids` in pipelines/papers/<paper>/params.yaml: study -> {train: {key: [values]}, recipes: {entry: {method: {key:
 [values]}}}}.
@@ -20,17 +20,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines import cli
-from pipelines.experiment import results
-from pipelines.experiment.config import read_yaml
-from pipelines.experiment.results import Result
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import studies, study
-from pipelines.reporting.summary import Spread, spread
-from pipelines.reporting.text import markdown
-from plugins.core.errors import UserError
-from plugins.data.checks import known
-from plugins.data.files import write_whole
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import studies, study
+from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.pipelines.reporting.text import markdown
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
 VALIDATION = 0.1  # share of the training set, where the study holds none out
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace, place: Workspace) -> None:
     root = place.root
     found = studies.of_paper(options.paper, options.size, root)
     chosen = found[known(f"study of {options.paper}", options.study, found)]
-    grids = read_yaml(root / studies.PAPER_FILES / options.paper / "params.yaml").get("grids") or {}
+    grids = read_yaml(studies.folder_of(options.paper, root) / "params.yaml").get("grids") or {}
     points = list(expanded(chosen, grids[known("study with a grid", options.study, grids)]))
     for one in {point.study.name: point.study for point in points}.values():
         study.execute(place, one)
@@ -135,7 +135,7 @@ def _percent(value: Spread) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.papers.tune", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.papers.tune", __doc__)
     for option in ("paper", "study", "size"):
         parser.add_argument(f"--{option}", required=True)
     parser.add_argument("--on", choices=SPLITS, default=SPLITS[0])

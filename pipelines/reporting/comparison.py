@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scipy.stats import binomtest, t
 
-from pipelines.reporting.summary import Line, Scenario
+from fedml_noniid.pipelines.reporting.summary import Line, Scenario
 
 LEVEL = 0.05
 MOST_SEEDS = 100  # no estimate goes beyond

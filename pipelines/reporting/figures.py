@@ -15,8 +15,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from pipelines.experiment.results import Result
-from pipelines.reporting.summary import Scenario
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.reporting.summary import Scenario
 
 Values = npt.NDArray[np.float64]
 MIB = 2**20

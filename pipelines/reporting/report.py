@@ -17,14 +17,14 @@ from typing import Any
 
 import jinja2
 
-from pipelines.experiment import config, results
-from pipelines.experiment.config import Config
-from pipelines.reporting import figures, summary, tables
-from pipelines.reporting.summary import Scenario
-from pipelines.reporting.text import markdown
-from plugins.core.errors import UserError
-from plugins.data.files import replace_folder
-from plugins.recipes import hyper_parameters
+from fedml_noniid.pipelines.experiment import config, results
+from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.reporting import figures, summary, tables
+from fedml_noniid.pipelines.reporting.summary import Scenario
+from fedml_noniid.pipelines.reporting.text import markdown
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import replace_folder
+from fedml_noniid.plugins.recipes import hyper_parameters
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTRO = (

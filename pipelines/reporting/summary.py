@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pipelines.experiment.results import RERUN, Result, table
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment.results import RERUN, Result, table
+from fedml_noniid.plugins.core.errors import UserError
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"

@@ -6,9 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pipelines.reporting.comparison import LEVEL, MOST_SEEDS, Comparison, against, per_deviation, seeds_needed
-from pipelines.reporting.summary import BASELINE, PUBLIC_MARKS, Line, Scenario, Spread, spread
-from pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.comparison import (
+    LEVEL,
+    MOST_SEEDS,
+    Comparison,
+    against,
+    per_deviation,
+    seeds_needed,
+)
+from fedml_noniid.pipelines.reporting.summary import BASELINE, PUBLIC_MARKS, Line, Scenario, Spread, spread
+from fedml_noniid.pipelines.reporting.text import as_csv
 
 MIB = 2**20
 NONE = "-"

@@ -1,1 +1,1 @@
-"""DVC's stages: `python -m pipelines.stages train`. Each stage reads settings, calls functions, writes its outputs."""
+"""DVC's stages: `python -m fedml_noniid.pipelines.stages train`. A stage reads settings, calls, writes outputs."""

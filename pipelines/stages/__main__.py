@@ -16,20 +16,20 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from pipelines import cli
-from pipelines.experiment import portable
-from pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment import portable
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 STAGES = ("plan", "prepare", "partition", "train", "evaluate", "report", "deploy")
 
 
 def _run(options: argparse.Namespace, place: Workspace) -> None:
-    importlib.import_module(f"pipelines.stages.{options.stage}").run(place)
+    importlib.import_module(f"fedml_noniid.pipelines.stages.{options.stage}").run(place)
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.stages", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.stages", __doc__)
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
     portable.fix(options.root / "params.yaml")

@@ -12,19 +12,19 @@ import logging
 
 import numpy as np
 
-from pipelines.experiment import config
-from pipelines.experiment.workspace import Workspace
-from plugins.core.errors import UserError
-from plugins.data.dataset import Dataset
-from plugins.data.files import write_whole
-from plugins.data.indices import read_indices
-from plugins.data.partitions import partition
-from plugins.data.types import Ints
-from plugins.engines.run import cohort_size
-from plugins.settings import LocalSettings
-from plugins.silo import loopback
-from plugins.silo.settings import Deployment, check
-from plugins.silo.shards import Parts
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.partitions import partition
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines.run import cohort_size
+from fedml_noniid.plugins.settings import LocalSettings
+from fedml_noniid.plugins.silo import loopback
+from fedml_noniid.plugins.silo.settings import Deployment, check
+from fedml_noniid.plugins.silo.shards import Parts
 
 log = logging.getLogger(__name__)
 

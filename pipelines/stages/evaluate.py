@@ -14,22 +14,22 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from pipelines.experiment import config, counts, kept, progress, results
-from pipelines.experiment.config import Config, Unit
-from pipelines.experiment.items import Item
-from pipelines.experiment.provenance import code, digest
-from pipelines.experiment.workers import how_many, side_by_side
-from pipelines.experiment.workspace import Workspace
-from plugins.core.errors import UserError
-from plugins.core.trees import Params
-from plugins.data.noise import alone
-from plugins.data.reading import Read
-from plugins.data.statistics import class_counts
-from plugins.data.streams import key
-from plugins.data.types import Floats
-from plugins.engines.evaluation import Evaluation, evaluate
-from plugins.engines.hashing import weights_sha256
-from plugins.engines.simulation import resolve_device
+from fedml_noniid.pipelines.experiment import config, counts, kept, progress, results
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.provenance import code, digest
+from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.noise import alone
+from fedml_noniid.plugins.data.reading import Read
+from fedml_noniid.plugins.data.statistics import class_counts
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.data.types import Floats
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
+from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.engines.simulation import resolve_device
 
 LAST = 5  # last rounds, for their mean and spread
 
@@ -55,7 +55,7 @@ def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
     kept.check(folder)
-    fingerprint = digest(kept.sha256(folder / kept.RECEIPT), code("pipelines.stages.evaluate"))
+    fingerprint = digest(kept.sha256(folder / kept.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate"))
     make = partial(_files, place, settings, unit)
     return kept.settle(place.evaluation(unit.key), place.repository, fingerprint, make)
 

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from pipelines.experiment import config, kept
-from pipelines.experiment.config import Config
-from pipelines.experiment.provenance import digest, plan
-from pipelines.experiment.workspace import Workspace
-from pipelines.reporting.heatmap import heatmap
-from plugins.core.errors import UserError
-from plugins.data import statistics
-from plugins.data.alike import alike, of_owners
-from plugins.data.dataset import Dataset
-from plugins.data.partitions import BY_OWNER, partition
-from plugins.data.splits import hold_out
-from plugins.data.streams import stream
-from plugins.data.types import Floats, Ints
+from fedml_noniid.pipelines.experiment import config, kept
+from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.provenance import digest, plan
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting.heatmap import heatmap
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import statistics
+from fedml_noniid.plugins.data.alike import alike, of_owners
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import BY_OWNER, partition
+from fedml_noniid.plugins.data.splits import hold_out
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 
-from pipelines.experiment import config
-from pipelines.experiment.provenance import plan
-from pipelines.experiment.workspace import Workspace
-from plugins.data.files import replace_folder
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.provenance import plan
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.data.files import replace_folder
 
 
 def run(place: Workspace) -> None:

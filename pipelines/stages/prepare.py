@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from pipelines.experiment import config
-from pipelines.experiment.workspace import Workspace
-from plugins.data import datasets
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.data import datasets
 
 log = logging.getLogger(__name__)
 

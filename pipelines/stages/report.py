@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from pipelines.experiment import kept
-from pipelines.experiment.workspace import Workspace
-from pipelines.reporting.report import write
+from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting.report import write
 
 log = logging.getLogger(__name__)
 

@@ -15,17 +15,17 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from pipelines.experiment import config, kept, progress
-from pipelines.experiment.config import Config, Unit
-from pipelines.experiment.items import Item
-from pipelines.experiment.provenance import digest, machine, of_training
-from pipelines.experiment.training import SECONDS, tags_of, trained
-from pipelines.experiment.workers import how_many, side_by_side
-from pipelines.experiment.workspace import Workspace
-from pipelines.tracking import runs
-from pipelines.tracking.store import Store, load
-from plugins.core.errors import NonFiniteError, UserError
-from plugins.engines.simulation import resolve_device
+from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.provenance import digest, machine, of_training
+from fedml_noniid.pipelines.experiment.training import SECONDS, tags_of, trained
+from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.tracking import runs
+from fedml_noniid.pipelines.tracking.store import Store, load
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.engines.simulation import resolve_device
 
 log = logging.getLogger(__name__)
 RESUME = ".resume"

@@ -1,7 +1,7 @@
 """Writes a result into docs/results/, with the facts to check it: rounds, seeds, machine, versions.
 
-python -m pipelines.tools.keep fnr-tab2 --size small  # after `make table ID=fnr-tab2 SIZE=small`
-python -m pipelines.tools.keep digits-methods         # the results of params.yaml under a name, after `make repro`
+python -m fedml_noniid.pipelines.tools.keep fnr-tab2 --size small  # after `make table`
+python -m fedml_noniid.pipelines.tools.keep digits-methods  # the results of params.yaml, after `make repro`
 
 It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one line per run).
 A figure also has a PNG. All facts come from the runs' own records. The new page replaces the whole old page, including
@@ -18,22 +18,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines import cli
-from pipelines.experiment import config, results
-from pipelines.experiment.results import Result
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report as paper
-from pipelines.papers.studies import SIZES
-from pipelines.papers.targets.build import build
-from pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.ran import what_ran
-from pipelines.papers.targets.spec import of_targets, paper_of
-from pipelines.reporting import summary, tables
-from pipelines.reporting.summary import LAST_ROUNDS
-from pipelines.reporting.text import as_csv, markdown
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment import config, results
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report as paper
+from fedml_noniid.pipelines.papers.studies import SIZES
+from fedml_noniid.pipelines.papers.targets.build import build
+from fedml_noniid.pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.ran import what_ran
+from fedml_noniid.pipelines.papers.targets.spec import of_targets, paper_of
+from fedml_noniid.pipelines.reporting import summary, tables
+from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
+from fedml_noniid.pipelines.reporting.text import as_csv, markdown
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
 FOLDER = Path("docs") / "results"
@@ -97,7 +97,7 @@ def _files(
     rounds, stride = rounds_csv(used, columns)
     every = "every round" if stride == 1 else f"every {stride} rounds and the last"
     said = [
-        f"Command: `{command}`; kept by `python -m pipelines.tools.keep {kept}`.",
+        f"Command: `{command}`; kept by `python -m fedml_noniid.pipelines.tools.keep {kept}`.",
         *(f"{title}: {_values(runs, tag)}." for tag, title in FACTS.items() if _is_told(runs, tag)),
         f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
         f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of each run, SHA-256 of its "
@@ -176,7 +176,7 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.tools.keep", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.tools.keep", __doc__)
     parser.add_argument("name", help="a paper's table or figure, as rf-tab1; without --size, a name for the result")
     parser.add_argument("--size", choices=SIZES, help="size of the paper's table or figure")
     return cli.guarded(_run, parser.parse_args(arguments))

@@ -1,4 +1,4 @@
-"""Shows methods and recipes: `python -m pipelines.tools.recipes list | show METHOD | check RECIPE | pairs`.
+"""Shows methods and recipes: `python -m fedml_noniid.pipelines.tools.recipes list|show|check|pairs`.
 
 list   every method with its hyper-parameters, their defaults, and its source
 show   one method in full: the docstring of its file, and each hyper-parameter with the comment on its default
@@ -16,14 +16,14 @@ import textwrap
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from pipelines import cli
-from pipelines.experiment.workspace import Workspace
-from plugins import recipes
-from plugins.core.component import Component, Public, Setting
-from plugins.core.errors import UserError, nearest
-from plugins.core.options import RecipeError
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Component, Public, Setting
+from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.options import RecipeError
 
-# Recipes are composed for this setting. `python -m pipelines.experiment.check` takes the setting of params.yaml.
+# Recipes are composed for this setting. The check of params.yaml takes the setting there.
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
 # A hyper-parameter of a method and the words beside it, without a remark for mypy.
@@ -148,7 +148,7 @@ def _run(options: argparse.Namespace, _: Workspace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.tools.recipes", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.tools.recipes", __doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="list | show | check | pairs")
     commands.add_parser("list")
     commands.add_parser("pairs")

@@ -1,6 +1,6 @@
 """`make repro`: checks params.yaml, runs `dvc repro`, brings MLflow up to date, prints the table.
 
-It passes its arguments to `dvc repro`: `python -m pipelines.tools.repro train` stops after that stage.
+It passes its arguments to `dvc repro`: `python -m fedml_noniid.pipelines.tools.repro train` stops after that stage.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
-from plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError
 
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 CHECKED = Path(".dvc") / "tmp" / "checked"
@@ -28,7 +28,7 @@ def repro(root: Path, arguments: Sequence[str]) -> int:
     """Runs the out-of-date stages. Returns 0, or the exit code of the first command that fails."""
     with _alone(root):
         if not _is_checked(root):
-            from pipelines.experiment import check
+            from fedml_noniid.pipelines.experiment import check
 
             code = check.main(["--root", str(root)])
             if code:
@@ -44,7 +44,9 @@ def repro(root: Path, arguments: Sequence[str]) -> int:
             process.wait()  # DVC was interrupted too; wait for its end
             raise
         if code == 0:
-            code = subprocess.run([sys.executable, "-m", "pipelines.tracking", "sync"], cwd=root).returncode
+            code = subprocess.run(
+                [sys.executable, "-m", "fedml_noniid.pipelines.tracking", "sync"], cwd=root
+            ).returncode
         if code == 0 and not arguments:
             sys.stdout.write(f"\n{(root / 'report' / 'table.txt').read_text()}\n{certificate(root)}\n")
         return code

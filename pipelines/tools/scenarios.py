@@ -1,6 +1,6 @@
 """Shows how uneven the scenarios of params.yaml are: a Markdown table, scenario x statistic, mean over the seeds.
 
-    python -m pipelines.tools.scenarios [--csv FILE]
+    python -m fedml_noniid.pipelines.tools.scenarios [--csv FILE]
 
 It reads the files of the partition stage, so run `make repro` or `dvc repro partition` first.
 """
@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines import cli
-from pipelines.experiment import config, results
-from pipelines.experiment.workspace import Workspace
-from pipelines.reporting import text
-from pipelines.reporting.summary import Spread, spread
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment import config, results
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting import text
+from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
 
 # Key of statistics.json -> title of the column, decimals.
 COLUMNS = {
@@ -138,7 +138,7 @@ def _run(options: argparse.Namespace, place: Workspace) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.tools.scenarios", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.tools.scenarios", __doc__)
     parser.add_argument("--csv", type=Path, help="also write every number, unrounded, to this file")
     return cli.guarded(_run, parser.parse_args(arguments))
 

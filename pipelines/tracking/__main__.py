@@ -14,12 +14,12 @@ from pathlib import Path
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from pipelines import cli
-from pipelines.experiment.workspace import Workspace
-from pipelines.tracking import deployments, ui
-from pipelines.tracking.store import Store
-from pipelines.tracking.sync import sync, sync_reports
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.tracking import deployments, ui
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
+from fedml_noniid.plugins.core.errors import UserError
 
 log = logging.getLogger(__name__)
 DEPLOYMENT = "records the output folder of a finished deployment as one run; a second time, it changes nothing"
@@ -27,7 +27,7 @@ DEPLOYMENT = "records the output folder of a finished deployment as one run; a s
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit code."""
-    parser = cli.parser("pipelines.tracking", __doc__)
+    parser = cli.parser("fedml_noniid.pipelines.tracking", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     about = {"sync": "records finished items", "ui": "records them and serves MLflow's pages", "deployment": DEPLOYMENT}
     made = {name: commands.add_parser(name, help=text, description=text) for name, text in about.items()}

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
-from pipelines.experiment import counts, results
-from pipelines.tracking import runs, view
-from pipelines.tracking.store import Store
-from pipelines.tracking.sync import hashed, once
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import counts, results
+from fedml_noniid.pipelines.tracking import runs, view
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import hashed, once
+from fedml_noniid.plugins.core.errors import UserError
 
 # Functions that need these import them: they import torch, which takes seconds.
 if TYPE_CHECKING:
-    from plugins.silo.settings import Deployment
+    from fedml_noniid.plugins.silo.settings import Deployment
 
 log = logging.getLogger(__name__)
 FILES = ROUNDS, ABSENT, MODEL = "rounds.csv", "absent.csv", "model.safetensors"  # as plugins/silo/results.py has them
@@ -41,8 +41,8 @@ class Deployed(NamedTuple):
 
 def read(folder: Path, config: Path) -> Deployed:
     """The deployment whose server wrote `folder`. UserError if it is not over, or if a file can't be read."""
-    from plugins.engines import absences
-    from plugins.silo import settings
+    from fedml_noniid.plugins.engines import absences
+    from fedml_noniid.plugins.silo import settings
 
     deployment, rows = settings.read(config), _rounds(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
@@ -65,7 +65,7 @@ def read(folder: Path, config: Path) -> Deployed:
 
 def add(store: Store, experiment: str, found: Deployed) -> bool:
     """Makes the deployment a run, and earlier runs of its name go to the trash. False if it is there already."""
-    from pipelines.experiment.training import FINAL
+    from fedml_noniid.pipelines.experiment.training import FINAL
 
     last = max(found.rows, key=lambda row: row["round"])
     final = {key: last[key] for key in FINAL if key in last}
@@ -130,7 +130,7 @@ def _rounds(path: Path) -> list[dict[str, float]]:
 
 def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]]) -> dict[int, dict[str, float]]:
     """How many silos were asked and answered in each round, and which. Round 0 is there if somebody missed it."""
-    from plugins.engines.run import draw_cohort
+    from fedml_noniid.plugins.engines.run import draw_cohort
 
     silos, schedule, late = deployment.silos, deployment.schedule, defaultdict[int, set[int]](set)
     for (t, _), clients in missing.items():
@@ -148,7 +148,7 @@ def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collectio
 
 def _params(deployment: Deployment) -> dict[str, object]:
     """The configuration, flat, with the simulation's names where it has them. No path, no address."""
-    from plugins.settings import LocalSettings
+    from fedml_noniid.plugins.settings import LocalSettings
 
     train, model, schedule = deployment.train_args, deployment.model_args, deployment.schedule
     found: dict[str, object] = {

@@ -11,8 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from pipelines.experiment.results import Result
-from pipelines.tracking.runs import NAME, cut
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.tracking.runs import NAME, cut
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
 CODE = ("__init__.py", "core", "data", "models")  # the parts of plugins/ that a network needs
@@ -50,7 +50,9 @@ def register(client: Any, run: Any, experiment: str, result: Result, root: Path)
             Model(run_id=run_id, model_id=model.model_id, signature=signature),
         )
         pyfunc.save_model(files, "served", str(data), [str(code)], mlflow_model=about, pip_requirements=REQUIRED)
-        shutil.copytree(PLUGINS, files / "code" / "plugins", ignore=_others)
+        package = files / "code" / "fedml_noniid"
+        shutil.copytree(PLUGINS, package / "plugins", ignore=_others)
+        (package / "__init__.py").touch()
         client.log_model_artifacts(model.model_id, str(files))
     client.finalize_logged_model(model.model_id, "READY")
     client.log_outputs(run_id, [LoggedModelOutput(model.model_id, 0)])
@@ -78,7 +80,7 @@ def _network(result: Result, root: Path) -> dict[str, Any] | None:
 @lru_cache(maxsize=1)
 def _data(path: Path, changed: int) -> Any:
     """The data set, read once for all models. `changed` is the file's time of change: a changed file is read again."""
-    from plugins.data.dataset import Dataset
+    from fedml_noniid.plugins.data.dataset import Dataset
 
     return Dataset.read(path)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.store import Store
 
 ACTIVE, ALL = 1, 3  # mlflow.entities.ViewType: without and with what is in MLflow's trash
 METRICS, PARAMS, MOST = 1000, 100, 50000  # limits of one call; MOST: runs per search

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from plugins.models import build
-from plugins.models.forward import Model
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.forward import Model
 
 BATCH = 1000  # samples that go through the network at once
 

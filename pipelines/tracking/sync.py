@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipelines.experiment import results
-from pipelines.experiment.results import Result
-from pipelines.tracking import models, runs, view
-from pipelines.tracking.store import Store
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.tracking import models, runs, view
+from fedml_noniid.pipelines.tracking.store import Store
 
 SYNCED = "synced"  # tag: digest of the files and facts that completed a run
 SUPERSEDED = "superseded_by"  # tag of a run in the trash: id of the run that replaced it

@@ -10,9 +10,9 @@ import sys
 import time
 import urllib.request
 
-from pipelines.tracking import runs, view
-from pipelines.tracking.store import Store
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.tracking import runs, view
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.plugins.core.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000

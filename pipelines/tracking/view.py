@@ -7,7 +7,7 @@ import json
 import zlib
 from typing import Any
 
-from pipelines.tracking import runs
+from fedml_noniid.pipelines.tracking import runs
 
 KEY = "overview"
 TAG = f"mlflow.sharedViewState.{KEY}"  # tag of the experiment, as MLflow's own "share" button writes it

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import (
+from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
     Asks,
@@ -36,12 +36,12 @@ from plugins.core.component import (
     Server,
     Setting,
 )
-from plugins.core.data import Batch, Pass, Samples, cross_entropies, one_hot
-from plugins.core.optimizers import SGD
-from plugins.core.options import Count, CountOrNone, Momentum, Positive
-from plugins.core.randomness import fold, normal
-from plugins.core.training import descend
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies, one_hot
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive
+from fedml_noniid.plugins.core.randomness import fold, normal
+from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Needs, Public
+from fedml_noniid.plugins.core.component import Component, Needs, Public
 
 
 @dataclass(frozen=True)

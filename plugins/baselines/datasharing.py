@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Component, Needs, Public
-from plugins.core.options import Fraction
+from fedml_noniid.plugins.core.component import Component, Needs, Public
+from fedml_noniid.plugins.core.options import Fraction
 
 
 @dataclass(frozen=True)

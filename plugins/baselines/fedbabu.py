@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Claim, Component, Needs, Weights
+from fedml_noniid.plugins.core.component import Claim, Component, Needs, Weights
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,19 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace, Weights
-from plugins.core.options import NonNegative, RecipeError
-from plugins.core.trees import Params, Tree, add, sub, tree_map, zeros_like
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Server,
+    Setting,
+    Trace,
+    Weights,
+)
+from fedml_noniid.plugins.core.options import NonNegative, RecipeError
+from fedml_noniid.plugins.core.trees import Params, Tree, add, sub, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

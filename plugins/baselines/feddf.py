@@ -26,14 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Change, Claim, Component, Needs, Public, Server
-from plugins.core.data import Batch, Pass, Samples
-from plugins.core.optimizers import Adam
-from plugins.core.options import Count, CountOrNone, Positive
-from plugins.core.randomness import fold
-from plugins.core.task import Output
-from plugins.core.training import descend
-from plugins.core.trees import Params
+from fedml_noniid.plugins.core.component import Change, Claim, Component, Needs, Public, Server
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.optimizers import Adam
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
+from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.trees import Params
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass
 

@@ -20,9 +20,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Trace, Weights
-from plugins.core.options import Positive
-from plugins.core.trees import Params, Tree, add, tree_map, zeros_like
+from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Trace, Weights
+from fedml_noniid.plugins.core.options import Positive
+from fedml_noniid.plugins.core.trees import Params, Tree, add, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

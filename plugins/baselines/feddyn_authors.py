@@ -19,11 +19,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.baselines.feddyn import FedDyn
-from plugins.core.component import Answer, Ask, Asks, Change, Claim, Client, Exchanges, Server, Setting
-from plugins.core.optimizers import Optimizer
-from plugins.core.options import NonNegative
-from plugins.core.trees import Tree, leading
+from fedml_noniid.plugins.baselines.feddyn import FedDyn
+from fedml_noniid.plugins.core.component import Answer, Ask, Asks, Change, Claim, Client, Exchanges, Server, Setting
+from fedml_noniid.plugins.core.optimizers import Optimizer
+from fedml_noniid.plugins.core.options import NonNegative
+from fedml_noniid.plugins.core.trees import Tree, leading
 
 
 @dataclass(frozen=True)

@@ -32,15 +32,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.component import Answer, Change, Claim, Client, Component, Needs, Server, Setting, Trace
-from plugins.core.data import Batch, cross_entropies
-from plugins.core.optimizers import SGD, Adam
-from plugins.core.options import Count, CountOrNone, NonNegative, Positive, Range, RecipeError
-from plugins.core.randomness import fold, normal
-from plugins.core.task import Output, Task
-from plugins.core.training import descend
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
+from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Needs, Server, Setting, Trace
+from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.optimizers import SGD, Adam
+from fedml_noniid.plugins.core.options import Count, CountOrNone, NonNegative, Positive, Range, RecipeError
+from fedml_noniid.plugins.core.randomness import fold, normal
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 Model = tuple[Params, Params]  # parameters and buffers
 

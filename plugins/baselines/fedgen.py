@@ -33,15 +33,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from plugins.core.component import Answer, Change, Client, Component, Needs, Server, Trace
-from plugins.core.data import Batch, cross_entropies
-from plugins.core.optimizers import Adam
-from plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive
-from plugins.core.randomness import fold, integers, uniform
-from plugins.core.task import Output, Task
-from plugins.core.training import descend
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
+from fedml_noniid.plugins.core.component import Answer, Change, Client, Component, Needs, Server, Trace
+from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.optimizers import Adam
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive
+from fedml_noniid.plugins.core.randomness import fold, integers, uniform
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

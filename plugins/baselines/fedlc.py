@@ -21,11 +21,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Claim, Client, Component, Needs
-from plugins.core.data import Batch
-from plugins.core.options import NonNegative
-from plugins.core.task import Output
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.component import Claim, Client, Component, Needs
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.options import NonNegative
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -32,11 +32,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
-from plugins.core.optimizers import Adam
-from plugins.core.options import NonNegative, RecipeError
-from plugins.core.task import Task
-from plugins.core.trees import Params, tree_map, weighted_sum
+from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
+from fedml_noniid.plugins.core.optimizers import Adam
+from fedml_noniid.plugins.core.options import NonNegative, RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, tree_map, weighted_sum
 
 
 @dataclass(frozen=True)

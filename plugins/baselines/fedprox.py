@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Claim, Client, Component
-from plugins.core.options import NonNegative
-from plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.core.component import Claim, Client, Component
+from fedml_noniid.plugins.core.options import NonNegative
+from fedml_noniid.plugins.core.trees import Params, tree_map
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from plugins.core.component import Claim, Client, Component, Needs
-from plugins.core.options import Fraction
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.component import Claim, Client, Component, Needs
+from fedml_noniid.plugins.core.options import Fraction
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.data import one_hot
-from plugins.core.randomness import fold, uniform
-from plugins.core.trees import Params
+from fedml_noniid.plugins.core.data import one_hot
+from fedml_noniid.plugins.core.randomness import fold, uniform
+from fedml_noniid.plugins.core.trees import Params
 
 
 def init(key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, like: Tensor) -> Params:

@@ -27,11 +27,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.component import Answer, Client, Component, Trace
-from plugins.core.data import Batch
-from plugins.core.options import NonNegative, Positive
-from plugins.core.task import Output
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.component import Answer, Client, Component, Trace
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.options import NonNegative, Positive
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

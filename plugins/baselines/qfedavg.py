@@ -18,10 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Answer, Claim, Client, Component, Needs, Server, Trace, Weights
-from plugins.core.data import Batch, cross_entropies
-from plugins.core.options import NonNegative
-from plugins.core.trees import Params, Tree, row_norms, weighted_sum
+from fedml_noniid.plugins.core.component import Answer, Claim, Client, Component, Needs, Server, Trace, Weights
+from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.options import NonNegative
+from fedml_noniid.plugins.core.trees import Params, Tree, row_norms, weighted_sum
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace, Weights
-from plugins.core.options import Positive, RecipeError
-from plugins.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Server,
+    Setting,
+    Trace,
+    Weights,
+)
+from fedml_noniid.plugins.core.options import Positive, RecipeError
+from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, sub, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from plugins.baselines.scaffold import Scaffold
-from plugins.core.component import Answer, Client, Needs, Setting, Trace
-from plugins.core.data import Batch, cross_entropies
-from plugins.core.trees import Params, Tree, sub, tree_map
+from fedml_noniid.plugins.baselines.scaffold import Scaffold
+from fedml_noniid.plugins.core.component import Answer, Client, Needs, Setting, Trace
+from fedml_noniid.plugins.core.data import Batch, cross_entropies
+from fedml_noniid.plugins.core.trees import Params, Tree, sub, tree_map
 
 
 @dataclass(frozen=True)

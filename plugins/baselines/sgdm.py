@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
-from plugins.core.optimizers import SGD, Optimizer
-from plugins.core.options import Momentum, RecipeError
-from plugins.core.trees import Tree, add, tree_map, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
+from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
+from fedml_noniid.plugins.core.options import Momentum, RecipeError
+from fedml_noniid.plugins.core.trees import Tree, add, tree_map, weighted_sum, zeros_like
 
 
 @dataclass(frozen=True)

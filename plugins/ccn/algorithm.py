@@ -31,10 +31,21 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Answer, Change, Claim, Client, Component, Needs, Server, Setting, Trace, Weights
-from plugins.core.data import Batch
-from plugins.core.options import Positive, RecipeError
-from plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Needs,
+    Server,
+    Setting,
+    Trace,
+    Weights,
+)
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.options import Positive, RecipeError
+from fedml_noniid.plugins.core.trees import Params, Tree
 
 
 @dataclass(frozen=True)

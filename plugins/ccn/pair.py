@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plugins.silo.host import HostAggregator, HostTrainer
+from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
 
 
 class CCNTrainer(HostTrainer):

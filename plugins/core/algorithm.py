@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from plugins.core.component import (
+from fedml_noniid.plugins.core.component import (
     OWNS,
     Ask,
     Asks,
@@ -24,10 +24,10 @@ from plugins.core.component import (
     Setting,
     overrides,
 )
-from plugins.core.options import RecipeError
-from plugins.core.randomness import identity
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, add, weighted_sum
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import identity
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, Tree, add, weighted_sum
 
 T = TypeVar("T")
 

@@ -31,12 +31,12 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor
 
-from plugins.core.data import Batch, Pass, Samples
-from plugins.core.optimizers import Optimizer
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold
-from plugins.core.task import Output, Task
-from plugins.core.trees import Params, Tree, add, row
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.optimizers import Optimizer
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 
 Weights = Literal["size", "uniform"]  # n_k / sum n, or 1 / M
 Asks = Generator["Ask", "Reply", Any]  # what a server hook may yield and gets back; returns a Change, `refine` a Reply

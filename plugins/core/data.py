@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.core.randomness import fold, permutation, step_key
-from plugins.core.trees import Tree, add, leading, rows_at, tree_map
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.randomness import fold, permutation, step_key
+from fedml_noniid.plugins.core.trees import Tree, add, leading, rows_at, tree_map
 
 
 class Samples(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from plugins.core.trees import Params, Tree, leading, norm, scale, tree_map, zeros_like
+from fedml_noniid.plugins.core.trees import Params, Tree, leading, norm, scale, tree_map, zeros_like
 
 
 @dataclass(frozen=True)

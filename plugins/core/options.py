@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated
 
-from plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError
 
 
 class RecipeError(UserError):

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from plugins.core.data import Batch
-from plugins.core.optimizers import Optimizer
-from plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.optimizers import Optimizer
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 
 
 class Layer(NamedTuple):

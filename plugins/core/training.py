@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Answer, Ask, Claim, Client, Component, Public, Trace, absent
-from plugins.core.data import Batch, Pass, cross_entropy
-from plugins.core.optimizers import Optimizer
-from plugins.core.randomness import identity
-from plugins.core.task import Output, Task
-from plugins.core.trees import Params, Tree, add, combined, leading, scale, select
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Answer, Ask, Claim, Client, Component, Public, Trace, absent
+from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
+from fedml_noniid.plugins.core.optimizers import Optimizer
+from fedml_noniid.plugins.core.randomness import identity
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.trees import Params, Tree, add, combined, leading, scale, select
 
 Views = Mapping[Component, Client]  # the client as each component sees it
 Loss = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]  # (w, buffers, batch) -> loss, forward pass

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plugins.data.partitions.dealing import dealt
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.types import Ints
 
 
 def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:

@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.types import Ints
 
 
 @dataclass(frozen=True)

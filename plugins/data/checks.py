@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Integral, Real
 from typing import TypeGuard
 
-from plugins.core.errors import UserError, nearest, shown
+from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 
 
 def refusal(key: str, value: object, allowed: str) -> UserError:

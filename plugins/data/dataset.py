@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError, nearest
-from plugins.data import sealed
-from plugins.data.checks import is_finite
+from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data.checks import is_finite
 
 NORMALISATIONS = ("channel", "half", "none")
 TENSORS = ("train_x", "train_y", "test_x", "test_y")

@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from plugins.core.errors import UserError
-from plugins.data.checks import known, options_of
-from plugins.data.dataset import Dataset, Raw, mean_and_deviation
-from plugins.data.readers.arrays import arrays
-from plugins.data.readers.cifar import cifar10, cifar100
-from plugins.data.readers.cinic import cinic10
-from plugins.data.readers.digits import digits
-from plugins.data.readers.emnist import emnist
-from plugins.data.readers.femnist import femnist
-from plugins.data.readers.images import image_folder, image_size, resized
-from plugins.data.readers.made_tweets import made_tweets
-from plugins.data.readers.mnist import mnist
-from plugins.data.readers.sent140 import sent140
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known, options_of
+from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
+from fedml_noniid.plugins.data.readers.arrays import arrays
+from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
+from fedml_noniid.plugins.data.readers.cinic import cinic10
+from fedml_noniid.plugins.data.readers.digits import digits
+from fedml_noniid.plugins.data.readers.emnist import emnist
+from fedml_noniid.plugins.data.readers.femnist import femnist
+from fedml_noniid.plugins.data.readers.images import image_folder, image_size, resized
+from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
+from fedml_noniid.plugins.data.readers.mnist import mnist
+from fedml_noniid.plugins.data.readers.sent140 import sent140
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 Reader = Callable[..., Raw]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError
 
 
 def write_whole(path: Path, content: bytes | str | Callable[[str], None], private: bool = False) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from plugins.core.errors import UserError
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.types import Ints
 
 
 @dataclass(frozen=True, eq=False)

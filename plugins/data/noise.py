@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.checks import known, real_number, refusal
-from plugins.data.reading import Noise
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known, real_number, refusal
+from fedml_noniid.plugins.data.reading import Noise
+from fedml_noniid.plugins.data.types import Ints
 
 FORMS = ("level", "equal", "space")
 

@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.data import Samples
-from plugins.core.randomness import fold, noisy, uniform
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.randomness import fold, noisy, uniform
 
 PAD = 4  # pixels of padding on each side; a crop has the image's own size
 MOVES, NOISE = 0, 1  # the keys of a batch: for crops and flips, and for noise

@@ -13,8 +13,8 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
 
 
 class Sealed(Protocol):

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from plugins.data.checks import real_number, refusal, whole_number
-from plugins.data.partitions.dealing import dealt, rounded
-from plugins.data.streams import stream
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
+from fedml_noniid.plugins.data.partitions.dealing import dealt, rounded
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Ints
 
 
 class Split(NamedTuple):

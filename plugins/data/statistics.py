@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 
 def class_counts(labels: Ints, clients: Sequence[Ints], n_classes: int) -> Ints:

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.streams import stream
-from plugins.data.types import Floats
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Floats
 
 PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")

@@ -7,9 +7,9 @@ import io
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
-from plugins.core.errors import UserError, shown
-from plugins.data.files import write_whole
-from plugins.data.streams import stream
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.streams import stream
 
 # (round, exchange within the round from 0, clients asked) -> clients that do not answer. Round 0 is before the first.
 Absent = Callable[[int, int, tuple[int, ...]], Collection[int]]

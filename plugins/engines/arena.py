@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 
 ALIGNED = 64  # bytes, as torch aligns tensors: at other addresses matrix products round differently
 

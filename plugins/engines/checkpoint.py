@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree
-from plugins.data.files import write_whole
-from plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
 RECORDED = "recorded/"  # prefix of the tensors that a run needs for its report, and not to go on
 HEAD = ("round", "meter", "rows", "differs", "notes")  # fields of a Checkpoint that are stored as JSON

@@ -12,21 +12,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Client, Reply
-from plugins.core.data import Samples
-from plugins.core.errors import NonFiniteError, UserError
-from plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
-from plugins.core.randomness import fold
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
-from plugins.data.batches import Order, epochs, in_order
-from plugins.data.checks import known
-from plugins.data.reading import PAD, Read
-from plugins.data.streams import Streams, key
-from plugins.data.types import Ints
-from plugins.engines.cores import all_cores
-from plugins.models.forward import PRECISIONS, Model
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Ask, Client, Reply
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
+from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
+from fedml_noniid.plugins.data.batches import Order, epochs, in_order
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.reading import PAD, Read
+from fedml_noniid.plugins.data.streams import Streams, key
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines.cores import all_cores
+from fedml_noniid.plugins.models.forward import PRECISIONS, Model
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
 PASS_BATCH = 500  # samples per batch of a pass without training
@@ -45,7 +45,7 @@ class LocalTraining:
     steps: int = 0  # above 0: this many steps in place of `epochs`
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
-    precision: str = "float32"  # one of plugins.models.forward.PRECISIONS
+    precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
 
     def build(self) -> Optimizer:
         """The pure optimiser."""

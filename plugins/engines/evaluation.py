@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.data import Samples
-from plugins.core.task import Network
-from plugins.core.trees import Params
-from plugins.data.reading import Read
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.task import Network
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.reading import Read
 
 
 class Evaluation(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params
 
 
 def model_tensors(params: Params, evaluated: Params, buffers: Params) -> Params:

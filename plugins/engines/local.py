@@ -15,15 +15,26 @@ from typing import Any, ClassVar, NamedTuple, Protocol, cast
 import torch
 from torch import Tensor
 
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Client, overrides
-from plugins.core.data import Batch, Pass, cross_entropy, masked_mean
-from plugins.core.optimizers import SGD, Optimizer
-from plugins.core.randomness import step_key
-from plugins.core.task import Output, Task
-from plugins.core.training import Descent, Views, adjusted, ended, factor, penalty, scaled, seen, started, term
-from plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
-from plugins.models.forward import Model
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Ask, Client, overrides
+from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy, masked_mean
+from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
+from fedml_noniid.plugins.core.randomness import step_key
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.training import (
+    Descent,
+    Views,
+    adjusted,
+    ended,
+    factor,
+    penalty,
+    scaled,
+    seen,
+    started,
+    term,
+)
+from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
+from fedml_noniid.plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Tensor | None], Output]  # the last is the key of the step
 # (parameters, buffers, batch, key, the last gradient) -> the gradient of the mean cross-entropy, in the memory of the

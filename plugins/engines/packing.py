@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 
 
 def stack(trees: Sequence[Tree]) -> Tree:

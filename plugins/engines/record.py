@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from plugins.core.algorithm import Round, State
-from plugins.core.component import Ask, Reply
-from plugins.core.data import Samples
-from plugins.core.errors import NonFiniteError
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, leaf_row_norms, norm, row_norms, together, tree_map
-from plugins.engines.clients import numbers, refuse_non_finite
-from plugins.engines.evaluation import evaluate
-from plugins.engines.packing import flatten
-from plugins.engines.traffic import Meter
+from fedml_noniid.plugins.core.algorithm import Round, State
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import NonFiniteError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, Tree, leaf_row_norms, norm, row_norms, together, tree_map
+from fedml_noniid.plugins.engines.clients import numbers, refuse_non_finite
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.traffic import Meter
 
 
 class Recorder:

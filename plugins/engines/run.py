@@ -12,17 +12,17 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from plugins.core.algorithm import Algorithm, Round, State
-from plugins.core.component import Ask, Reply, Server
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.task import Task
-from plugins.core.trees import Params, Tree, row
-from plugins.data.streams import key, stream
-from plugins.engines.absences import Absent, nobody
-from plugins.engines.checkpoint import Checkpoint
-from plugins.engines.clients import numbers
-from plugins.engines.record import Recorder
+from fedml_noniid.plugins.core.algorithm import Algorithm, Round, State
+from fedml_noniid.plugins.core.component import Ask, Reply, Server
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.data.streams import key, stream
+from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.checkpoint import Checkpoint
+from fedml_noniid.plugins.engines.clients import numbers
+from fedml_noniid.plugins.engines.record import Recorder
 
 T = TypeVar("T")
 Row = dict[str, float]  # of rounds.csv

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Client, Reply
-from plugins.core.data import Pass, Reader, Samples
-from plugins.core.task import Task
-from plugins.core.training import answer
-from plugins.core.trees import Params, Tree, leaves, row, tree_map
-from plugins.data.batches import Order
-from plugins.engines.arena import replace_row, rows_for
-from plugins.engines.clients import Clients, to_device
-from plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.core.component import Ask, Client, Reply
+from fedml_noniid.plugins.core.data import Pass, Reader, Samples
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.training import answer
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.data.batches import Order
+from fedml_noniid.plugins.engines.arena import replace_row, rows_for
+from fedml_noniid.plugins.engines.clients import Clients, to_device
+from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
 
 
 @dataclass

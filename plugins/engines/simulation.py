@@ -12,26 +12,26 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from plugins import recipes
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Ask, Public, Reply, Setting
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.core.trees import Params, tree_map
-from plugins.data.checks import known
-from plugins.data.streams import torch_stream
-from plugins.data.types import Ints
-from plugins.engines import checkpoint as checkpoints
-from plugins.engines.absences import Absent, nobody
-from plugins.engines.clients import Clients, Engine, LocalTraining
-from plugins.engines.record import Recorder
-from plugins.engines.run import Outcome, Row, Run, Schedule
-from plugins.engines.sequential import Sequential, plain
-from plugins.engines.vectorized import Vectorized, chunks
-from plugins.engines.workers import Workers
-from plugins.models.forward import Model
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Ask, Public, Reply, Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.streams import torch_stream
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines import checkpoint as checkpoints
+from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.clients import Clients, Engine, LocalTraining
+from fedml_noniid.plugins.engines.record import Recorder
+from fedml_noniid.plugins.engines.run import Outcome, Row, Run, Schedule
+from fedml_noniid.plugins.engines.sequential import Sequential, plain
+from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
+from fedml_noniid.plugins.engines.workers import Workers
+from fedml_noniid.plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from plugins.core.component import Ask, Reply
-from plugins.core.trees import Params, n_bytes
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.trees import Params, n_bytes
 
 
 class Meter:

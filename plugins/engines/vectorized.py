@@ -16,16 +16,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Client, Reply
-from plugins.core.data import Batch, Pass, Reader, Samples
-from plugins.core.task import Loss, Output, Task
-from plugins.core.training import answer
-from plugins.core.trees import Params, Tree, n_bytes, row, tree_map
-from plugins.data.batches import Order, padded
-from plugins.engines.arena import rows_for
-from plugins.engines.clients import Clients, numbers, to_device
-from plugins.engines.local import Forward, Written, forward_of, train, written_of
-from plugins.models.forward import Model
+from fedml_noniid.plugins.core.component import Ask, Client, Reply
+from fedml_noniid.plugins.core.data import Batch, Pass, Reader, Samples
+from fedml_noniid.plugins.core.task import Loss, Output, Task
+from fedml_noniid.plugins.core.training import answer
+from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
+from fedml_noniid.plugins.data.batches import Order, padded
+from fedml_noniid.plugins.engines.arena import rows_for
+from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
+from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
 APART = 2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves

@@ -21,13 +21,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Reply
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
-from plugins.engines.arena import ALIGNED, Arena, rows_for, shared
-from plugins.engines.clients import Clients
-from plugins.engines.cores import lend
-from plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
+from fedml_noniid.plugins.engines.arena import ALIGNED, Arena, rows_for, shared
+from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.engines.cores import lend
+from fedml_noniid.plugins.engines.sequential import Sequential
 
 WATCH_S = 0.5
 SPACE = 4  # an answer's memory, in models per client: the client's own, and what methods send beside it

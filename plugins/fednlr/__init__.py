@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plugins.fednlr.pair import FedNLRAggregator, FedNLRTrainer
+    from fedml_noniid.plugins.fednlr.pair import FedNLRAggregator, FedNLRTrainer
 
 __all__ = ["FedNLRAggregator", "FedNLRTrainer"]
 
@@ -14,7 +14,7 @@ def __getattr__(name: str) -> object:
     # FedML takes 11 s and 1 GB: training and simulation do without it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from plugins.fednlr import pair
+    from fedml_noniid.plugins.fednlr import pair
 
     found: object = getattr(pair, name)
     return found

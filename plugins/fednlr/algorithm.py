@@ -34,13 +34,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Answer, Claim, Client, Component, Needs, Public, Server, Setting, Trace
-from plugins.core.data import Batch
-from plugins.core.errors import UserError, nearest
-from plugins.core.options import Count, NonNegative, RecipeError
-from plugins.core.task import Layer, Task
-from plugins.core.trees import Params, Tree
-from plugins.fednlr.drift import recorded
+from fedml_noniid.plugins.core.component import Answer, Claim, Client, Component, Needs, Public, Server, Setting, Trace
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
+from fedml_noniid.plugins.core.task import Layer, Task
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.fednlr.drift import recorded
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Change, Claim, Component, Server, Weights
-from plugins.core.options import Momentum, Positive
-from plugins.core.trees import Params, Tree, add, norm, row_norms, sub, tree_map, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.component import Change, Claim, Component, Server, Weights
+from fedml_noniid.plugins.core.options import Momentum, Positive
+from fedml_noniid.plugins.core.trees import Params, Tree, add, norm, row_norms, sub, tree_map, weighted_sum, zeros_like
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from plugins.core.component import (
+from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
     Asks,
@@ -44,12 +44,12 @@ from plugins.core.component import (
     Setting,
     Trace,
 )
-from plugins.core.data import Batch, cross_entropy, one_hot
-from plugins.core.options import Count, CountOrNone, Fraction
-from plugins.core.task import Output
-from plugins.core.training import descend
-from plugins.core.trees import Params, Tree, tree_map
-from plugins.fnr.recorded import by_client, figure_5
+from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.fnr.recorded import by_client, figure_5
 
 
 @dataclass(frozen=True)

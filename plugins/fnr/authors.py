@@ -30,13 +30,13 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Answer, Asks, Client, Needs, Public, Server, Trace
-from plugins.core.data import Batch, one_hot
-from plugins.core.optimizers import Adam
-from plugins.core.randomness import fold
-from plugins.core.task import Output
-from plugins.core.trees import Params, Tree
-from plugins.fnr.algorithm import FNR, class_sums
+from fedml_noniid.plugins.core.component import Answer, Asks, Client, Needs, Public, Server, Trace
+from fedml_noniid.plugins.core.data import Batch, one_hot
+from fedml_noniid.plugins.core.optimizers import Adam
+from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.fnr.algorithm import FNR, class_sums
 
 
 @dataclass(frozen=True)

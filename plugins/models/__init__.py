@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from plugins.core.errors import UserError, nearest
-from plugins.data.checks import known
-from plugins.models.forward import Model
-from plugins.models.networks import (
+from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.networks import (
     cnn,
     fednnnn_cifar,
     fednnnn_mnist,
@@ -22,7 +22,7 @@ from plugins.models.networks import (
     vgg11,
     vgg16,
 )
-from plugins.models.recurrent import lstm
+from fedml_noniid.plugins.models.recurrent import lstm
 
 MODELS: dict[str, Callable[..., Model]] = {
     "logistic_regression": logistic_regression,

@@ -9,9 +9,9 @@ from dataclasses import KW_ONLY, dataclass, field
 import torch
 from torch import Tensor
 
-from plugins.core.data import log_softmax
-from plugins.core.task import Layer, Output
-from plugins.core.trees import Params
+from fedml_noniid.plugins.core.data import log_softmax
+from fedml_noniid.plugins.core.task import Layer, Output
+from fedml_noniid.plugins.core.trees import Params
 
 # Precisions of the matrix products and convolutions of local training. tf32 rounds their inputs to 11 bits, on a GPU
 # only. bf16 rounds inputs and layers' outputs to 8 bits wherever torch's autocast does. Both change a run's bits.

@@ -13,12 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.data import masked_mean
-from plugins.core.randomness import fold, uniform
-from plugins.core.task import Layer
-from plugins.core.trees import Params
-from plugins.models.forward import Forward, Model, WithGradient
-from plugins.models.initial import Initial, as_torch
+from fedml_noniid.plugins.core.data import masked_mean
+from fedml_noniid.plugins.core.randomness import fold, uniform
+from fedml_noniid.plugins.core.task import Layer
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.models.forward import Forward, Model, WithGradient
+from fedml_noniid.plugins.models.initial import Initial, as_torch
 
 # From the gradient of a block's output to those of its input (None if it is not needed) and of its parameters.
 Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]

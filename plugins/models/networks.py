@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from math import prod
 
-from plugins.core.errors import UserError
-from plugins.models.initial import Initial, as_torch, kaiming_normal_out, kaiming_uniform, xavier_normal, xavier_uniform
-from plugins.models.layers import (
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.models.initial import (
+    Initial,
+    as_torch,
+    kaiming_normal_out,
+    kaiming_uniform,
+    xavier_normal,
+    xavier_uniform,
+)
+from fedml_noniid.plugins.models.layers import (
     BatchNorm,
     Block,
     Conv,

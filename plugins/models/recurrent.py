@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.core.trees import Params
-from plugins.data.text import PAD
-from plugins.models.forward import Forward
-from plugins.models.layers import Block, Linear, Stacked
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.text import PAD
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.layers import Block, Linear, Stacked
 
 EMBEDDING = "embedding.weight"
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from plugins.rfedavg.pair import RFedAvgAggregator, RFedAvgPlusAggregator, RFedAvgPlusTrainer, RFedAvgTrainer
+    from fedml_noniid.plugins.rfedavg.pair import (
+        RFedAvgAggregator,
+        RFedAvgPlusAggregator,
+        RFedAvgPlusTrainer,
+        RFedAvgTrainer,
+    )
 
 __all__ = ["RFedAvgAggregator", "RFedAvgPlusAggregator", "RFedAvgPlusTrainer", "RFedAvgTrainer"]
 
@@ -14,7 +19,7 @@ def __getattr__(name: str) -> object:
     # FedML takes 11 s and 1 GB: training and simulation do without it.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from plugins.rfedavg import pair
+    from fedml_noniid.plugins.rfedavg import pair
 
     found: object = getattr(pair, name)
     return found

@@ -29,7 +29,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import (
+from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
     Asks,
@@ -44,11 +44,11 @@ from plugins.core.component import (
     Setting,
     Trace,
 )
-from plugins.core.data import Batch, Pass
-from plugins.core.options import Count, NonNegative, RecipeError
-from plugins.core.randomness import fold, noisy
-from plugins.core.task import Output
-from plugins.core.trees import Params, Tree, n_bytes, row
+from fedml_noniid.plugins.core.data import Batch, Pass
+from fedml_noniid.plugins.core.options import Count, NonNegative, RecipeError
+from fedml_noniid.plugins.core.randomness import fold, noisy
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row
 
 
 @dataclass(frozen=True)

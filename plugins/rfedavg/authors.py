@@ -34,11 +34,22 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from plugins.core.component import Answer, Asks, Claim, Client, Exchanges, Reply, Server, Setting, Trace, Weights
-from plugins.core.data import Pass, masked_mean
-from plugins.core.randomness import fold, noisy, uniform
-from plugins.core.trees import Tree
-from plugins.rfedavg.algorithm import MeanFeatures, RFedAvg, RFedAvgPlus
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Asks,
+    Claim,
+    Client,
+    Exchanges,
+    Reply,
+    Server,
+    Setting,
+    Trace,
+    Weights,
+)
+from fedml_noniid.plugins.core.data import Pass, masked_mean
+from fedml_noniid.plugins.core.randomness import fold, noisy, uniform
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg, RFedAvgPlus
 
 
 @dataclass(frozen=True)

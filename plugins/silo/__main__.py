@@ -1,4 +1,4 @@
-"""FedML cross-silo. `python -m plugins.silo COMMAND --help` explains a command:
+"""FedML cross-silo. `python -m fedml_noniid.plugins.silo COMMAND --help` explains a command:
 
 kits      certificates: for the operator of a federation
 shards    data files for the silos of a simulated partition
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sys
 
-from plugins.silo import authority, launch, loopback, shards
+from fedml_noniid.plugins.silo import authority, launch, loopback, shards
 
 COMMANDS = {"kits": authority.main, "shards": shards.main, "loopback": loopback.main}
 

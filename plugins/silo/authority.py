@@ -19,8 +19,17 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from plugins.core.errors import UserError
-from plugins.silo.certificates import COMMAND, check_issued, key_of, list_of, name, now, read, read_certificate
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo.certificates import (
+    COMMAND,
+    check_issued,
+    key_of,
+    list_of,
+    name,
+    now,
+    read,
+    read_certificate,
+)
 
 Key = ec.EllipticCurvePrivateKey
 MOST_DAYS, CA_DAYS, LIST_DAYS = 3650, 7300, 3650  # of a kit at most, of the CA, until the list's next update

@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.errors import UserError, shown
 
 SERVER = "server"
-COMMAND = "python -m plugins.silo kits"
+COMMAND = "python -m fedml_noniid.plugins.silo kits"
 PEERS = 1000  # parsed certificates that a server remembers
 LOG = logging.getLogger(__name__)
 

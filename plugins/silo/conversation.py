@@ -7,20 +7,20 @@ from pathlib import Path
 
 import torch
 
-from plugins.core.component import Ask, Reply
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, row
-from plugins.engines import checkpoint
-from plugins.engines.packing import stack
-from plugins.engines.record import Recorder
-from plugins.engines.run import Outcome, Row, Run
-from plugins.engines.sequential import plain
-from plugins.engines.simulation import start
-from plugins.silo import wire
-from plugins.silo.settings import Terms
-from plugins.silo.silo import Silo
-from plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.engines import checkpoint
+from fedml_noniid.plugins.engines.packing import stack
+from fedml_noniid.plugins.engines.record import Recorder
+from fedml_noniid.plugins.engines.run import Outcome, Row, Run
+from fedml_noniid.plugins.engines.sequential import plain
+from fedml_noniid.plugins.engines.simulation import start
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import Down, Up
 
 
 class Conversation:

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from plugins.core.trees import Tree
-from plugins.silo import wire
-from plugins.silo.ends import QuorumError
-from plugins.silo.frames import RefusedError
-from plugins.silo.settings import CommArgs
-from plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.ends import QuorumError
+from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.wire import Down, Up
 
 HOLD_S = 20.0  # a call for work is answered after this, with or without work
 FAREWELL_S = 10.0  # how long a server that ends waits for silos to hear it

@@ -19,11 +19,11 @@ from typing import Any
 
 import grpc
 
-from plugins.silo import certificates, frames, wire
-from plugins.silo.coordinator import Coordinator
-from plugins.silo.frames import RefusedError
-from plugins.silo.settings import CommArgs
-from plugins.silo.wire import Down
+from fedml_noniid.plugins.silo import certificates, frames, wire
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.wire import Down
 
 LOG = logging.getLogger(__name__)
 SERVICE = "fedml_noniid.Federation"

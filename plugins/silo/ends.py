@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError
 
 
 class QuorumError(UserError):

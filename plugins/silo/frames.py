@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.core.trees import Params
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params
 
 CHUNK = 1 << 20  # bytes of tensors in one frame
 FRAME_LIMIT = 2 << 20  # bytes of the largest frame; gRPC refuses a longer one by its length, before it arrives

@@ -21,18 +21,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from plugins import recipes
-from plugins.core.component import overrides
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, add
-from plugins.data.noise import alone
-from plugins.engines.packing import flatten, unflatten
-from plugins.models import forward
-from plugins.silo import settings, wire
-from plugins.silo.conversation import Conversation
-from plugins.silo.silo import Silo
-from plugins.silo.wire import Down, Up
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import overrides
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, Tree, add
+from fedml_noniid.plugins.data.noise import alone
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.silo import settings, wire
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import Down, Up
 
 with warnings.catch_warnings():
     # FedML's imports warn of deprecations that are not ours to mend.

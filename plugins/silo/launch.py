@@ -1,4 +1,4 @@
-"""One process of a cross-silo run: `python -m plugins.silo server|silo|status --config fedml_config.yaml`.
+"""One process of a cross-silo run: `python -m fedml_noniid.plugins.silo server|silo|status --config fedml_config.yaml`.
 
 Errors are one line on stderr. Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted,
 5 no contact with the server, 6 stopped on request. After 3, 5 and 6 the process can be started again and goes on.
@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import torch
 
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
-from plugins.engines import absences
-from plugins.engines.record import rounds_csv
-from plugins.models import forward
-from plugins.silo import ends, results, settings, shards, wire
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines import absences
+from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.silo import ends, results, settings, shards, wire
 
 if TYPE_CHECKING:
-    from plugins.silo.host import HostAggregator
+    from fedml_noniid.plugins.silo.host import HostAggregator
 
 LOG = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class Process:
                 raise UserError(f"{said}; see {log}") from error
 
     def _server(self, console: TextIO) -> None:
-        from plugins.silo.coordinator import Coordinator
-        from plugins.silo.endpoint import Endpoint
-        from plugins.silo.roles import ServerRole
+        from fedml_noniid.plugins.silo.coordinator import Coordinator
+        from fedml_noniid.plugins.silo.endpoint import Endpoint
+        from fedml_noniid.plugins.silo.roles import ServerRole
 
         parts, comm = self.shard.parts, self.deployment.comm_args
         rounds = self.deployment.train_args.rounds
@@ -170,13 +170,13 @@ class Process:
         absences.write(self.folder / results.ABSENT, aggregator.conversation.missing)
 
     def _silo(self) -> None:
-        from plugins.silo.link import Link
-        from plugins.silo.roles import SiloRole
+        from fedml_noniid.plugins.silo.link import Link
+        from fedml_noniid.plugins.silo.roles import SiloRole
 
         args, model, pair = self._fedml()
         from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 
-        from plugins.silo.host import batches
+        from fedml_noniid.plugins.silo.host import batches
 
         parts, k = self.shard.parts, self.rank - 1
         train = parts["train"]
@@ -202,8 +202,8 @@ class Process:
             warnings.simplefilter("ignore")  # of FedML's imports
             from fedml.arguments import Arguments
 
-        from plugins.silo.host import Model
-        from plugins.silo.pair import make_pair
+        from fedml_noniid.plugins.silo.host import Model
+        from fedml_noniid.plugins.silo.pair import make_pair
 
         command = argparse.Namespace(
             yaml_config_file=str(self.config), run_id="0", rank=self.rank, local_rank=0, node_rank=0,
@@ -253,7 +253,7 @@ def run(rank: int, config: Path) -> int:
 
 def show_status(config: Path) -> int:
     """Prints the state of the server as JSON."""
-    from plugins.silo import link
+    from fedml_noniid.plugins.silo import link
 
     try:
         deployment = settings.read(config)
@@ -267,7 +267,7 @@ def show_status(config: Path) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command lines of `server`, `silo` and `status`."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo", description=__doc__,
+    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (

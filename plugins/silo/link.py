@@ -15,15 +15,15 @@ from typing import Any, TypeVar
 
 import grpc
 
-from plugins.core.component import Ask
-from plugins.core.errors import UserError
-from plugins.silo import certificates, frames, wire
-from plugins.silo.coordinator import HOLD_S
-from plugins.silo.endpoint import ASK, KEEPALIVE, SERVICE
-from plugins.silo.ends import LostError, NotAdmittedError, QuorumError
-from plugins.silo.frames import RefusedError
-from plugins.silo.settings import CommArgs
-from plugins.silo.wire import Down, Up
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import certificates, frames, wire
+from fedml_noniid.plugins.silo.coordinator import HOLD_S
+from fedml_noniid.plugins.silo.endpoint import ASK, KEEPALIVE, SERVICE
+from fedml_noniid.plugins.silo.ends import LostError, NotAdmittedError, QuorumError
+from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.wire import Down, Up
 
 LOG = logging.getLogger(__name__)
 FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # refusals that another try doesn't change

@@ -22,18 +22,18 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from plugins import recipes
-from plugins.core.component import Public
-from plugins.core.errors import UserError
-from plugins.data import datasets, partitions, splits
-from plugins.data.files import write_whole
-from plugins.engines.absences import Missing, listed
-from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.simulation import Simulation
-from plugins.silo import authority, launch, results, settings, shards, wire
-from plugins.silo.shards import Parts
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets, partitions, splits
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.absences import Missing, listed
+from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.silo import authority, launch, results, settings, shards, wire
+from fedml_noniid.plugins.silo.shards import Parts
 
-CONFIG = Path("pipelines/fedml_config.yaml")
+CONFIG = Path(__file__).with_name("fedml_config.yaml")
 FOLDER = Path("deploy")
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
@@ -67,7 +67,7 @@ class Processes:
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["plugins.silo.pair", "plugins.silo.roles"])
+        self._context.set_forkserver_preload(["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"])
         # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
@@ -230,7 +230,7 @@ def _parts(deployment: settings.Deployment) -> Parts:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: runs over loopback, simulates the same, and compares."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo loopback", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo loopback", description=__doc__)
     parser.add_argument("--config", type=Path, default=CONFIG)
     parser.add_argument("--recipe", help="instead of the file's")
     parser.add_argument("--silos", type=int, help="instead of the file's")

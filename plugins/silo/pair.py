@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from plugins import recipes
-from plugins.silo.host import HostAggregator, HostTrainer
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
 
 
 def make_pair(recipe: str) -> tuple[type[HostTrainer], type[HostAggregator]]:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from safetensors.torch import save
 
-from plugins.data.files import write_whole
-from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.run import Outcome
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.plugins.engines.run import Outcome
 
 ROUNDS, MODEL, ABSENT, CHECKPOINT = "rounds.csv", "model.safetensors", "absent.csv", "checkpoint.safetensors"
 

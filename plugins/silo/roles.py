@@ -8,15 +8,15 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from plugins.core.errors import UserError
-from plugins.silo.coordinator import Coordinator
-from plugins.silo.ends import QuorumError, SetBackError
-from plugins.silo.link import Link
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.ends import QuorumError, SetBackError
+from fedml_noniid.plugins.silo.link import Link
 
 if TYPE_CHECKING:
     from fedml.cross_silo.client.fedml_trainer_dist_adapter import TrainerDistAdapter
 
-    from plugins.silo.host import HostAggregator
+    from fedml_noniid.plugins.silo.host import HostAggregator
 
 LOG = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from plugins import models, recipes
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Setting
-from plugins.core.errors import UserError
-from plugins.engines.clients import LocalTraining
-from plugins.engines.hashing import weights_sha256
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import initial_model
-from plugins.models.forward import Model
-from plugins.settings import Count, LocalSettings, Section, mistakes
+from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.settings import Count, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 

@@ -1,4 +1,4 @@
-"""Each silo's own data file, and the server's: `python -m plugins.silo shards --data ... --indices ... --out ...`."""
+"""Each silo's own data file, and the server's: `python -m fedml_noniid.plugins.silo shards`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.data import noise, sealed
-from plugins.data.dataset import Dataset
-from plugins.data.indices import read_indices
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import noise, sealed
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.types import Ints
 
 OPTIONAL = ("noise", "embedding")  # tensors of a shard
 
@@ -129,7 +129,7 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m plugins.silo shards", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo shards", description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="data/<data set>.safetensors")
     parser.add_argument("--indices", type=Path, required=True, help="partitions/<scenario>-<seed>/indices.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for <rank>.safetensors; 0 is the server's")

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Reply
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, Tree, leaves, row, tree_map
-from plugins.data import sealed
-from plugins.engines.clients import Clients, refuse_non_finite
-from plugins.engines.packing import flatten, unflatten
-from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import start, with_shared
-from plugins.silo import wire
-from plugins.silo.ends import SetBackError
-from plugins.silo.settings import Terms
-from plugins.silo.wire import FIRST, Down
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.engines.simulation import start, with_shared
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.ends import SetBackError
+from fedml_noniid.plugins.silo.settings import Terms
+from fedml_noniid.plugins.silo.wire import FIRST, Down
 
 
 class _OwnShard(Clients):

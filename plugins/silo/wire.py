@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask
-from plugins.core.trees import Params, Tree, row, tree_map
-from plugins.engines.packing import flatten, unflatten
-from plugins.silo.frames import Leaf, RefusedError, form
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.silo.frames import Leaf, RefusedError, form
 
 Up = dict[str, Any]
 # The parts of a silo's reply; `upload` is by component; n, steps and loss are 0-d.

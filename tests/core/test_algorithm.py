@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.algorithm import Algorithm, Round, State
-from plugins.core.component import (
+from fedml_noniid.plugins.core.algorithm import Algorithm, Round, State
+from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
@@ -25,12 +25,12 @@ from plugins.core.component import (
     Server,
     Setting,
 )
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.core.trees import add, scale, tree_map
-from plugins.models.networks import mlp
-from plugins.recipes import METHODS, build
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import add, scale, tree_map
+from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.recipes import METHODS, build
 from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND
 
 SETTING = Setting(n_clients=4, cohort=3, optimizer="sgd", lr=0.1, n_public=10)

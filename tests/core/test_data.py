@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.core.data import Batch, Pass, Samples, cross_entropies, cross_entropy, masked_mean, one_hot
-from plugins.core.errors import UserError
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies, cross_entropy, masked_mean, one_hot
+from fedml_noniid.plugins.core.errors import UserError
 
 SAMPLES = Samples(torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3)  # sample i is (3 i, 3 i + 1, 3 i + 2)
 RAGGED = Pass(SAMPLES, torch.tensor([5, 2, 7, 0, 1]), sizes=(2, 2, 1))

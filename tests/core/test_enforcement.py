@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import (
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import (
     OWNS,
     Answer,
     Ask,
@@ -26,10 +26,10 @@ from plugins.core.component import (
     Setting,
     Trace,
 )
-from plugins.core.optimizers import Optimizer
-from plugins.core.options import RecipeError
-from plugins.core.trees import Params, Tree
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core.optimizers import Optimizer
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
 SETTING = Setting(n_clients=6, cohort=4, n_public=15)

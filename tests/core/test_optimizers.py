@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from plugins.core import optimizers
-from plugins.core.errors import UserError
-from plugins.core.trees import Params, add, leaves
-from plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.core import optimizers
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Params, add, leaves
+from fedml_noniid.plugins.engines.clients import LocalTraining
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from plugins.core.randomness import fold, integers, noisy, normal, permutation, uniform
+from fedml_noniid.plugins.core.randomness import fold, integers, noisy, normal, permutation, uniform
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask
-from plugins.core.data import Batch
-from plugins.core.optimizers import SGD
-from plugins.core.task import Output, Task
-from plugins.core.training import descend, train
-from plugins.core.trees import Params, Tree, row, sub, tree_map
-from plugins.engines.arena import replace_row
-from plugins.engines.packing import flatten
-from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import Simulation
-from plugins.models.networks import mlp
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.core.training import descend, train
+from fedml_noniid.plugins.core.trees import Params, Tree, row, sub, tree_map
+from fedml_noniid.plugins.engines.arena import replace_row
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
 from tests.recipe_table import ALONE
 

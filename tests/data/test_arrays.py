@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.data.datasets import load
+from fedml_noniid.plugins.data.datasets import load
 from tests.data.reading import contents, refuse
 
 X = np.arange(6 * 3, dtype=np.uint8).reshape(6, 3)

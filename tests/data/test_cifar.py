@@ -13,8 +13,8 @@ import pytest
 import torch
 import torchvision
 
-from plugins.data.datasets import load
-from plugins.data.readers import download
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers import download
 from tests.data.reading import Breaking, contents, draw, refuse, serving
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.data import datasets
-from plugins.data.datasets import load
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.datasets import load
 from tests.data.reading import contents, draw, refuse
 
 TEN = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -15,10 +15,10 @@ import torch
 import torchvision
 from PIL import Image
 
-from plugins.data.dataset import TENSORS, Dataset, Raw
-from plugins.data.datasets import load
-from plugins.data.readers import download, images
-from plugins.data.readers import mnist as mnist_files
+from fedml_noniid.plugins.data.dataset import TENSORS, Dataset, Raw
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers import download, images
+from fedml_noniid.plugins.data.readers import mnist as mnist_files
 from tests.data.reading import contents, draw, idx, refuse, serving
 
 

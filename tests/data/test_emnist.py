@@ -11,8 +11,8 @@ import pytest
 import torch
 from torchvision.datasets import EMNIST
 
-from plugins.data import datasets
-from plugins.data.datasets import load
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.datasets import load
 from tests.data.reading import Breaking, contents, idx, refuse, serving
 
 PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.data.datasets import load
-from plugins.data.readers import leaf
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers import leaf
 from tests.data.reading import contents, refuse
 
 COMMAND = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.data.dataset import Dataset
-from plugins.data.datasets import load
-from plugins.data.readers.made_tweets import made_tweets
-from plugins.data.text import PAD, UNKNOWN
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
+from fedml_noniid.plugins.data.text import PAD, UNKNOWN
 from tests.data.reading import refuse
 
 NOWHERE = Path("/nowhere")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from plugins.core.errors import UserError
-from plugins.data.alike import alike, of_owners
-from plugins.data.partitions import BY_OWNER, PARTITIONS, partition
-from plugins.data.statistics import class_counts
-from plugins.data.streams import stream
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.alike import alike, of_owners
+from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, partition
+from fedml_noniid.plugins.data.statistics import class_counts
+from fedml_noniid.plugins.data.streams import stream
 from tests.data.test_partitions import DIGITS, everything
 
 # Users 7, 3, 900 and 5 with 4, 1, 3 and 2 samples.

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.errors import UserError
-from plugins.data.noise import FORMS, alone, amounts, deviations, held
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.noise import FORMS, alone, amounts, deviations, held
 
 GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
 COLOUR = torch.tensor([4.0, 2.0, 5.0])

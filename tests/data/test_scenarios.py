@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-from plugins.core.errors import UserError
-from plugins.data.partitions import dealing, label_and_quantity, partition
-from plugins.data.partitions.quantity import exact_sizes
-from plugins.data.statistics import class_counts, gini, label_distance
-from plugins.data.streams import stream
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.partitions import dealing, label_and_quantity, partition
+from fedml_noniid.plugins.data.partitions.quantity import exact_sizes
+from fedml_noniid.plugins.data.statistics import class_counts, gini, label_distance
+from fedml_noniid.plugins.data.streams import stream
 from tests.data.test_partitions import DIGITS, check, everything, populations, refuse
 
 # MNIST's training set.

@@ -13,10 +13,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from plugins.data.dataset import Dataset, Raw
-from plugins.data.datasets import load
-from plugins.data.readers.sent140 import ARCHIVE, FILE, sent140
-from plugins.data.text import PAD, UNKNOWN
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers.sent140 import ARCHIVE, FILE, sent140
+from fedml_noniid.plugins.data.text import PAD, UNKNOWN
 from tests.data.reading import refuse
 from tests.data.tweets import Tweet, both, leaf, rows, user_data, write
 

@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plugins.core.errors import UserError
-from plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH, embedding, encode, tokenise, vocabulary
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH, embedding, encode, tokenise, vocabulary
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from plugins.data.readers.sent140 import FILE
+from fedml_noniid.plugins.data.readers.sent140 import FILE
 
 Tweet = tuple[str, str, str]  # polarity, user, text
 

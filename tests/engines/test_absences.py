@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask, Reply
-from plugins.core.errors import UserError
-from plugins.core.trees import Tree, row, tree_map
-from plugins.engines import absences, checkpoint
-from plugins.engines.absences import Absent, listed, nobody, sometimes
-from plugins.engines.clients import LocalTraining
-from plugins.engines.packing import flatten
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
-from plugins.models.networks import logistic_regression
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import Tree, row, tree_map
+from fedml_noniid.plugins.engines import absences, checkpoint
+from fedml_noniid.plugins.engines.absences import Absent, listed, nobody, sometimes
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.networks import logistic_regression
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import ALONE, MORE, settings
@@ -185,7 +185,7 @@ def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(entry: str, monkey
         return tuple(client for client in found if client not in away(round_, 0, found))
 
     ran = simulation(entry, away, rounds=2, epochs=1).run()
-    monkeypatch.setattr("plugins.engines.run.draw_cohort", drawn)
+    monkeypatch.setattr("fedml_noniid.plugins.engines.run.draw_cohort", drawn)
     assert federation.equal(simulation(entry, nobody, rounds=2, epochs=1).run(), ran)
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from plugins.core.errors import UserError
-from plugins.engines import checkpoint
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines import checkpoint
 from tests import federation
 
 ROUNDS = 4

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Ask
-from plugins.core.data import Batch, Pass, Samples
-from plugins.core.errors import NonFiniteError, UserError
-from plugins.core.randomness import fold
-from plugins.data.noise import deviations, held
-from plugins.engines.clients import Clients
-from plugins.engines.run import draw_cohort
-from plugins.engines.sequential import Sequential
-from plugins.models.layers import Dropout, Flatten, Linear, Stacked
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear, Stacked
 from tests import federation
 
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])

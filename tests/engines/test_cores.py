@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.component import Reply
-from plugins.core.errors import NonFiniteError
-from plugins.engines import cores
-from plugins.engines.clients import _squares, refuse_non_finite
+from fedml_noniid.plugins.core.component import Reply
+from fedml_noniid.plugins.core.errors import NonFiniteError
+from fedml_noniid.plugins.engines import cores
+from fedml_noniid.plugins.engines.clients import _squares, refuse_non_finite
 
 MANY = torch.empty(cores.MANY)
 FEW = torch.empty(cores.MANY - 1)

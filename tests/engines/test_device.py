@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.data import Samples
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
 from tests.recipe_table import ALONE
 
 CLIENTS = [np.arange(0, 5), np.arange(5, 12), np.arange(12, 30), np.arange(30, 41)]

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.data import Samples
-from plugins.engines.evaluation import evaluate
-from plugins.engines.simulation import initial_model
-from plugins.models import build
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.models import build
 from tests import federation
 
 NETWORK = build("logistic_regression", (2,), 3)

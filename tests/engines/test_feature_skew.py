@@ -14,21 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.baselines.datasharing import DataSharing
-from plugins.core.algorithm import Algorithm
-from plugins.core.component import Answer, Ask, Client, Component, Needs, Public, Setting, Trace
-from plugins.core.data import Batch, Pass, Samples
-from plugins.core.errors import UserError
-from plugins.core.task import Output
-from plugins.core.trees import Params
-from plugins.data.noise import deviations, held
-from plugins.engines import local
-from plugins.engines.clients import Clients, LocalTraining
-from plugins.engines.packing import flatten
-from plugins.engines.sequential import Sequential
-from plugins.engines.simulation import start, with_shared
-from plugins.engines.vectorized import Vectorized, chunks
-from plugins.models import build
+from fedml_noniid.plugins.baselines.datasharing import DataSharing
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Answer, Ask, Client, Component, Needs, Public, Setting, Trace
+from fedml_noniid.plugins.core.data import Batch, Pass, Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.engines import local
+from fedml_noniid.plugins.engines.clients import Clients, LocalTraining
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.engines.simulation import start, with_shared
+from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
+from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.recipe_table import PARAMETERS
 from tests.test_parity import close, close_together
@@ -124,7 +124,7 @@ def test_evaluation_is_neither_augmented_nor_noisy() -> None:
     run = simulation("fedavg", of=skewed(), augment=True, lr=1e-30)
     out = run.run()
     net = network()
-    from plugins.engines.evaluation import evaluate
+    from fedml_noniid.plugins.engines.evaluation import evaluate
 
     found = evaluate(net, out.params, out.buffers, federation.images().test)
     assert out.rows[-1]["test_loss"] == found.loss
@@ -262,7 +262,7 @@ def test_augmentation_is_for_training_only() -> None:
 @pytest.mark.parametrize("augment", [False, True])
 def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one another, padded, and alone."""
-    monkeypatch.setattr("plugins.engines.vectorized.APART", math.inf)  # all of them together
+    monkeypatch.setattr("fedml_noniid.plugins.engines.vectorized.APART", math.inf)  # all of them together
     of, steps = skewed(), list[Tensor]()
     store, params, buffers = clients(of, Sends(), augment)
     batches = local._batches
@@ -313,7 +313,7 @@ def test_without_either_nothing_is_drawn(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*_: object) -> Callable[..., Tensor]:
         raise AssertionError
 
-    monkeypatch.setattr("plugins.data.reading.Read.__call__", fail)
+    monkeypatch.setattr("fedml_noniid.plugins.data.reading.Read.__call__", fail)
     simulation("rfedavg_plus", of=federation.images()).run()
     of = Pass(Samples(torch.arange(4.0), torch.arange(4)), torch.tensor([2, 0]), sizes=(2,))
     assert next(iter(of)).x.tolist() == [2, 0]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.data import Samples
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,12 +43,12 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
 CROSS_DEVICE = """
 import resource
 import numpy as np, torch
-from plugins.core.data import Samples
-from plugins.data.dataset import Dataset, Raw
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
 
 def images(n):
     return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10

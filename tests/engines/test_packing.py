@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
 TREE = {"x": {"w": torch.tensor([1.0, 2.0]), "inner": {"b": torch.tensor([3.0])}}, "empty": {}, "y": torch.zeros(1)}
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.core.task import autograd
-from plugins.core.trees import Params, Tree
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.task import autograd
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
 from tests import federation
 
 MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True}, "cnn": {"channels": 4, "hidden": 8}}

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.component import (
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import (
     Answer,
     Ask,
     Asks,
@@ -24,8 +24,8 @@ from plugins.core.component import (
     Setting,
     Trace,
 )
-from plugins.models.layers import Stacked
-from plugins.models.networks import cnn
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.networks import cnn
 from tests import federation
 from tests.methods import by_hand as hand
 

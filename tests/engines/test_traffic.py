@@ -7,11 +7,11 @@ import json
 import pytest
 import torch
 
-from plugins.core.component import Ask, Reply
-from plugins.core.trees import n_bytes
-from plugins.engines.run import draw_cohort
-from plugins.engines.simulation import initial_model
-from plugins.engines.traffic import Meter
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.trees import n_bytes
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.traffic import Meter
 from tests import federation
 from tests.recipe_table import ALONE
 

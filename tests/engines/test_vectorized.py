@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Answer, Ask, Change, Client, Component, Server, Trace
-from plugins.core.trees import n_bytes, tree_map
-from plugins.data.batches import Order, padded
-from plugins.engines.packing import flatten, stack
-from plugins.engines.simulation import abreast, choose_engine
-from plugins.engines.vectorized import Vectorized, chunks
-from plugins.models import build
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core.component import Answer, Ask, Change, Client, Component, Server, Trace
+from fedml_noniid.plugins.core.trees import n_bytes, tree_map
+from fedml_noniid.plugins.data.batches import Order, padded
+from fedml_noniid.plugins.engines.packing import flatten, stack
+from fedml_noniid.plugins.engines.simulation import abreast, choose_engine
+from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg", "ccn+fednlr"]

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from plugins.core.algorithm import State
-from plugins.core.component import Ask, Reply
-from plugins.core.data import Samples
-from plugins.core.trees import add
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models.layers import Stacked
-from plugins.models.networks import mlp
+from fedml_noniid.plugins.core.algorithm import State
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.trees import add
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.networks import mlp
 
 Array = NDArray[Any]
 Tree = dict[str, Array]

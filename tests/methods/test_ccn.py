@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.ccn.algorithm import CCN
-from plugins.core.component import Needs, Reply, Server, Setting
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.engines.run import draw_cohort
-from plugins.models import build
-from plugins.models.layers import Stacked
-from plugins.models.networks import logistic_regression, mlp
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.ccn.algorithm import CCN
+from fedml_noniid.plugins.core.component import Needs, Reply, Server, Setting
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from tests import federation
 from tests.methods import by_hand as hand
 

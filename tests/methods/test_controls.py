@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.component import Setting
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.options import RecipeError
-from plugins.recipes import build, check_settings
-from plugins.silo import settings
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.recipes import build, check_settings
+from fedml_noniid.plugins.silo import settings
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -113,7 +113,7 @@ def test_what_only_a_simulation_may_do_is_not_deployed(recipe: str, values: dict
 
 def test_a_shard_replaced_by_an_attack_keeps_the_shared_samples() -> None:
     """FedML's poisoning gives a silo another shard; the shared part is the server's to give."""
-    from plugins.silo.conversation import Silo
+    from fedml_noniid.plugins.silo.conversation import Silo
 
     deployment = settings.check({"train_args": {"recipe": "datasharing"}}, "test")
     terms = settings.terms(deployment, "datasharing", federation.network(), 15)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
-from plugins.models.networks import logistic_regression
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.networks import logistic_regression
 from tests.methods import by_hand as hand
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.options import RecipeError
-from plugins.engines.clients import LocalTraining
-from plugins.engines.packing import flatten
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
-from plugins.models.networks import logistic_regression
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.networks import logistic_regression
 from tests import federation
 from tests.methods import by_hand as hand
 

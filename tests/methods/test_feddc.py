@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.options import RecipeError
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
 from tests.methods import by_hand as hand
 from tests.methods import convex
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.feddf import FedDF
-from plugins.core.component import Server, Setting
-from plugins.core.data import Samples
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold, identity, uniform
-from plugins.core.trees import add
-from plugins.data.streams import key
-from plugins.recipes import build
+from fedml_noniid.plugins.baselines.feddf import FedDF
+from fedml_noniid.plugins.core.component import Server, Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity, uniform
+from fedml_noniid.plugins.core.trees import add
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 

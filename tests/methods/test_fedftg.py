@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.fedftg import FedFTG
-from plugins.core.component import Server, Setting
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold, identity, normal, uniform
-from plugins.data.streams import key
-from plugins.recipes import build
+from fedml_noniid.plugins.baselines.fedftg import FedFTG
+from fedml_noniid.plugins.core.component import Server, Setting
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods.test_fedgen import numpy, slopes

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.fedgen import FedGen
-from plugins.core.component import Setting
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold, identity, integers, step_key, uniform
-from plugins.data.streams import key
-from plugins.recipes import build
+from fedml_noniid.plugins.baselines.fedgen import FedGen
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity, integers, step_key, uniform
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.component import Client, Setting
-from plugins.core.data import Pass, Samples
-from plugins.core.errors import UserError
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Layer, Task
-from plugins.core.training import scaled
-from plugins.core.trees import Params
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation, initial_model
-from plugins.fednlr.algorithm import FedNLR
-from plugins.fednlr.drift import bound, class_means, drift, last_hidden
-from plugins.models.layers import Stacked
-from plugins.models.networks import cnn, mlp
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Client, Setting
+from fedml_noniid.plugins.core.data import Pass, Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Layer, Task
+from fedml_noniid.plugins.core.training import scaled
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation, initial_model
+from fedml_noniid.plugins.fednlr.algorithm import FedNLR
+from fedml_noniid.plugins.fednlr.drift import bound, class_means, drift, last_hidden
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.networks import cnn, mlp
 from tests.methods import by_hand as hand
 
 MU0, A1, A2 = 1.2, 0.45, 0.3

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.component import Reply, Server
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.core.trees import Tree
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
-from plugins.fednnnn.algorithm import FedNNNN
-from plugins.models.layers import Stacked
-from plugins.models.networks import logistic_regression, mlp
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Reply, Server
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.core.options import RecipeError
-from plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.run import draw_cohort
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.component import Ask, Client, Reply, Server, Setting, Trace
-from plugins.core.data import Pass, Samples
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold, identity
-from plugins.core.task import Task, autograd
-from plugins.core.trees import Params, Tree
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.engines.vectorized import functional
-from plugins.fnr.algorithm import FNR
-from plugins.fnr.authors import FNRAuthors
-from plugins.models.networks import mlp
-from plugins.recipes import build, check_settings
+from fedml_noniid.plugins.core.component import Ask, Client, Reply, Server, Setting, Trace
+from fedml_noniid.plugins.core.data import Pass, Samples
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity
+from fedml_noniid.plugins.core.task import Task, autograd
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.vectorized import functional
+from fedml_noniid.plugins.fnr.algorithm import FNR
+from fedml_noniid.plugins.fnr.authors import FNRAuthors
+from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.recipes import build, check_settings
 from tests import federation
 from tests.methods import by_hand as hand
 

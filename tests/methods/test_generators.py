@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
+from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
 
 COUNTS = torch.tensor([[3.0, 0.0, 1.0, 0.0], [1.0, 0.0, 5.0, 0.0]])
 

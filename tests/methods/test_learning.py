@@ -9,12 +9,12 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from plugins.core.data import Samples
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models import build
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.recipes import METHODS
 
 N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's option I.

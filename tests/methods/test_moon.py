@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.moon import MOON
-from plugins.core.component import Client
-from plugins.core.data import Batch
-from plugins.core.options import RecipeError
-from plugins.core.task import Output
-from plugins.core.trees import add
-from plugins.engines.run import draw_cohort
-from plugins.models import build
+from fedml_noniid.plugins.baselines.moon import MOON
+from fedml_noniid.plugins.core.component import Client
+from fedml_noniid.plugins.core.data import Batch
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Output
+from fedml_noniid.plugins.core.trees import add
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.qfedavg import QFedAvg
-from plugins.core.component import Reply, Server
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Task
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
+from fedml_noniid.plugins.core.component import Reply, Server
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
 from tests import federation
 from tests.methods import by_hand as hand
 

@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from plugins import recipes
-from plugins.core.component import Ask, Claim, Server, Setting
-from plugins.core.data import Pass
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.randomness import fold, identity, normal, uniform
-from plugins.core.task import Task
-from plugins.data.streams import key
-from plugins.engines.run import draw_cohort
-from plugins.rfedavg.algorithm import MeanFeatures, RFedAvg
-from plugins.rfedavg.authors import RFedAvgAuthors, drawn
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.component import Ask, Claim, Server, Setting
+from fedml_noniid.plugins.core.data import Pass
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg
+from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, drawn
 from tests.methods import by_hand as hand
 
 LAM = 0.4

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from plugins.baselines.scaffold_i import ScaffoldI
-from plugins.core.component import Client, Trace
-from plugins.core.data import Pass, Samples
-from plugins.core.optimizers import SGD
-from plugins.core.options import RecipeError
-from plugins.core.task import Output, Task
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule, draw_cohort
-from plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.baselines.scaffold_i import ScaffoldI
+from fedml_noniid.plugins.core.component import Client, Trace
+from fedml_noniid.plugins.core.data import Pass, Samples
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.task import Output, Task
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
 from tests.methods import by_hand as hand
 from tests.methods import convex
 

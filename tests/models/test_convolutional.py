@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from plugins.core.data import Samples
-from plugins.core.randomness import fold, uniform
-from plugins.engines.run import Outcome
-from plugins.models import build
-from plugins.models.forward import Forward
-from plugins.models.layers import DROPOUT, Dropout
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.randomness import fold, uniform
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.layers import DROPOUT, Dropout
 from tests import federation
 
 KEY = torch.tensor(7)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from plugins.core.errors import UserError
-from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.models import MODELS, OF_TEXT, build
-from plugins.models.forward import Forward
-from plugins.models.layers import BatchNorm, Stacked
-from plugins.models.networks import cnn, logistic_regression, mlp
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.models import MODELS, OF_TEXT, build
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.layers import BatchNorm, Stacked
+from fedml_noniid.plugins.models.networks import cnn, logistic_regression, mlp
 
 # The smallest images that each takes, and its weight layers.
 IMAGES = {

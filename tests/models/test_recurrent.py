@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from plugins.core.component import Client
-from plugins.core.data import Pass, Samples
-from plugins.core.errors import UserError
-from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation, choose_engine, initial_model
-from plugins.fednlr.algorithm import FedNLR
-from plugins.models import MODELS, OF_TEXT, build
-from plugins.models.forward import Forward
-from plugins.models.layers import Stacked
-from plugins.models.recurrent import EMBEDDING, lstm
-from plugins.recipes import METHODS
+from fedml_noniid.plugins.core.component import Client
+from fedml_noniid.plugins.core.data import Pass, Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation, choose_engine, initial_model
+from fedml_noniid.plugins.fednlr.algorithm import FedNLR
+from fedml_noniid.plugins.models import MODELS, OF_TEXT, build
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.recurrent import EMBEDDING, lstm
+from fedml_noniid.plugins.recipes import METHODS
 from tests.recipe_table import settings
 
 VOCABULARY, WIDTH, HIDDEN, LENGTH, CLASSES = 12, 4, 5, 6, 2

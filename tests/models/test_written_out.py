@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from plugins.core.data import cross_entropy, masked_mean
-from plugins.core.optimizers import SGD
-from plugins.core.task import Task
-from plugins.core.trees import Params
-from plugins.engines.local import written_of
-from plugins.models import build
-from plugins.models.layers import Stacked
+from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
+from fedml_noniid.plugins.core.optimizers import SGD
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.engines.local import written_of
+from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.models.layers import Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
 DENSE: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}

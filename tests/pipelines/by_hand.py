@@ -10,9 +10,9 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from pipelines.experiment import check, config, kept
-from pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
-from pipelines.papers.targets.spec import Target
+from fedml_noniid.pipelines.experiment import check, config, kept
+from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
+from fedml_noniid.pipelines.papers.targets.spec import Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\

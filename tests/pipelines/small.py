@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 PARAMS = """\
@@ -44,7 +44,7 @@ def run_stages(folder: Path, names: Sequence[str]) -> None:
     """Runs stages of the experiment in `folder`, in this process."""
     place = Workspace.of(folder, {})
     for name in names:
-        importlib.import_module(f"pipelines.stages.{name}").run(place)
+        importlib.import_module(f"fedml_noniid.pipelines.stages.{name}").run(place)
 
 
 def copy(folder: Path) -> Path:

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 import torch
 
-from pipelines.experiment import config
-from pipelines.experiment.config import Unit
-from pipelines.experiment.items import Item
-from pipelines.experiment.provenance import plan
-from pipelines.experiment.results import Result
-from pipelines.papers.targets.ran import what_ran
-from pipelines.reporting.report import _about
-from pipelines.tools.scenarios import described
-from plugins.core.errors import UserError
-from plugins.data.dataset import Dataset, Raw
-from plugins.data.indices import Indices
-from plugins.engines.absences import sometimes
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.config import Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.provenance import plan
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.targets.ran import what_ran
+from fedml_noniid.pipelines.reporting.report import _about
+from fedml_noniid.pipelines.tools.scenarios import described
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.engines.absences import sometimes
 from tests.pipelines.small import PARAMS
 
 HEAD = "round,exchange,client\n"

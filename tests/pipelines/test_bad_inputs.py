@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from pipelines.stages import __main__ as stage
+from fedml_noniid.pipelines.stages import __main__ as stage
 from tests.data.reading import draw, idx
 from tests.pipelines.small import PARAMS, run_stages
 

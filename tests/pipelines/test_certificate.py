@@ -54,7 +54,7 @@ def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
     small = Repository(copy(tmp_path / "small"))
     two = LONG.replace("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}")
     (small.folder / "params.yaml").write_text(two)
-    stage = ("python", "-m", "pipelines.stages")
+    stage = ("python", "-m", "fedml_noniid.pipelines.stages")
     small.run(*stage, "prepare")
     small.run(*stage, "partition")
     began = time.monotonic()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from pipelines.reporting.comparison import Comparison, holm, paired, per_deviation, seeds_needed
+from fedml_noniid.pipelines.reporting.comparison import Comparison, holm, paired, per_deviation, seeds_needed
 
 STEP = 0.01  # one of 100 test samples
 HALF = 4.302652730 / math.sqrt(3)  # t of two degrees of freedom at 97.5 %, from a printed table

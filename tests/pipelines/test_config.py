@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.experiment import check, config
-from plugins.core.errors import UserError
-from plugins.recipes import METHODS
+from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.recipes import METHODS
 from tests.recipe_table import REPORTED
 
 ROOT = Path(__file__).parents[2]
@@ -208,7 +208,7 @@ def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> N
 
 
 def run_check(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> int:
-    """`python -m pipelines.experiment.check` in `folder`; the exit code."""
+    """`python -m fedml_noniid.pipelines.experiment.check` in `folder`; the exit code."""
     for old, new in changes:
         text = text.replace(old, new, 1)
     (folder / "params.yaml").write_text(text)

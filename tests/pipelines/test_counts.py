@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.experiment import counts
+from fedml_noniid.pipelines.experiment import counts
 
 RESNET18_MIB = 44.599  # of the authors' state dict, whose classifier has 1000 outputs
 

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.experiment import config, provenance
-from pipelines.papers.studies import PAPERS, SIZES
-from pipelines.stages.__main__ import STAGES
-from plugins import recipes
+from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
+from fedml_noniid.pipelines.stages.__main__ import STAGES
+from fedml_noniid.plugins import recipes
 from tests.pipelines.small import PARAMS, ROOT, Repository, copy, run_stages
 from tests.processes import alive
 
@@ -35,7 +35,9 @@ def stages(file: str = "dvc.yaml") -> dict[str, Any]:
 
 def test_every_stage_is_a_module() -> None:
     assert list(stages()) == list(STAGES)
-    assert {f"python -m pipelines.stages {name}" for name in STAGES} == {about["cmd"] for about in stages().values()}
+    assert {f"python -m fedml_noniid.pipelines.stages {name}" for name in STAGES} == {
+        about["cmd"] for about in stages().values()
+    }
     assert all((ROOT / "pipelines" / "stages" / f"{name}.py").is_file() for name in STAGES)
 
 
@@ -87,10 +89,11 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     folder = tmp_path_factory.mktemp("code")
     for name in ("pipelines", "plugins"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "fedml_noniid", folder / "fedml_noniid", symlinks=True)
     made = Copy(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "ROOT", folder)
-        patch.setattr(provenance, "TEMPLATES", folder / "pipelines" / "reporting" / "templates")
+        patch.setattr(provenance, "TEMPLATES", folder / "fedml_noniid" / "pipelines" / "reporting" / "templates")
         forget()
         yield made
     forget()
@@ -115,8 +118,8 @@ def registered(code: Copy) -> None:
     (code.folder / "plugins" / "baselines" / "mine.py").write_text("class Mine:\n    name = 'mine'\n")
     code.edit(
         "plugins/recipes.py",
-        "from plugins.baselines.moon",
-        "from plugins.baselines.mine import Mine\nfrom plugins.baselines.moon",
+        "from fedml_noniid.plugins.baselines.moon",
+        "from fedml_noniid.plugins.baselines.mine import Mine\nfrom plugins.baselines.moon",
     )
     code.edit("plugins/recipes.py", "        MOON,", "        Mine,\n        MOON,")
 
@@ -213,7 +216,9 @@ def test_what_a_change_makes_out_of_date(
     code: Copy, before: dict[str, dict[str, str]], what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit, changes, expected = ROWS[what]
-    mine = type("Mine", (recipes.METHODS["moon"],), {"__module__": "plugins.baselines.mine", "name": "mine"})
+    mine = type(
+        "Mine", (recipes.METHODS["moon"],), {"__module__": "fedml_noniid.plugins.baselines.mine", "name": "mine"}
+    )
     if changes == WITH_MINE:
         monkeypatch.setitem(recipes.METHODS, "mine", mine)
     with restored(code.folder):
@@ -342,7 +347,7 @@ def test_an_interrupt_ends_everything_in_one_line(tmp_path: Path) -> None:
     long = params(("rounds: 3", "rounds: 100000"), ("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}"))
     (small.folder / "params.yaml").write_text(long)
     run_stages(small.folder, ("prepare", "partition"))
-    process = small.start("python", "-m", "pipelines.stages", "train")
+    process = small.start("python", "-m", "fedml_noniid.pipelines.stages", "train")
     while len(list(small.folder.glob(".resume/*/checkpoint.safetensors"))) < 2:
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)

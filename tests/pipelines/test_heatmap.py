@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.reporting.heatmap import heatmap
+from fedml_noniid.pipelines.reporting.heatmap import heatmap
 
 
 def drawn(counts: object, classes: tuple[str, ...]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.tools import keep
+from fedml_noniid.pipelines.tools import keep
 from tests.pipelines.by_hand import diverged, paper, run
 
 TARGETS = """\
@@ -87,7 +87,7 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     assert "| A | 0.60 LEAK [1] |" in page and "0.50; 1 of 2 seeds diverges" in page
     assert page.split("## Made with\n\n")[1].splitlines() == [
         "- Command: `make table ID=ccn-tab9 SIZE=smoke`; kept by "
-        "`python -m pipelines.tools.keep ccn-tab9 --size smoke`.",
+        "`python -m fedml_noniid.pipelines.tools.keep ccn-tab9 --size smoke`.",
         "- Commit of the code: c0ffee (1 run), bad (1 run).",
         "- CPU: Some CPU.",
         "- Cores: 2.",
@@ -147,7 +147,8 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()
     assert (
-        "| a LEAK | 20.00 |" in page and "Command: `make repro`; kept by `python -m pipelines.tools.keep mine`." in page
+        "| a LEAK | 20.00 |" in page
+        and "Command: `make repro`; kept by `python -m fedml_noniid.pipelines.tools.keep mine`." in page
     )
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]

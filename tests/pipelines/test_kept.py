@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.experiment import kept
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.plugins.core.errors import UserError
 
 FINGERPRINT, OTHER = "a" * 64, "b" * 64
 FILES = {"rounds.csv": b"round\n1\n", "model.safetensors": b"weights"}

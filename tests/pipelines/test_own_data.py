@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.stages import __main__ as stage
-from plugins.data import datasets
-from plugins.data.dataset import Dataset
+from fedml_noniid.pipelines.stages import __main__ as stage
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
 from tests.pipelines.small import PARAMS, run_stages
 
 

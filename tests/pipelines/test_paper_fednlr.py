@@ -18,18 +18,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipelines.experiment import results
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report as stage
-from pipelines.papers import study
-from pipelines.papers.fednlr import example, figures
-from pipelines.papers.studies import DIVERGED, RESULTS, SIZES, of_paper
-from pipelines.papers.targets.build import build, builder
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import Built, address, of_targets
-from pipelines.reporting.figures import Values
-from plugins import recipes
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report as stage
+from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.fednlr import example, figures
+from fedml_noniid.pipelines.papers.studies import DIVERGED, RESULTS, SIZES, of_paper
+from fedml_noniid.pipelines.papers.targets.build import build, builder
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets
+from fedml_noniid.pipelines.reporting.figures import Values
+from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import assert_titles_as_reported, paper, run, sound
 from tests.pipelines.small import ROOT

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from torch import nn
 
-from pipelines.experiment.config import read_yaml
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report as paper
-from pipelines.papers import study
-from pipelines.papers.fednnnn import figures
-from pipelines.papers.studies import SIZES, of_paper
-from pipelines.papers.targets.build import build, builder
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import Target, of_targets
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report as paper
+from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.fednnnn import figures
+from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
+from fedml_noniid.pipelines.papers.targets.build import build, builder
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import Target, of_targets
+from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT
 

@@ -18,16 +18,16 @@ import yaml
 from PIL import Image
 from safetensors.torch import save_file
 
-from pipelines.experiment.config import read_yaml
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report as paper
-from pipelines.papers import study
-from pipelines.papers.studies import SIZES, of_paper
-from pipelines.papers.targets import table
-from pipelines.papers.targets.build import build, builder
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import Built, Target, of_targets
-from plugins.data.dataset import Dataset, Raw
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report as paper
+from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
+from fedml_noniid.pipelines.papers.targets import table
+from fedml_noniid.pipelines.papers.targets.build import build, builder
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target, of_targets
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT
 

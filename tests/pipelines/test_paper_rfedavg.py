@@ -18,20 +18,20 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from pipelines.experiment import kept
-from pipelines.experiment.config import read_yaml
-from pipelines.experiment.results import table
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import studies, study
-from pipelines.papers.report import write
-from pipelines.papers.rfedavg import figures
-from pipelines.papers.rfedavg.features import Shown, chosen, discrepancy, of_clients
-from pipelines.papers.studies import SIZES, of_paper
-from pipelines.papers.targets.build import build, builder
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import Built, Target, address, of_targets
-from plugins.data.datasets import load
-from plugins.data.readers.cifar import CLASSES as CIFAR10
+from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.experiment.results import table
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import studies, study
+from fedml_noniid.pipelines.papers.report import write
+from fedml_noniid.pipelines.papers.rfedavg import figures
+from fedml_noniid.pipelines.papers.rfedavg.features import Shown, chosen, discrepancy, of_clients
+from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
+from fedml_noniid.pipelines.papers.targets.build import build, builder
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target, address, of_targets
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers.cifar import CLASSES as CIFAR10
 from tests.data import test_leaf as leaf
 from tests.data.reading import draw, idx
 from tests.pipelines.by_hand import sound

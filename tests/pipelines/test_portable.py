@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipelines.experiment import portable
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import portable
+from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines.small import PARAMS, ROOT, environment
 
 PORTABLE = PARAMS.replace("device: cpu", "device: cpu, portable: true")
@@ -22,7 +22,7 @@ WITHOUT_AVX2 = torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
 @pytest.mark.parametrize(("text", "fixed"), [(PORTABLE, "avx2"), (PARAMS, "None"), ("no: settings", "None")])
 def test_params_yaml_decides_before_torch_is_there(tmp_path: Path, text: str, fixed: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    code = "import os, sys; from pathlib import Path; from pipelines.experiment import portable;"
+    code = "import os, sys; from pathlib import Path; from fedml_noniid.pipelines.experiment import portable;"
     code += "portable.fix(Path(sys.argv[1])); print(os.environ.get('ATEN_CPU_CAPABILITY'), 'torch' in sys.modules)"
     command = [sys.executable, "-c", code, str(tmp_path / "params.yaml")]
     said = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True).stdout
@@ -51,7 +51,7 @@ def test_other_instructions_give_other_bits_and_portable_the_same(tmp_path: Path
             folder.mkdir()
             (folder / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
             for stage in ("prepare", "partition", "train"):
-                command = [sys.executable, "-m", "pipelines.stages", stage, "--root", str(folder)]
+                command = [sys.executable, "-m", "fedml_noniid.pipelines.stages", stage, "--root", str(folder)]
                 told = environment() | {"ATEN_CPU_CAPABILITY": capability}
                 subprocess.run(command, cwd=ROOT, env=told, check=True, capture_output=True)
             run = json.loads((folder / "runs" / "skewed-fedavg-0" / "run.json").read_text())

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.papers.studies import PAPERS, of_paper
+from fedml_noniid.pipelines.papers.studies import PAPERS, of_paper
 from tests.pipelines.small import ROOT
 
 

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from pipelines.experiment import provenance
-from plugins import recipes
+from fedml_noniid.pipelines.experiment import provenance
+from fedml_noniid.plugins import recipes
 
 SHARED = {
     "core/algorithm.py", "core/randomness.py", "engines/simulation.py", "engines/vectorized.py", "models/layers.py",
@@ -17,8 +17,8 @@ SHARED = {
 
 def files(recipe: str) -> set[str]:
     """The files of `plugins` that a training of the recipe depends on."""
-    found = provenance.files("pipelines.experiment.training", *provenance._methods(recipe))
-    return {path.relative_to(provenance.ROOT).as_posix().removeprefix("plugins/") for path in found}
+    found = provenance.files("fedml_noniid.pipelines.experiment.training", *provenance._methods(recipe))
+    return {path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/") for path in found}
 
 
 @pytest.mark.parametrize(

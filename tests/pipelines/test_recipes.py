@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pipelines.tools import recipes as command
-from plugins import recipes
+from fedml_noniid.pipelines.tools import recipes as command
+from fedml_noniid.plugins import recipes
 from tests.pipelines.small import ROOT
 
 

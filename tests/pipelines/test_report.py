@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.experiment import kept, results
-from pipelines.reporting import figures, report, summary, tables
-from pipelines.reporting.summary import Scenario, Spread
-from pipelines.stages import __main__ as stages
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment import kept, results
+from fedml_noniid.pipelines.reporting import figures, report, summary, tables
+from fedml_noniid.pipelines.reporting.summary import Scenario, Spread
+from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.plugins.core.errors import UserError
 
 MIB = 2**20
 SEEDS = (0, 1, 2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ruamel.yaml import YAML
 
-from pipelines.tools import repro
+from fedml_noniid.pipelines.tools import repro
 from tests.pipelines.small import NAMED, PARAMS, ROOT
 
 CALLS = "calls"

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.stages import __main__ as stages
-from pipelines.tools import scenarios
+from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.pipelines.tools import scenarios
 from tests.pipelines.small import PARAMS
 
 TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(

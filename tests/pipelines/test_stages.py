@@ -17,17 +17,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.experiment import config, kept, progress
-from pipelines.experiment.config import Unit
-from pipelines.experiment.items import Item
-from pipelines.experiment.workspace import Workspace
-from pipelines.stages import __main__ as stage
-from pipelines.stages import train
-from pipelines.tracking.store import Store
-from plugins.core.randomness import fold, normal
-from plugins.data.dataset import Dataset
-from plugins.data.streams import key
-from plugins.engines.hashing import weights_sha256
+from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment.config import Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages import __main__ as stage
+from fedml_noniid.pipelines.stages import train
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.plugins.core.randomness import fold, normal
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS, run_stages
 
 # A warning of mlflow's own use of SQLAlchemy.

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines.experiment import config, kept, results
-from pipelines.experiment.items import Item
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import __main__ as papers
-from pipelines.papers import studies, study
-from pipelines.papers.targets.spec import of_targets
-from pipelines.stages import __main__ as stages
-from pipelines.stages import train
-from pipelines.tracking.store import Store
-from plugins.core.errors import UserError
-from plugins.data import datasets
-from plugins.data.dataset import Dataset
-from plugins.data.partitions import partition
-from plugins.data.splits import hold_out
+from fedml_noniid.pipelines.experiment import config, kept, results
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import __main__ as papers
+from fedml_noniid.pipelines.papers import studies, study
+from fedml_noniid.pipelines.papers.targets.spec import of_targets
+from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.pipelines.stages import train
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import partition
+from fedml_noniid.plugins.data.splits import hold_out
 from tests.pipelines.small import ROOT
 
 # A warning of mlflow's own use of SQLAlchemy.

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from pipelines.experiment.workspace import Workspace
-from pipelines.papers import report as stage
-from pipelines.papers import studies
-from pipelines.papers.targets import curves, pictures
-from pipelines.papers.targets.build import build
-from pipelines.papers.targets.measured import Measured, number, series
-from pipelines.papers.targets.spec import Built, address, of_targets, paper_of
-from pipelines.reporting import text
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import report as stage
+from fedml_noniid.pipelines.papers import studies
+from fedml_noniid.pipelines.papers.targets import curves, pictures
+from fedml_noniid.pipelines.papers.targets.build import build
+from fedml_noniid.pipelines.papers.targets.measured import Measured, number, series
+from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets, paper_of
+from fedml_noniid.pipelines.reporting import text
+from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import diverged, finals, paper, run
 

@@ -24,18 +24,18 @@ import torch
 from mlflow.exceptions import MlflowException
 from safetensors.torch import save, save_file
 
-from pipelines.experiment import results
-from pipelines.tracking import __main__ as command
-from pipelines.tracking import deployments, models, runs, ui, view
-from pipelines.tracking import store as stores
-from pipelines.tracking import sync as syncing
-from pipelines.tracking.store import Store
-from pipelines.tracking.sync import log_report, sync
-from plugins.core.errors import UserError
-from plugins.data.dataset import Dataset, Raw
-from plugins.engines.run import draw_cohort
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.tracking import __main__ as command
+from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
+from fedml_noniid.pipelines.tracking import store as stores
+from fedml_noniid.pipelines.tracking import sync as syncing
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import log_report, sync
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.engines.run import draw_cohort
 
-REPOSITORY = Path(runs.__file__).parents[2]
+REPOSITORY = Path(runs.__file__).parents[3]
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
 # mlflow's own use of SQLAlchemy, and its own type hints.
 pytestmark = [
@@ -49,7 +49,7 @@ Finish = Callable[..., Any]
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An empty store, made once (it takes seconds), by two processes that both want to create it."""
     root = tmp_path_factory.mktemp("made")
-    code = "import sys; from pathlib import Path; from pipelines.tracking.store import Store\n"
+    code = "import sys; from pathlib import Path; from fedml_noniid.pipelines.tracking.store import Store\n"
     code += "Store(Path(sys.argv[1]), None).client()"
     command = [sys.executable, "-c", code, str(root)]
     other = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -119,7 +119,8 @@ def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: 
 
 
 def test_the_command_line_imports_neither_mlflow_nor_torch() -> None:
-    code = "import sys; import pipelines.tracking.__main__; sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys; import fedml_noniid.pipelines.tracking.__main__\n"
+    code += "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
 
@@ -437,7 +438,7 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
     sync(store, store.repository, "toy")
     (version,) = store.client().search_model_versions()
     code = "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
-    code += "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, sys.modules['plugins'].__file__)"
+    code += "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, sys.modules['fedml_noniid.plugins'].__file__)"
     done = subprocess.run([sys.executable, "-c", code, version.source], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "(1, 3)" in done.stdout and str(store.folder) in done.stdout

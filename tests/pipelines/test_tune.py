@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pipelines.experiment import kept
-from pipelines.papers import tune
-from pipelines.papers.studies import PAPER_FILES, Study, of_paper
+from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.papers import tune
+from fedml_noniid.pipelines.papers.studies import PAPER_FILES, Study, of_paper
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelines.experiment import check, config
-from pipelines.stages import __main__ as stage
-from pipelines.stages import deploy
-from plugins.core.errors import UserError
-from plugins.data.dataset import Dataset
-from plugins.engines.hashing import weights_sha256
-from plugins.models.recurrent import EMBEDDING
-from plugins.silo import loopback
+from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.stages import __main__ as stage
+from fedml_noniid.pipelines.stages import deploy
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.models.recurrent import EMBEDDING
+from fedml_noniid.plugins.silo import loopback
 from tests.data.tweets import Tweet, both, write
 from tests.pipelines.small import run_stages
 

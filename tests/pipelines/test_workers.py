@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.experiment import progress, workers
-from plugins.core.errors import NonFiniteError
+from fedml_noniid.pipelines.experiment import progress, workers
+from fedml_noniid.plugins.core.errors import NonFiniteError
 from tests.processes import alive
 
 ROOT = Path(__file__).parents[2]
@@ -75,8 +75,8 @@ def test_one_display_hears_of_the_rounds_of_all_processes(processes: int, monkey
 
 SLEEPING = """
 import os, time
-from pipelines.experiment.progress import Display
-from pipelines.experiment.workers import side_by_side
+from fedml_noniid.pipelines.experiment.progress import Display
+from fedml_noniid.pipelines.experiment.workers import side_by_side
 
 def sleep(_):
     os.write(1, f"{os.getpid()}\\n".encode())  # in one piece: the other one writes as well

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from plugins.silo.authority import make
+from fedml_noniid.plugins.silo.authority import make
 
 
 @pytest.fixture

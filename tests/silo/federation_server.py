@@ -12,17 +12,17 @@ from pathlib import Path
 import grpc
 import torch
 
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.engines.packing import flatten
-from plugins.silo import frames, settings, wire
-from plugins.silo.conversation import Conversation
-from plugins.silo.coordinator import Coordinator
-from plugins.silo.endpoint import ASK, SERVICE, Endpoint
-from plugins.silo.link import Link, channel
-from plugins.silo.roles import ServerRole
-from plugins.silo.settings import CommArgs
-from plugins.silo.silo import Silo
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.silo import frames, settings, wire
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.endpoint import ASK, SERVICE, Endpoint
+from fedml_noniid.plugins.silo.link import Link, channel
+from fedml_noniid.plugins.silo.roles import ServerRole
+from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo import Silo
 from tests.silo import world
 
 METHODS = ("Hello", "Attend", "Task", "Answer", "Status")

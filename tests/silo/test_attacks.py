@@ -31,13 +31,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from grpc._cython import cygrpc
 
-from plugins.core.component import Ask
-from plugins.silo import authority, certificates, endpoint, frames, link, wire
-from plugins.silo.coordinator import Coordinator
-from plugins.silo.endpoint import SERVICE, Endpoint
-from plugins.silo.ends import NotAdmittedError
-from plugins.silo.link import Link
-from plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.silo import authority, certificates, endpoint, frames, link, wire
+from fedml_noniid.plugins.silo.coordinator import Coordinator
+from fedml_noniid.plugins.silo.endpoint import SERVICE, Endpoint
+from fedml_noniid.plugins.silo.ends import NotAdmittedError
+from fedml_noniid.plugins.silo.link import Link
+from fedml_noniid.plugins.silo.settings import CommArgs
 from tests.silo import world
 from tests.silo.federation_server import LONG, METHODS, Federation, Traitor, address, everywhere, outcome, sent
 
@@ -234,7 +234,7 @@ HELLO = frames.head({"client": 0, "session": "own", "terms": "terms", "samples":
 
 def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(alone, monkeypatch):
     coordinator, _, comm, kits = alone
-    monkeypatch.setattr("plugins.silo.coordinator.LOOK_S", 0.05)
+    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LOOK_S", 0.05)
     with link.channel(comm, kits / "1", 1) as living:
         assert sent(living, "Hello", HELLO) == "ok"
         call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})

@@ -19,10 +19,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from plugins.core.errors import UserError
-from plugins.silo import authority
-from plugins.silo.authority import make, renew, revoke
-from plugins.silo.certificates import Admission, Kit, name
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import authority
+from fedml_noniid.plugins.silo.authority import make, renew, revoke
+from fedml_noniid.plugins.silo.certificates import Admission, Kit, name
 
 CA_FILES = {"ca.crt", "ca.key", "crl.pem"}
 SERVER_FILES = {"ca.crt", "own.crt", "own.key", "crl.pem"}

@@ -12,10 +12,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from plugins.core.errors import UserError
-from plugins.silo import certificates
-from plugins.silo.authority import revoke
-from plugins.silo.certificates import Admission, Kit, name
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import certificates
+from fedml_noniid.plugins.silo.authority import revoke
+from fedml_noniid.plugins.silo.certificates import Admission, Kit, name
 
 FILES = ["ca.crt", "own.crt", "own.key"]
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 import yaml
 
-from pipelines.stages import __main__ as stage
-from plugins.core.errors import UserError
-from plugins.data.dataset import Dataset
-from plugins.silo import launch, loopback
+from fedml_noniid.pipelines.stages import __main__ as stage
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.silo import launch, loopback
 
 PARAMS = Path(__file__).parents[2] / "params.yaml"
 
@@ -98,7 +98,7 @@ def test_a_run_that_fails(prepared, monkeypatch, capsys):
     def fail(_, __, folder):
         log = launch.log_file(folder, 0)
         log.parent.mkdir(parents=True)
-        log.write_text("ERROR:plugins.silo.launch:error: round 1: the disk is full\nand will stay so\n")
+        log.write_text("ERROR:fedml_noniid.plugins.silo.launch:error: round 1: the disk is full\nand will stay so\n")
         raise UserError(loopback.failure([2, 0, None], folder))
 
     monkeypatch.setattr(loopback, "run", fail)

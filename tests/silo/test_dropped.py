@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from plugins.core.component import Ask
-from plugins.core.data import Samples
-from plugins.core.trees import Params, Tree
-from plugins.silo import wire
-from plugins.silo.conversation import Conversation
-from plugins.silo.silo import Silo
-from plugins.silo.wire import Down
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, PARAMETERS
 from tests.recipe_table import settings as table
 from tests.silo import world

@@ -9,12 +9,12 @@ import pytest
 import torch
 import yaml
 
-from plugins.core.errors import UserError
-from plugins.data import datasets
-from plugins.silo import launch, loopback, settings, shards
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.silo import launch, loopback, settings, shards
 from tests.silo import world
 
-CONFIG = Path(__file__).parents[2] / "pipelines" / "fedml_config.yaml"
+CONFIG = Path(__file__).parents[2] / "plugins" / "silo" / "fedml_config.yaml"
 
 
 @pytest.fixture

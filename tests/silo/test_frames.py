@@ -12,11 +12,22 @@ import pytest
 import safetensors.torch
 import torch
 
-from plugins.core.component import Ask
-from plugins.engines.packing import flatten
-from plugins.silo import wire
-from plugins.silo.endpoint import ANSWER, ASK
-from plugins.silo.frames import CHUNK, DTYPES, FRAME_LIMIT, Body, RefusedError, following, head, parsed, read, table
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.endpoint import ANSWER, ASK
+from fedml_noniid.plugins.silo.frames import (
+    CHUNK,
+    DTYPES,
+    FRAME_LIMIT,
+    Body,
+    RefusedError,
+    following,
+    head,
+    parsed,
+    read,
+    table,
+)
 
 NUMBERS = torch.arange(24.0).reshape(2, 3, 4)
 IMAGES = torch.arange(2.0 * 3 * 4 * 5).reshape(2, 3, 4, 5)

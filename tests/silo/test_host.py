@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
-from plugins.core.errors import UserError
-from plugins.silo import wire
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import wire
 from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
 from tests.silo import world
 
@@ -23,7 +23,7 @@ def norm(model):
 @pytest.fixture(autouse=True)
 def unprotected(monkeypatch):
     """FedML's protection is global; every test begins without."""
-    importlib.import_module("plugins.silo.host")  # imports fedml without its warnings
+    importlib.import_module("fedml_noniid.plugins.silo.host")  # imports fedml without its warnings
     from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
     from fedml.core.security.fedml_attacker import FedMLAttacker
     from fedml.core.security.fedml_defender import FedMLDefender
@@ -84,7 +84,7 @@ def test_visible_pairs(package, prefix, recipe):
     """Each paper's classes set `recipe` and a docstring, and nothing else."""
     from fedml.core import ClientTrainer, ServerAggregator
 
-    module = importlib.import_module(f"plugins.{package}")
+    module = importlib.import_module(f"fedml_noniid.plugins.{package}")
     for kind, base in (("Trainer", ClientTrainer), ("Aggregator", ServerAggregator)):
         found = getattr(module, prefix + kind)
         assert issubclass(found, base)
@@ -96,8 +96,8 @@ def test_visible_pairs(package, prefix, recipe):
 
 
 def test_a_pair_refuses_another_recipe():
-    from plugins.fnr import FNRAggregator
-    from plugins.silo.host import Model
+    from fedml_noniid.plugins.fnr import FNRAggregator
+    from fedml_noniid.plugins.silo.host import Model
 
     data = world.parts()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
@@ -105,7 +105,7 @@ def test_a_pair_refuses_another_recipe():
 
 
 def test_make_pair_names_an_unknown_method():
-    from plugins.silo.pair import make_pair
+    from fedml_noniid.plugins.silo.pair import make_pair
 
     with pytest.raises(UserError, match=r"method 'fednnn' is unknown \(did you mean 'fednnnn'\?\)"):
         make_pair("fednnn")

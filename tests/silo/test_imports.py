@@ -18,9 +18,9 @@ def test_plugins_and_the_simulation_never_import_fedml():
     _python(
         """
 import sys
-import plugins, plugins.fnr, plugins.fednnnn, plugins.ccn, plugins.fednlr, plugins.rfedavg
-import plugins.recipes, plugins.engines.simulation
-import plugins.silo.conversation, plugins.silo.launch, plugins.silo.loopback
+from fedml_noniid.plugins import ccn, fednlr, fednnnn, fnr, rfedavg
+import fedml_noniid.plugins.recipes, fedml_noniid.plugins.engines.simulation
+from fedml_noniid.plugins.silo import conversation, launch, loopback
 from tests.silo import world
 world.simulated("scaffold+fnr", {}, True)
 assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grpc", "mlflow")]
@@ -29,7 +29,7 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grp
 
 
 def test_asking_for_a_pair_imports_fedml():
-    from plugins.fnr import FNRAggregator, FNRTrainer  # isort: skip, it imports fedml without its warnings
+    from fedml_noniid.plugins.fnr import FNRAggregator, FNRTrainer  # isort: skip, it imports fedml without its warnings
     from fedml.core import ClientTrainer, ServerAggregator
 
     assert issubclass(FNRTrainer, ClientTrainer)

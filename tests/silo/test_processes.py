@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from benchmarks import chaos
-from plugins.core.errors import UserError
-from plugins.silo import ends, launch, link, loopback, results
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import ends, launch, link, loopback, results
 from tests.silo import world
 
 DEADLINE_S = 120.0

@@ -14,17 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from plugins.core.component import Ask
-from plugins.core.errors import UserError
-from plugins.engines.absences import listed
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.silo import authority, wire
-from plugins.silo.coordinator import LINES, Coordinator
-from plugins.silo.ends import QuorumError
-from plugins.silo.frames import Body, RefusedError
-from plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.absences import listed
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.silo import authority, wire
+from fedml_noniid.plugins.silo.coordinator import LINES, Coordinator
+from fedml_noniid.plugins.silo.ends import QuorumError
+from fedml_noniid.plugins.silo.frames import Body, RefusedError
+from fedml_noniid.plugins.silo.settings import CommArgs
 from tests.silo import world
 from tests.silo.federation_server import LONG, Federation, Traitor, sent
 
@@ -364,7 +364,7 @@ def test_a_small_cohort_lowers_the_quorum():
 
 
 def test_a_task_goes_to_those_that_are_asked_and_have_not_answered(monkeypatch):
-    monkeypatch.setattr("plugins.silo.coordinator.HOLD_S", 0.02)
+    monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.HOLD_S", 0.02)
     state = coordinator()
     with there(state, 0, 1, 2):
         found = asked(state, DOWN._replace(ask=DOWN.ask._replace(to=(0, 2)), counted={0: 3, 2: 1}))
@@ -437,7 +437,7 @@ def test_a_run_does_not_begin_below_the_quorum():
 
 def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
     """A thousand refusals, and fifty times a silo comes and goes. The line at the end counts the refusals."""
-    caplog.set_level(logging.INFO, "plugins.silo")
+    caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     state = coordinator()
     for _ in range(2):
         caplog.clear()
@@ -455,7 +455,7 @@ def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
 
 
 def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
-    caplog.set_level(logging.INFO, "plugins.silo")
+    caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     state = coordinator(quorum=1)
     found = asked(state)
     state.fail(2, 4, "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000)

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from plugins.core.component import Ask
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.core.trees import leaves
-from plugins.engines.absences import listed
-from plugins.silo import frames, wire
-from plugins.silo.conversation import Conversation
-from plugins.silo.silo import Silo
-from plugins.silo.wire import Down
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.trees import leaves
+from fedml_noniid.plugins.engines.absences import listed
+from fedml_noniid.plugins.silo import frames, wire
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import Down
 from tests.recipe_table import ALONE, DEPLOYED
 from tests.recipe_table import settings as table
 from tests.silo import world

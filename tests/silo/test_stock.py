@@ -12,8 +12,8 @@ import socket
 import pytest
 
 from benchmarks import stock_fedml, transport
-from plugins.core.errors import UserError
-from plugins.silo import loopback, settings
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import loopback, settings
 from tests.silo import world
 
 DEADLINE_S = 120.0
@@ -77,7 +77,7 @@ def test_a_run_needs_its_ports_for_itself(tmp_path):
 
 
 def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
-    importlib.import_module("plugins.silo.host")
+    importlib.import_module("fedml_noniid.plugins.silo.host")
     from fedml.core.mlops.mlops_configs import MLOpsConfigs
 
     def refused(*_: object) -> None:

@@ -12,15 +12,15 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from plugins import models
-from plugins.core.data import Samples
-from plugins.core.errors import UserError
-from plugins.engines.clients import LocalTraining
-from plugins.engines.run import Schedule
-from plugins.engines.simulation import Simulation
-from plugins.models.recurrent import EMBEDDING
-from plugins.silo import launch, settings, shards
-from plugins.silo.shards import Parts
+from fedml_noniid.plugins import models
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models.recurrent import EMBEDDING
+from fedml_noniid.plugins.silo import launch, settings, shards
+from fedml_noniid.plugins.silo.shards import Parts
 from tests.silo import world
 
 SIZES, LENGTH, OPTIONS = (9, 17, 30), 6, {"hidden": 5, "layers": 2}
@@ -53,8 +53,8 @@ def network(of: Parts):
 
 def pair(recipe: str, of: Parts, theirs: Parts | None = None):
     """(aggregator, trainers); `theirs`: what the silos have, if something else."""
-    from plugins.silo.host import Model, batches
-    from plugins.silo.pair import make_pair
+    from fedml_noniid.plugins.silo.host import Model, batches
+    from fedml_noniid.plugins.silo.pair import make_pair
 
     trainer_class, aggregator_class = make_pair(recipe)
     aggregator = aggregator_class(Model(network(of)), args(recipe), of.test, of.validation, of.public)

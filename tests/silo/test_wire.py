@@ -7,9 +7,9 @@ import pickle
 import pytest
 import torch
 
-from plugins.core.component import Ask
-from plugins.core.errors import UserError
-from plugins.silo import wire
+from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import wire
 
 SCHEMA = {
     "deltas": {"w": torch.zeros(2, 3)},

@@ -9,17 +9,17 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from plugins import models
-from plugins.core.data import Samples
-from plugins.data.noise import deviations, held
-from plugins.engines.absences import Absent, nobody
-from plugins.engines.clients import LocalTraining
-from plugins.engines.hashing import model_tensors, weights_sha256
-from plugins.engines.run import Outcome, Schedule
-from plugins.engines.simulation import Simulation
-from plugins.silo import settings as silo_settings
-from plugins.silo.settings import Deployment, Terms
-from plugins.silo.shards import Parts
+from fedml_noniid.plugins import models
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
+from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.silo import settings as silo_settings
+from fedml_noniid.plugins.silo.settings import Deployment, Terms
+from fedml_noniid.plugins.silo.shards import Parts
 from tests.recipe_table import PARAMETERS
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
@@ -103,8 +103,8 @@ def simulated(
 
 def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, skewed: bool = False, **more: object):
     """(aggregator, trainers), as FedML sets them up; needs fedml."""
-    from plugins.silo.host import Model, batches
-    from plugins.silo.pair import make_pair
+    from fedml_noniid.plugins.silo.host import Model, batches
+    from fedml_noniid.plugins.silo.pair import make_pair
 
     data = parts(skewed=skewed)
     if skewed:

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from pipelines.papers.targets import curves
-from pipelines.papers.targets.curves import Panels
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.pictures import line, panels, png
-from pipelines.papers.targets.spec import Built, Target, nothing
-from pipelines.papers.targets.words import beyond
-from pipelines.reporting.figures import Values, look
-from pipelines.reporting.summary import spread
-from pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.papers.targets import curves
+from fedml_noniid.pipelines.papers.targets.curves import Panels
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.pictures import line, panels, png
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
+from fedml_noniid.pipelines.papers.targets.words import beyond
+from fedml_noniid.pipelines.reporting.figures import Values, look
+from fedml_noniid.pipelines.reporting.summary import spread
+from fedml_noniid.pipelines.reporting.text import as_csv
 
 SIMILARITY, WEIGHTS = "round/similarity_to_global", "ccn/weights"  # recorded [T, clients]
 HOW = ("original", "normalised")

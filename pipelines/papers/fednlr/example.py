@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.pictures import panels, png
-from pipelines.papers.targets.spec import Built, Target
-from pipelines.reporting.figures import COLOURS, Values
-from pipelines.reporting.text import as_csv
-from plugins.fednlr.algorithm import FedNLR
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.pictures import panels, png
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
+from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 
 LR = 0.5
 GOLD = "#E69F00"

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pipelines.papers.fednlr.activations import activations
-from pipelines.papers.fednlr.example import example_network
-from pipelines.papers.targets.marks import said_of
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.pictures import bars, panels, png
-from pipelines.papers.targets.spec import NOT_HERE, Built, Target, nothing
-from pipelines.papers.targets.table import NOT_YET
-from pipelines.papers.targets.words import against, extremes, plus_minus
-from pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
-from pipelines.reporting.summary import Spread, spread
-from pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.papers.fednlr.activations import activations
+from fedml_noniid.pipelines.papers.fednlr.example import example_network
+from fedml_noniid.pipelines.papers.targets.marks import said_of
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
+from fedml_noniid.pipelines.papers.targets.spec import NOT_HERE, Built, Target, nothing
+from fedml_noniid.pipelines.papers.targets.table import NOT_YET
+from fedml_noniid.pipelines.papers.targets.words import against, extremes, plus_minus
+from fedml_noniid.pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
+from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.pipelines.reporting.text import as_csv
 
 __all__ = ["activations", "example_network", "layers", "learning_rates", "ratios", "temperature"]
 

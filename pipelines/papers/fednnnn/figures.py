@@ -14,18 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from pipelines.papers.targets import curves
-from pipelines.papers.targets.curves import Line, Panels
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.settings import NONE
-from pipelines.papers.targets.spec import Built, Target
-from pipelines.papers.targets.words import extremes
-from pipelines.reporting.figures import Values
-from pipelines.reporting.text import as_csv
-from plugins import models
-from plugins.core.errors import UserError
-from plugins.models.forward import Forward
-from plugins.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
+from fedml_noniid.pipelines.papers.targets import curves
+from fedml_noniid.pipelines.papers.targets.curves import Line, Panels
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.settings import NONE
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.papers.targets.words import extremes
+from fedml_noniid.pipelines.reporting.figures import Values
+from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.plugins import models
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.models.forward import Forward
+from fedml_noniid.plugins.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
 
 BASELINE = "FedAvg"
 

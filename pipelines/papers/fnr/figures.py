@@ -16,20 +16,20 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 from torch import Tensor
 
-from pipelines.experiment.results import Result
-from pipelines.papers.targets.measured import Held, Measured
-from pipelines.papers.targets.pictures import bars, panels, png
-from pipelines.papers.targets.spec import Built, Target, nothing
-from pipelines.reporting import heatmap
-from pipelines.reporting.figures import COLOURS, Values
-from pipelines.reporting.summary import Spread
-from pipelines.reporting.text import as_csv
-from plugins.core.data import Samples
-from plugins.data import noise
-from plugins.data.dataset import Dataset
-from plugins.data.reading import Read
-from plugins.data.streams import key
-from plugins.data.types import Ints
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.targets.measured import Held, Measured
+from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
+from fedml_noniid.pipelines.reporting import heatmap
+from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
+from fedml_noniid.pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data import noise
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.reading import Read
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.data.types import Ints
 
 METHODS = ("fnr", "fnr_authors")  # which refine
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from pipelines.experiment import config
-from pipelines.experiment.results import Result
-from pipelines.papers.targets.measured import Measured
-from pipelines.reporting.figures import Values
-from plugins.data import datasets
-from plugins.data.dataset import Dataset
-from plugins.data.indices import read_indices
-from plugins.data.types import Ints
-from plugins.models import build as build_network
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.reporting.figures import Values
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.models import build as build_network
 
 MOST = 300  # samples of a client
 

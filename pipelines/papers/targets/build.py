@@ -6,9 +6,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import KINDS, Built, Target
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import KINDS, Built, Target
+from fedml_noniid.plugins.core.errors import UserError
 
 Builder = Callable[[Target, Measured], Built]
 
@@ -26,9 +26,9 @@ def build(target: Target, measured: Measured) -> Built:
 def builder(target: Target) -> Builder:
     """The function that builds targets of this kind."""
     if target.kind in KINDS:
-        found: Any = importlib.import_module(f"pipelines.papers.targets.{target.kind}").build
+        found: Any = importlib.import_module(f"fedml_noniid.pipelines.papers.targets.{target.kind}").build
         return found  # type: ignore[no-any-return]  # found by its name
-    module = f"pipelines.papers.{target.paper}.figures"
+    module = f"fedml_noniid.pipelines.papers.{target.paper}.figures"
     try:
         found = getattr(importlib.import_module(module), target.kind.replace("-", "_"), None)
     except ModuleNotFoundError:

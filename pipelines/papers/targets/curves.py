@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 
 from matplotlib.ticker import MaxNLocator
 
-from pipelines.papers.targets.measured import Measured, series
-from pipelines.papers.targets.pictures import line, panels, png
-from pipelines.papers.targets.spec import Built, Target, address, nothing
-from pipelines.papers.targets.words import extremes
-from pipelines.reporting.figures import Values, look
-from pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.papers.targets.measured import Measured, series
+from fedml_noniid.pipelines.papers.targets.pictures import line, panels, png
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target, address, nothing
+from fedml_noniid.pipelines.papers.targets.words import extremes
+from fedml_noniid.pipelines.reporting.figures import Values, look
+from fedml_noniid.pipelines.reporting.text import as_csv
 
 
 class Line(NamedTuple):

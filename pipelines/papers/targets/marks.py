@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from pipelines.experiment.results import Result
-from plugins.data.dataset import LEAK
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.plugins.data.dataset import LEAK
 
 Place = tuple[str, str, str]  # study, scenario, recipe
 

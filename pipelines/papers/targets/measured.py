@@ -14,16 +14,16 @@ import numpy as np
 from safetensors.torch import load_file
 from torch import Tensor
 
-from pipelines.experiment import results
-from pipelines.experiment.counts import kappa
-from pipelines.experiment.results import Result
-from pipelines.papers.studies import DIVERGED, SKIPPED, Study, of_paper
-from pipelines.papers.targets import marks
-from pipelines.papers.targets.marks import Group, Place
-from pipelines.reporting.summary import Spread, spread
-from plugins.core.errors import UserError
-from plugins.data.checks import known
-from plugins.data.types import Ints
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.counts import kappa
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.studies import DIVERGED, SKIPPED, Study, of_paper
+from fedml_noniid.pipelines.papers.targets import marks
+from fedml_noniid.pipelines.papers.targets.marks import Group, Place
+from fedml_noniid.pipelines.reporting.summary import Spread, spread
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.types import Ints
 
 LAST = re.compile(r"last(\d+)")
 ABOUT_CLIENTS = ("client", "samples", "entropy", "noise")  # columns of clients.csv before those of the classes

@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pipelines.reporting.figures import COLOURS, Values, style
-from pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, style
+from fedml_noniid.pipelines.reporting.summary import Spread
 
 WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
 

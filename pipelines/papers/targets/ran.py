@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from pipelines.experiment.config import TrainSettings
-from pipelines.experiment.results import Result
-from pipelines.papers.targets.marks import leak_of, notes_of
+from fedml_noniid.pipelines.experiment.config import TrainSettings
+from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.targets.marks import leak_of, notes_of
 
 # SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of their own.
 SILENT = {"train.engine", "train.device", "train.threads"}

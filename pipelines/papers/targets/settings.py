@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import Built, Target
-from pipelines.reporting.text import as_csv
-from plugins.core.errors import UserError
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.plugins.core.errors import UserError
 
 NONE = "-"
 

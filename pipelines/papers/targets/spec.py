@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pipelines.experiment.config import read_yaml
-from pipelines.papers.studies import PAPER_FILES, PAPERS, SIZES, of_paper
-from plugins.core.errors import UserError
-from plugins.data.checks import known
+from fedml_noniid.pipelines.experiment.config import read_yaml
+from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES, folder_of, of_paper
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
 
 # The module of the same name builds each of these kinds. Every other kind is a function of the paper's figures.py.
 KINDS = ("table", "curves", "settings")
@@ -61,7 +61,7 @@ def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
 
 def of_targets(paper: str, root: Path) -> dict[str, Target]:
     """The targets of a paper by id. UserError for a bad file, and for studies that do not exist."""
-    folder = root / PAPER_FILES / known("paper", paper, PAPERS)
+    folder = folder_of(known("paper", paper, PAPERS), root)
     path = folder / "targets.yaml"
     reported = read_yaml(folder / "reported.yaml")
     studies = {size: of_paper(paper, size, root) for size in SIZES}
@@ -98,7 +98,7 @@ def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any
 
 def paper_of(target: str, root: Path) -> str:
     """The paper that a target belongs to. UserError for an unknown one."""
-    papers = [paper for paper in PAPERS if (root / PAPER_FILES / paper / "targets.yaml").is_file()]
+    papers = [paper for paper in PAPERS if (folder_of(paper, root) / "targets.yaml").is_file()]
     owners = {name: paper for paper in papers for name in of_targets(paper, root)}
     return owners[known("table or figure", target, owners)]
 

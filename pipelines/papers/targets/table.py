@@ -32,13 +32,13 @@ from typing import Any, NamedTuple
 
 from scipy.stats import kendalltau
 
-from pipelines.papers.targets.marks import some_diverge
-from pipelines.papers.targets.measured import Measured
-from pipelines.papers.targets.spec import NOT_HERE, Built, Target, address
-from pipelines.papers.targets.words import against, plus_minus
-from pipelines.reporting.summary import Spread
-from pipelines.reporting.text import as_csv
-from plugins.data.checks import known
+from fedml_noniid.pipelines.papers.targets.marks import some_diverge
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.spec import NOT_HERE, Built, Target, address
+from fedml_noniid.pipelines.papers.targets.words import against, plus_minus
+from fedml_noniid.pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.plugins.data.checks import known
 
 NOT_YET, NO_DATA, NOT_MEASURED = "not run yet", "no data", "not measured"
 ENOUGH = 3  # methods; a rank correlation over fewer says nothing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
-from pipelines.reporting.summary import Spread
+from fedml_noniid.pipelines.reporting.summary import Spread
 
 Name = TypeVar("Name", str, float)
 

@@ -13,14 +13,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from plugins.core.errors import UserError
-from plugins.data.checks import known, options_of
-from plugins.data.partitions.label import by_classes, dirichlet, shards, shards_equal, similarity
-from plugins.data.partitions.label_and_quantity import mixed, two_classes
-from plugins.data.partitions.natural import natural, natural_grouped
-from plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
-from plugins.data.streams import stream
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known, options_of
+from fedml_noniid.plugins.data.partitions.label import by_classes, dirichlet, shards, shards_equal, similarity
+from fedml_noniid.plugins.data.partitions.label_and_quantity import mixed, two_classes
+from fedml_noniid.plugins.data.partitions.natural import natural, natural_grouped
+from fedml_noniid.plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Ints
 
 Partition = Callable[..., list[Ints]]
 

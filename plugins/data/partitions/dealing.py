@@ -8,9 +8,9 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from plugins.core.errors import UserError
-from plugins.data.checks import real_number, whole_number
-from plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import real_number, whole_number
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 # Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need 5 on average.
 # With many clients and classes there are fewer attempts, so that a refusal takes seconds, not minutes.

@@ -8,9 +8,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plugins.core.errors import UserError
-from plugins.data.checks import known, real_number, refusal, whole_number
-from plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
+from fedml_noniid.plugins.data.partitions.dealing import (
     ZeroToOne,
     client_count,
     concentration,
@@ -22,7 +22,7 @@ from plugins.data.partitions.dealing import (
     joined,
     least,
 )
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.types import Ints
 
 
 def dirichlet(

@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from plugins.core.errors import UserError
-from plugins.data.checks import refusal, whole_number
-from plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.data.partitions.dealing import (
     client_count,
     concentration,
     deal,
@@ -21,8 +21,8 @@ from plugins.data.partitions.dealing import (
     drawn_until,
     least,
 )
-from plugins.data.partitions.quantity import exact_sizes, size_law
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.partitions.quantity import exact_sizes, size_law
+from fedml_noniid.plugins.data.types import Ints
 
 # Draws of who holds which classes before giving up.
 MAX_PAIRINGS = 100

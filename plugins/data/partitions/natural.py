@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from plugins.data.checks import refusal, whole_number
-from plugins.data.partitions.dealing import dealt
-from plugins.data.types import Ints
+from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.types import Ints
 
 
 def natural(owners: Ints, n_clients: int, rng: np.random.Generator, *, min_samples: int = 1) -> list[Ints]:

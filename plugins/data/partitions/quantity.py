@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
-from plugins.data.checks import known, real_number, refusal
-from plugins.data.partitions.dealing import (
+from fedml_noniid.plugins.data.checks import known, real_number, refusal
+from fedml_noniid.plugins.data.partitions.dealing import (
     client_count,
     concentration,
     deal,
@@ -18,7 +18,7 @@ from plugins.data.partitions.dealing import (
     least,
     rounded,
 )
-from plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.types import Floats, Ints
 
 # Relative sizes of a number of clients.
 Law = Callable[[int, np.random.Generator], Floats]

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.checks import known, refusal
-from plugins.data.dataset import Raw
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.types import Ints
 
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.dataset import Raw
-from plugins.data.readers.download import archive
-from plugins.data.readers.images import image_folder
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers.download import archive
+from fedml_noniid.plugins.data.readers.images import image_folder
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]

@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
-from plugins.core.errors import UserError
-from plugins.data.dataset import Raw
-from plugins.data.readers.cifar import CLASSES
-from plugins.data.readers.images import class_folders, image_parts
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers.cifar import CLASSES
+from fedml_noniid.plugins.data.readers.images import class_folders, image_parts
 
 PAGE = "https://datashare.ed.ac.uk/handle/10283/3192"
 ARCHIVE = "CINIC-10.tar.gz"

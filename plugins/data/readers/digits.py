@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.dataset import Raw
 
 
 def digits(root: Path) -> Raw:

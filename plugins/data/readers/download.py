@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from plugins.core.errors import UserError
-from plugins.data.files import write_whole
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
 
 URL_TIMEOUT = 30.0  # seconds without a byte
 

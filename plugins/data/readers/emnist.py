@@ -7,10 +7,10 @@ import zipfile
 from pathlib import Path
 from typing import Literal
 
-from plugins.core.errors import UserError
-from plugins.data.dataset import Raw
-from plugins.data.readers import idx
-from plugins.data.readers.download import archive
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers import idx
+from fedml_noniid.plugins.data.readers.download import archive
 
 PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 ARCHIVE = "gzip.zip"

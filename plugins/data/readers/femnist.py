@@ -10,11 +10,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.checks import refusal, whole_number
-from plugins.data.dataset import Raw
-from plugins.data.readers import leaf
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers import leaf
+from fedml_noniid.plugins.data.types import Ints
 
 Samples = dict[str, tuple[NDArray[np.uint8], Ints]]  # user -> (x [n, 784], y [n])
 

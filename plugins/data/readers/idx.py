@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from plugins.data.readers.download import Complaint
+from fedml_noniid.plugins.data.readers.download import Complaint
 
 Check = Callable[[Path, bytes], None]  # of a file's unpacked content; raises for what it refuses
 IMAGES, LABELS = "images-idx3-ubyte", "labels-idx1-ubyte"  # how the files' names end

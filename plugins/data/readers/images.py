@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from plugins.core.errors import UserError
-from plugins.data.checks import refusal, whole_number
-from plugins.data.dataset import Raw
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.data.dataset import Raw
 
 
 def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:

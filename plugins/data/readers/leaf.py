@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from plugins.core.errors import UserError
-from plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import refusal, whole_number
 
 PAGE = "https://github.com/TalwalkarLab/leaf/tree/master/data"
 COMMAND = "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample"

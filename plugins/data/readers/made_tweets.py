@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from plugins.data import text
-from plugins.data.checks import whole_number
-from plugins.data.dataset import Raw
-from plugins.data.streams import stream
-from plugins.data.types import Floats
+from fedml_noniid.plugins.data import text
+from fedml_noniid.plugins.data.checks import whole_number
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Floats
 
 SUBJECTS = ("the train", "my exam", "this song", "our match", "the rain", "my phone", "that film", "lunch")
 VERBS = ("was", "felt", "looked", "turned out")

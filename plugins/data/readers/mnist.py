@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from plugins.core.errors import UserError
-from plugins.data.dataset import Raw
-from plugins.data.files import write_whole
-from plugins.data.readers import idx
-from plugins.data.readers.download import download_folder
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.readers import idx
+from fedml_noniid.plugins.data.readers.download import download_folder
 
 # SHA-256 of the original files, unpacked.
 FILES = {

@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from plugins.core.errors import UserError
-from plugins.data import text
-from plugins.data.checks import real_number, refusal, whole_number
-from plugins.data.dataset import LEAK, Raw
-from plugins.data.readers import leaf
-from plugins.data.streams import stream
-from plugins.data.types import Ints
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import text
+from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
+from fedml_noniid.plugins.data.dataset import LEAK, Raw
+from fedml_noniid.plugins.data.readers import leaf
+from fedml_noniid.plugins.data.streams import stream
+from fedml_noniid.plugins.data.types import Ints
 
 PAGE = "http://help.sentiment140.com/for-students"
 ARCHIVE, FILE = "trainingandtestdata.zip", "training.1600000.processed.noemoticon.csv"
