@@ -178,6 +178,9 @@ def test_unknown_papers_and_sizes_and_missing_files(tmp_path: Path) -> None:
         studies.of_paper("cnn", "smoke", tmp_path)
     with pytest.raises(UserError, match="size 'smok' is unknown"):
         studies.of_paper("ccn", "smok", tmp_path)
+    # A root without studies of its own, as outside the checkout, has those of the package.
+    assert studies.of_paper("ccn", "smoke", tmp_path) == studies.of_paper("ccn", "smoke", ROOT)
+    (tmp_path / studies.PAPER_FILES / "ccn").mkdir(parents=True)
     with pytest.raises(UserError, match=re.escape("params.yaml: can't be read (No such file")):
         studies.of_paper("ccn", "smoke", tmp_path)
 
