@@ -124,7 +124,8 @@ class CCVR(Component):
         noise = normal(key, n_classes, self.samples, d, dtype=torch.float64)
         z = mean.double()[:, None, :] + noise @ root  # [C, samples, d]
         y = torch.arange(n_classes, device=n.device)[:, None].expand(n_classes, self.samples)
-        return z[n > 0].flatten(0, 1).to(mean.dtype), y[n > 0].flatten()
+        held = [label for label, count in enumerate(n.tolist()) if count > 0]
+        return z[held].flatten(0, 1).to(mean.dtype), y[held].flatten()
 
     def calibrated(self, server: Server, z: Tensor, y: Tensor) -> Params:
         """SGD on the cross-entropy of the virtual features. Starts at the trained classifier; the encoder stays."""

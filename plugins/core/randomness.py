@@ -52,9 +52,10 @@ def identity(component: object) -> int:
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1), of 24 random bits each, the same in every dtype."""
+    """Numbers in [0, 1), of 24 random bits each, the same in every dtype. Keys [...] give [..., *shape]."""
     count = torch.arange(1, math.prod(shape) + 1, device=key.device).mul_(_signed(GOLDEN))
-    return _shift(_mixed(key + count), 40).to(dtype).mul_(2.0**-24).reshape(shape)
+    drawn = _shift(_mixed(key.unsqueeze(-1) + count), 40).to(dtype).mul_(2.0**-24)
+    return drawn.reshape(key.shape + shape)
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -17,7 +18,7 @@ from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
-from fedml_noniid.plugins.core.randomness import fold
+from fedml_noniid.plugins.core.randomness import fold, step_key
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
@@ -124,11 +125,26 @@ class Clients:
         return self._drawing[2]
 
     def keys(self, ask: Ask, round_: int) -> Tensor:
-        """The keys of the clients' random numbers in a job, [M]. NaN, which can't be folded, where no client draws."""
+        """The keys of the clients' random numbers in a job, [M], on the host.
+
+        NaN, which can't be folded, where no client draws.
+        """
         if not self._draws:
-            return torch.full((len(ask.to),), math.nan, device=self.device)
+            return torch.full((len(ask.to),), math.nan)
         shared = torch.tensor(key(self.seed, f"noise/{ask.job}", round_))
-        return fold(shared, numbers(ask.to, shared.device)).to(self.device)
+        return fold(shared, numbers(ask.to, shared.device))
+
+    def drawn(self, ask: Ask, keys: Tensor, orders: Sequence[Order]) -> Iterator[Params]:
+        """What the network draws in each step of training; `keys`: of a client, or of each [M]; `orders`: of the same.
+
+        Keys are folded on the host: on a GPU, each of these small operations would be a kernel.
+        """
+        network = cast("Model", self.task.network)
+        if not network.draws:
+            return repeat({})
+        at = step_key(keys.unsqueeze(-1), torch.arange(max(len(order.sizes) for order in orders)))
+        largest = max((size for order in orders for size in order.sizes), default=0)
+        return network.draws_ahead(self.task.whole(ask.params), ask.buffers, self.train.x[:1], at, largest)
 
     def reads(self, key: Tensor) -> tuple[Read | None, Read | None]:
         """How a client reads the batches of training, and a pass over its own samples; `key` is the client's.

@@ -14,6 +14,8 @@ from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.reading import Read
 
+BATCH = 1000  # samples of a pass
+
 
 class Evaluation(NamedTuple):
     """How good a model is on a data set."""
@@ -30,10 +32,29 @@ def evaluate(
     params: Params,
     buffers: Params,
     samples: Samples,
-    batch_size: int = 1000,
+    batch_size: int = BATCH,
     read: Read | None = None,
 ) -> Evaluation:
     """Eval mode, every sample once: as it is, or as `read` returns it."""
+    predicted, loss = _passes(network, params, buffers, samples, batch_size, read)
+    predicted, y = predicted.cpu(), samples.y.cpu()
+    hits = (predicted == y).double()
+    counts = torch.bincount(y, minlength=network.n_classes)
+    per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
+    return Evaluation(hits.mean().item(), loss.item(), per_class, predicted)
+
+
+@torch.no_grad()
+def scores(network: Network, params: Params, buffers: Params, samples: Samples) -> tuple[Tensor, Tensor]:
+    """(accuracy, mean cross-entropy) as in `evaluate`, 0-d float64. They stay on the device: the host does not wait."""
+    predicted, loss = _passes(network, params, buffers, samples, BATCH, None)
+    return (predicted == samples.y).double().mean(), loss
+
+
+def _passes(
+    network: Network, params: Params, buffers: Params, samples: Samples, batch_size: int, read: Read | None
+) -> tuple[Tensor, Tensor]:
+    """(predictions [n], mean cross-entropy 0-d float64), on the device."""
     predictions, losses = [], []
     positions = torch.arange(len(samples.y), device=samples.y.device)
     parts = (torch.split(leaf, batch_size) for leaf in (samples.x, samples.y, positions))
@@ -43,9 +64,4 @@ def evaluate(
         logits = model(params, buffers, seen, False).logits
         predictions.append(logits.argmax(1))
         losses.append(F.cross_entropy(logits, y, reduction="sum"))
-    predicted, y = torch.cat(predictions).cpu(), samples.y.cpu()
-    hits = (predicted == y).double()
-    counts = torch.bincount(y, minlength=network.n_classes)
-    per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
-    loss = torch.stack(losses).double().sum().item() / len(y)
-    return Evaluation(hits.mean().item(), loss, per_class, predicted)
+    return torch.cat(predictions), torch.stack(losses).double().sum() / len(positions)

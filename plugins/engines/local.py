@@ -8,7 +8,7 @@ says how much each shortcut saves.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
@@ -19,7 +19,6 @@ from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Client, overrides
 from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
-from fedml_noniid.plugins.core.randomness import step_key
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import (
     Descent,
@@ -36,10 +35,10 @@ from fedml_noniid.plugins.core.training import (
 from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
 from fedml_noniid.plugins.models.forward import Model
 
-Forward = Callable[[Params, Params, Batch, Tensor | None], Output]  # the last is the key of the step
-# (parameters, buffers, batch, key, the last gradient) -> the gradient of the mean cross-entropy, in the memory of the
-# last gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
-Written = Callable[[Params, Params, Batch, Tensor | None, Params], tuple[Params, Tree]]
+Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
+# (parameters, buffers, batch, what it draws, the last gradient) -> the gradient of the mean cross-entropy, in the
+# memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
+Written = Callable[[Params, Params, Batch, Params, Params], tuple[Params, Tree]]
 
 
 class Side(Protocol):
@@ -79,8 +78,8 @@ class Hooks(NamedTuple):
 def forward_of(task: Task, axes: int) -> Forward:
     """The forward pass in training of one client, or of several side by side (`axes`: 1)."""
     model = cast("Model", task.network)
-    return lambda params, buffers, batch, key: model(
-        task.whole(params), buffers, batch.x, True, batch.mask, key, axes=axes
+    return lambda params, buffers, batch, drawn: model(
+        task.whole(params), buffers, batch.x, True, batch.mask, None, drawn, axes=axes
     )
 
 
@@ -90,19 +89,21 @@ def written_of(task: Task, axes: int) -> Written | None:
     if task.fixed or not model.written_out:
         return None
 
-    def written(params: Params, buffers: Params, batch: Batch, key: Tensor | None, out: Params) -> tuple[Params, Tree]:
-        grads, losses, found = model.gradient(params, buffers, *batch[:3], key, out, axes)
+    def written(params: Params, buffers: Params, batch: Batch, drawn: Params, out: Params) -> tuple[Params, Tree]:
+        grads, losses, found = model.gradient(params, buffers, *batch[:3], drawn, out, axes)
         return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
     return written
 
 
 def train(
-    algorithm: Algorithm, task: Task, sent: Ask, own: Tree, steps: Pass, side: Side, out: Params | None
-) -> tuple[Descent, Tree]:
+    algorithm: Algorithm, task: Task, sent: Ask, own: Tree, steps: Pass, drawn: Iterator[Params], side: Side,
+    out: Params | None,
+) -> tuple[Descent, Tree]:  # fmt: skip
     """Local training from the received model: where it ended, and the answers' fields by component.
 
-    `own`: "key", "each" and "memory" of the client, or of all. `out`: memory that the trained parameters may take.
+    `own`: "key", "each" and "memory" of the client, or of all. `drawn`: what the network draws, step by step. `out`:
+    memory that the trained parameters may take.
     """
 
     def views(own: Tree) -> Views:
@@ -126,7 +127,7 @@ def train(
     components = algorithm.components
     began = side.lift(first)(own) if components else side.every(first(own))
     own = own | {"prepared": began["prepared"]}
-    found = descend(side, task, began, steps, own["key"], _hooks(algorithm, own, views, side), out)
+    found = descend(side, task, began, steps, own["key"], drawn, _hooks(algorithm, own, views, side), out)
 
     def last(own: Tree, left: Tree) -> Tree:
         """What is sent, kept and recorded."""
@@ -175,11 +176,14 @@ def _fields(of: Batch) -> Tree:
     return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
 
 
-def descend(side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, hooks: Hooks, out: Params | None) -> Descent:
+def descend(
+    side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, drawn: Iterator[Params], hooks: Hooks,
+    out: Params | None,
+) -> Descent:  # fmt: skip
     """As `plugins.core.training.descend` for the batches of `steps`.
 
     `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step. `key`: of the
-    client, or of each [M]. `out`: memory that the parameters may take.
+    client, or of each [M]. `drawn`, `out`: as in `train`.
     """
     params, buffers, state, factor = (began[name] for name in ("params", "buffers", "state", "factor"))
     forward = side.forward(task)
@@ -193,11 +197,8 @@ def descend(side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, hooks
     features: Tensor | None = None
     gradient: Params = {}
     rate = plain_rate(task.optimizer)
-    keys: Sequence[Tensor | None] = (None,) * len(steps)
-    if task.network.draws:  # all keys at once, because a step is short
-        keys = step_key(key.unsqueeze(-1), torch.arange(len(steps), device=some.device)).unbind(-1)
 
-    def loss(batch: Batch, buffers: Params, drawn: Tensor | None, w: Params) -> tuple[Tensor, Tree]:
+    def loss(batch: Batch, buffers: Params, drawn: Params, w: Params) -> tuple[Tensor, Tree]:
         found = forward(w, buffers, batch, drawn)
         logits = found.logits if hooks.logits is None else hooks.logits(found.logits, w)
         value = cross_entropy(logits, batch.y, batch.mask)
@@ -210,9 +211,9 @@ def descend(side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, hooks
     for step, batch in enumerate(_batches(steps, in_place=written is not None)):
         if written is None:
             keyed = batch._replace(keys=key, step=step)
-            gradient, left = task.grad(partial(loss, keyed, buffers, keys[step]), params)
+            gradient, left = task.grad(partial(loss, keyed, buffers, next(drawn)), params)
         else:
-            gradient, left = written(params, buffers, batch, keys[step], gradient)
+            gradient, left = written(params, buffers, batch, next(drawn), gradient)
         losses.append(left["loss"])
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask

@@ -18,9 +18,11 @@ from fedml_noniid.plugins.core.errors import NonFiniteError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaf_row_norms, norm, row_norms, together, tree_map
 from fedml_noniid.plugins.engines.clients import numbers, refuse_non_finite
-from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.evaluation import evaluate, scores
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
+
+SCORES = ("accuracy", "loss")
 
 
 class Recorder:
@@ -75,34 +77,37 @@ class Recorder:
         """
         state = done.state
         evaluated = state.params if done.evaluated is None else done.evaluated
+        found: dict[str, Tensor | float] = {}
+        for name, samples in (("test", self.test), ("validation", self.validation)):
+            found |= self._evaluated(name, evaluated, state.buffers, samples if evaluating else None)
+        assert self._trained is not None, "every round trains"
+        kept, self._trained = self._trained, None
         moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in state.params.items()}
-        length = together(list(moved.values())).item()
+        found |= {"local_loss": kept.loss.mean()} | self._lengths(done.trained, moved)
+        metrics: Tree = {key: leaf.detach() for key, leaf in flatten(done.metrics).items()}
+        found |= {key.replace("/", "_"): leaf for key, leaf in metrics.items() if leaf.ndim == 0}
+        # Few methods evaluate another model than they send. Then both are tested.
+        found["sent_accuracy"] = found["test_accuracy"]
+        if evaluating and done.evaluated is not None:
+            found |= self._evaluated("sent", state.params, state.buffers, self.test, ("accuracy",))
+        row: dict[str, float] = {"round": round_} | _on_host(found)
+        length = row["update_norm_server"]
         if not math.isfinite(length):
             raise NonFiniteError(
                 f"round {round_}, server: the update is not finite; lower train.lr or the method's coefficients"
             )
-        row: dict[str, float] = {"round": round_}
-        for name, samples in (("test", self.test), ("validation", self.validation)):
-            row |= self._evaluated(name, evaluated, state.buffers, samples if evaluating else None)
+        row["update_norm_server_sum"] = length + (self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0)
         up, down = self.meter.read()
-        assert self._trained is not None, "every round trains"
-        kept, self._trained = self._trained, None
-        row |= {"local_loss": kept.loss.mean().item()} | self._lengths(done.trained, moved, length)
-        metrics: Tree = {key: leaf.detach() for key, leaf in flatten(done.metrics).items()}
-        row |= {key.replace("/", "_"): leaf.item() for key, leaf in metrics.items() if leaf.ndim == 0}
-        # Few methods evaluate another model than they send. Then both are tested.
-        row["sent_accuracy"] = row["test_accuracy"]
-        if evaluating and done.evaluated is not None:
-            row["sent_accuracy"] = self._evaluated("sent", state.params, state.buffers, self.test)["sent_accuracy"]
         row["bytes_up"], row["bytes_down"] = sum(up.values()), sum(down.values())
         row["seconds"] = time.perf_counter() - self._began
         self.rows.append(row)
         clients, cpu = kept.clients, torch.device("cpu")
-        self._keep({key: leaf for key, leaf in metrics.items() if leaf.ndim} | self._observed)
+        kept_there = {key: leaf for key, leaf in metrics.items() if leaf.ndim} | self._observed
+        if self.observing:
+            kept_there["round/similarity_to_global"] = self._cosines(done.trained, state.params)
+        self._keep(_copied(kept_there))
         columns = {"clients": clients, "bytes_up": [up[k] for k in clients], "bytes_down": [down[k] for k in clients]}
         self._keep({f"round/{name}": numbers(values, cpu) for name, values in columns.items()})
-        if self.observing:
-            self._keep({"round/similarity_to_global": self._cosines(done.trained, state.params)})
         return row
 
     def _by_class(self, reply: Reply, clients: Sequence[int]) -> Tensor:
@@ -114,23 +119,25 @@ class Recorder:
             found.append(evaluate(self.task.network, self.task.whole(params), buffers, self.test).per_class_accuracy)
         return torch.stack(found)
 
-    def _evaluated(self, name: str, params: Params, buffers: Params, samples: Samples | None) -> dict[str, float]:
+    def _evaluated(
+        self, name: str, params: Params, buffers: Params, samples: Samples | None, of: Sequence[str] = SCORES
+    ) -> dict[str, Tensor | float]:
         if samples is None:
-            return {f"{name}_accuracy": math.nan, f"{name}_loss": math.nan}
-        found = evaluate(self.task.network, self.task.whole(params), buffers, samples)
-        return {f"{name}_accuracy": found.accuracy, f"{name}_loss": found.loss}
+            return {f"{name}_{score}": math.nan for score in of}
+        found = dict(zip(SCORES, scores(self.task.network, self.task.whole(params), buffers, samples), strict=True))
+        return {f"{name}_{score}": found[score] for score in of}
 
-    def _lengths(self, deltas: Params, moved: Params, n: float) -> dict[str, float]:
-        """FedNNNN's E, N and the integral of N; by group of layers if the model has more than one.
+    def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
+        """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more than one.
 
-        `moved`: the norms of the server's update by parameter, [1]; `n`: that of all of it.
+        `moved`: the norms of the server's update by parameter, [1].
         """
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
-        columns = {"update_norm_client": together(list(norms.values())).mean().item(), "update_norm_server": n}
-        columns["update_norm_server_sum"] = n + (self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0)
+        columns: dict[str, Tensor | float] = {"update_norm_client": together(list(norms.values())).mean()}
+        columns |= {"update_norm_server": together(list(moved.values())).sum(), "update_norm_server_sum": math.nan}
         for group, names in self._groups.items():
-            columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean().item()
-            columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).item()
+            columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean()
+            columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).sum()
         return columns
 
     def _cosines(self, deltas: Params, params: Params) -> Tensor:
@@ -140,12 +147,33 @@ class Recorder:
         return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
 
     def _keep(self, found: Params) -> None:
+        """Adds a round's tensors, which lie on the host."""
         for key, leaf in found.items():
-            new = leaf.detach().cpu()[None]
+            new = leaf[None]
             old = self.tensors.get(key)
             # With another number of clients the quantity begins anew.
             fits = old is not None and old.shape[1:] == new.shape[1:]
             self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
+
+
+def _on_host(found: Mapping[str, Tensor | float]) -> dict[str, float]:
+    """The numbers, with all 0-d tensors in one copy from the device. float64 holds each of their values exactly."""
+    there = {key: value for key, value in found.items() if isinstance(value, Tensor)}
+    values = torch.stack([value.double() for value in there.values()]).cpu().tolist()
+    whole = {key for key, value in there.items() if not value.is_floating_point()}
+    here = {key: int(value) if key in whole else value for key, value in zip(there, values, strict=True)}
+    return {key: here.get(key, value) for key, value in found.items()}
+
+
+def _copied(found: Params) -> Params:
+    """The tensors on the host, with one copy from a device. float64 holds each of their values exactly."""
+    if all(leaf.device.type == "cpu" for leaf in found.values()):
+        return {key: leaf.detach() for key, leaf in found.items()}
+    flat = torch.cat([leaf.detach().double().reshape(-1) for leaf in found.values()]).cpu()
+    parts = torch.split(flat, [leaf.numel() for leaf in found.values()])
+    return {
+        key: part.to(leaf.dtype).reshape(leaf.shape) for (key, leaf), part in zip(found.items(), parts, strict=True)
+    }
 
 
 def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:

@@ -77,13 +77,15 @@ class Sequential:
 
         Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
-        keys, training = self.clients.keys(ask, round_), ask.job == "train"
+        host, training = self.clients.keys(ask, round_), ask.job == "train"
+        keys = host.to(self.clients.device)
         if self.clients.holds(ask):
             self.clients.start = tree_map(torch.clone, ask.params)
         stacked: Tree = {}
         for n, position in enumerate(positions):
             if training:
-                one = self._trained(ask, position, round_, keys[position], row(self.updates, position))
+                own = row(self.updates, position)
+                one = self._trained(ask, position, round_, keys[position], host[position], own)
             else:
                 one = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would take twice the memory.
@@ -91,8 +93,8 @@ class Sequential:
             replace_row(stacked, n, one)
         return stacked
 
-    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
-        """A client's answer to training; its update is put into `out`."""
+    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params) -> Tree:
+        """A client's answer to training; its update is put into `out`. `host_key` is the key on the host."""
         clients, client = self.clients, ask.to[position]
         order = clients.steps(client, round_)
         read, _ = clients.reads(key)
@@ -100,7 +102,8 @@ class Sequential:
         # Made once, and only where a component reads it.
         side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)))
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
-        found, answers = train(clients.algorithm, self.task, ask, own, steps, side, out)
+        drawn = clients.drawn(ask, host_key, [order])
+        found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out)
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
         if aliased(answers, found.params):
             answers = tree_map(torch.clone, answers)

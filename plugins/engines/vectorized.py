@@ -7,7 +7,7 @@ Dense networks take the trees of all clients themselves. Every other function of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, cast
@@ -69,13 +69,16 @@ class Beside:
         if self.dense:
             return forward_of(task, 1)
 
+        model = cast("Model", task.network)
+
         def one(params: Params, buffers: Params, given: Tree) -> Output:
-            return task.network(task.whole(params), buffers, given["x"], True, given.get("mask"), given.get("key"))
+            drawn = given["drawn"]
+            return model(task.whole(params), buffers, given["x"], True, given.get("mask"), None, drawn)
 
         lifted = torch.func.vmap(one)
 
-        def forward(params: Params, buffers: Params, batch: Batch, key: Tensor | None) -> Output:
-            given = {"x": batch.x, "mask": batch.mask, "key": key}
+        def forward(params: Params, buffers: Params, batch: Batch, drawn: Params) -> Output:
+            given = {"x": batch.x, "mask": batch.mask, "drawn": drawn}
             out: Output = lifted(params, buffers, {name: leaf for name, leaf in given.items() if leaf is not None})
             return out
 
@@ -106,7 +109,8 @@ class Vectorized:
         """The stacked replies of the clients `ask.to`."""
         clients, training = self.clients, ask.job == "train"
         orders = [clients.steps(client, round_) if training else NO_STEPS for client in ask.to]
-        keys, pieces = clients.keys(ask, round_), []
+        host, pieces = clients.keys(ask, round_), []
+        keys = host.to(clients.device)
         # A GPU has memory for clients that wait, and needs few launches.
         apart = APART if clients.device.type == "cpu" else math.inf
         if ask.job not in self._sizes:
@@ -120,7 +124,9 @@ class Vectorized:
             if clients.needs.own:
                 own["own"] = self._batched([clients.own_pass(ask.to[position]) for position in chunk], live=False)
             if training:
-                found = self._trained(ask, round_, own, [orders[position] for position in chunk], out)
+                moving = [orders[position] for position in chunk]
+                drawn = clients.drawn(ask, host[chunk], moving)
+                found = self._trained(ask, round_, own, moving, drawn, out)
             else:
                 found = self._answered(ask, round_, own, [ask.to[position] for position in chunk])
             # Rows of different clients: no two writes meet.
@@ -174,7 +180,9 @@ class Vectorized:
             public, job=ask.job, observing=clients.observing, keys=own["key"],
         )  # fmt: skip
 
-    def _trained(self, ask: Ask, round_: int, own: Tree, orders: list[Order], out: Params | None) -> Tree:
+    def _trained(
+        self, ask: Ask, round_: int, own: Tree, orders: list[Order], drawn: Iterator[Params], out: Params | None
+    ) -> Tree:
         """The answers to training."""
         clients, task = self.clients, self.clients.task
         # [S, M, ...]: a step of all clients is one entry.
@@ -185,7 +193,7 @@ class Vectorized:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
         side = Beside(len(orders), cast("Model", task.network).dense, partial(self._client, ask, round_))
-        found, answers = train(clients.algorithm, task, ask, own, steps, side, out)
+        found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out)
         # The models become differences in place. A component that sends one of their tensors sends a copy.
         models = {leaf.data_ptr() for leaf in found.params.values()}
         answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)

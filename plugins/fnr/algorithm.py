@@ -109,8 +109,10 @@ class FNR(Component):
 
     def others(self, norms: Tensor, worst: Tensor) -> tuple[Tensor, int]:
         """(sum of F_m[c] over the others m, their number) for each j in S_re, [n_re, C]: m in S without S_re."""
-        rest = torch.ones_like(norms[:, 0], dtype=torch.bool).index_fill(0, worst, False)
-        return norms[rest].sum(0).expand(len(worst), -1), len(norms) - len(worst)
+        count = len(norms) - len(worst)
+        is_worst = torch.zeros_like(norms[:, 0], dtype=torch.int8).index_fill(0, worst, 1)
+        rest = is_worst.argsort(stable=True)[:count]  # a boolean mask would make a GPU's host wait for its number
+        return norms[rest].sum(0).expand(len(worst), -1), count
 
     def each(self, delta: Tensor, total: Tensor, count: int) -> Tree:
         """What a client needs for its J, leaves [n_re, ...]."""

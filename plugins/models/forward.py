@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 
 import torch
@@ -28,12 +28,14 @@ class Forward:
     train: bool
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
     key: Tensor | None = None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
+    drawn: Params = field(default_factory=dict)  # dropout's factors, where they were drawn before the pass
     record: bool = False
     plain: bool = False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
     out: Params = field(default_factory=dict)  # memory that written-out gradients may take
     axes: int = 0  # in front of the batch: 1 if parameters, buffers and samples of several clients lie side by side
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
+    dropping: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outside of training: dims by dropout
     outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
 
     def images(self, x: Tensor) -> Tensor:
@@ -104,6 +106,13 @@ class Model(ABC):
     def draws(self) -> bool:
         """Whether a pass in training draws from `Forward.key`."""
 
+    @abstractmethod
+    def draws_ahead(self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int) -> Iterator[Params]:
+        """What the passes of a training draw, step by step, leaves [..., B, ...]: the same numbers in fewer kernels.
+
+        `x`: a sample [1, ...]; `keys` [..., S]: of the steps, on the host; `batch`: B, the samples of the largest step.
+        """
+
     @property
     @abstractmethod
     def with_gradient(self) -> WithGradient | None:
@@ -129,10 +138,14 @@ class Model(ABC):
         train: bool,
         mask: Tensor | None = None,
         key: Tensor | None = None,
+        drawn: Params | None = None,
         axes: int = 0,
     ) -> Output:
-        """The forward pass of a batch [B, ...]; `axes`: 1 for batches of several clients, [M, B, ...]."""
-        run = Forward(params, dict(buffers), train, mask, key, plain=self.plain, axes=axes)
+        """The forward pass of a batch [B, ...]; `axes`: 1 for batches of several clients, [M, B, ...].
+
+        `drawn`: a step of `draws_ahead`, in place of `key`.
+        """
+        run = Forward(params, dict(buffers), train, mask, key, drawn or {}, plain=self.plain, axes=axes)
         if not (train and self.precision == "bf16"):
             h = self.encode(run, x)
             return Output(h, self.logits(run, h), run.buffers)
@@ -180,18 +193,18 @@ class Model(ABC):
         x: Tensor,
         y: Tensor,
         mask: Tensor | None = None,
-        key: Tensor | None = None,
+        drawn: Params | None = None,
         out: Params | None = None,
         axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
         """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
 
         The gradient equals autograd's to the bit, and is faster. `x` is scratch memory, and so is `out`: an earlier
-        gradient, whose memory the new one takes.
+        gradient, whose memory the new one takes. `drawn`: as in `__call__`.
         """
         forward = self.with_gradient
         assert forward is not None
-        run = Forward(params, dict(buffers), True, mask, key, plain=self.plain, out=out or {}, axes=axes)
+        run = Forward(params, dict(buffers), True, mask, None, drawn or {}, plain=self.plain, out=out or {}, axes=axes)
         h, logits, back = forward(run, x)
         log_p, target = log_softmax(logits), y.reshape(1, -1)
         losses = log_p.gather(0, target).neg_().reshape(y.shape)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,8 @@ from fedml_noniid.plugins.models.initial import Initial, as_torch
 # From the gradient of a block's output to those of its input (None if it is not needed) and of its parameters.
 Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 
+# Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a GPU wants few kernels.
+AHEAD = {"cpu": 1 << 16, "cuda": 1 << 25}
 DROPOUT = 0x64726F706F7574  # separates the keys of dropout from other keys of the same step
 
 
@@ -306,7 +309,10 @@ class Dropout(Block):
     channels: bool = False  # whole channels, as `torch.nn.Dropout2d`
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
-        return x * self._kept(run, x) if run.train else x
+        if not run.train:
+            run.dropping[self.name] = self.dims(x)
+            return x
+        return x * self._kept(run, x)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         kept = self._kept(run, x)
@@ -314,13 +320,29 @@ class Dropout(Block):
 
     def _kept(self, run: Forward, x: Tensor) -> Tensor:
         """The factors of the input: 0 where it is dropped, 1 / (1 - p) elsewhere."""
+        if run.drawn:
+            return run.drawn[self.name][: len(x)]
         if run.key is None:
             raise ValueError(
                 f"dropout {self.number}: a pass in train mode needs a key to draw what is dropped, got none"
             )
-        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else x.shape
-        kept = uniform(fold(fold(run.key, DROPOUT), self.number), *shape) >= self.p
-        return kept.to(x.dtype) / (1 - self.p)
+        return self.factors(self.keys(run.key), len(x), self.dims(x), x.dtype)
+
+    @property
+    def name(self) -> str:
+        return f"dropout{self.number}"
+
+    def keys(self, keys: Tensor) -> Tensor:
+        """This block's own keys, from those of steps."""
+        return fold(fold(keys, DROPOUT), self.number)
+
+    def dims(self, x: Tensor) -> tuple[int, ...]:
+        """The shape of one sample's factors."""
+        return (x.shape[1], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape[1:])
+
+    def factors(self, keys: Tensor, batch: int, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """The factors [..., B, *dims] of the keys [...]."""
+        return (uniform(keys, batch, *dims) >= self.p).to(dtype).div_(1 - self.p)
 
 
 class Order:
@@ -393,6 +415,7 @@ class Stacked(Model):
 
     blocks: tuple[Block, ...]
     head: Linear
+    _seen: dict[tuple[int, ...], dict[Dropout, tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def n_classes(self) -> int:
@@ -407,8 +430,35 @@ class Stacked(Model):
         return all(isinstance(block, DENSE) for block in self.blocks)
 
     @cached_property
+    def _dropping(self) -> tuple[Dropout, ...]:
+        return tuple(block for block in _parts(self.blocks) if isinstance(block, Dropout))
+
+    @property
     def draws(self) -> bool:
-        return any(isinstance(block, Dropout) for block in _parts(self.blocks))
+        return bool(self._dropping)
+
+    def draws_ahead(self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int) -> Iterator[Params]:
+        dims = self._dims(params, buffers, x)
+        own = {block: block.keys(keys).to(x.device) for block in self._dropping}  # [..., S]
+        numbers = batch * keys[..., 0].numel() * sum(map(prod, dims.values()))
+        together = max(1, AHEAD[x.device.type] // max(1, numbers))
+        for first in range(0, keys.shape[-1], together):
+            steps = range(first, min(first + together, keys.shape[-1]))
+            found = {
+                block.name: block.factors(at[..., first : steps.stop], batch, dims[block], x.dtype)
+                for block, at in own.items()
+            }  # [..., steps, B, *dims]
+            axis = keys.ndim - 1
+            for step in range(len(steps)):
+                yield {name: leaf.select(axis, step) for name, leaf in found.items()}
+
+    def _dims(self, params: Params, buffers: Params, x: Tensor) -> dict[Dropout, tuple[int, ...]]:
+        """The shape of one sample's factors in each dropout. A pass of one sample finds them, once per shape."""
+        if tuple(x.shape) not in self._seen:
+            run = Forward(params, dict(buffers), train=False)
+            self.encode(run, x)
+            self._seen[tuple(x.shape)] = {block: run.dropping[block.name] for block in self._dropping}
+        return self._seen[tuple(x.shape)]
 
     @property
     def layers(self) -> tuple[Layer, ...]:

@@ -26,7 +26,7 @@ from tests.recipe_table import ALONE
 class Plain(Sequential):
     """Trains by the plain loop."""
 
-    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, out: Params) -> Tree:
+    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params) -> Tree:
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
         steps = self._pass(clients.steps(client, round_), clients.train, read, clients.needs.last_epoch)

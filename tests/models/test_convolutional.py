@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.randomness import fold, uniform
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import DROPOUT, Dropout
+from fedml_noniid.plugins.models.layers import AHEAD, DROPOUT, Dropout
 from tests import federation
 
 KEY = torch.tensor(7)
@@ -294,15 +294,34 @@ def test_layer_by_layer_methods_take_shortcuts_and_layers_without_bias(
 
 def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """One client of three samples, two epochs: its two steps have two keys, and another round's two others."""
-    keys: list[int] = []
+    factors: list[bytes] = []
     kept = Dropout._kept
 
     def watched(self: Dropout, run: Forward, x: Tensor) -> Tensor:
-        if self.number == 1:
-            assert run.key is not None
-            keys.append(int(run.key))
-        return kept(self, run, x)
+        found = kept(self, run, x)
+        if self.number == 2:
+            factors.append(found.numpy().tobytes())
+        return found
 
     monkeypatch.setattr(Dropout, "_kept", watched)
     outcome("pfl_cnn", "sequential", monkeypatch, sizes=(3,), epochs=2, rounds=2)
-    assert len(keys) == len(set(keys)) == 4
+    assert len(factors) == len(set(factors)) == 4
+
+
+@pytest.mark.parametrize("ahead", [1, 1 << 30])
+@pytest.mark.parametrize("kind", DROPPING)
+def test_factors_drawn_ahead_are_those_of_each_step(kind: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps of two clients with one and another batch size, one step or all of them at a time."""
+    monkeypatch.setitem(AHEAD, "cpu", ahead)
+    net = build(kind, SMALLEST[kind], C)
+    params, buffers = net.init(torch.Generator().manual_seed(0))
+    keys = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    x = images(SMALLEST[kind], 4).float()
+    steps = list(net.draws_ahead(params, buffers, x[:1], keys, 4))
+    assert len(steps) == 3
+    for step, drawn in enumerate(steps):
+        for client in range(2):
+            for batch in (4, 2):
+                own = {name: leaf[client] for name, leaf in drawn.items()}
+                found = net(params, buffers, x[:batch], True, drawn=own).logits
+                assert torch.equal(found, net(params, buffers, x[:batch], True, key=keys[client, step]).logits)

@@ -49,7 +49,7 @@ def by_autograd(
     made: Stacked, params: Params, x: Tensor, y: Tensor, mask: Tensor | None, axes: int
 ) -> tuple[Params, Tensor]:
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
-    loss = cross_entropy(made(watched, {}, x, True, mask, KEY, axes).logits, y, mask)
+    loss = cross_entropy(made(watched, {}, x, True, mask, KEY, axes=axes).logits, y, mask)
     return dict(zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)), loss.detach()
 
 
@@ -84,7 +84,8 @@ def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, p
     made, params, x, y = drawn(kind, 0, torch.float32, plain)
     mask = mask_of(0).squeeze(0) if masked else None
     expected, expected_loss = by_autograd(made, params, x, y, mask, 0)
-    grads, losses, _ = made.gradient(params, {}, x, y, mask, KEY)
+    drawn_ahead = next(made.draws_ahead(params, {}, x[:1], KEY.unsqueeze(0), BATCH))
+    grads, losses, _ = made.gradient(params, {}, x, y, mask, drawn_ahead)
     assert grads.keys() == expected.keys()
     for key, leaf in expected.items():
         assert torch.equal(grads[key], leaf), key

@@ -1,0 +1,126 @@
+"""What each method costs a GPU, counted on a fake one: `noniid bench gpu` writes docs/results/gpu-budget.*.
+
+tests/engines/test_gpu_budget.py holds every method to this table: a method may not launch more, copy more or wait more.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import ENGINES, Simulation
+from fedml_noniid.plugins.models import build
+
+FOLDER = Path("docs") / "results"
+FILE = FOLDER / "gpu-budget.csv"
+COLUMNS = ("recipe", "engine", *Counts._fields, "launches_per_step", "waits_at")
+Settings = Mapping[str, Mapping[str, object]]
+
+
+class Setting(NamedTuple):
+    """What is run: a network on clients of some sizes."""
+
+    model: str
+    options: dict[str, Any]
+    shape: tuple[int, ...]
+    n_classes: int
+    sizes: tuple[int, ...]
+    cohort: int
+    batch_size: int
+    memory_mb: int = 2048
+
+
+SMALL = Setting("mlp", {"hidden": 4, "batch_norm": True}, (1, 2, 4), 3, (5, 7, 18, 11), 3, 4)
+# Of the users only the cohort's size counts, so there are fewer than pfl's 1,000. The memory is a GPU's.
+PFL = Setting("pfl_cnn", {}, (3, 32, 32), 10, (50,) * 60, 50, 10, 64 << 10)
+
+
+class Cost(NamedTuple):
+    """What a round costs, and where the host waits."""
+
+    counts: Counts
+    waits: Counter[str]
+
+
+def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> Cost:
+    """The second round, with `steps` local steps: in the first one, memory is made that later rounds use again."""
+    n = sum(setting.sizes)
+    clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
+    local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps)
+    with fake_gpu() as watch:
+        x = torch.empty(n + 20, *setting.shape, device=DEVICE)
+        y = torch.zeros(n + 20, dtype=torch.int64, device=DEVICE)
+        train, test, public = (Samples(x[part], y[part]) for part in np.split(np.arange(n + 20), [n, n + 10]))
+        simulation = Simulation(
+            recipe, settings, build(setting.model, setting.shape, setting.n_classes, setting.options), train, clients,
+            test, None, public, local, Schedule(2, setting.cohort, 0), engine=engine, memory_mb=setting.memory_mb,
+        )  # fmt: skip
+        rounds = simulation.rounds()
+        next(rounds)
+        before, waits = watch.counts, watch.waited.copy()
+        next(rounds)
+        return Cost(watch.counts - before, watch.waited - waits)
+
+
+def per_step(recipe: str, settings: Settings, engine: str, setting: Setting) -> float:
+    """Launches of one more step: of all clients side by side, or of one client."""
+    few, many = (of_round(recipe, settings, engine, setting, steps).counts.launches for steps in (2, 4))
+    return (many - few) / 2 / (1 if engine == "vectorized" else setting.cohort)
+
+
+def row(name: str, recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> list[object]:
+    """A line of the table."""
+    cost = of_round(recipe, settings, engine, setting, steps)
+    places = ", ".join(f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items()))
+    return [name, engine, *cost.counts, f"{per_step(recipe, settings, engine, setting):g}", places]
+
+
+def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
+    """CSV: pfl's benchmark, then each entry, a name with its recipe and settings, by engine."""
+    lines = [row("fedavg (pfl's CIFAR-10 benchmark)", "fedavg", {}, "vectorized", PFL, 5)]
+    for name, (recipe, settings) in entries.items():
+        lines += [row(name, recipe, settings, engine, SMALL, 2) for engine in ENGINES if engine != "auto"]
+    text = io.StringIO()
+    written = csv.writer(text, lineterminator="\n")
+    written.writerows([COLUMNS, *lines])
+    return text.getvalue().encode()
+
+
+def page(lines: list[dict[str, str]]) -> str:
+    """The table as Markdown."""
+    head = (
+        "# What a method costs a GPU\n\n"
+        "Counted on a fake GPU (`benchmarks/fake_gpu.py`), which needs none: operations on the device that are neither "
+        "a view nor an allocation, copies from the host, and places where the host waits for the device. The backward "
+        "pass of autograd is not counted. No time was measured, and no GPU was used.\n\n"
+        "The first line is a round of [pfl's CIFAR-10 benchmark](https://arxiv.org/abs/2404.06430): 50 clients side by "
+        "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients with 5 to 18 samples, "
+        "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client (sequential), or of all "
+        "clients side by side (vectorized).\n\n"
+        "Command: `noniid bench gpu`. `make test` fails if a method launches, copies or waits more than here.\n\n"
+    )
+    cells = [[line[column] for column in COLUMNS[:-1]] for line in lines]
+    rows = ["| " + " | ".join(COLUMNS[:-1]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]
+    return head + "\n".join([*rows, *("| " + " | ".join(line) + " |" for line in cells)]) + "\n"
+
+
+def write(root: Path) -> None:
+    """Writes the table for the recipes of the tests."""
+    from tests.recipe_table import ALONE
+
+    content = table(ALONE)
+    write_whole(root / FILE, content)
+    lines = list(csv.DictReader(content.decode().splitlines()))
+    write_whole(root / FILE.with_suffix(".md"), page(lines).encode())

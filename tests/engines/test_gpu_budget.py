@@ -1,0 +1,85 @@
+"""No method costs a GPU more than docs/results/gpu-budget.csv says; counted on a fake GPU."""
+
+from __future__ import annotations
+
+import csv
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gpu_budget
+from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
+from benchmarks.gpu_budget import SMALL, of_round
+from fedml_noniid.plugins.baselines.fedprox import FedProx
+from fedml_noniid.plugins.core.component import Client
+from fedml_noniid.plugins.core.trees import Params, tree_map
+from tests.recipe_table import ALONE
+
+ROOT = Path(__file__).parents[2]
+AGAIN = "if this has to be, `noniid bench gpu` writes the table again"
+
+
+@cache
+def budget() -> dict[tuple[str, str], Counts]:
+    with (ROOT / gpu_budget.FILE).open() as file:
+        lines = list(csv.DictReader(file))
+    return {(line["recipe"], line["engine"]): Counts(*(int(line[key]) for key in Counts._fields)) for line in lines}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("entry", ALONE)
+def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
+    allowed = budget().get((entry, engine))
+    assert allowed is not None, f"{entry} has no line in {gpu_budget.FILE}; `noniid bench gpu` writes it"
+    counts, waits = of_round(*ALONE[entry], engine, SMALL, 2)
+    for what, found, most in zip(Counts._fields, counts, allowed, strict=True):
+        assert found <= most, f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"
+
+
+def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
+    """At most 60 launches a step, and two waits: one look at the uploads, one at the row."""
+    counts, waits = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
+    assert counts.waits <= 2, waits
+    assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
+
+
+def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
+    """FedProx with a change to what it adds to the gradient."""
+    term = FedProx.gradient_term
+
+    def changed(self: FedProx, w: Params, client: Client) -> Params:
+        return tree_map(spoil, term(self, w, client))
+
+    monkeypatch.setattr(FedProx, "gradient_term", changed)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
+    counts, _ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
+    assert counts.waits > budget()["fedprox", engine].waits
+    assert counts.copies > budget()["fedprox", engine].copies
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_mix_of_devices_raises(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoiled(monkeypatch, lambda leaf: leaf + torch.ones(leaf.shape))
+    with pytest.raises(RuntimeError, match=r"found at least two devices|Unhandled FakeTensor Device Propagation"):
+        of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
+
+
+def test_what_counts_is_counted() -> None:
+    with fake_gpu() as watch:
+        x = torch.empty(3, 4, device=DEVICE)  # an allocation
+        y = x.add(1).view(12)  # a launch and a view
+        assert watch.counts == Counts(1, 0, 0)
+        assert y.sum().item() == 1.0  # a launch, and the stand-in for a value
+        assert watch.counts == Counts(2, 0, 1)
+        torch.ones(2).to(DEVICE)
+        assert watch.counts == Counts(2, 1, 1)
+        assert len(torch.nonzero(y)) == 12  # a shape that depends on data
+        y.cpu()
+        assert watch.counts == Counts(2, 1, 3)
