@@ -22,10 +22,13 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: papers $(PAPER_TARGETS) table figure tune repro test test-slow check format ui experiments bench chaos silo clean env lock
+.PHONY: help papers $(PAPER_TARGETS) table figure tune repro test test-slow check format docs ui experiments bench chaos silo clean env lock
+
+help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
+	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
 
 repro: env  ## Runs the out-of-date stages of the experiment in params.yaml, prints the table and where to look next.
-	@python -m fedml_noniid.pipelines.tools.repro
+	@python -m fedml_noniid run
 
 check: env  ## Checks format, lint, types and sizes.
 	@ruff format --check .
@@ -40,22 +43,25 @@ test: env  ## Runs all tests except the slow ones, with one process per core.
 test-slow: env  ## Runs the slow tests: processes, whole pipelines, real data.
 	@pytest -m slow
 
-format: env
+format: env  ## Formats all files, and repairs what ruff can.
 	@ruff format .
 	@ruff check --fix .
 
+docs: env  ## Builds the documentation into site/; a broken link is an error.
+	@NO_MKDOCS_2_WARNING=1 mkdocs build --strict
+
 ui: env  ## Serves MLflow's pages and prints the link to a prepared comparison.
-	@python -m fedml_noniid.pipelines.tracking ui
+	@python -m fedml_noniid ui
 
 experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst client of each recipe.
 	@dvc exp show --only-changed --drop '.*(spread|mib|difference)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
 
 # PFL=/path/python, FLOWER= and FEDLAB= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
-	@python -m benchmarks $(BENCH)
+	@python -m fedml_noniid bench $(BENCH)
 
 chaos: env  ## Kills processes of 70 cross-silo runs and compares their weights; writes docs/results/chaos.md.
-	@python -m benchmarks.chaos --write
+	@python -m fedml_noniid chaos --write
 
 papers: env  ## Makes all tables and figures of the five papers, one paper at a time, at SIZE (smoke, small, paper).
 	@$(MAKE) --no-print-directory --keep-going $(PAPER_TARGETS)
@@ -64,13 +70,13 @@ $(PAPER_TARGETS): paper-%: env  ## Makes those of one paper, at SIZE. papers/ is
 	@cd papers && dvc repro paper@$*-$(SIZE)
 
 table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies that it needs.
-	@python -m fedml_noniid.pipelines.papers build "$(ID)" --size $(SIZE)
+	@python -m fedml_noniid papers build "$(ID)" --size $(SIZE)
 
 tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation split (ON=test: on the test set, a leak).
-	@python -m fedml_noniid.pipelines.papers.tune --paper "$(PAPER)" --study "$(ID)" --size $(SIZE) --on $(ON)
+	@python -m fedml_noniid papers tune "$(PAPER)" "$(ID)" --size $(SIZE) --on $(ON)
 
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
-	@python -m fedml_noniid.plugins.silo loopback --recipe "$(RECIPE)" --silos $(SILOS)
+	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
@@ -78,7 +84,7 @@ clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's run
 	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so an interrupted installation starts again.
-env:
+env:  ## Makes the environment in .venv, if it is not that of requirements.lock.
 	@cmp -s requirements.lock "$(VENV)/installed.lock" || { \
 	  echo "Setting up $(VENV): some minutes and 6 GB"; \
 	  $(PYTHON) -m venv "$(VENV)"; \

@@ -1,4 +1,4 @@
-"""Kills processes of cross-silo runs at random moments and compares the final weights: `make chaos`.
+"""Kills processes of cross-silo runs at random moments and compares the final weights: `noniid chaos`.
 
 Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the weights of the
 simulation, which nobody disturbs. Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the
@@ -8,22 +8,21 @@ the same absences.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import csv
 import os
 import random
 import signal
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks import machine
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
+from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.silo import loopback, results, settings
 from fedml_noniid.plugins.silo.shards import Parts
@@ -35,7 +34,6 @@ RECIPES = (
 SILOS, ROUNDS, KILLS = 3, 8, 4
 DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
 LIMIT_S = 120.0  # of a run
-RESULT = Path("docs/results/chaos.md")
 
 
 @dataclass
@@ -184,44 +182,35 @@ def good(part: Sequence[Ran]) -> int:
     return sum(ran.same and not ran.error for ran in part)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos", description=__doc__)
-    parser.add_argument("--runs", type=int, default=50, help="of part 1")
-    parser.add_argument("--quorum-runs", type=int, default=20, help="of part 2")
-    parser.add_argument("--kills", type=int, default=KILLS, help="events per run")
-    parser.add_argument("--first", type=int, default=0, help="seed of the first run")
-    parser.add_argument("--write", action="store_true", help=f"write {RESULT}")
-    options = parser.parse_args(arguments)
+def chaos(runs: int, quorum_runs: int, kills: int, first: int, to: Path | None, say: Callable[[str], object]) -> bool:
+    """Runs both parts; returns whether all runs ended as they must. `say` gets a line per run and the summary.
+
+    `runs`, `quorum_runs`: of part 1 and 2. `kills`: events per run. `first`: seed of the first run. `to`: the page that
+    is written, None for none.
+    """
     began, watch = time.monotonic(), machine.Watch()
     found: list[list[Ran]] = []
     with tempfile.TemporaryDirectory() as folder:
-        for one, runs in ((all_must_answer, options.runs), (two_must_answer, options.quorum_runs)):
+        for one, count in ((all_must_answer, runs), (two_must_answer, quorum_runs)):
             part: list[Ran] = []
             found.append(part)
-            for seed in range(options.first, options.first + runs):
-                part.append(one(seed, options.kills, Path(folder)))
-                ran = part[-1]
-                sys.stdout.write(
-                    f"{one.__name__} {seed}: {'ok' if ran.same and not ran.error else 'WRONG'}, {ran.seconds:.1f} s, "
-                    f"{ran.recipe}: {'; '.join(ran.events)} {ran.error}\n"
-                )
-                sys.stdout.flush()
-    first, second = found
+            for seed in range(first, first + count):
+                ran = one(seed, kills, Path(folder))
+                part.append(ran)
+                ended = "ok" if ran.same and not ran.error else "WRONG"
+                said = f"{ran.seconds:.1f} s, {ran.recipe}: {'; '.join(ran.events)} {ran.error}"
+                say(f"{one.__name__} {seed}: {ended}, {said}")
+    one_part, two_part = found
     minutes = (time.monotonic() - began) / 60
-    kills = sum(len(ran.events) for ran in first)
     summary = (
-        f"{good(first)} of {len(first)} runs, with {kills} SIGKILLs together, ended with the undisturbed weights. "
-        f"{good(second)} of {len(second)} runs with a quorum of {SILOS - 1} ended every round within "
-        f"{DEADLINE_S:.0f} + {SLACK_S:.0f} s, with the weights of a simulation with the same absences."
+        f"{good(one_part)} of {len(one_part)} runs, with {sum(len(ran.events) for ran in one_part)} SIGKILLs together, "
+        f"ended with the undisturbed weights. {good(two_part)} of {len(two_part)} runs with a quorum of {SILOS - 1} "
+        f"ended every round within {DEADLINE_S:.0f} + {SLACK_S:.0f} s, with the weights of a simulation with the same "
+        "absences."
     )
-    sys.stdout.write(f"{summary} {minutes:.1f} min\n")
-    if options.write:
-        head = f"# Killed processes\n\nMade by `make chaos`. {machine.line(watch.found())}\n\n{summary}"
-        tables = f"## All {SILOS} must answer\n\n{table(first)}\n\n## {SILOS - 1} must answer\n\n{table(second)}"
-        RESULT.write_text(f"{head}\n\n{tables}\n")
-    return 0 if good(first) == len(first) and good(second) == len(second) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    say(f"{summary} {minutes:.1f} min")
+    if to is not None:
+        head = f"# Killed processes\n\nMade by `noniid chaos --write`. {machine.line(watch.found())}\n\n{summary}"
+        tables = f"## All {SILOS} must answer\n\n{table(one_part)}\n\n## {SILOS - 1} must answer\n\n{table(two_part)}"
+        write_whole(to, f"{head}\n\n{tables}\n")
+    return all(good(part) == len(part) for part in found)

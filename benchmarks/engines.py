@@ -5,19 +5,9 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks.workloads import Workload, network
-
-# Environment variable with an interpreter -> its engines: (name, module, whether it reads batches in the job's order).
-PEERS = {
-    "PFL": [
-        ("pfl-research", "benchmarks.peers.with_pfl", True),
-        ("pfl-research, two processes", "benchmarks.peers.with_pfl_twice", True),
-    ],
-    "FLOWER": [("Flower", "benchmarks.peers.with_flower", False)],
-    "FEDLAB": [("FedLab", "benchmarks.peers.with_fedlab", True)],
-}
 
 
 @dataclass(frozen=True)
@@ -26,10 +16,34 @@ class Engine:
 
     name: str
     module: str
-    argument: str = "-"
+    argument: str = "-"  # if it ends in a number, that is the number of workers: processes, threads or actors
     same_order: bool = True  # whether it reads the batches in the job's order
     python: str = sys.executable
     large_pages: bool = False  # for tensors; our engines switch them on by themselves
+
+    @property
+    def parallel(self) -> bool:
+        """Whether its number of workers can be chosen."""
+        return self.argument[-1].isdigit()
+
+    def with_workers(self, workers: int) -> Engine:
+        """The same engine with another number of workers."""
+        return replace(self, argument=self.argument.rstrip("0123456789") + str(workers))
+
+
+# Environment variable with an interpreter -> its engines: (name, module, argument, whether it keeps the job's order).
+PEERS = {
+    "PFL": [
+        ("pfl-research", "benchmarks.peers.with_pfl", "-", True),
+        ("pfl-research, two processes", "benchmarks.peers.with_pfl_processes", "2", True),
+    ],
+    "FLOWER": [("Flower, two actors", "benchmarks.peers.with_flower", "2", False)],
+    "FEDLAB": [("FedLab", "benchmarks.peers.with_fedlab", "-", True)],
+    "BLAZEFL": [
+        ("BlazeFL, two threads", "benchmarks.peers.with_blazefl", "threads:2", True),
+        ("BlazeFL, two processes", "benchmarks.peers.with_blazefl", "processes:2", True),
+    ],
+}
 
 
 # The bare loop is the limit, so it gets all the help. Peers run with their own defaults.
@@ -40,7 +54,7 @@ def ours(workload: Workload) -> list[Engine]:
     """Our engines that make sense for a workload on a CPU."""
     found = [
         Engine("ours, sequential", "benchmarks.ours", "sequential"),
-        Engine("ours, two workers", "benchmarks.ours", "workers"),
+        Engine("ours, two workers", "benchmarks.ours", "workers:2"),
     ]
     if network(workload).dense:  # on a CPU, vectorized convolutions are slower than sequential ones
         found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
@@ -60,9 +74,9 @@ def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], l
         found.append(Engine("FedML, ready batches", module, "batches"))
     for variable, ways in PEERS.items():
         if environment.get(variable):
-            found += [Engine(*way[:2], same_order=way[2], python=environment[variable]) for way in ways]
+            found += [Engine(*way, python=environment[variable]) for way in ways]
         else:
             skipped.append(
-                f"{ways[0][0]}: skipped, name an interpreter that has it ({variable}=/path/python make bench)"
+                f"{ways[0][0].partition(',')[0]}: skipped, name an interpreter that has it ({variable}=/path/python noniid bench)"
             )
     return found, skipped

@@ -1,4 +1,4 @@
-"""What each method costs a GPU, counted on a fake one: `noniid bench gpu` writes docs/results/gpu-budget.*.
+"""What each method costs a GPU, counted on a fake one: `noniid budget` writes docs/results/gpu-budget.*.
 
 tests/engines/test_gpu_budget.py holds every method to this table: a method may not launch more, copy more or wait more.
 """
@@ -109,7 +109,7 @@ def page(lines: list[dict[str, str]]) -> str:
         "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients with 5 to 18 samples, "
         "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client (sequential), or of all "
         "clients side by side (vectorized).\n\n"
-        "Command: `noniid bench gpu`. `make test` fails if a method launches, copies or waits more than here.\n\n"
+        "Command: `noniid budget`. `make test` fails if a method launches, copies or waits more than here.\n\n"
     )
     cells = [[line[column] for column in COLUMNS[:-1]] for line in lines]
     rows = ["| " + " | ".join(COLUMNS[:-1]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]

@@ -25,7 +25,7 @@ loop. For an engine that shuffles by itself, the final loss was compared."""
 
 def markdown(found: dict[str, Any]) -> str:
     """The whole report."""
-    parts = ["# Benchmarks", "Made by `make bench`. " + machine.line(found["machine"])]
+    parts = ["# Benchmarks", "Made by `noniid bench`. " + machine.line(found["machine"])]
     if found["quick"]:
         parts.append("Made with `--quick`: it only tests that the benchmark runs. The numbers mean nothing.")
     how = HOW.format(repetitions=found["repetitions"])

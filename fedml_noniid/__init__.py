@@ -1,7 +1,41 @@
 """Federated learning on non-IID data: plugins for FedML, reproduced with DVC and MLflow.
 
 `plugins` and `pipelines` in this folder are links to the checkout's folders. They make the folders importable under one
-name, which a wheel can take: `fedml_noniid.plugins` and `fedml_noniid.pipelines`.
+name, which a wheel can take: `fedml_noniid.plugins` and `fedml_noniid.pipelines`. The names of `fedml_noniid.api` are
+names of this package too. They are imported when they are first used, so the package itself is imported at once.
 """
 
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedml_noniid.api import (
+        Data,
+        Result,
+        Results,
+        Split,
+        UserError,
+        from_arrays,
+        from_frame,
+        from_texts,
+        load,
+        partition,
+        run,
+        sweep,
+    )
+
 __version__ = "0.2.0"
+__all__ = [
+    "Data", "Result", "Results", "Split", "UserError", "from_arrays", "from_frame", "from_texts", "load", "partition",
+    "run", "sweep",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module("fedml_noniid.api"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

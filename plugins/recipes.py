@@ -19,6 +19,7 @@ from fedml_noniid.plugins.baselines.fedftg import FedFTG
 from fedml_noniid.plugins.baselines.fedgen import FedGen
 from fedml_noniid.plugins.baselines.fedlc import FedLC
 from fedml_noniid.plugins.baselines.fednova import FedNova
+from fedml_noniid.plugins.baselines.fedopt import FedAdagrad, FedAdam, FedYogi
 from fedml_noniid.plugins.baselines.fedprox import FedProx
 from fedml_noniid.plugins.baselines.fedrs import FedRS
 from fedml_noniid.plugins.baselines.moon import MOON
@@ -45,6 +46,8 @@ METHODS: dict[str, type[Component]] = {
         CCVR,
         Centralised,
         DataSharing,
+        FedAdagrad,
+        FedAdam,
         FedBABU,
         FedDC,
         FedDF,
@@ -58,6 +61,7 @@ METHODS: dict[str, type[Component]] = {
         FedNova,
         FedProx,
         FedRS,
+        FedYogi,
         FNR,
         FNRAuthors,
         MOON,

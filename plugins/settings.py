@@ -13,6 +13,8 @@ from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.models.forward import PRECISIONS
 
 Count = Annotated[int, Field(ge=1)]
+Momentum = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -26,8 +28,8 @@ class LocalSettings(Section):
 
     epochs: Count
     batch_size: Count
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # None: the optimiser's own default
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    momentum: Momentum | None = None  # None: the optimiser's own default
+    weight_decay: Decay = 0.0
     local_steps: Annotated[int, Field(ge=0)] = 0  # above 0: steps per round in place of epochs
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random

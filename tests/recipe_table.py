@@ -9,6 +9,7 @@ from itertools import combinations
 PARAMETERS: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
+    "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
     "feddc": {"alpha": 0.3},
     "feddf": {"steps": 4, "batch_size": 6, "server_lr": 1e-5},
@@ -34,6 +35,8 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "rfedavg": {"lam": 0.01},
     "rfedavg_plus": {"lam": 0.01},
     # other readings of a method
+    "fedadagrad": {"server_lr": 0.03, "tau": 0.05},
+    "fedyogi": {"server_lr": 0.03, "tau": 0.05, "beta2": 0.9},
     "feddyn_authors": {"alpha": 0.3, "clip": 1.0},
     "fnr_authors": {
         "p": 0.7, "epochs": 2, "batch_size": 8, "lam": 0.1, "public_data": "train_holdout", "refine_optimizer": "same",
@@ -46,13 +49,14 @@ PARAMETERS: dict[str, dict[str, object]] = {
 }  # fmt: skip
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
 READINGS = (
-    "feddyn_authors", "fnr_authors", "rfedavg_authors", "rfedavg_plus_authors", "scaffold_i", "sgdm_local",
-    "sgdm_server",
+    "fedadagrad", "feddyn_authors", "fedyogi", "fnr_authors", "rfedavg_authors", "rfedavg_plus_authors", "scaffold_i",
+    "sgdm_local", "sgdm_server",
 )  # fmt: skip
 BASES = tuple(method for method in PARAMETERS if method not in (*PAPERS, *READINGS))
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
 UNSOUND = {
+    "fedadam+fednnnn": "server step",
     "feddyn+fednnnn": "server step",
     "feddc+fednnnn": "server step",
     "rfedavg+rfedavg_plus": "feature distribution regulariser",

@@ -10,8 +10,10 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fedml_noniid"
-# A room of pipelines knows itself and those before it. cli.py is the edge of every command.
-ROOMS = ("cli", "experiment", "reporting", "tracking", "stages", "papers", "tools")
+# A room of pipelines knows itself and those before it. edge.py is the edge of every process.
+ROOMS = ("edge", "experiment", "reporting", "tracking", "stages", "papers", "tools")
+# A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
+OUTER = ("api", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 EVERYTHING = {"core", "data", "models", "engines", "recipes", "settings", "silo"} | METHODS
 # Beside itself, what of `plugins` a package imports.
@@ -83,7 +85,9 @@ def test_only_the_pairs_of_methods_know_the_silos() -> None:
 
 def test_no_plugin_imports_a_pipeline() -> None:
     for _, path in FILES:
-        assert not any(name.split(".")[0] in ("pipelines", "tests", "benchmarks") for name in imported(path)), path
+        assert not any(name.split(".")[0] in (*OUTER, "pipelines", "tests", "benchmarks") for name in imported(path)), (
+            path
+        )
 
 
 def in_a_circle(imports: dict[str, set[str]]) -> set[str]:
@@ -132,11 +136,20 @@ def test_every_room_is_known_here() -> None:
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_imports_only_those_before_it(room: str) -> None:
-    """cli.py and the experiment are at one level: cli.py takes its workspace, and its check has a command line."""
-    before = {*ROOMS[: ROOMS.index(room) + 1], "experiment"}
+    before = set(ROOMS[: ROOMS.index(room) + 1])
     for parts, path in PIPELINES:
         if parts[1] == room:
             assert rooms(path) <= before, path
+
+
+@pytest.mark.parametrize("room", OUTER)
+def test_an_outer_room_imports_only_those_before_it(room: str) -> None:
+    """Nothing within imports them. Only verbs that need a checkout import the benchmarks, and they check for it."""
+    later = {*OUTER[OUTER.index(room) + 1 :], "tests", "tools"} | ({"benchmarks"} if room == "api" else set())
+    for _, path in files(f"{PACKAGE}/{room}"):
+        assert not {name.split(".")[0] for name in imported(path)} & later, path
+    for _, path in PIPELINES:
+        assert room not in {name.split(".")[0] for name in imported(path)}, path
 
 
 def test_only_tracking_imports_mlflow() -> None:

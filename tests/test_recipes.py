@@ -214,9 +214,9 @@ def test_every_method_builds_with_its_defaults(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", sorted(recipes.METHODS))
-def test_the_readme_has_a_line_with_its_source(method: str) -> None:
-    readme = (Path(__file__).parents[1] / "README.md").read_text()
-    (line,) = [line for line in readme.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
+def test_the_page_of_methods_has_a_line_with_its_source(method: str) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
+    (line,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
     source = sys.modules[recipes.METHODS[method].__module__].__doc__ or ""
     named = re.search(r"\]\((https?://[^)]+)\)", line)
     assert recipes.METHODS[method]().needs.pooled if named is None else named[1] in source

@@ -1,4 +1,4 @@
-"""Checks params.yaml as a whole before anything runs: `python -m fedml_noniid.pipelines.experiment.check`.
+"""Checks params.yaml as a whole before anything runs: `noniid check`.
 
 `config` checks the settings. This module also composes each recipe for each scenario. So a pair of methods that makes
 no sense is refused now, and not after other recipes have been trained.
@@ -6,10 +6,6 @@ no sense is refused now, and not after other recipes have been trained.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-
-from fedml_noniid.pipelines import cli
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
@@ -23,7 +19,7 @@ def check(settings: config.Config) -> None:
     for name in settings.recipe_names:
         for scenario in settings.scenario_names:
             try:
-                algorithm = _compose(settings, name, scenario)
+                algorithm = compose(settings, name, scenario)
                 leak = algorithm.leak
                 if leak and "leak" not in name:
                     raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
@@ -31,20 +27,21 @@ def check(settings: config.Config) -> None:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
     name, scenario = settings.deploy.recipe, settings.deploy.scenario
     try:
-        _compose(settings, name, scenario)
+        compose(settings, name, scenario)
     except UserError as error:
         errors[f"{config.FILE}: recipes.{name}: {error}"] = None
     else:
         try:
-            _compose(settings, name, scenario, deployed=True)
+            compose(settings, name, scenario, deployed=True)
         except UserError as error:
             errors[f"{config.FILE}: deploy.recipe = {name!r} can't be deployed: {error}"] = None
     if errors:
         raise UserError("\n".join(errors))
 
 
-def _compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
-    clients, train = settings.scenarios[scenario], settings.train
+def compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:
+    """The algorithm of an entry of `recipes` in a scenario. UserError if it can't be composed."""
+    clients, train = settings.scenarios[scenario], settings.train_of(name)
     setting = Setting(
         clients.clients, clients.cohort, train.optimizer, train.lr, settings.data.public,
         train.model in models.OF_TEXT, deployed,
@@ -53,13 +50,3 @@ def _compose(settings: config.Config, name: str, scenario: str, deployed: bool =
     for component in algorithm.components:
         component.optimizer(train.local.build())  # the component may refuse the optimiser of `train`
     return algorithm
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    options = cli.parser("fedml_noniid.pipelines.experiment.check", __doc__).parse_args(arguments)
-    return cli.guarded(lambda _, place: check(config.load(place.root)), options)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -34,13 +34,14 @@ from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
 from fedml_noniid.plugins.engines.run import cohort_size
 from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
-from fedml_noniid.plugins.settings import Count, LocalSettings, Section, mistakes
+from fedml_noniid.plugins.settings import Count, Decay, LocalSettings, Momentum, Section, mistakes
 
 FILE = "params.yaml"
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class DataSettings(Section):
@@ -165,17 +166,72 @@ class Scenario(Section):
         return cohort_size(self.participation, self.clients)
 
 
+class OwnTrain(Section):
+    """The settings of `train` that an entry of `recipes` may have for itself. A null counts as not given.
+
+    They cost neither computation nor traffic. All others are the same for all methods: data, model, rounds, local work.
+    """
+
+    lr: Rate | None = None
+    momentum: Momentum | None = None
+    weight_decay: Decay | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only(cls, values: object) -> object:
+        own = list(cls.model_fields)
+        for key in values if isinstance(values, dict) else ():
+            if key not in own:
+                raise UserError(
+                    f"{key!r} can't be set for one recipe{nearest(str(key), own)}; allowed: {', '.join(own)}"
+                )
+        return values
+
+    @property
+    def given(self) -> dict[str, float]:
+        """Key -> value."""
+        return self.model_dump(exclude_none=True)
+
+
+Values = dict[str, dict[str, Any]]  # "train" or a method -> key -> value
+Axes = dict[str, dict[str, list[Any]]]  # the same with a list of values
+
+
+class Tuned(Section):
+    """How an entry's values were chosen. `noniid tune` writes it beside them."""
+
+    chosen: Values
+    trials: Count
+    tried: Axes  # all values that the trials had
+    diverged: Annotated[int, Field(ge=0)] = 0  # trials that ended without a model
+    scenario: str
+    seeds: Annotated[list[Seed], Field(min_length=1)]
+    accuracy: float  # on the validation split after the last round, mean over seeds, a fraction
+    runner_up: float | None  # the same of the second best; None if no other trial has a model
+    samples: Count  # of the validation split
+    settings: str  # hash of the other settings at that time
+
+
 class Recipe(Section):
     """A method or composition with its hyper-parameters by method. `recipe` names it if the entry has another name."""
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
     recipe: str | None = None
+    train: OwnTrain = OwnTrain()
+    tuned: Tuned | None = None
 
     @property
     def settings(self) -> dict[str, dict[str, object]]:
         """method -> hyper-parameter -> value."""
         return dict(self.model_extra or {})
+
+    @property
+    def values(self) -> Values:
+        """All that it sets: its own training settings and its hyper-parameters."""
+        every: Values = {"train": dict(self.train.given)}
+        every |= {method: dict(keys) for method, keys in self.settings.items()}
+        return {section: keys for section, keys in every.items() if keys}
 
 
 class TrainSettings(LocalSettings):
@@ -183,7 +239,7 @@ class TrainSettings(LocalSettings):
     model_options: dict[str, int | bool] = Field(default={})
     rounds: Count
     optimizer: str = "sgd"
-    lr: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    lr: Rate
     observe: bool = False
     engine: str = "auto"
     device: str = "auto"
@@ -226,6 +282,30 @@ class DeploySettings(Section):
     rounds: Count = 2
 
 
+class TuneSettings(Section):
+    """What `noniid tune` tries: `grid` has the values of `train` for all recipes, and those of methods."""
+
+    trials: Annotated[int, Field(ge=2)] | None = None  # per recipe; None: all points of its grid
+    scenario: Name | None = None  # None: the first
+    seeds: Annotated[list[Seed], Field(min_length=1)]  # none of the experiment's
+    recipes: Annotated[list[Name], Field(min_length=1)] | None = None  # None: all of recipe_names
+    grid: Annotated[Axes, Field(min_length=1)]
+
+    @field_validator("grid")
+    @classmethod
+    def _values(cls, grid: Axes) -> Axes:
+        errors: list[str] = []
+        for section, keys in grid.items():
+            known("section", section, ("train", *recipes.METHODS))
+            for key, values in keys.items():
+                if not values or any(values.count(value) > 1 for value in values):
+                    errors.append(f"{section}.{key} = {values!r} is refused; allowed: values, each of them once")
+                errors += [line for value in values for line in _refused(section, key, value)]
+        if errors:
+            raise UserError("\n".join(dict.fromkeys(errors)))
+        return grid
+
+
 class Config(Section):
     """The whole file."""
 
@@ -239,6 +319,7 @@ class Config(Section):
     train: TrainSettings
     machine: MachineSettings = MachineSettings()
     deploy: DeploySettings
+    tune: TuneSettings | None = None
 
     @field_validator("scenarios", "recipes", mode="before")
     @classmethod
@@ -276,8 +357,13 @@ class Config(Section):
         if deployed is not None and self.deploy.silos > max(2, deployed.clients):
             most = f"2 to {deployed.clients}, the clients of scenario {self.deploy.scenario!r}"
             errors.append(f"deploy.silos = {self.deploy.silos} is refused; allowed: {most}")
-        for key in ("scenario_names", "recipe_names", "seeds"):
-            values = getattr(self, key)
+        lists: dict[str, list[Any]] = {
+            "scenario_names": self.scenario_names, "recipe_names": self.recipe_names, "seeds": self.seeds,
+        }  # fmt: skip
+        if self.tune is not None:
+            lists |= {"tune.recipes": self.tune.recipes or [], "tune.seeds": self.tune.seeds}
+            errors += self._untunable(self.tune)
+        for key, values in lists.items():
             twice = [str(value) for value in dict.fromkeys(values) if values.count(value) > 1]
             if twice:
                 errors.append(f"{key}: {', '.join(twice)} is named twice; allowed: once")
@@ -285,9 +371,37 @@ class Config(Section):
             raise UserError("\n".join(errors))
         return self
 
+    def _untunable(self, tune: TuneSettings) -> list[str]:
+        """The mistakes of `tune` that only the other sections show."""
+        errors = []
+        for key, named, allowed in (
+            ("scenario", [tune.scenario] if tune.scenario else [], list(self.scenarios)),
+            ("recipes", tune.recipes or [], list(self.recipes)),
+        ):
+            errors += [
+                f"tune.{key}: {name!r} is unknown{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
+                for name in named
+                if name not in allowed
+            ]
+        shared = [str(seed) for seed in tune.seeds if seed in self.seeds]
+        if shared:
+            errors.append(f"tune.seeds: {', '.join(shared)} is refused, as `seeds` has it too; allowed: other seeds")
+        return errors
+
+    @property
+    def own_files(self) -> bool:
+        """Whether results depend on files of the user: on own data, or on a file of missing clients."""
+        scenarios = [self.scenarios[name].availability for name in self.scenario_names]
+        return self.data.name in datasets.OWN or any(given is not None and given.file for given in scenarios)
+
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""
         return self.recipes[recipe].recipe or recipe
+
+    def train_of(self, recipe: str) -> TrainSettings:
+        """`train` with the values that an entry has for itself."""
+        own = self.recipes[recipe].train.given
+        return TrainSettings.model_validate(self.train.model_dump() | own) if own else self.train
 
     def units(self) -> list[Unit]:
         """All items, ordered by seed, so that the first items already fill a table."""
@@ -303,7 +417,7 @@ class Config(Section):
         sections: dict[str, Mapping[str, object]] = {
             "data": self.data.model_dump(exclude={"root"}),
             "scenario": self.scenarios[unit.scenario].model_dump(),
-            "train": self.train.model_dump(),
+            "train": self.train_of(unit.recipe).model_dump(),
             **self.recipes[unit.recipe].settings,
         }
         flat: dict[str, object] = unit._asdict() | {"composition": self.composition(unit.recipe)}
@@ -356,6 +470,17 @@ def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def _refused(section: str, key: str, value: object) -> list[str]:
+    """The errors of one value of a grid."""
+    if section != "train":
+        return _mistakes(section, {section: {key: value}})
+    try:
+        OwnTrain.model_validate({key: value})
+    except ValidationError as error:
+        return [f"train{'.' if line.startswith(key) else ': '}{line}" for line in mistakes(error, {})]
+    return []
+
+
 def load(root: Path) -> Config:
     """Reads and checks params.yaml in `root`, and the files that it names. UserError with one line per error."""
     settings = checked(read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}"), FILE)
@@ -397,5 +522,5 @@ def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
-    "noise": NoiseSettings, "availability": AvailabilitySettings,
+    "noise": NoiseSettings, "availability": AvailabilitySettings, "tune": TuneSettings, "tuned": Tuned,
 }  # fmt: skip

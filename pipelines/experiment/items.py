@@ -36,16 +36,20 @@ class Item:
 
     @staticmethod
     def load(place: Workspace, settings: Config, unit: Unit) -> Item:
-        """Reads data and partition, and sets torch's threads. Raises UserError."""
+        """Reads data and partition. Raises UserError."""
+        data = Dataset.read(place.dataset(settings.data.name))
+        indices = read_indices(place.partition(unit.scenario, unit.seed) / "indices.json")
+        return Item.of(settings, unit, data, indices)
+
+    @staticmethod
+    def of(settings: Config, unit: Unit, data: Dataset, indices: Indices) -> Item:
+        """Takes data and partition from memory. Sets torch's threads and precision. Raises UserError."""
         if settings.train.portable:
             portable.check()
         torch.set_num_threads(settings.train.threads)
-        device = resolve_device(settings.train.device)
         # torch's own default runs convolutions on a GPU in tf32.
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.train.precision == "tf32"
-        data = Dataset.read(place.dataset(settings.data.name))
-        indices = read_indices(place.partition(unit.scenario, unit.seed) / "indices.json")
-        return Item(settings, unit, data, indices, device)
+        return Item(settings, unit, data, indices, resolve_device(settings.train.device))
 
     @cached_property
     def network(self) -> Model:
@@ -63,7 +67,7 @@ class Item:
     def test(self) -> Samples:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
-    def simulation(self, checkpoint: Path, fingerprint: str, workers: int) -> Simulation:
+    def simulation(self, checkpoint: Path | None = None, fingerprint: str = "", workers: int = 1) -> Simulation:
         """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""
         train, scenario = self.settings.train, self.settings.scenarios[self.unit.scenario]
         x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
@@ -81,7 +85,7 @@ class Item:
             self.test,
             part(self.indices.validation),
             part(self.indices.public),
-            train.local,
+            self.settings.train_of(self.unit.recipe).local,
             Schedule(train.rounds, scenario.cohort, self.unit.seed, train.evaluate_every),
             engine=train.engine,
             memory_mb=self.settings.machine.memory_mb,

@@ -34,7 +34,7 @@ def check() -> None:
     import torch
 
     if any(os.environ.get(name) != value for name, value in FIXED.items()):
-        raise UserError("train.portable = true is refused here; allowed: in params.yaml, with `make repro`")
+        raise UserError("train.portable = true is refused here; allowed: in params.yaml, with `noniid run`")
     found = torch.backends.cpu.get_cpu_capability()
     if found != "AVX2":
         raise UserError(f"train.portable = true is refused: this CPU gives {found}; allowed: x86-64 with AVX2")

@@ -1,6 +1,7 @@
 """One progress display for all items and processes of a stage, with the time left.
 
-On a terminal it is one bar for the stage and one for each running item. Elsewhere it prints a plain line now and then.
+On a terminal and in a notebook it is one bar for the stage and one for each running item. Elsewhere it prints a plain
+line now and then.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from multiprocessing.queues import SimpleQueue
 from typing import Any, NamedTuple
 
 SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, about running items
+PAGE_S = 0.2  # seconds between two pictures of the bars in a notebook
 
 
 class Round(NamedTuple):
@@ -40,10 +42,14 @@ def listen(hear: Callable[[Round], None] | None) -> None:
 
 
 class Display:
-    """Shows the progress of `total` items. A context manager; call `done` when an item ends."""
+    """Shows the progress of `total` items. A context manager; call `done` when an item ends.
 
-    def __init__(self, title: str, total: int) -> None:
+    `bars`: whether it may show bars. `lines`: whether it prints lines.
+    """
+
+    def __init__(self, title: str, total: int, bars: bool = True, lines: bool = True) -> None:
         self.title, self.total = title, total
+        self._may_have_bars, self._has_lines = bars, lines
         self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
         self._work = 0.0  # in items
         self._at_work: dict[str, tuple[Round, float]] = {}  # item -> its last round, fraction done before the first
@@ -51,9 +57,12 @@ class Display:
         self._lock = threading.Lock()
         self._bars: Any = None
         self._bar: dict[str, Any] = {}
+        self._page: Any = None  # where a notebook shows the bars
+        self._shown = 0.0  # when it showed them
 
     def __enter__(self) -> Display:
-        if sys.stderr.isatty():
+        notebook = self._may_have_bars and _is_notebook()
+        if notebook or (self._may_have_bars and sys.stderr.isatty()):
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
@@ -65,13 +74,20 @@ class Display:
             )
             self._bars = Progress(*columns, console=Console(stderr=True))
             self._bar[""] = self._bars.add_task(self.title, total=self.total, note="")
-            self._bars.start()
+            if notebook:
+                from IPython.display import display
+
+                self._page = display(self._bars, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
+            else:
+                self._bars.start()
         listen(self.heard)
         return self
 
     def __exit__(self, *_: object) -> None:
         listen(None)
-        if self._bars is not None:
+        if self._page is not None:
+            self._show(now=True)
+        elif self._bars is not None:
             self._bars.stop()
 
     def follow(self, queue: SimpleQueue[Round | None]) -> threading.Thread:
@@ -96,6 +112,7 @@ class Display:
                     self._bar[said.item] = self._bars.add_task(f"  {said.item}", total=said.rounds, note="")
                 self._bars.update(self._bar[said.item], completed=said.done, note=f"accuracy {said.accuracy:.4f}")
                 self._bars.update(self._bar[""], note=self._left().lstrip(", "))
+                self._show()
             elif time.monotonic() - self._said > EVERY_S and fraction < 1:
                 where = f"{said.item} in round {said.done} of {said.rounds}, accuracy {said.accuracy:.4f}"
                 self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
@@ -110,6 +127,7 @@ class Display:
                 self._bars.update(self._bar[""], completed=self._ended, note=self._left().lstrip(", "))
                 if item in self._bar:
                     self._bars.remove_task(self._bar.pop(item))
+                self._show()
             elif not known and time.monotonic() - self._said > SHORT_S:
                 self._line(f"{self._ended} of {self.total}: {item} {outcome}{self._left()}")
             if self._ended == self.total:
@@ -121,7 +139,15 @@ class Display:
         made = f"{fresh} made in {_clock(seconds)}" if fresh else ""
         self._line(", ".join(filter(None, (known, made))))
 
+    def _show(self, now: bool = False) -> None:
+        """Shows the bars as they are, in a notebook; a terminal does so by itself."""
+        if self._page is not None and (now or time.monotonic() - self._shown > PAGE_S):
+            self._shown = time.monotonic()
+            self._page.update(self._bars)
+
     def _line(self, text: str) -> None:
+        if not self._has_lines:
+            return
         self._said = time.monotonic()
         sys.stdout.write(f"{self.title}: {text}\n")
         sys.stdout.flush()
@@ -131,6 +157,12 @@ class Display:
         work = self._work + sum(said.done / said.rounds - first for said, first in self._at_work.values())
         ahead = self.total - self._ended - sum(said.done / said.rounds for said, _ in self._at_work.values())
         return f", {_clock((time.monotonic() - self._began) / work * ahead)} left" if work > 0 and ahead > 0 else ""
+
+
+def _is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return hasattr(shell, "kernel")
 
 
 def _clock(seconds: float) -> str:

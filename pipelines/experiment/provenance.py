@@ -12,7 +12,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ import torch
 
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
@@ -31,7 +32,7 @@ REGISTRY = "fedml_noniid.plugins.recipes"  # imports every method, but only the 
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.cli", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.edge", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
         "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
         "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
     )
@@ -40,10 +41,11 @@ SILO = "fedml_noniid.plugins.silo"
 TEMPLATES = ROOT / PACKAGE / "pipelines" / "reporting" / "templates"
 
 
-def plan(settings: Config) -> dict[str, dict[str, str]]:
+def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
     """Stage -> output -> hash of the settings and the code that the output depends on.
 
-    The hashes leave out data and earlier results. DVC tracks those as dependencies of the stages.
+    `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare` has them. The
+    hashes leave out prepared data and earlier results. DVC tracks those as dependencies of the stages.
     """
     data = {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
     split = [settings.data.validation, settings.data.public]
@@ -51,14 +53,15 @@ def plan(settings: Config) -> dict[str, dict[str, str]]:
     entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
     local = settings.train.model_dump()
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment, _templates()]
-    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), local, split]
-    deployed += [settings.recipes[deploy.recipe].model_dump(), machine_kind(settings)]
+    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
+    deployed += [settings.train_of(deploy.recipe).model_dump(), settings.composition(deploy.recipe)]
+    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
     methods = _methods(settings.composition(deploy.recipe))
     cut = code("fedml_noniid.pipelines.stages.partition")
     dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
     return {
         "machine": machine_kind(settings),
-        "prepare": {settings.data.name: digest(data, code("fedml_noniid.pipelines.stages.prepare"))},
+        "prepare": {settings.data.name: digest(data, own_files or {}, code("fedml_noniid.pipelines.stages.prepare"))},
         "partition": {
             f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
         },
@@ -86,6 +89,18 @@ def machine_kind(settings: Config) -> dict[str, str]:
 def digest(*parts: object) -> str:
     """SHA-256 of values that JSON can hold."""
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def contents(files: Mapping[str, Path]) -> dict[str, str]:
+    """Name -> SHA-256 of the content of each file. UserError for files that can't be read."""
+    found = {}
+    for name, path in files.items():
+        try:
+            with path.open("rb") as file:
+                found[name] = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise UserError(f"{path}: can't be read ({error.strerror or error})") from None
+    return found
 
 
 def code(*modules: str, silo: bool = False) -> str:

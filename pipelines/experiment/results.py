@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment import kept
 from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
-RERUN = "delete its folder and run `make repro` again"
+RERUN = "delete its folder and run `noniid run` again"
 
 
 @dataclass(frozen=True)

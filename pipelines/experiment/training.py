@@ -1,16 +1,19 @@
-"""Trains one item and returns the files of its folder in runs/. Settings, data and code determine every byte."""
+"""Trains one item and makes the files of its folder in runs/. Settings, data and code determine every byte."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from safetensors.torch import save
 
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.engines.run import Row
 from fedml_noniid.plugins.engines.simulation import Simulation
 
 # How reports describe the public split that training sees.
@@ -32,9 +35,28 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
     }  # fmt: skip
 
 
+class Trained(NamedTuple):
+    """The result of an item."""
+
+    tensors: Params  # the content of model.safetensors
+    rows: list[Row]  # of rounds.csv, and SECONDS
+    recorded: Params  # the content of recorded.safetensors
+    record: dict[str, Any]  # the content of run.json
+
+    def files(self) -> dict[str, bytes]:
+        """The files of the item's folder in runs/."""
+        rows = [{name: value for name, value in row.items() if name != SECONDS} for row in self.rows]
+        return {
+            "rounds.csv": rounds_csv(rows).encode(),
+            "model.safetensors": save(self.tensors),
+            "run.json": (json.dumps(self.record, indent=2) + "\n").encode(),
+            "recorded.safetensors": save(self.recorded),
+        }
+
+
 def trained(
     item: Item, simulation: Simulation, fingerprint: str, hear: Callable[[Mapping[str, float]], None]
-) -> dict[str, bytes]:
+) -> Trained:
     """Runs the remaining rounds and calls `hear` with the row of each. Raises NonFiniteError."""
     for row in simulation.rounds():
         hear(row)
@@ -47,10 +69,4 @@ def trained(
         "final": {key: last[key] for key in FINAL if last[key] == last[key]},
         "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
     }  # fmt: skip
-    rows = [{name: value for name, value in row.items() if name != SECONDS} for row in outcome.rows]
-    return {
-        "rounds.csv": rounds_csv(rows).encode(),
-        "model.safetensors": save(tensors),
-        "run.json": (json.dumps(record, indent=2) + "\n").encode(),
-        "recorded.safetensors": save(outcome.tensors),
-    }
+    return Trained(tensors, outcome.rows, outcome.tensors, record)

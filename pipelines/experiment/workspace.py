@@ -38,6 +38,11 @@ class Workspace:
             environment.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() == "true",
         )
 
+    def given(self, name: str) -> Path:
+        """A folder that params.yaml names. DVC's temporary copies lack what git ignores, but the repository has it."""
+        path = self.root / name
+        return path if path.exists() else self.repository / name
+
     def dataset(self, name: str) -> Path:
         """The file of a prepared data set."""
         return self.data / f"{name}.safetensors"

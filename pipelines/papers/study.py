@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 def execute(place: Workspace, study: studies.Study) -> None:
     """Runs what is left of a study, in its folder below `place.root`."""
-    tags = {**place.tags, "paper": study.paper, "study": study.name, "size": study.size}
-    own = replace(place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags)
+    own = workspace(place, study)
     name = f"{study.paper} {study.name}"
     if not study.is_run:
         shutil.rmtree(own.root, ignore_errors=True)
@@ -53,6 +52,12 @@ def execute(place: Workspace, study: studies.Study) -> None:
     diverged = train(own, settings, name)
     evaluated(own, settings, name)
     write_whole(own.root / studies.DIVERGED, json.dumps(diverged, indent=2) + "\n")
+
+
+def workspace(place: Workspace, study: studies.Study) -> Workspace:
+    """The study's folders below `place.root`."""
+    tags = {**place.tags, "paper": study.paper, "study": study.name, "size": study.size}
+    return replace(place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags)
 
 
 def prepared(place: Workspace, data: config.DataSettings) -> Path:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from scipy.stats import binomtest, t
 
-from fedml_noniid.pipelines.reporting.summary import Line, Scenario
+from fedml_noniid.pipelines.reporting.summary import Line, Scenario, Spread, spread
 
 LEVEL = 0.05
 MOST_SEEDS = 100  # no estimate goes beyond
@@ -31,6 +31,7 @@ class Comparison(NamedTuple):
     p: float | None = None  # paired t test
     sign_p: float | None = None  # sign test; seeds without a difference don't count
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
+    same: bool = False  # whether both end with the same weights on all common seeds; there is no test then
 
     @property
     def mean(self) -> float:
@@ -49,7 +50,12 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `one seed` or `no seed`."""
+        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `same weights`.
+
+        Without a test `one seed` or `no seed`.
+        """
+        if self.same:
+            return "same weights"
         if self.low is None or self.high is None:
             return "one seed" if self.differences else "no seed"
         decided = self.holm_p is not None and self.holm_p < LEVEL
@@ -64,10 +70,17 @@ def against(scenario: Scenario, other: Line | None) -> dict[str, Comparison]:
     """Every compared method against `other`, by recipe."""
     lines = [line for line in scenario.lines if line.compared and line is not other]
     step = 1 / scenario.test_samples if scenario.test_samples else 0.0
-    found = [paired(line.recipe, line.finals, other.finals, step) for line in lines] if other else []
+    found = [_compared(line, other, step) for line in lines] if other else []
     tested = [one.p for one in found if one.p is not None]
     adjusted = iter(holm(tested))
     return {one.recipe: one if one.p is None else one._replace(holm_p=next(adjusted)) for one in found}
+
+
+def _compared(line: Line, other: Line, step: float) -> Comparison:
+    found = paired(line.recipe, line.finals, other.finals, step)
+    common = line.weights.keys() & other.weights.keys()
+    same = bool(common) and all(line.weights[seed] == other.weights[seed] for seed in common)
+    return found._replace(p=None, sign_p=None, same=True) if same else found
 
 
 def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], step: float) -> Comparison:
@@ -76,15 +89,30 @@ def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], 
     n = len(differences)
     if n < 2:
         return Comparison(recipe, differences, step)
-    mean, std = statistics.fmean(differences), statistics.stdev(differences)
-    std = std if std > TINY else 0.0
+    found = spread(differences)
+    ends = interval(found)
+    assert found is not None and found.std is not None and ends is not None, "two values have a deviation"
     # Equal differences would give p = 0. The test takes the smallest deviation that these seeds can show instead.
-    deviation = max(std, step / math.sqrt(n))
-    p = float(2 * t.sf(abs(mean) * math.sqrt(n) / deviation, n - 1)) if deviation else 1.0
+    deviation = max(found.std if found.std > TINY else 0.0, step / math.sqrt(n))
+    p = p_value(found._replace(std=deviation))
     signs = [d > 0 for d in differences if abs(d) > TINY]
     sign_p = float(binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0
-    half = per_deviation(n) * std
-    return Comparison(recipe, differences, step, deviation, mean - half, mean + half, p, sign_p)
+    return Comparison(recipe, differences, step, deviation, *ends, p, sign_p)
+
+
+def interval(difference: Spread | None) -> tuple[float, float] | None:
+    """The ends of the 95 % interval of the paired t test, from differences by seed. None without two seeds."""
+    if difference is None or difference.std is None:
+        return None
+    half = per_deviation(difference.n) * difference.std if difference.std > TINY else 0.0
+    return difference.mean - half, difference.mean + half
+
+
+def p_value(difference: Spread) -> float:
+    """p of the paired t test, from differences by seed. 1 if they do not vary or there is one."""
+    if not difference.std:
+        return 1.0
+    return float(2 * t.sf(abs(difference.mean) * math.sqrt(difference.n) / difference.std, difference.n - 1))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -25,6 +25,7 @@ BASELINE_COLOUR = "#000000"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933", "#44AA99")
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 LABEL = 0.24  # inches from one line's name to the next
+NO_RESULT = "no result"
 
 
 @dataclass(frozen=True)
@@ -97,21 +98,33 @@ def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
     figure = Figure(figsize=(6.4, 0.34 * len(known) + 0.9), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
+    draw_clients(axes, [(line.label, looks[line.recipe]["color"], values) for line, values in known])
+    axes.set_title(scenario.name, loc="left", fontsize=12)
+    return _png(figure)
+
+
+def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
+    """Rows of clients' accuracies in percent, the first on top: a mark each, and a box for the middle half.
+
+    A row is its name, its colour and the accuracies [n], which may be none.
+    """
     style(axes)
-    for place, (line, values) in enumerate(known):
-        colour = looks[line.recipe]["color"]
+    for place, (_, colour, values) in enumerate(rows):
+        if not len(values):
+            axes.text(
+                0.5, place, NO_RESULT, transform=axes.get_yaxis_transform(), ha="center", va="center", color="0.4"
+            )
+            continue
         lines = {"color": colour, "linewidth": 1.2}
         axes.plot(values, np.full(len(values), place), "|", color=colour, alpha=0.35, markersize=9)
         axes.boxplot(
             [values], positions=[place], orientation="horizontal", widths=0.62, whis=(0, 100), manage_ticks=False,
             boxprops=lines, whiskerprops=lines, capprops=lines, medianprops=lines | {"linewidth": 2.4},
         )  # fmt: skip
-    axes.set_yticks(range(len(known)), [line.label for line, _ in known])
-    axes.set_ylim(len(known) - 0.4, -0.6)
-    axes.set_title(scenario.name, loc="left", fontsize=12)
+    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("accuracy of a client, %", fontsize=12)
     axes.tick_params(labelsize=11)
-    return _png(figure)
 
 
 def _per_client(scenario: Scenario, recipe: str) -> Values:

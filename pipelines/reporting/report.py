@@ -19,12 +19,11 @@ import jinja2
 
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.reporting import figures, summary, tables
+from fedml_noniid.pipelines.reporting import chosen, figures, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario
 from fedml_noniid.pipelines.reporting.text import markdown
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
-from fedml_noniid.plugins.recipes import hyper_parameters
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTRO = (
@@ -32,21 +31,17 @@ INTRO = (
     "methods by the accuracy of the common model on test samples that no client has seen."
 )
 LEAKS = " Lines marked LEAK have seen these samples in training. They show how much that helps."
-TUNING = (
-    "No hyper-parameter was tuned in this experiment. Methods ran at the values in params.yaml or at the defaults of "
-    "their files. How these values were chosen is not known here."
-)
 CLIENTS = (
     "Accuracy per client after the last round, the clients of all seeds together: a mark per client, a box around the "
     "middle half with the median, a line from the worst to the best"
 )
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
-    ("make ui", "every run in MLflow, with curves to compare and seconds; the command prints the link"),
+    ("noniid ui", "every run in MLflow, with curves to compare and seconds; the command prints the link"),
     ("report/summary.csv", "all numbers of the tables, unrounded"),
     ("runs/<scenario>-<method>-<seed>/rounds.csv", "one run, round by round; its final weights are beside it"),
     ("evaluation/<scenario>-<method>-<seed>/", "accuracy per class and per client"),
-    ("params.yaml", "what is run: change it, then `make repro`"),
+    ("params.yaml", "what is run: change it, then `noniid run`"),
 )
 
 
@@ -57,13 +52,16 @@ def write(root: Path) -> Path:
     summed = (summary.scenario(name, found, recipes, seeds) for name in settings.scenario_names)
     scenarios = [scenario for scenario in summed if scenario is not None]
     if not scenarios:
-        raise UserError(f"{root / 'runs'}: holds no finished run of params.yaml; run `make repro` first")
+        raise UserError(f"{root / 'runs'}: holds no finished run of params.yaml; run `noniid run` first")
     sections = [_section(root, settings, scenario) for scenario in scenarios]
     files = {name: picture for section in sections for name, _, picture in section["pictures"]}
     leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
     intro = INTRO + (LEAKS if leaks else "")
     facts = _facts(settings, scenarios, found)
-    context = {"title": settings.experiment, "intro": intro, "facts": facts, "sections": sections, "next": LOOK_NEXT}
+    context = {
+        "title": settings.experiment, "intro": intro, "facts": facts, "values": chosen.table(settings),
+        "values_note": chosen.TABLE_NOTE, "sections": sections, "next": LOOK_NEXT,
+    }  # fmt: skip
     files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}
     files["table.txt"] = ("\n".join(_terminal(section) for section in sections) + _places()).encode()
     files["metrics.json"] = (json.dumps(tables.headline(scenarios), indent=2) + "\n").encode()
@@ -84,58 +82,22 @@ def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[resu
     data = [settings.data.name, *dict.fromkeys(note for result in found for note in result.notes)]
     train, seeds = settings.train, sorted({s for x in scenarios for line in x.lines for s in line.seeds})
     rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
-    numbers = {key: getattr(train, key) for key in ("lr", "momentum", "weight_decay")}
+    own = {key for name in settings.recipe_names for key in settings.recipes[name].train.given}
+    numbers = {key: getattr(train, key) for key in ("lr", "momentum", "weight_decay") if key not in own}
     optimiser = " ".join(f"{key} {value:g}" for key, value in numbers.items() if value)
-    work = f"{train.local_steps} steps" if train.local_steps else f"{train.epochs} epochs"
+    optimiser += f"; {', '.join(sorted(own))} by method" if own else ""
+    count, unit = (train.local_steps, "step") if train.local_steps else (train.epochs, "epoch")
+    work = f"{count} {unit}{'s' if count > 1 else ''}"
     local = f"{work} per round, batches of {train.batch_size}"
-    entries = {name: settings.recipes[name].model_dump(exclude_none=True) for name in settings.recipe_names}
-    chosen = "; ".join(f"{name} ({_settings(entry)})" for name, entry in entries.items() if entry)
     return [
         ("Data", "; ".join(data)),
         ("Model", train.model),
         ("Rounds", str(rounds)),
-        ("Training on a client", f"{local}, {train.optimizer} {optimiser}"),
+        ("Training on a client", f"{local}, {train.optimizer} {optimiser}".replace(" ;", ";")),
         ("Seeds", ", ".join(map(str, seeds))),
         ("Methods", ", ".join(settings.recipe_names)),
-        *([("Settings", chosen)] if chosen else []),
-        ("Tuning", f"{TUNING} {_changed(settings)} {_equal_settings(scenarios)}"),
+        ("Tuning", " ".join(chosen.sentences(settings, (run for scenario in scenarios for run in scenario.results)))),
     ]
-
-
-def _equal_settings(scenarios: Sequence[Scenario]) -> str:
-    """Whether all methods were trained alike, by what the runs have recorded."""
-    runs, unequal = [run for scenario in scenarios for run in scenario.results], []
-    for key in sorted({key for run in runs for key in run.params if key.startswith("train.")}):
-        methods: dict[str, dict[str, None]] = {}  # by value
-        for run in runs:
-            methods.setdefault(str(run.params.get(key)), {})[run.recipe] = None
-        if len(methods) > 1:
-            listed = "; ".join(f"{value}: {', '.join(names)}" for value, names in methods.items())
-            unequal.append(f"{key.removeprefix('train.')} ({listed})")
-    if not unequal:
-        return "All methods had the same training settings."
-    return f"UNEQUAL training settings, compare with care: {', '.join(unequal)}."
-
-
-def _changed(settings: Config) -> str:
-    """The hyper-parameters that are not at the default of their method's file."""
-    values = [
-        (name, key, value, hyper_parameters(method)[key])
-        for name in settings.recipe_names
-        for method, own in settings.recipes[name].settings.items()
-        for key, value in own.items()
-    ]
-    changed = [f"{name} {key} {value} (default {default})" for name, key, value, default in values if value != default]
-    return f"Not at their default: {', '.join(changed)}." if changed else "All are at their default."
-
-
-def _settings(tree: Mapping[str, Any]) -> str:
-    """`p 0.5` for `{fnr: {p: 0.5}}`."""
-    flat = [
-        " ".join(f"{key} {value}" for key, value in part.items()) if isinstance(part, Mapping) else f"{name} {part}"
-        for name, part in tree.items()
-    ]
-    return ", ".join(flat)
 
 
 def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]:

@@ -37,6 +37,7 @@ class Line:
     best: Spread  # highest test accuracy of any round
     rank: int  # from 1; 0 for a line that is not compared
     finals: Mapping[int, float]  # test accuracy after the last round, by seed
+    weights: Mapping[int, str]  # SHA-256 of the final weights, by seed
     difference: Spread | None  # final accuracy minus the baseline's of the same seed
     worst: Spread | None  # lowest accuracy of any client
     noisy: Spread | None  # final accuracy on copies of the test set in each client's noise; None without noise
@@ -130,6 +131,7 @@ def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
         best=_known(max(_accuracy(r)) for r in group),
         rank=0,
         finals=finals,
+        weights={r.seed: r.tags["weights_sha256"] for r in group},
         difference=spread(differences),
         worst=spread(min(r.client_accuracy) for r in group if r.client_accuracy),
         noisy=spread(r.evaluation["accuracy_noisy"] for r in group if "accuracy_noisy" in r.evaluation),

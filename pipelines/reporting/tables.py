@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedml_noniid.pipelines.reporting.chosen import unequal
 from fedml_noniid.pipelines.reporting.comparison import (
     LEVEL,
     MOST_SEEDS,
@@ -15,10 +16,9 @@ from fedml_noniid.pipelines.reporting.comparison import (
     seeds_needed,
 )
 from fedml_noniid.pipelines.reporting.summary import BASELINE, PUBLIC_MARKS, Line, Scenario, Spread, spread
-from fedml_noniid.pipelines.reporting.text import as_csv
+from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 MIB = 2**20
-NONE = "-"
 NAMED = 6  # most methods that a sentence names
 COLUMNS_NOTE = (
     "Test accuracy of the global model: after the last round, mean of the last five rounds, best of any round (chosen "
@@ -49,8 +49,8 @@ TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p", "p_sign": "
 
 def cells(scenario: Scenario) -> list[list[str]]:
     """The table as text, the header and then the best method first: accuracies in %, differences in points."""
-    alike = _alike(scenario)
-    rows = [_row(scenario, line, line.recipe in alike) for line in scenario.lines]
+    marks = dict.fromkeys(_alike(scenario), " ≈") | dict.fromkeys(_same(scenario), " =")
+    rows = [_row(scenario, line, marks.get(line.recipe, "")) for line in scenario.lines]
     return [list(rows[0]), *(list(row.values()) for row in rows)]
 
 
@@ -146,6 +146,10 @@ def notes(scenario: Scenario) -> list[str]:
         )
     if _alike(scenario):
         found.append("≈ can't be told apart from the best mean.")
+    if _same(scenario):
+        found.append("= ends with the same weights as the best mean, so it is the same method here.")
+    if unlike := unequal(scenario.results):
+        found.append(f"Training settings that were not the same for all methods: {', '.join(unlike)}.")
     if not any(result.client_accuracy for result in scenario.results):
         found.append("Without an evaluation there is no accuracy of single clients, and no picture of it.")
     for public, mark in PUBLIC_MARKS.items():
@@ -159,7 +163,7 @@ def notes(scenario: Scenario) -> list[str]:
     found += [f"LEAK: {line.recipe}: {line.leak}; its accuracy says nothing." for line in scenario.lines if line.leak]
     other = [f"{line.recipe} = {line.composition}" for line in scenario.lines if line.recipe != line.composition]
     if other:
-        found.append(f"Named variants: {', '.join(other)} with other settings.")
+        found.append(f"Named variants: {', '.join(other)}.")
     if len({line.seeds for line in scenario.lines}) > 1:
         found.append("The methods have different numbers of seeds (last column): compare their means with care.")
     if scenario.missing:
@@ -182,17 +186,23 @@ def answer(scenario: Scenario) -> list[str]:
     comparisons = against(scenario, best)
     if not comparisons:
         return [f"{first}; it is the only method here."]
-    tested = [one for one in comparisons.values() if one.p is not None]
+    others = [one for one in comparisons.values() if not one.same]
+    equal = [one.recipe for one in comparisons.values() if one.same]
+    if equal:
+        first += f", and {' and '.join(equal)} end{'s' if len(equal) == 1 else ''} with the same weights"
+    if not others:
+        return [f"{first}."]
+    tested = [one for one in others if one.p is not None]
     if not tested:
         few = "Fewer than two seeds in common can't tell methods apart: any difference may be chance."
         return [f"{first}.", few, "Add seeds."]
-    alike = [one for one in comparisons.values() if one.verdict != "worse"]
+    alike = [one for one in others if one.verdict != "worse"]
     how = f"at {LEVEL_TEXT} (paired t tests over seeds, Holm's adjustment for {len(tested)})"
     if not alike:
-        n = len(comparisons)
+        n = len(others)
         return [f"{first}.", f"The {f'{n} others are' if n > 1 else 'other one is'} worse {how}."]
-    others = f"any of the {len(alike)} others" if NAMED < len(alike) == len(comparisons) else _listed(alike)
-    return [f"{first}.", f"These seeds can't tell it apart from {others} {how}.", *_deciding(alike, len(tested))]
+    named = f"any of the {len(alike)} others" if NAMED < len(alike) == len(others) else _listed(alike)
+    return [f"{first}.", f"These seeds can't tell it apart from {named} {how}.", *_deciding(alike, len(tested))]
 
 
 def _listed(alike: Sequence[Comparison]) -> str:
@@ -231,7 +241,7 @@ def _resolution(scenario: Scenario) -> str:
     )
 
 
-def _row(scenario: Scenario, line: Line, is_alike: bool) -> dict[str, str]:
+def _row(scenario: Scenario, line: Line, mark: str) -> dict[str, str]:
     """A method's cells by the title of their column. The noisy test has a column only where clients have noise."""
     base = scenario.baseline
     return {
@@ -239,7 +249,7 @@ def _row(scenario: Scenario, line: Line, is_alike: bool) -> dict[str, str]:
         "last round, %": _percent(line.final),
         "last 5, %": _percent(line.last),
         "best, %": _percent(line.best),
-        "rank": f"{line.rank}{' ≈' if is_alike else ''}" if line.compared else NONE,
+        "rank": f"{line.rank}{mark}" if line.compared else NONE,
         f"vs {base.recipe if base else BASELINE}": NONE if line is base else _percent(line.difference, sign="+"),
         "worst client, %": _percent(line.worst),
         **({"noisy test, %": _percent(line.noisy)} if _noisy(scenario) else {}),
@@ -280,6 +290,11 @@ def _alike(scenario: Scenario) -> set[str]:
     return {recipe for recipe, one in found if one.p is not None and one.verdict != "worse"}
 
 
+def _same(scenario: Scenario) -> set[str]:
+    """The methods with the weights of the method that has the best mean."""
+    return {recipe for recipe, one in against(scenario, _best(scenario)).items() if one.same}
+
+
 def _numbers(one: Comparison) -> list[str]:
     """A comparison's cells."""
     if not one.differences:
@@ -301,6 +316,7 @@ def _against_baseline(scenario: Scenario) -> list[str]:
     groups = {
         "better": f"Better than {base}",
         "worse": f"Worse than {base}",
+        "same weights": f"Equal to {base}, with the same weights on all seeds that both have",
         "no difference": f"No difference to {base} that this test set can show",
         "unadjusted": f"Undecided against {base}, since Holm's adjustment does not confirm the interval",
         "undecided": f"Undecided against {base}",
@@ -316,7 +332,7 @@ def _against_baseline(scenario: Scenario) -> list[str]:
 
 def _claim(one: Comparison) -> str:
     """`scaffold (by 8.52 to 13.48 points)`: no more than the interval says."""
-    if not one.differences:
+    if one.same or not one.differences:
         return one.recipe
     if one.low is None or one.high is None:
         return f"{one.recipe} ({_points(one.mean)} points)"
@@ -341,7 +357,8 @@ def _traffic(scenario: Scenario) -> list[str]:
 
 def _power(scenario: Scenario) -> list[str]:
     """What so many comparisons over so many seeds can show."""
-    n, others = _seeds(scenario), sum(line.compared for line in scenario.lines) - 1
+    n, comparisons = _seeds(scenario), against(scenario, scenario.baseline or _best(scenario))
+    others = sum(one.p is not None for one in comparisons.values())
     if n == 1:
         return ["One seed has no interval and no test, so every difference may be chance. Add seeds."]
     least = 0.5 ** (n - 1)  # all seeds on one side

@@ -6,11 +6,13 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 
+NONE = "-"  # the cell of an unknown number
 
-def markdown(table: Sequence[Sequence[str]], words: int = 1) -> str:
-    """A table with its header first. The first `words` columns stand on the left; a cell may have several lines."""
+
+def markdown(table: Sequence[Sequence[str]]) -> str:
+    """A table with its header first. The first column stands on the left; a cell may have several lines."""
     header, *rows = table
-    lines = [header, ["---"] * words + ["---:"] * (len(header) - words), *rows]
+    lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
 
 

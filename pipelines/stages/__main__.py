@@ -13,27 +13,35 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from fedml_noniid.pipelines import cli
+from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment import portable
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 
 STAGES = ("plan", "prepare", "partition", "train", "evaluate", "report", "deploy")
 
 
-def _run(options: argparse.Namespace, place: Workspace) -> None:
-    importlib.import_module(f"fedml_noniid.pipelines.stages.{options.stage}").run(place)
-
-
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    parser = cli.parser("fedml_noniid.pipelines.stages", __doc__)
+    """The command line; returns the exit code. It is DVC's: a stage starts without what people's commands need."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fedml_noniid.pipelines.stages",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml (this one)")
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
     portable.fix(options.root / "params.yaml")
-    return cli.guarded(_run, options)
+    return edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
+
+
+def run(stage: str, place: Workspace) -> None:
+    """Runs one stage."""
+    importlib.import_module(f"fedml_noniid.pipelines.stages.{stage}").run(place)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,8 @@ def run(place: Workspace) -> None:
 
 def _deployment(settings: config.Config) -> Deployment:
     """The settings of params.yaml as the configuration of the processes."""
-    train, wanted = settings.train, settings.deploy
+    wanted = settings.deploy
+    train = settings.train_of(wanted.recipe)
     share = settings.scenarios[wanted.scenario].participation
     content = {
         "common_args": {"random_seed": wanted.seed},

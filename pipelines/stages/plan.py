@@ -1,4 +1,4 @@
-"""Stage plan: hashes of the settings and code of each stage -> plan/<stage>.json.
+"""Stage plan: hashes of the settings, code and own files of each stage -> plan/<stage>.json.
 
 DVC compares these small files. So if a comment or a setting changes no result, only this stage runs again.
 """
@@ -8,13 +8,17 @@ from __future__ import annotations
 import json
 
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.experiment.provenance import plan
+from fedml_noniid.pipelines.experiment.provenance import contents, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.files import replace_folder
 
 
 def run(place: Workspace) -> None:
     """Writes one file for each stage."""
-    found = plan(config.load(place.root))
+    settings = config.load(place.root)
+    data = settings.data
+    own_files = contents(datasets.sources(data.name, place.given(data.root), data.options))
+    found = plan(settings, own_files)
     files = {f"{stage}.json": (json.dumps(hashes, indent=2) + "\n").encode() for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

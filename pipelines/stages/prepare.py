@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 def run(place: Workspace) -> None:
     """Loads the data set of params.yaml and saves it as tensors."""
     settings = config.load(place.root).data
-    data = datasets.load(settings.name, place.root / settings.root, **settings.options)
+    data = datasets.load(settings.name, place.given(settings.root), **settings.options)
     data.save(place.dataset(settings.name))
     log.info(
         "%s: %d training and %d test samples of %s, %d classes, sha256 %s",

@@ -107,7 +107,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
             run.log_rounds(simulation.rows)
 
     try:
-        files = trained(item, simulation, fingerprint, hear)
+        files = trained(item, simulation, fingerprint, hear).files()
     except UserError as error:
         run.fail(str(error))
         if not isinstance(error, NonFiniteError):

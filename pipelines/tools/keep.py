@@ -1,7 +1,7 @@
 """Writes a result into docs/results/, with the facts to check it: rounds, seeds, machine, versions.
 
-python -m fedml_noniid.pipelines.tools.keep fnr-tab2 --size small  # after `make table`
-python -m fedml_noniid.pipelines.tools.keep digits-methods  # the results of params.yaml, after `make repro`
+noniid keep fnr-tab2 --size small  # after `noniid papers build fnr-tab2 --size small`
+noniid keep digits-methods         # the results of params.yaml, after `noniid run`
 
 It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one line per run).
 A figure also has a PNG. All facts come from the runs' own records. The new page replaces the whole old page, including
@@ -10,20 +10,15 @@ text that was added by hand.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import statistics
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.pipelines import cli
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.results import Result
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as paper
-from fedml_noniid.pipelines.papers.studies import SIZES
 from fedml_noniid.pipelines.papers.targets.build import build
 from fedml_noniid.pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -58,10 +53,9 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
     # A copy, since `measured` also notes the runs that the text below reads.
     used = dict(measured.used)
     base, facts = f"{name}-{size}", paper.what_was_run(measured, [target])
-    kind = "figure" if "-fig" in name else "table"
     ends = {study: measured.ends(study) for study in target.studies}
     columns = ("test_accuracy", *sorted(set(_columns(target.spec)) - {"test_accuracy"}))
-    files = _files(base, used, ends, columns, f"make {kind} ID={name} SIZE={size}", f"{name} --size {size}")
+    files = _files(base, used, ends, columns, f"noniid papers build {name} --size {size}", f"{name} --size {size}")
     page = paper.text(target, built, size, facts, f"{base}.png")
     own = {f"{base}.{ending}": content for ending, content in built.files.items()}
     return own | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
@@ -76,7 +70,7 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
     for run in found:
         place = (settings.experiment, run.scenario, run.recipe)
         used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
-    files = _files(name, used, {}, ("test_accuracy",), "make repro", name)
+    files = _files(name, used, {}, ("test_accuracy",), "noniid run", name)
     parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
     summed = [summary.scenario(one, found, settings.recipe_names, settings.seeds) for one in settings.scenario_names]
     scenarios = [scenario for scenario in summed if scenario is not None]
@@ -97,7 +91,7 @@ def _files(
     rounds, stride = rounds_csv(used, columns)
     every = "every round" if stride == 1 else f"every {stride} rounds and the last"
     said = [
-        f"Command: `{command}`; kept by `python -m fedml_noniid.pipelines.tools.keep {kept}`.",
+        f"Command: `{command}`; kept by `noniid keep {kept}`.",
         *(f"{title}: {_values(runs, tag)}." for tag, title in FACTS.items() if _is_told(runs, tag)),
         f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
         f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of each run, SHA-256 of its "
@@ -166,21 +160,8 @@ def _columns(tree: Any) -> Iterator[str]:
             yield from _columns(value)
 
 
-def _run(options: argparse.Namespace, place: Workspace) -> None:
-    root = place.root
-    files = of_target(options.name, options.size, root) if options.size else of_experiment(options.name, root)
-    for name, content in files.items():
-        write_whole(root / FOLDER / name, content)
-        log.info("%s", FOLDER / name)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    parser = cli.parser("fedml_noniid.pipelines.tools.keep", __doc__)
-    parser.add_argument("name", help="a paper's table or figure, as rf-tab1; without --size, a name for the result")
-    parser.add_argument("--size", choices=SIZES, help="size of the paper's table or figure")
-    return cli.guarded(_run, parser.parse_args(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def keep(root: Path, name: str, size: str | None) -> None:
+    """Writes the files of a paper's table or figure at `size`, or without it those of params.yaml. UserError."""
+    for file, content in (of_target(name, size, root) if size else of_experiment(name, root)).items():
+        write_whole(root / FOLDER / file, content)
+        log.info("%s", FOLDER / file)

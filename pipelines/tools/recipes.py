@@ -1,23 +1,13 @@
-"""Shows methods and recipes: `python -m fedml_noniid.pipelines.tools.recipes list|show|check|pairs`.
-
-list   every method with its hyper-parameters, their defaults, and its source
-show   one method in full: the docstring of its file, and each hyper-parameter with the comment on its default
-check  what a recipe does, or why it is refused
-pairs  the pairs of methods that do not compose, each with the reason
-"""
+"""What `noniid methods` shows: all methods, one method, what a recipe does, and the pairs that do not compose."""
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
 from itertools import combinations
 
-from fedml_noniid.pipelines import cli
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Component, Public, Setting
 from fedml_noniid.plugins.core.errors import UserError, nearest
@@ -134,28 +124,3 @@ def _values(method: str) -> dict[str, str]:
 
 def _plain(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or '""'
-
-
-def _run(options: argparse.Namespace, _: Workspace) -> None:
-    wanted: dict[str, Callable[[], str]] = {
-        "list": listing,
-        "pairs": refused,
-        "show": lambda: shown(options.name),
-        "check": lambda: checked(options.name),
-    }
-    sys.stdout.write(wanted[options.command]())
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    parser = cli.parser("fedml_noniid.pipelines.tools.recipes", __doc__)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list | show | check | pairs")
-    commands.add_parser("list")
-    commands.add_parser("pairs")
-    commands.add_parser("show").add_argument("name", metavar="METHOD")
-    commands.add_parser("check").add_argument("name", metavar="RECIPE")
-    return cli.guarded(_run, parser.parse_args(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

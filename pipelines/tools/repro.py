@@ -1,55 +1,95 @@
-"""`make repro`: checks params.yaml, runs `dvc repro`, brings MLflow up to date, prints the table.
-
-It passes its arguments to `dvc repro`: `python -m fedml_noniid.pipelines.tools.repro train` stops after that stage.
-"""
+"""What `noniid run` does: checks params.yaml, runs `dvc repro`, brings MLflow up to date, returns the table."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 CHECKED = Path(".dvc") / "tmp" / "checked"
+OWN_FILES = "own files\n"  # content of CHECKED if the settings name files of the user, which DVC does not see
 SOURCES = ("plugins", "pipelines")
+CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
 KIND = "plan/machine.json"
+NEEDED = ("dvc.yaml", ".dvc")
+TABLE = Path("report") / "table.txt"
 
 
-def repro(root: Path, arguments: Sequence[str]) -> int:
-    """Runs the out-of-date stages. Returns 0, or the exit code of the first command that fails."""
+def repro(place: Workspace, stage: str | None = None) -> int:
+    """Runs the out-of-date stages, up to `stage` if one is named. Returns 0, or the exit code of DVC. UserError."""
+    root = place.root
+    for name in ("params.yaml", *NEEDED):
+        if not (root / name).exists():
+            raise UserError(f"{root / name}: is missing; `noniid init` makes the folder of an experiment")
+    if shutil.which("dvc", path=_path()) is None:
+        raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
     with _alone(root):
         if not _is_checked(root):
-            from fedml_noniid.pipelines.experiment import check
+            # Imported here: it imports torch, which takes seconds.
+            from fedml_noniid.pipelines.experiment import check, config
 
-            code = check.main(["--root", str(root)])
-            if code:
-                return code
-            (root / CHECKED).touch()
+            settings = config.load(root)
+            check.check(settings)
+            (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the store.
-            subprocess.run(["dvc", "checkout", "--quiet", "--allow-missing"], cwd=root)
-        process = subprocess.Popen(["dvc", "repro", *arguments], cwd=root)
-        try:
-            code = process.wait()
-        except KeyboardInterrupt:
-            process.wait()  # DVC was interrupted too; wait for its end
-            raise
+            _start(root, "checkout", "--quiet", "--allow-missing").wait()
+        code = 0
+        if (root / CHECKED).read_text() == OWN_FILES and not _always_plans(root):
+            # DVC does not see these files, and it takes an old plan from its cache. The new plan has their hashes.
+            code = _wait(_start(root, "repro", "--force", "--single-item", "plan"))
+        code = code or _wait(_start(root, "repro", *([stage] if stage else [])))
         if code == 0:
-            code = subprocess.run(
-                [sys.executable, "-m", "fedml_noniid.pipelines.tracking", "sync"], cwd=root
-            ).returncode
-        if code == 0 and not arguments:
-            sys.stdout.write(f"\n{(root / 'report' / 'table.txt').read_text()}\n{certificate(root)}\n")
+            from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
+
+            bring_up_to_date(place)
         return code
+
+
+def table(root: Path) -> str:
+    """The table of the last report, where to look next, and what the methods cost. UserError if there is no report."""
+    if not (root / TABLE).is_file():
+        raise UserError(f"{root / TABLE}: is missing; `noniid run` makes the report")
+    # Imported here: it imports scipy.
+    from fedml_noniid.pipelines.reporting import cost
+
+    return f"{(root / TABLE).read_text()}\n{cost.text(root)}"
+
+
+def _start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
+    """DVC, for which the programs `dvc` and `python` are those of this environment."""
+    return subprocess.Popen(["dvc", *arguments], cwd=root, env=os.environ | {"PATH": _path()})
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    """The exit code of a process."""
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        process.wait()  # DVC was interrupted too; wait for its end
+        raise
+
+
+def _always_plans(root: Path) -> bool:
+    """Whether DVC runs the stage `plan` every time, as outside a checkout."""
+    plan = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"].get("plan", {})
+    return bool(plan.get("always_changed"))
+
+
+def _path() -> str:
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def certificate(root: Path) -> str:
@@ -78,14 +118,14 @@ def _hashes(lock: str) -> dict[str, str]:
 
 @contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Allows one `make repro` at a time. The lock ends with the process, also after a crash."""
+    """Allows one `noniid run` at a time. The lock ends with the process, also after a crash."""
     path = root / LOCK
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another `make repro` runs in {root.resolve()}; wait for its end, or stop it") from None
+            raise UserError(f"another `noniid run` runs in {root.resolve()}; wait for its end, or stop it") from None
         yield
 
 
@@ -94,22 +134,5 @@ def _is_checked(root: Path) -> bool:
     if not (root / CHECKED).exists():
         return False
     since = (root / CHECKED).stat().st_mtime
-    files = [root / "params.yaml", *(path for folder in SOURCES for path in (root / folder).rglob("*.py"))]
-    return all(path.stat().st_mtime <= since for path in files if path.exists())
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    try:
-        return repro(Path(), arguments)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted; `make repro` goes on from here\n")
-        return 130
-
-
-if __name__ == "__main__":
-    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    sys.exit(main(sys.argv[1:]))
+    files = [root / "params.yaml", *(path for folder in SOURCES for path in (CODE / folder).rglob("*.py"))]
+    return all(path.stat().st_mtime <= since for path in files)

@@ -1,25 +1,20 @@
-"""Shows how uneven the scenarios of params.yaml are: a Markdown table, scenario x statistic, mean over the seeds.
+"""How uneven the scenarios of params.yaml are: a Markdown table, statistic x scenario, mean over the seeds.
 
-    python -m fedml_noniid.pipelines.tools.scenarios [--csv FILE]
-
-It reads the files of the partition stage, so run `make repro` or `dvc repro partition` first.
+It reads the files of the partition stage. `noniid partition` runs that stage and shows the table.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedml_noniid.pipelines import cli
+from tabulate import tabulate
+
 from fedml_noniid.pipelines.experiment import config, results
-from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import text
 from fedml_noniid.pipelines.reporting.summary import Spread, spread
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
 
 # Key of statistics.json -> title of the column, decimals.
 COLUMNS = {
@@ -72,7 +67,7 @@ def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
             known = {key: value for key, value in spreads.items() if value is not None}
             rows.append(Row(name, described(settings.scenarios[name]), known))
     if not rows:
-        raise UserError(f"{root / 'partitions'}: holds no partition of params.yaml; run `dvc repro partition` first")
+        raise UserError(f"{root / 'partitions'}: holds no partition of params.yaml; run `noniid partition` first")
     return rows, missing
 
 
@@ -85,12 +80,13 @@ def described(scenario: config.Scenario) -> str:
 
 
 def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
-    """The table and its notes."""
-    keys = _keys(rows)
-    lines = [["scenario", "partition", *(TITLES[key][0] for key in keys)]]
-    lines += [[row.scenario, row.partition, *(_cell(row.statistics.get(key), key) for key in keys)] for row in rows]
+    """The table, a line per statistic and a column per scenario, and its notes."""
+    lines = [["statistic", *(row.scenario for row in rows)], ["partition", *(row.partition for row in rows)]]
+    lines += [[TITLES[key][0], *(_cell(row.statistics.get(key), key) for row in rows)] for key in _keys(rows)]
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
-    return "\n\n".join([text.markdown(lines, words=2), *notes]) + "\n"
+    aligned = ["left", *["right"] * len(rows)]
+    cells = tabulate(lines[1:], lines[0], "pipe", disable_numparse=True, colalign=aligned)
+    return "\n\n".join([cells, *notes]) + "\n"
 
 
 def table(rows: Sequence[Row]) -> bytes:
@@ -127,21 +123,3 @@ def _cell(found: Spread | None, key: str) -> str:
     if (found.std or 0) <= 1e-12 * abs(found.mean):
         return f"{found.mean:,.{decimals}f}"
     return f"{found.mean:,.{decimals}f} ± {found.std:,.{decimals}f}"
-
-
-def _run(options: argparse.Namespace, place: Workspace) -> None:
-    rows, missing = read(place.root, config.load(place.root))
-    if options.csv is not None:
-        write_whole(options.csv, table(rows))
-    sys.stdout.write(markdown(rows, missing))
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    parser = cli.parser("fedml_noniid.pipelines.tools.scenarios", __doc__)
-    parser.add_argument("--csv", type=Path, help="also write every number, unrounded, to this file")
-    return cli.guarded(_run, parser.parse_args(arguments))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

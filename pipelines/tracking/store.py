@@ -71,7 +71,7 @@ class Store:
             client: Any = MlflowClient(tracking_uri=self.address)
             client.search_experiments(max_results=1)
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            advice = "" if self.uri else "; delete it and run `make ui`, which makes it again from the results"
+            advice = "" if self.uri else "; delete it and run `noniid ui`, which makes it again from the results"
             raise UserError(f"{self.address}: can't be used as MLflow's store ({_line(error)}){advice}") from None
         return client
 

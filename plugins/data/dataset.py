@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -53,8 +54,9 @@ class Dataset(Raw):
     def of(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
         """The samples of a reader. `normalise` is one of NORMALISATIONS or [m, s].
 
-        `channel`: each channel of the training samples gets mean 0 and deviation 1; `half`: (x/unit - 0.5) / 0.5;
-        `none`: x/unit; [m, s]: (x/unit - m) / s in every channel. UserError for anything else.
+        `channel`: each channel of the training samples, or each feature of samples [n, features], gets mean 0 and
+        deviation 1; `half`: (x/unit - 0.5) / 0.5; `none`: x/unit; [m, s]: (x/unit - m) / s in every channel or
+        feature. UserError for anything else.
         """
         mean, std = _scaling(raw, normalise)
         fields = vars(raw) | {"classes": tuple(raw.classes), "unit": float(raw.unit), "notes": tuple(raw.notes)}
@@ -146,7 +148,9 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     axes = (0, *range(2, x.ndim))
     if x.is_floating_point():
         wide = x.double().numpy()
-        return tuple(wide.mean(axes).tolist()), tuple(std or 1.0 for std in wide.std(axes).tolist())
+        # Rounding may give a constant channel a tiny deviation.
+        std = np.where(wide.min(axes) == wide.max(axes), 1.0, wide.std(axes))
+        return tuple(wide.mean(axes).tolist()), tuple(std.tolist())
     total, squares = torch.zeros(2, x.shape[1], dtype=torch.int64)
     for chunk in torch.split(x, max(1, 2**24 // x[0].numel())):
         whole = chunk.to(torch.int32)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, options_of
+from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
+from fedml_noniid.plugins.data.readers import arrays as npz
+from fedml_noniid.plugins.data.readers import frames, images
+from fedml_noniid.plugins.data.readers import text as texts
 from fedml_noniid.plugins.data.readers.arrays import arrays
 from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
 from fedml_noniid.plugins.data.readers.cinic import cinic10
@@ -20,14 +24,25 @@ from fedml_noniid.plugins.data.readers.femnist import femnist
 from fedml_noniid.plugins.data.readers.images import image_folder, image_size, resized
 from fedml_noniid.plugins.data.readers.made_tweets import made_tweets
 from fedml_noniid.plugins.data.readers.mnist import mnist
+from fedml_noniid.plugins.data.readers.own import fraction_for_test
 from fedml_noniid.plugins.data.readers.sent140 import sent140
+from fedml_noniid.plugins.data.readers.table import table
+from fedml_noniid.plugins.data.readers.text import text
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 Reader = Callable[..., Raw]
 READERS: tuple[Reader, ...] = (
-    digits, mnist, emnist, femnist, cifar10, cifar100, cinic10, sent140, made_tweets, image_folder, arrays,
+    digits, mnist, emnist, femnist, cifar10, cifar100, cinic10, sent140, made_tweets, table, text, image_folder,
+    arrays,
 )  # fmt: skip
 DATASETS = {reader.__name__: reader for reader in READERS}
+# Data sets of a user's own files -> (root, options) -> the files that the reader reads if they are there.
+OWN: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
+    "table": frames.sources,
+    "text": texts.sources,
+    "image_folder": lambda root, _: images.sources(root),
+    "arrays": lambda root, _: npz.sources(root),
+}
 
 
 def check(name: str, options: Mapping[str, object]) -> None:
@@ -42,8 +57,29 @@ def check(name: str, options: Mapping[str, object]) -> None:
     for key, value in options.items():
         if get_origin(kinds.get(key)) is Literal:
             known(f"data set {name}: {key}", value, get_args(kinds[key]))
+        # Readers check their numbers. Names are checked here, so that the error names params.yaml.
+        allowed = {kinds.get(key), *get_args(kinds.get(key))}
+        if value is None and type(None) in allowed:
+            continue
+        if str in allowed and not isinstance(value, str):
+            raise refusal(f"data set {name}: {key}", value, "text")
+        if list[str] in allowed and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            raise refusal(f"data set {name}: {key}", value, "a list of names")
+    fraction_for_test(options.get("test_share"))
     mean_and_deviation(options.get("normalise", "channel"))
     image_size(options.get("size"))
+
+
+def sources(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
+    """The user's own files that `load` would read with these checked options, by their names relative to `root`.
+
+    Empty for the data sets that are downloaded. UserError for folders that can't be read.
+    """
+    try:
+        found = OWN[name](Path(root), options) if name in OWN else []
+        return {os.path.relpath(path, root): path for path in found if path.is_file()}
+    except OSError as error:
+        raise _unreadable(root, error) from None
 
 
 def load(name: str, root: Path, **options: object) -> Dataset:
@@ -56,8 +92,12 @@ def load(name: str, root: Path, **options: object) -> Dataset:
     try:
         raw = reader(root, **options)
     except OSError as error:
-        raise UserError(f"{error.filename or root}: can't be read ({error.strerror or error})") from None
+        raise _unreadable(root, error) from None
     shape = image_size(size)
     if shape is not None:
         raw = replace(raw, train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
     return Dataset.of(name, raw, normalise)
+
+
+def _unreadable(root: Path, error: OSError) -> UserError:
+    return UserError(f"{error.filename or root}: can't be read ({error.strerror or error})")

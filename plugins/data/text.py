@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -52,6 +53,36 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
         kept = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
         row[: len(kept)] = kept
     return torch.from_numpy(found)
+
+
+class Read(NamedTuple):
+    """Texts as a network reads them."""
+
+    train_x: Tensor  # [n, length] int32
+    test_x: Tensor  # [m, length] int32
+    vectors: Tensor  # [V, 300] float32
+    notes: list[str]
+
+
+def read_texts(
+    train: Sequence[str], test: Sequence[str], seen: Sequence[str], root: Path, size: int, length: int, noun: str
+) -> Read:
+    """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made of `seen` texts.
+
+    See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises UserError as these.
+    """
+    first, second = ([tokenise(one) for one in part] for part in (train, test))
+    words = vocabulary(first if seen is train else map(tokenise, seen), size)
+    vectors, where = embedding(words, root)
+    train_x, test_x = encode(first, words, length), encode(second, words, length)
+    cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
+    unknown = 100 * (test_x == UNKNOWN).sum().item() / (test_x != PAD).sum().item()
+    notes = [
+        f"vocabulary of {len(words)} entries, which {unknown:.1f} % of the test tokens are not in",
+        f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
+        where,
+    ]
+    return Read(train_x, test_x, vectors, notes)
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

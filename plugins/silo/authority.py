@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import fcntl
 import os
-import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,31 +255,3 @@ def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
         if folder.exists():
             folder.rename(Path(place) / "old")
         fresh.rename(folder)
-
-
-RANK, DAYS = ("rank", "0 for the server, 1.. for the silos"), ("days", "a kit is valid so long (365)")
-# What a command calls, its help, and its flags with their help.
-COMMANDS: dict[str, tuple[Callable[..., str], str, *tuple[tuple[str, str], ...]]] = {
-    "make": (make, "makes a CA and the kits that are missing", ("silos", "number of silos"), DAYS),
-    "renew": (renew, "makes a new key and certificate for one rank, and revokes the old certificate", RANK, DAYS),
-    "revoke": (revoke, "from now on, the server refuses the certificate of one rank", RANK),
-    "show": (show, "prints a line for each kit"),
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of the operator; returns the exit code."""
-    parser = argparse.ArgumentParser(prog=COMMAND, description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, (_, words, *flags) in COMMANDS.items():
-        added = commands.add_parser(command, help=words, description=words)
-        added.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the CA and the kits")
-        for flag, meaning in flags:
-            added.add_argument(f"--{flag}", type=int, required=flag != "days", default=365, help=meaning)
-    options = vars(parser.parse_args(arguments))
-    try:
-        sys.stdout.write(COMMANDS[options.pop("command")][0](options.pop("out"), **options))
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    return 0

@@ -21,7 +21,7 @@ from cryptography.x509.oid import NameOID
 from fedml_noniid.plugins.core.errors import UserError, shown
 
 SERVER = "server"
-COMMAND = "python -m fedml_noniid.plugins.silo kits"
+COMMAND = "noniid deploy kits"
 PEERS = 1000  # parsed certificates that a server remembers
 LOG = logging.getLogger(__name__)
 

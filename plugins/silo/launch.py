@@ -1,4 +1,4 @@
-"""One process of a cross-silo run: `python -m fedml_noniid.plugins.silo server|silo|status --config fedml_config.yaml`.
+"""One process of a cross-silo run: `noniid deploy server --config fedml_config.yaml`, or `silo --rank 1`.
 
 Errors are one line on stderr. Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted,
 5 no contact with the server, 6 stopped on request. After 3, 5 and 6 the process can be started again and goes on.
@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,45 +243,18 @@ def run(rank: int, config: Path) -> int:
     try:
         Process.of(rank, config).run(sys.stdout)
     except (UserError, ends.StoppedError) as error:
-        # Without a log file, logging would print the line to stderr a second time.
-        if logging.getLogger().handlers:
+        # Without a log file, logging would print the line a second time.
+        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
             LOG.error("error: %s", error)
         sys.stderr.write(f"error: {error}\n")
         return ends.code(error)
     return 0
 
 
-def show_status(config: Path) -> int:
-    """Prints the state of the server as JSON."""
+def status(config: Path) -> str:
+    """The state of the server as JSON. Raises UserError."""
     from fedml_noniid.plugins.silo import link
 
-    try:
-        deployment = settings.read(config)
-        found = link.status(deployment.comm_args, None if deployment.comm_args.plaintext else deployment.kit(0))
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return ends.code(error)
-    sys.stdout.write(json.dumps(found, indent=2) + "\n")
-    return 0
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command lines of `server`, `silo` and `status`."""
-    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (
-        ("server", "runs the server"),
-        ("silo", "runs one silo"),
-        ("status", "shows the server's state"),
-    ):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("--config", type=Path, required=True, help="fedml_config.yaml of this machine")
-        if name == "silo":
-            command.add_argument("--rank", type=int, required=True, help="1 to the number of silos")
-    options = parser.parse_args(arguments)
-    if options.command == "status":
-        return show_status(options.config)
-    if options.command == "silo" and options.rank < 1:
-        parser.error(f"--rank {options.rank}: silos begin at 1")
-    return run(options.rank if options.command == "silo" else 0, options.config)
+    deployment = settings.read(config)
+    found = link.status(deployment.comm_args, None if deployment.comm_args.plaintext else deployment.kit(0))
+    return json.dumps(found, indent=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import multiprocessing
 import os
@@ -228,27 +227,17 @@ def _parts(deployment: settings.Deployment) -> Parts:
     return Parts.cut(data, clients, split.validation, public)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line: runs over loopback, simulates the same, and compares."""
-    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo loopback", description=__doc__)
-    parser.add_argument("--config", type=Path, default=CONFIG)
-    parser.add_argument("--recipe", help="instead of the file's")
-    parser.add_argument("--silos", type=int, help="instead of the file's")
-    parser.add_argument("--out", type=Path, default=FOLDER / "loopback")
-    options = parser.parse_args(arguments)
-    try:
-        deployment = settings.read(options.config)
-        deployment = _overridden(deployment, options.recipe, options.silos, "loopback")
-        parts = _parts(deployment)
-        sizes = ", ".join(str(len(part)) for part in parts.clients)
-        sys.stdout.write(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples\n")
-        sys.stdout.flush()
-        deployed = run(deployment, parts, options.out)
-        simulated = simulate(deployment, parts)
-        if deployed != simulated:
-            raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write("the sequential simulation ends with the same weights, bit for bit\n")
-    return 0
+def compare(config: Path, recipe: str | None, silos: int | None, out: Path, say: Callable[[str], object]) -> None:
+    """Runs a configuration over loopback, simulates the same, and compares the weights. UserError if they differ.
+
+    `recipe`, `silos`: instead of the file's. `out`: folder for all files. `say` gets two lines.
+    """
+    deployment = _overridden(settings.read(config), recipe, silos, "loopback")
+    parts = _parts(deployment)
+    sizes = ", ".join(str(len(part)) for part in parts.clients)
+    say(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples")
+    deployed = run(deployment, parts, out)
+    simulated = simulate(deployment, parts)
+    if deployed != simulated:
+        raise UserError(f"the silos' weights {deployed} are not the simulation's {simulated}")
+    say("the sequential simulation ends with the same weights, bit for bit")

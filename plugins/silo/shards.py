@@ -1,9 +1,7 @@
-"""Each silo's own data file, and the server's: `python -m fedml_noniid.plugins.silo shards`."""
+"""Each silo's own data file, and the server's: `noniid deploy shards`."""
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,27 +125,18 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
     return Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, *optional)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m fedml_noniid.plugins.silo shards", description=__doc__)
-    parser.add_argument("--data", type=Path, required=True, help="data/<data set>.safetensors")
-    parser.add_argument("--indices", type=Path, required=True, help="partitions/<scenario>-<seed>/indices.json")
-    parser.add_argument("--out", type=Path, required=True, help="folder for <rank>.safetensors; 0 is the server's")
-    parser.add_argument("--public", action="store_true", help="give every silo the public split (FNR-FL needs it)")
-    parser.add_argument("--sigma", type=float, help="let the silos' samples be noisy: the scenario's noise.sigma")
-    parser.add_argument("--form", default=noise.FORMS[0], help=f"the scenario's noise.form: {', '.join(noise.FORMS)}")
-    options = parser.parse_args(arguments)
-    try:
-        held, data = read_indices(options.indices), Dataset.read(options.data)
-        std = None
-        if options.sigma is not None:
-            shape = tuple(data.train_x.shape[1:])
-            std = noise.deviations(options.form, options.sigma, len(held.clients), shape, data.scale)
-        public = held.public if options.public else held.public[:0]
-        parts = Parts.cut(data, held.clients, held.validation, public, std)
-        write(str(options.out / "{rank}.safetensors"), parts)
-    except UserError as error:
-        sys.stderr.write(f"error: {error}\n")
-        return 2
-    sys.stdout.write(f"{len(held.clients)} shards and the server's file are in {options.out}\n")
-    return 0
+def cut(
+    data: Path, indices: Path, out: Path, public: bool = False, sigma: float | None = None, form: str = noise.FORMS[0]
+) -> int:
+    """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of silos. UserError.
+
+    `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every silo gets the public
+    split. `sigma`, `form`: of the noise on the silos' samples, if they have any.
+    """  # fmt: skip
+    held, whole = read_indices(indices), Dataset.read(data)
+    std = None
+    if sigma is not None:
+        std = noise.deviations(form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale)
+    given = held.public if public else held.public[:0]
+    write(str(out / "{rank}.safetensors"), Parts.cut(whole, held.clients, held.validation, given, std))
+    return len(held.clients)

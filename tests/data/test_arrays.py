@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers.arrays import of_arrays
 from tests.data.reading import contents, refuse
 
 X = np.arange(6 * 3, dtype=np.uint8).reshape(6, 3)
@@ -93,6 +95,144 @@ def test_class_names(root):
     assert load("arrays", root).classes == ("ant", "bee", "cow")
 
 
+LABELS = np.array(["dog", "ant", "cat", "dog", "ant", "cat"])
+
+
+def test_labels_of_text(root):
+    write(root, y=LABELS)
+    write(root, "test", y=LABELS[:4])
+    found = load("arrays", root)
+    assert found.classes == ("ant", "cat", "dog") and found.train_y.tolist() == [2, 0, 1, 2, 0, 1]
+    assert found.test_y.tolist() == [2, 0, 1, 2]
+    write(root, y=LABELS, classes=np.array(["dog", "cat", "ant"]))
+    assert load("arrays", root).test_y.tolist() == [0, 2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ({"y": np.array(list("aaaaaa"))}, {}, "train.npz: y is always 'a'; at least 2 classes are needed"),
+        ({"y": np.array(list("abcdab"))}, {}, "train.npz: y has 4 different labels in 6 samples; allowed: classes"),
+        ({"y": np.array(["1.5", "1", "2", "1", "1", "1"])}, {}, "y is '1.5' in y[0], a measurement; allowed: whole"),
+        ({}, {"y": np.array(["ant", "cat", "cow", "dog"])}, "test.npz: y is 'cow' in y[2], but no training sample is"),
+        ({"classes": np.array(["dog", "cat", "cow"])}, {}, "classes has to name each class once; not so: ant, cow"),
+        ({"classes": np.array(["dog", "cat", "ant", "ant"])}, {}, "classes has to name each class once; not so: ant"),
+        ({"y": Y}, {}, "test.npz: y is <U3 [4], that of train.npz is int64 [6]"),
+    ],
+)
+def test_refused_labels_of_text(root, train, test, message):
+    write(root, **{"y": LABELS} | train)
+    write(root, "test", **{"y": LABELS[:4]} | test)
+    with refuse(message):
+        load("arrays", root)
+
+
+# Layouts, ranges, one file
+
+
+def channels(*shape, n=6):
+    return np.random.default_rng(0).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "wanted"),
+    [
+        ((5, 4, 3), "auto", (3, 5, 4)),
+        ((8, 8, 1), "auto", (1, 8, 8)),
+        ((8, 6, 4), "auto", (4, 8, 6)),
+        ((3, 5, 6), "auto", (3, 5, 6)),
+        ((3, 5, 3), "HWC", (3, 3, 5)),
+        ((3, 5, 3), "CHW", (3, 5, 3)),
+        ((8, 8, 7), "HWC", (7, 8, 8)),
+        ((8, 8, 7), "CHW", (8, 8, 7)),
+    ],
+)
+def test_layouts(root, shape, layout, wanted):
+    x = channels(*shape)
+    write(root, x=x)
+    write(root, "test", x=x[:4])
+    found = load("arrays", root, layout=layout)
+    assert found.train_x.shape == (6, *wanted) and found.train_x.is_contiguous()
+    last = wanted != shape or layout == "HWC"
+    assert np.array_equal(found.train_x.numpy(), x.transpose(0, 3, 1, 2) if last else x)
+    said = any("read as [h, w, channels]" in note for note in found.notes)
+    assert said is (layout == "auto" and wanted != shape)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 3), (1, 8, 1), (8, 8, 7), (8, 8, 2)])
+def test_a_layout_that_may_be_both_or_none_is_asked_for(root, shape):
+    file = write(root, x=channels(*shape))
+    with refuse(f"{file}: x is uint8 [6, {', '.join(map(str, shape))}]", "layout: CHW", "or HWC for"):
+        load("arrays", root)
+
+
+def test_layout_is_for_four_axes(root):
+    with refuse("layout='HWC' is refused; allowed: auto, since", "x has 2 axes"):
+        load("arrays", root, layout="HWC")
+    with refuse("data set arrays: layout 'hwc' is unknown", "HWC"):
+        load("arrays", root, layout="hwc")
+
+
+def test_floats_on_the_scale_of_bytes_are_noted(root):
+    x = channels(8, 8).astype(np.float32)
+    write(root, x=x)
+    write(root, "test", x=x[:4])
+    (note,) = [note for note in load("arrays", root).notes if "floats" in note]
+    assert note.startswith(f"images of floats from {x.min():g} to {x.max():g}: ")
+    write(root, x=x / 255)
+    with refuse(root / "test.npz", "x goes up to ", "that of train.npz to ", "allowed: one scale"):
+        load("arrays", root)
+    write(root, "test", x=x[:4] / 255)
+    assert not [note for note in load("arrays", root).notes if "floats" in note]
+
+
+def test_without_a_test_file_a_share_of_the_samples_tests(root):
+    (root / "test.npz").unlink()
+    write(root, x=np.arange(120, dtype=np.uint8).reshape(40, 3), y=np.arange(40) % 2, client=np.arange(40) // 10)
+    found = load("arrays", root)
+    assert found.test_owner.bincount().tolist() == [2] * 4 and found.train_owner.bincount().tolist() == [8] * 4
+    whole = torch.cat((found.train_x, found.test_x))[:, 0]
+    assert whole.sort().values.tolist() == list(range(0, 120, 3))
+    assert len(load("arrays", root, test_share=0.5).test_y) == 20
+    with refuse("test_share=2 is refused; allowed: a number between 0 and 1"):
+        load("arrays", root, test_share=2)
+    write(root, "test")
+    with refuse("test_share=0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
+        load("arrays", root, test_share=0.5)
+
+
+def test_arrays_in_memory_are_those_of_the_files(root):
+    owner = np.array(["zoe", "ada", "zoe", "bob", "ada", "ada"])
+    write(root, y=LABELS, client=owner)
+    write(root, "test", y=LABELS[:4], client=owner[:4])
+    objects = LABELS.astype(object)  # as pandas has text
+    raw = of_arrays(X, objects, X[:4], objects[:4], owner, test_owner=owner[:4])
+    assert Dataset.of("arrays", raw).checksum == load("arrays", root).checksum
+    cut = of_arrays(X, LABELS, owner=owner, test_share=0.5)
+    assert cut.test_owner is not None and len(cut.test_y) + len(cut.train_y) == 6
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: of_arrays([[1, 2]], Y), "train_x is a list; allowed: a NumPy array"),
+        (lambda: of_arrays(X, Y, X), "test_y is missing; allowed: test_x and test_y, or none of the test set"),
+        (lambda: of_arrays(X, Y, test_owner=Y), "test_x is missing; allowed: test_x and test_y"),
+        (lambda: of_arrays(X, Y[:5]), "train_y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
+        (lambda: of_arrays(X, Y, X[:, :2], Y), "test_x holds samples of uint8 [2], those of train_x are uint8 [3]"),
+        (lambda: of_arrays(X, Y, X, Y, Y), "test_owner is missing, but owner is there; allowed: both or none"),
+        (lambda: of_arrays(X, Y, X, Y, test_owner=Y), "owner is missing, but test_owner is there; allowed: both or"),
+        (lambda: of_arrays(X, Y, X, Y + 1), "test_y[2]=3 is refused; allowed: 0 to 2, as in train_x"),
+        (lambda: of_arrays(X, Y, layout="WHC"), "layout 'WHC' is unknown (did you mean 'HWC'?)"),
+        (lambda: of_arrays(X, np.array([{}] * 6)), "train_y is object [6]; allowed: whole numbers or text [6]"),
+        (lambda: of_arrays(X, Y, owner=np.arange(6)), "train_x: 6 samples are too few to cut a test set from, and no"),
+    ],
+)
+def test_refused_in_memory(call, message):
+    with refuse(message):
+        call()
+
+
 def test_packed_archives_are_the_same(root):
     expected = load("arrays", root).checksum
     np.savez_compressed(root / "train.npz", y=Y, x=X)
@@ -120,20 +260,21 @@ IMAGE = np.zeros((6, 2, 2), np.uint8)
         ({"x": X.reshape(6, 1, 1, 1, 3)}, "x is uint8 [6, 1, 1, 1, 3]; allowed: [n, features]"),
         (
             {"x": X[:0], "y": Y[:0]},
-            "x is uint8 [0, 3]; allowed: [n, features], [n, h, w], [n, channels, h, w], none of",
+            "x is uint8 [0, 3]; allowed: [n, features], [n, h, w], [n, channels, h, w] or [n, h, w, channels], none",
         ),
         ({"x": X[:, :0]}, "x is uint8 [6, 0]; allowed: [n, features]"),
-        ({"y": Y[:5]}, "y is int64 [5]; allowed: whole numbers [6], one for each of x"),
-        ({"y": Y[:, None]}, "y is int64 [6, 1]; allowed: whole numbers [6]"),
-        ({"y": Y.astype(float)}, "y is float64 [6]; allowed: whole numbers [6]"),
-        ({"y": Y > 0}, "y is bool [6]; allowed: whole numbers [6]"),
-        ({"y": Y.astype(str)}, "y is <U21 [6]; allowed: whole numbers [6]"),
+        ({"y": Y[:5]}, "y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
+        ({"y": Y[:, None]}, "y is int64 [6, 1]; allowed: whole numbers or text [6]"),
+        ({"y": Y.astype(float)}, "y is float64 [6]; allowed: whole numbers or text [6]"),
+        ({"y": Y > 0}, "y is bool [6]; allowed: whole numbers or text [6]"),
+        ({"y": Y.astype("S1")}, "y is |S1 [6]; allowed: whole numbers or text [6]"),
+        ({"y": np.array(["a", "b", " ", "a", "b", ""])}, "y[2] is empty; every sample needs a label"),
         ({"y": np.array([0, 1, 2, -1, 1, -3])}, "y[3]=-1 is refused; allowed: whole numbers from 0 up"),
         ({"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)}, "y[3]=9223372036854775808 is refused"),
         ({"y": np.array([0, 4, 2, 0, 7, 2])}, "y goes up to 7, but no sample has 1, 3, 5, 6; every class needs some"),
         ({"y": np.array([0, 1, 2, 0, 1, 2**31 - 1])}, "y goes up to 2147483647, but no sample has 3, 4, 5, 6, 7;"),
         ({"classes": np.array(["a", "b"])}, "classes is <U1 [2]; allowed: text [3], a name for each class of y"),
-        ({"classes": np.arange(3)}, "classes is int64 [3]; allowed: text [3]"),
+        ({"classes": np.arange(3)}, "classes is int64 [3]; allowed: text [C]"),
         ({"classes": np.array(["a", "b", "a"])}, "classes is <U1 [3]; allowed: text [3], a name for each class"),
         ({"x": X.astype(object)}, "can't be read as arrays (it holds Python objects)"),
         ({"client": np.array([1, None, 2, 3, 4, 5])}, "can't be read as arrays (it holds Python objects)"),

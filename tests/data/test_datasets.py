@@ -354,6 +354,55 @@ def test_image_folder(folder):
     assert torch.equal(Dataset.read(folder / "saved").test_x, found.test_x)
 
 
+def test_stray_files_are_ignored_with_one_note(folder):
+    expected = load("image_folder", folder)
+    strays = (
+        "train/Thumbs.db",
+        "train/cat/Thumbs.db",
+        "test/dog/desktop.ini",
+        "test/cat/readme.txt",
+        "train/cat/._0.png",
+    )
+    for name in strays:
+        (folder / name).write_text("")
+    (folder / "train" / "__MACOSX" / "cat").mkdir(parents=True)
+    found = load("image_folder", folder)
+    assert torch.equal(found.train_x, expected.train_x) and found.classes == expected.classes
+    told = "files that are no images, ignored: 5 (._0.png, Thumbs.db, desktop.ini, readme.txt)"
+    assert found.notes == (told, *expected.notes)
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1), ("PA", 3), ("P", 3)])
+def test_an_alpha_channel_without_transparency_is_dropped(tmp_path, mode, channels):
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 6), dtype=np.uint8)
+    for part in ("train", "test"):
+        for label in ("a", "b"):
+            file = tmp_path / part / label / ("0.tiff" if mode == "PA" else "0.png")
+            file.parent.mkdir(parents=True)
+            Image.fromarray(pixels).convert("RGB" if mode == "RGBA" else mode[0]).convert(mode).save(file)
+    found = load("image_folder", tmp_path)
+    assert found.train_x.shape == (2, channels, 5, 6)
+    if mode != "PA":
+        assert (found.train_x.numpy() == pixels).all()
+
+
+def test_transparency_in_a_palette_is_refused(folder):
+    Image.new("P", (6, 5)).save(folder / "train" / "cat" / "9.png", transparency=0)
+    with refuse(folder / "train" / "cat" / "9.png", "colour mode P with transparent pixels; allowed: grey (8 bits) or"):
+        load("image_folder", folder)
+
+
+def test_without_a_test_folder_a_share_of_each_class_tests(folder):
+    shutil.rmtree(folder / "test")
+    for label in ("cat", "dog"):
+        for i in range(3, 10):
+            draw(folder / "train" / label / f"{i}.png")
+    found = load("image_folder", folder)
+    assert found.test_y.tolist() == [0, 0, 1, 1] and found.train_y.bincount().tolist() == [8, 8]
+    assert found.notes[0] == "test set: 4 of 20 samples, drawn by label with a fixed seed"
+    assert len(load("image_folder", folder, test_share=0.5).test_y) == 10
+
+
 def test_grey_images_and_a_constant_channel(tmp_path):
     for part in ("train", "test"):
         for label in ("a", "b"):
@@ -422,17 +471,18 @@ def test_unreadable_images(folder):
         load("image_folder", folder)
     png.rmdir()
     draw(png, "RGBA")
-    with refuse(f"{png}: has the colour mode RGBA; allowed: grey (8 bits) or RGB"):
+    with refuse(f"{png}: has the colour mode RGBA with transparent pixels; allowed: grey (8 bits) or RGB"):
         load("image_folder", folder)
 
 
 def test_wrong_folders(folder, tmp_path):
     with refuse(tmp_path / "no" / "train", "no such folder", "train/<class>/*"):
         load("image_folder", tmp_path / "no")
-    (folder / "train" / "readme.txt").write_text("")
-    with refuse(folder / "train" / "readme.txt", "isn't a folder"):
+    stray = folder / "train" / "5.png"
+    draw(stray)
+    with refuse(stray, "isn't in the folder of a class; needed: ", "train/<class>/5.png"):
         load("image_folder", folder)
-    (folder / "train" / "readme.txt").unlink()
+    stray.unlink()
     (folder / "test" / "bird").mkdir()
     with refuse(folder, "the same classes", "bird"):
         load("image_folder", folder)

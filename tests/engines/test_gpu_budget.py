@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.trees import Params, tree_map
 from tests.recipe_table import ALONE
 
 ROOT = Path(__file__).parents[2]
-AGAIN = "if this has to be, `noniid bench gpu` writes the table again"
+AGAIN = "if this has to be, `noniid budget` writes the table again"
 
 
 @cache
@@ -33,7 +33,7 @@ def budget() -> dict[tuple[str, str], Counts]:
 @pytest.mark.parametrize("entry", ALONE)
 def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
     allowed = budget().get((entry, engine))
-    assert allowed is not None, f"{entry} has no line in {gpu_budget.FILE}; `noniid bench gpu` writes it"
+    assert allowed is not None, f"{entry} has no line in {gpu_budget.FILE}; `noniid budget` writes it"
     counts, waits = of_round(*ALONE[entry], engine, SMALL, 2)
     for what, found, most in zip(Counts._fields, counts, allowed, strict=True):
         assert found <= most, f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"

@@ -52,9 +52,10 @@ def copy(folder: Path) -> Path:
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
     for name in filter(None, names):
-        if (ROOT / name).is_file() and name != "dvc.lock":  # which is of the whole experiment
+        is_there = (ROOT / name).is_file() or (ROOT / name).is_symlink()  # links of the package to its folders
+        if is_there and name != "dvc.lock":  # which is of the whole experiment
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+            shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
     (folder / "params.yaml").write_text(PARAMS)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     return folder
@@ -88,7 +89,11 @@ class Repository:
     def repro(self, params: str = PARAMS) -> list[str]:
         """The stages that `dvc repro report` really runs with these settings."""
         (self.folder / "params.yaml").write_text(params)
-        said = self.run("dvc", "repro", "report")
+        return self.ran("dvc", "repro", "report")
+
+    def ran(self, *command: str) -> list[str]:
+        """The stages that a command really runs."""
+        said = self.run(*command)
         return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
 
     def trained(self) -> set[str]:

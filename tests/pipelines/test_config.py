@@ -7,12 +7,16 @@ from pathlib import Path
 import pytest
 
 from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment.provenance import of_training
+from fedml_noniid.pipelines.stages.deploy import _deployment
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.recipes import METHODS
 from tests.recipe_table import REPORTED
 
 ROOT = Path(__file__).parents[2]
 GOOD = (ROOT / "params.yaml").read_text()
+SEEDS = next(line for line in GOOD.splitlines() if line.startswith("seeds:"))
+TUNE = GOOD[GOOD.index("\ntune:") : GOOD.index("\ndeploy:")]
 
 
 def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
@@ -91,8 +95,8 @@ def test_the_default_experiment_is_good() -> None:
         ("fnr: {fnr: {p: 0.5}}", "fnr: {ccn: {T: 1.0}}", ["recipes: fnr", "'ccn'", "allowed: fnr"]),
         ("fnr: {fnr: {p: 0.5}}", "fnr: {fnr: 0.5}", ["recipes: fnr", "fnr = 0.5", "hyper-parameter"]),
         ("  scaffold: {}", "  scafold: {}", ["recipes: scafold", "did you mean 'scaffold'"]),
-        ("seeds: [0, 1, 2]", "seeds: [0, 1, 1]", ["seeds", "1 is named twice"]),
-        ("seeds: [0, 1, 2]", "seeds: [0, 1, x]", ["seeds.2", "'x'", "integer"]),
+        (SEEDS, "seeds: [0, 1, 1]", ["seeds", "1 is named twice"]),
+        (SEEDS, "seeds: [0, 1, x]", ["seeds.2", "'x'", "integer"]),
         ("model: mlp", "model: mpl", ["train.model", "'mpl'", "did you mean 'mlp'"]),
         ("model_options: {}", "model_options: {hiden: 3}", ["train", "'hiden'", "did you mean 'hidden'"]),
         ("lr: 0.1", "lr: .nan", ["train.lr", "nan", "finite"]),
@@ -107,8 +111,8 @@ def test_the_default_experiment_is_good() -> None:
         ("processes: null", "processes: 5000", ["machine.processes", "5000", "less than or equal to 1024"]),
         ("processes: null", "processes: two", ["machine.processes", "'two'", "integer"]),
         ("device: auto", "device: tpu", ["train.device", "'tpu'", "cuda"]),
-        ("seeds: [0, 1, 2]", f"seeds: [0, {2**63}]", ["seeds.1", str(2**63), "less than"]),
-        ("seeds: [0, 1, 2]", "seeds: [0, -1]", ["seeds.1", "-1", "greater than or equal to 0"]),
+        (SEEDS, f"seeds: [0, {2**63}]", ["seeds.1", str(2**63), "less than"]),
+        (SEEDS, "seeds: [0, -1]", ["seeds.1", "-1", "greater than or equal to 0"]),
         ("silos: 3", "silos: 21", ["deploy.silos", "21", "2 to 20", "'dirichlet'"]),
         ("silos: 3", "silos: 1", ["deploy.silos", "1", "greater than or equal to 2"]),
         ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", ["recipes", "at most 100 characters"]),
@@ -119,6 +123,40 @@ def test_the_default_experiment_is_good() -> None:
         ("public: 100", f"public: -{'9' * 400}", ["data.public", "-9999"]),
         ("{p: 0.5}", f"{{p: {'9' * 400}}}", ["recipes: fnr", "fnr.p"]),
         ("  seed: 0", "  seed: 7", ["deploy.seed", "7", "0, 1, 2"]),
+        *(
+            ("  scaffold: {}", f"  scaffold: {{train: {text}}}", ["recipes.scaffold.train", *parts])
+            for text, parts in (
+                ("{epochs: 3}", ["'epochs' can't be set for one recipe", "allowed: lr, momentum, weight_decay"]),
+                ("{lrr: 1}", ["'lrr'", "did you mean 'lr'"]),
+                ("{lr: 0}", ["train.lr = 0 is refused", "greater than 0"]),
+                ("{momentum: 1}", ["train.momentum = 1 is refused", "less than 1"]),
+                ("{weight_decay: much}", ["train.weight_decay = 'much'", "number"]),
+            )
+        ),
+        *(
+            (TUNE, f"\ntune: {{{text}}}\n", ["tune", *parts])
+            for text, parts in (
+                ("seeds: [9], grid: {trian: {lr: [1]}}", ["tune.grid: section 'trian'", "did you mean 'train'"]),
+                ("seeds: [9], grid: {train: {lr: [1, -1]}}", ["tune.grid: train.lr = -1 is refused", "greater than 0"]),
+                ("seeds: [9], grid: {train: {epochs: [1]}}", ["tune.grid: train: 'epochs'", "allowed: lr, momentum"]),
+                ("seeds: [9], grid: {train: {lr: 0.1}}", ["tune.grid.train.lr = 0.1", "list"]),
+                ("seeds: [9], grid: {fnr: {p: [1, 0.5, 1]}}", ["tune.grid: fnr.p = [1, 0.5, 1]", "each of them once"]),
+                ("seeds: [9], grid: {fnr: {p: []}}", ["tune.grid: fnr.p = []", "each of them once"]),
+                ("seeds: [9], grid: {fnr: {p: [2]}}", ["tune.grid: fnr: p = 2 must lie in [0, 1]"]),
+                ("seeds: [9], grid: {fnr: {q: [1]}}", ["tune.grid", "no hyper-parameter 'q'", "allowed: p"]),
+                ("seeds: [9], grid: {}", ["tune.grid = {} is refused", "at least 1"]),
+                ("seeds: [], grid: {fnr: {p: [1]}}", ["tune.seeds = []", "at least 1"]),
+                ("seeds: [0, 9], grid: {fnr: {p: [1]}}", ["tune.seeds: 0 is refused", "other seeds"]),
+                ("seeds: [9, 9], grid: {fnr: {p: [1]}}", ["tune.seeds: 9 is named twice"]),
+                (
+                    "seeds: [9], scenario: dirichle, grid: {fnr: {p: [1]}}",
+                    ["tune.scenario: 'dirichle'", "did you mean"],
+                ),
+                ("seeds: [9], recipes: [fnrr], grid: {fnr: {p: [1]}}", ["tune.recipes: 'fnrr'", "did you mean 'fnr'"]),
+                ("seeds: [9], trials: 1, grid: {fnr: {p: [1]}}", ["tune.trials = 1", "greater than or equal to 2"]),
+                ("seeds: [9], trails: 2, grid: {fnr: {p: [1]}}", ["'tune.trails'", "did you mean 'trials'"]),
+            )
+        ),
         ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
         ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["not YAML", "duplicate key", "lr"]),
         ("train:", "train: [", ["not YAML"]),
@@ -138,7 +176,7 @@ def test_a_scenario_may_be_called_on(tmp_path: Path) -> None:
     settings = config.load(tmp_path)
     assert settings.scenario_names == list(settings.scenarios) == [settings.deploy.scenario] == ["on"]
     assert settings.units()[0].key == "on-fedavg-0"
-    assert check.main(["--root", str(tmp_path)]) == 0
+    check.check(settings)
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
@@ -207,77 +245,101 @@ def test_participation_is_a_share_of_the_clients(share: float, cohort: int) -> N
     assert config.Scenario(partition="iid", clients=20, participation=share).cohort == cohort
 
 
-def run_check(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> int:
-    """`python -m fedml_noniid.pipelines.experiment.check` in `folder`; the exit code."""
+def refusals(folder: Path, *changes: tuple[str, str], text: str = GOOD) -> list[str]:
+    """What `noniid check` refuses in a changed params.yaml, a line each."""
     for old, new in changes:
+        assert old in text
         text = text.replace(old, new, 1)
     (folder / "params.yaml").write_text(text)
-    return check.main(["--root", str(folder)])
+    try:
+        check.check(config.load(folder))
+    except UserError as error:
+        return str(error).splitlines()
+    return []
 
 
-def test_check_accepts_the_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_check(tmp_path) == 0
-    assert capsys.readouterr().err == ""
+def test_check_accepts_the_default(tmp_path: Path) -> None:
+    assert refusals(tmp_path) == []
 
 
-def test_check_composes_every_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_composes_every_recipe(tmp_path: Path) -> None:
     """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other settings."""
-    changes = [("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0")]
-    assert run_check(tmp_path, *changes) == 2
-    lines = capsys.readouterr().err.splitlines()
+    lines = refusals(tmp_path, ("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0"))
     assert len(lines) == 2
-    assert lines[0].startswith("error: params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
-    assert lines[1].startswith("error: params.yaml: recipes.fnr: fnr: needs a public split")
+    assert lines[0].startswith("params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
+    assert lines[1].startswith("params.yaml: recipes.fnr: fnr: needs a public split")
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"
 
 
-def test_a_leak_has_to_say_so_in_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_leak_has_to_say_so_in_its_name(tmp_path: Path) -> None:
     """The name is in every folder, table, plot and MLflow page."""
     leaking = "fnr: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    assert run_check(tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking)) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking))
     assert "recipes.fnr" in line and "trains on the test set" in line and "call the entry 'fnr-leak'" in line
     named = [("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"), ("  fnr: {fnr: {p: 0.5}}",
              "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}")]  # fmt: skip
-    assert run_check(tmp_path, *named) == 0
+    assert refusals(tmp_path, *named) == []
 
 
-def test_a_leak_reads_the_test_set_and_needs_no_public_split(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> None:
     """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
     everything = [("validation: 0.1", "validation: 0.0"), ("public: 100", "public: 0"),
                   ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn")]  # fmt: skip
     leaking = "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    assert run_check(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == 0
+    assert refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == []
     sound = leaking.replace("test", "train_holdout")
-    assert run_check(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound)) == 2
-    assert "fnr_authors: needs a public split, but data.public is 0" in capsys.readouterr().err
+    (line,) = refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound))
+    assert "fnr_authors: needs a public split, but data.public is 0" in line
 
 
-def test_check_finds_a_momentum_that_is_not_the_methods(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [("momentum: null", "momentum: 0.5"), ("  scaffold: {}", "  scaffold: {recipe: sgdm}")]
-    assert run_check(tmp_path, *changes) == 2
-    assert "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9" in capsys.readouterr().err
-
-
-def test_check_finds_a_recipe_that_can_not_be_deployed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changes = [("  scaffold: {}", "  scaffold: {}\n  centralised: {}"), ("  recipe: fednnnn", "  recipe: centralised")]
-    assert run_check(tmp_path, *changes) == 2
-    assert "deploy.recipe = 'centralised' can't be deployed: " in capsys.readouterr().err
-
-
-def test_check_finds_an_option_that_no_method_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}"
-    assert run_check(tmp_path, ("fnr: {fnr: {p: 0.5}}", wrong)) == 2
-    assert "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            [("momentum: null", "momentum: 0.5"), ("  scaffold: {}", "  scaffold: {recipe: sgdm}")],
+            "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9",
+        ),
+        (
+            [("  scaffold: {}", "  scaffold: {recipe: sgdm, train: {momentum: 0.5}}")],
+            "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9",
+        ),
+        (
+            [("  scaffold: {}", "  scaffold: {}\n  centralised: {}"), ("  recipe: fednnnn", "  recipe: centralised")],
+            "deploy.recipe = 'centralised' can't be deployed: ",
+        ),
+        (
+            [("fnr: {fnr: {p: 0.5}}", "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}")],
+            "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)",
+        ),
+    ],
+)
+def test_check_finds_what_single_settings_do_not_show(
+    tmp_path: Path, changes: list[tuple[str, str]], told: str
+) -> None:
+    assert told in "\n".join(refusals(tmp_path, *changes))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_experiments_that_come_with_the_project_are_good(
-    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_check(tmp_path, text=path.read_text()) == 0, capsys.readouterr().err
+def test_the_experiments_that_come_with_the_project_are_good(path: Path, tmp_path: Path) -> None:
+    assert refusals(tmp_path, text=path.read_text()) == []
+
+
+def test_a_recipe_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
+    """In its items, its deployment and their fingerprints; no other recipe changes."""
+    (tmp_path / "params.yaml").write_text(GOOD)
+    before = config.load(tmp_path)
+    own = [("  scaffold: {}", "  scaffold: {train: {lr: 0.05, weight_decay: 0.01, momentum: null}}")]
+    assert refusals(tmp_path, *own, ("recipe: fednnnn", "recipe: scaffold")) == []
+    settings = config.load(tmp_path)
+    changed = {"lr": 0.05, "weight_decay": 0.01}
+    assert settings.train_of("scaffold").model_dump() == settings.train.model_dump() | changed
+    assert settings.train_of("fedavg") is settings.train and settings.train.lr == 0.1
+    for unit in settings.units():
+        wanted = {f"train.{key}": value for key, value in changed.items()} if unit.recipe == "scaffold" else {}
+        assert settings.params(unit) == before.params(unit) | wanted
+        assert (of_training(settings, unit) == of_training(before, unit)) is not bool(wanted)
+    assert _deployment(settings).train_args.learning_rate == 0.05
+    assert not {"data", "scenario", *config.Recipe.model_fields} & METHODS.keys(), "they are keys beside methods"
 
 
 def test_the_experiment_of_all_methods_has_all_methods_and_the_reported_combinations() -> None:

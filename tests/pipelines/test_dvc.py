@@ -55,9 +55,9 @@ def test_every_output_is_cached(file: str) -> None:
 
 
 def test_machine_is_no_parameter_of_dvc() -> None:
-    """And everything else that stands in params.yaml is one."""
+    """Nor is `tune`. Everything else that stands in params.yaml is one."""
     known = set(stages()["plan"]["params"])
-    assert set(config.Config.model_fields) - known == {"machine"}
+    assert set(config.Config.model_fields) - known == {"machine", "tune"}
 
 
 def test_every_stage_depends_on_its_part_of_the_plan() -> None:
@@ -280,6 +280,58 @@ def test_what_dvc_runs(small: Repository) -> None:
             {FEDAVG, FNR, "skewed-fedavg-1", "skewed-scaffold+fnr-1"} if what == "a seed" else BOTH
         ), what
     assert small.run("git", "status", "--porcelain", "dvc.lock") == "", "the way back ends where it began"
+
+
+def patients(folder: Path, first: int) -> None:
+    """A table of four hospitals; `first` is the age in its first row."""
+    lines = [f"{i % 37 if i else first},{i * i % 11},h{i % 4},{i % 2}" for i in range(120)]
+    (folder / "mine.csv").write_text("\n".join(["age,pulse,hospital,ill", *lines]) + "\n")
+
+
+@pytest.mark.slow
+def test_what_runs_after_a_change_of_own_files(tmp_path: Path) -> None:
+    """One change after the other: the stages that run, and the items that are trained. DVC alone sees none of them."""
+    small = Repository(copy(tmp_path / "small"))
+    settings = params(
+        ("name: digits, root: data/raw", "name: table, root: ., file: mine.csv, label: ill, owner: hospital"),
+        ("public: 50", "public: 10"),
+        ("[skewed]", "[skewed, away]"),
+        ("scenarios:", "scenarios:\n  away: {partition: natural, clients: 4, availability: {file: absent.csv}}"),
+        ("[fedavg, scaffold+fnr]", "[fedavg]"),
+    )
+    (small.folder / "params.yaml").write_text(settings)
+    absent, results = small.folder / "absent.csv", ["train", "evaluate", "report"]
+
+    def listed(client: int) -> None:
+        absent.write_text(f"round,exchange,client\n1,0,{client}\n")
+
+    patients(small.folder, 50)
+    listed(3)
+    steps: list[tuple[str, Callable[[], object], list[str], set[str]]] = [
+        ("all", lambda: None, ["prepare", "partition", *results], {FEDAVG, "away-fedavg-0"}),
+        ("nothing", lambda: None, [], set()),
+        ("the time of a file", lambda: (small.folder / "mine.csv").touch(), [], set()),
+        ("a number", lambda: patients(small.folder, 51), ["prepare", "partition", *results], {FEDAVG, "away-fedavg-0"}),
+        ("nothing again", lambda: None, [], set()),
+        ("an absence", lambda: listed(2), results, {"away-fedavg-0"}),
+        ("both back", lambda: (patients(small.folder, 50), listed(3)), [], {FEDAVG, "away-fedavg-0"}),
+    ]
+    for what, change, expected, changed in steps:
+        change()
+        before, trained = receipts(small.folder), small.trained()
+        ran = small.ran("python", "-m", "fedml_noniid", "run", "report")
+        after = receipts(small.folder)
+        assert {key for key in after if after[key] != before.get(key)} == changed, what
+        if what == "both back":  # all of it is in the store
+            assert small.trained() == trained
+        else:
+            assert ran == ["plan", *expected], what
+            assert len(small.trained() - trained) == len(changed), what
+
+
+def receipts(folder: Path) -> dict[str, str]:
+    """What each item in `runs` was made of."""
+    return {path.parent.name: path.read_text() for path in folder.glob("runs/*/receipt.json")}
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.tools import keep
 from tests.pipelines.by_hand import diverged, paper, run
 
@@ -54,7 +55,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def keep_in(root: Path, *arguments: str) -> int:
-    return keep.main([*arguments, "--root", str(root)])
+    return main(["keep", *arguments, "--root", str(root)])
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -86,8 +87,7 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     page = (place / "ccn-tab9-smoke.md").read_text()
     assert "| A | 0.60 LEAK [1] |" in page and "0.50; 1 of 2 seeds diverges" in page
     assert page.split("## Made with\n\n")[1].splitlines() == [
-        "- Command: `make table ID=ccn-tab9 SIZE=smoke`; kept by "
-        "`python -m fedml_noniid.pipelines.tools.keep ccn-tab9 --size smoke`.",
+        "- Command: `noniid papers build ccn-tab9 --size smoke`; kept by `noniid keep ccn-tab9 --size smoke`.",
         "- Commit of the code: c0ffee (1 run), bad (1 run).",
         "- CPU: Some CPU.",
         "- Cores: 2.",
@@ -120,7 +120,9 @@ def test_what_runs_did_not_record_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_kept_where_nothing_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert keep_in(paper(tmp_path, TARGETS, "{}"), "ccn-tab9", "--size", "smoke") == 2
-    assert "none of its runs has ended; run `make table ID=ccn-tab9 SIZE=smoke` first" in capsys.readouterr().err
+    assert (
+        "none of its runs has ended; run `noniid papers build ccn-tab9 --size smoke` first" in capsys.readouterr().err
+    )
     assert not (tmp_path / "docs").exists()
 
 
@@ -146,10 +148,7 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     assert keep_in(repository, "mine") == 0
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()
-    assert (
-        "| a LEAK | 20.00 |" in page
-        and "Command: `make repro`; kept by `python -m fedml_noniid.pipelines.tools.keep mine`." in page
-    )
+    assert "| a LEAK | 20.00 |" in page and "Command: `noniid run`; kept by `noniid keep mine`." in page
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]
     assert {row["study"] for row in lines(kept / "mine-rounds.csv")} == {"toy"}

@@ -151,9 +151,10 @@ def test_similarity(tmp_path: Path) -> None:
     built = made(tmp_path)
     assert built.files["png"].startswith(PNG) and built.missing == ()
     client, others, weight = built.words
-    assert "with FedAvg and 0.7500 normalised, closer by 0.15000, more than the spread" in client
-    assert "0.6000 with FedAvg" in client and "(0.07071)" in client and client.startswith("Client 3: ")
-    assert "is 0.9000 with FedAvg and 0.8000 normalised, farther away by 0.10000" in others
+    assert "with FedAvg and 0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over" in client
+    assert "0.6000 with FedAvg" in client and client.startswith("Client 3: ")
+    assert client.endswith("over 2 seeds: undecided.")
+    assert "is 0.9000 with FedAvg and 0.8000 normalised: -0.10000" in others
     assert "a weight of 0.500 on average, where an equal weight is 0.333; client 3 has most" in weight
     line = rows(built)[5]  # seed 0, round 2, client 3
     assert (line["seed"], line["round"], line["client"]) == ("0", "2", "3")
@@ -171,18 +172,17 @@ def test_similarity_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
     assert made(tmp_path).missing == ("a seed that both have",)
     run(tmp_path, "near", "b", 0, [0.1], recorded=cosines([0.9, 0.9, 0.25]))
     built = made(tmp_path)
-    assert "farther away by 0.25000, on one seed: no evidence either way" in built.words[0]
+    assert "normalised: -0.25000 on one seed: no evidence either way" in built.words[0]
 
 
-def test_a_change_within_the_spread_is_said(tmp_path: Path) -> None:
-    """+0.3 and -0.1: mean 0.1, deviation 0.4 / sqrt(2) = 0.28284."""
+def test_a_change_that_is_undecided_is_said(tmp_path: Path) -> None:
+    """+0.3 and -0.1: mean 0.1, half an interval 12.7062 * 0.4 / 2 = 2.54124."""
     paper(tmp_path, SIMILARITY)
     for seed, end in ((0, 0.8), (1, 0.4)):
         run(tmp_path, "near", "a", seed, [0.1], recorded=cosines([0.9, 0.9, 0.5]))
         run(tmp_path, "near", "b", seed, [0.1], recorded=cosines([0.9, 0.9, end]))
-    assert (
-        "closer by 0.10000, which is within the spread over seeds (0.28284): not told apart" in made(tmp_path).words[0]
-    )
+    told = "+0.10000, 95 % interval -2.44124 to +2.64124 over 2 seeds: undecided."
+    assert told in made(tmp_path).words[0]
 
 
 CONVERGENCE = """\

@@ -231,6 +231,8 @@ def rows(built: Built) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(built.files["csv"].decode())))
 
 
+# Two seeds confirm nothing here.
+CONFIRMED = "; paired t tests over seeds, with Holm's adjustment for {}, confirm 0"
 RATES = """\
 f:
   kind: learning-rates
@@ -243,10 +245,11 @@ f:
 """
 
 
-def test_gains_at_learning_rates_and_one_within_the_spread(tmp_path: Path) -> None:
+def test_gains_at_learning_rates_with_their_intervals(tmp_path: Path) -> None:
     """At 0.01: 53 - 50 = 3 and 41 - 40 = 1, so 2 with a deviation of 2 / sqrt(2) = 1.41.
 
-    At 0.1: 3 and 39 - 40 = -1, so 1 with 4 / sqrt(2) = 2.83. Seed 2 has FedNLR alone: in its mean, not in the gain.
+    Half an interval is 12.706 times 1, and 12.706 times 2. At 0.1: 3 and 39 - 40 = -1, so 1 with 4 / sqrt(2) =
+    2.83. Seed 2 has FedNLR alone: in its mean, not in the gain.
     """
     root = at_hand(tmp_path, RATES, "ab", ("slow", "fast"))
     percent(root, "a", {0: 50, 1: 40}, "slow")
@@ -260,8 +263,8 @@ def test_gains_at_learning_rates_and_one_within_the_spread(tmp_path: Path) -> No
         ["0.1", "45.00 ± 7.07", "54.00 ± 15.52", "+1.00 ± 2.83"],  # 53, 39, 70: sqrt((1 + 225 + 256) / 2)
     ]
     assert built.words == (
-        "At 0.01 FedNLR is 2.00 points above FedAvg, more than the spread over seeds (1.41).",
-        "At 0.1 FedNLR is 1.00 points above FedAvg, which is within the spread over seeds (2.83): not told apart.",
+        "At 0.01 FedNLR is not told apart from FedAvg (-10.71 to +14.71 points, 95 % interval over 2 seeds).",
+        "At 0.1 FedNLR is not told apart from FedAvg (-24.41 to +26.41 points, 95 % interval over 2 seeds).",
     )
     assert built.missing == () and built.files["png"].startswith(PNG)
     found = {(r["learning_rate"], r["method"], r["seed"]): float(r["accuracy"]) for r in rows(built)}
@@ -278,7 +281,7 @@ def test_learning_rates_on_one_seed_and_with_parts_missing(tmp_path: Path) -> No
     percent(root, "b", {1: 48}, "fast")
     built = made(root, "learning_rates")
     assert built.missing == ("0.1, FedAvg",)
-    assert built.words == ("At 0.01 FedNLR is 2.00 points below FedAvg, on one seed: no evidence either way.",)
+    assert built.words == ("At 0.01 FedNLR less FedAvg is -2.00 points on one seed: no evidence either way.",)
     assert built.table[1:] == [["0.01", "50.00", "48.00", "-2.00"], ["0.1", "not run yet", "48.00", "-"]]
 
 
@@ -287,7 +290,7 @@ def test_equal_accuracies_are_neither_above_nor_below(tmp_path: Path) -> None:
     percent(root, "a", {0: 50}, "slow")
     percent(root, "b", {0: 50}, "slow")
     (word,) = made(root, "learning_rates").words
-    assert word == "At 0.01 FedNLR is as good as FedAvg, on one seed: no evidence either way."
+    assert word == "At 0.01 FedNLR less FedAvg is +0.00 points on one seed: no evidence either way."
 
 
 def test_a_method_that_diverges_on_one_seed_is_not_compared_by_the_others(tmp_path: Path) -> None:
@@ -332,7 +335,7 @@ def test_gains_by_setting_of_mu(tmp_path: Path) -> None:
         ["S", "not run at this size", "-"],
     ]
     assert built.words == (
-        "1 of 2 settings are above FedAvg.",
+        f"1 of 2 settings have a higher mean than FedAvg{CONFIRMED.format(2)}.",
         "The highest is P (+3.00 ± 1.41), the lowest Q (-1.00 ± 0.00).",
     )
     assert built.missing == () and built.files["png"].startswith(PNG)
@@ -349,7 +352,8 @@ def test_ratios_on_one_seed_and_with_parts_missing(tmp_path: Path) -> None:
     assert made(root, "ratios").table[2] == ["P", "52.00", "-"], "no seed that both have"
     percent(root, "a", {0: 50})
     built = made(root, "ratios")
-    assert built.words == ("1 of 1 settings are above FedAvg.",) and built.table[2] == ["P", "52.00", "+2.00"]
+    assert built.words == (f"1 of 1 settings have a higher mean than FedAvg{CONFIRMED.format(1)}.",)
+    assert built.table[2] == ["P", "52.00", "+2.00"]
 
 
 def test_ratios_say_that_the_baseline_diverges(tmp_path: Path) -> None:

@@ -233,13 +233,14 @@ def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
     ]
     assert of.words == (
         # Neither the leak (0.98) nor data sharing (0.73) is the rival.
-        "Even: FNR-FL is 0.2200 above the best other (FedAvg), more than the spread over seeds (0.0283).",
-        "Even, noisy: FNR-FL is as good as the best other (FedAvg), which is within the spread over seeds (0.0): not "
-        "told apart.",
+        # 0.20 and 0.24: half an interval is 12.706 * 0.02.
+        "Even: FNR-FL is not told apart from the best other (FedAvg) (-0.0341 to +0.4741, 95 % interval over 2 seeds).",
+        "Even, noisy: FNR-FL less the best other (FedAvg) is +0.0 on each of 2 seeds.",
         # 0.28 and 0.24, seed by seed; -0.01 on both.
-        "What the leak is worth (FNR-FL (leak) less FNR-FL): Even +0.2600 ± 0.0283; Even, noisy +0.0000 ± 0.0000.",
-        "What refining is worth beyond having the public samples (FNR-FL less Data sharing): Even -0.0100 ± 0.0000; "
-        "Even, noisy +0.0000 ± 0.0000.",
+        "What the leak is worth (FNR-FL (leak) less FNR-FL): Even +0.2600, 95 % interval +0.0059 to +0.5141 over 2 "
+        "seeds; Even, noisy +0.0000 on each of 2 seeds.",
+        "What refining is worth beyond having the public samples (FNR-FL less Data sharing): Even -0.0100 on each of 2 "
+        "seeds; Even, noisy +0.0000 on each of 2 seeds.",
         # Both settings read the same two runs, of which the one of seed 1 is equal.
         "Off: the same final weights as FNR-FL, to the bit, in 1 of 2 runs.",
     )
@@ -268,7 +269,7 @@ def test_better_may_differ_by_line(root: Path) -> None:
     of = table.build(target("table", spec), Measured("fnr", "smoke", root))
     assert of.table[1:] == [["Time", "12.0", "10.0"], ["Counted", "7.00", "7.00"]]
     (said,) = of.words
-    assert said.startswith("Time: FNR-FL is 2.0 above the best other (FedAvg)")
+    assert said.startswith("Time: FNR-FL less the best other (FedAvg) is +2.0 on one seed")
 
 
 def test_heat_maps_count_what_clients_hold(root: Path) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from fedml_noniid.pipelines.tools import recipes as command
+from fedml_noniid.cli.app import main
 from fedml_noniid.plugins import recipes
-from tests.pipelines.small import ROOT
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    code = command.main(list(arguments))
+    code = main(["methods", *arguments])
     return code, *capsys.readouterr()
 
 
 def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, err = run(capsys, "list")
+    code, out, err = run(capsys)
     assert (code, err) == (0, "")
     lines = out.splitlines()
     heads = [line for line in lines if line and not line.startswith(" ")]
@@ -33,23 +32,17 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
     assert max(map(len, lines)) <= 120
 
 
-def test_the_readme_s_table_has_every_method_and_no_other() -> None:
-    table = (ROOT / "README.md").read_text().partition("## Methods")[2].partition("\n\n")[2].partition("\n\n")[0]
-    names = [row.split("|")[2].strip(" `") for row in table.splitlines()[2:]]
-    assert sorted(names) == sorted(["fedavg", *recipes.METHODS])
-
-
 def test_one_method_is_shown_with_what_is_said_of_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "show", "fednnnn")
+    code, out, _ = run(capsys, "fednnnn")
     assert code == 0
     assert "Algorithm 3" in out and "FedML pair" in out
     assert "gamma = 0.8" in out
     assert "beta = 0.7   table 5, MNIST" in out
-    assert "lam = 0.0001   lambda, section VI-A" in run(capsys, "show", "rfedavg_plus")[1], "also of what it inherits"
+    assert "lam = 0.0001   lambda, section VI-A" in run(capsys, "rfedavg_plus")[1], "also of what it inherits"
 
 
 def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "check", "fnr+scaffold")
+    code, out, _ = run(capsys, "fnr+scaffold")
     assert code == 0
     assert out.startswith("fnr+scaffold: composes\n")
     assert "1 / M" in out and "2 per round" in out and "labelled samples" in out
@@ -68,7 +61,7 @@ def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[
 def test_a_recipe_that_does_not_is_refused_with_the_reason(
     capsys: pytest.CaptureFixture[str], recipe: str, words: list[str]
 ) -> None:
-    code, out, err = run(capsys, "check", recipe)
+    code, out, err = run(capsys, recipe)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and err.count("\n") == 1
     for word in words:
@@ -76,7 +69,7 @@ def test_a_recipe_that_does_not_is_refused_with_the_reason(
 
 
 def test_the_refused_pairs_are_those_that_building_refuses(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "pairs")
+    code, out, _ = run(capsys, "--pairs")
     assert code == 0
     named = {line for line in out.splitlines() if "+" in line and not line.startswith(" ")}
     assert {"feddyn+scaffold", "feddyn+fednnnn", "rfedavg+rfedavg_plus"} <= named
@@ -84,5 +77,5 @@ def test_the_refused_pairs_are_those_that_building_refuses(capsys: pytest.Captur
 
 
 def test_an_unknown_method_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "show", "fnrr")
+    code, _, err = run(capsys, "fnrr")
     assert code == 2 and "did you mean 'fnr'?" in err

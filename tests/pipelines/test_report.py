@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fedml_noniid.pipelines.experiment import kept, results
-from fedml_noniid.pipelines.reporting import figures, report, summary, tables
+from fedml_noniid.pipelines.experiment import config, kept, results, tuning
+from fedml_noniid.pipelines.reporting import chosen, cost, figures, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario, Spread
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.plugins.core.errors import UserError
@@ -56,7 +56,10 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     megabytes = options.get("mib", 1)
     lines = [f"{t},{'' if math.isnan(x) else x},{megabytes * MIB},{MIB}" for t, x in enumerate(course, 1)]
     (run / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down", *lines]) + "\n")
-    record = {"scenario": scenario, "recipe": recipe, "composition": composition, "seed": seed, "weights_sha256": "0"}
+    record = {
+        "scenario": scenario, "recipe": recipe, "composition": composition, "seed": seed,
+        "weights_sha256": options.get("weights", f"{recipe} {seed}"),
+    }  # fmt: skip
     about = {
         "params": {"train.rounds": len(course)},
         "tags": options.get("tags", {}),
@@ -222,6 +225,40 @@ def test_methods_that_differ_by_one_sample_are_not_told_apart(tmp_path: Path) ->
     ]
 
 
+def test_methods_with_the_same_weights_are_equal_not_undecided(tmp_path: Path) -> None:
+    """b is fedavg under another name. The comparison with it is no test, so Holm counts one test of fnr, not two."""
+    for seed, final in enumerate(FINALS["fedavg"]):
+        for recipe in ("fedavg", "b"):
+            write_run(tmp_path, recipe, seed, [final], weights=f"same {seed}")
+        write_run(tmp_path, "fnr", seed, [final - 0.01 * (2 + seed)])
+    scenario = sum_up(tmp_path, ["fedavg", "b", "fnr"])
+    best, worse = tables.answer(scenario)
+    assert best.startswith("fedavg has the best mean test accuracy after the last round, 80.00 % (3 seeds)")
+    assert best.endswith(", and b ends with the same weights.")
+    assert worse == "The other one is worse at 5 % (paired t tests over seeds, Holm's adjustment for 1)."
+    assert [(row[0], row[4]) for row in tables.cells(scenario)[1:]] == [("fedavg", "1"), ("b", "1 ="), ("fnr", "3")]
+    assert "= ends with the same weights as the best mean, so it is the same method here." in tables.notes(scenario)
+    assert "Equal to fedavg, with the same weights on all seeds that both have: b." in tables.details(scenario)
+    row = tables.compared(scenario)[0][1][1]
+    assert row == ["b", "+0.00", "+0.00 to +0.00", "-", "-", "0 of 3", "-", "same weights"]
+
+
+def test_equal_accuracies_of_other_weights_are_not_equal_methods(tmp_path: Path) -> None:
+    for seed in SEEDS:
+        write_run(tmp_path, "fedavg", seed, [0.5], weights=f"same {seed}")
+        write_run(tmp_path, "b", seed, [0.5], weights=f"same {seed}" if seed else "other")
+    scenario = sum_up(tmp_path, ["fedavg", "b"])
+    assert "No difference to fedavg that this test set can show: b" in " ".join(tables.details(scenario))
+    assert "same weights" not in " ".join(tables.words(scenario))
+
+
+def test_only_equal_methods_need_no_more_seeds(tmp_path: Path) -> None:
+    for recipe in ("fedavg", "b"):
+        write_run(tmp_path, recipe, 0, [0.5], weights="same")
+    (said,) = tables.answer(sum_up(tmp_path, ["fedavg", "b"]))
+    assert said.endswith("50.00 % (1 seed), and b ends with the same weights.")
+
+
 @pytest.mark.parametrize(
     ("differences", "needed"),
     [
@@ -363,17 +400,22 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     text = re.sub(r"\s+", " ", html)
     assert "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round." in text
     assert "A client holds 10 to 30 training samples (median 20) of 1 to 2 classes (median 1.5)." in text
-    assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "fnr (p 0.5)" in text
+    assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "<td>fnr</td><td>fnr.p 0.5</td>" in text
     assert "label distance 0.46 on average and 0.50 at most" in text and "Gini coefficient of the sizes 0.25" in text
     assert "entropy of a client's labels 0.25 bits on average (1.00: all classes alike" in text.replace("&#39;", "'")
-    assert text.index("scaffold has the best mean test accuracy") < text.index("<dl>") < text.index("<table>")
-    assert "No hyper-parameter was tuned" in text and "All methods had the same training settings." in text
+    assert (
+        text.index("scaffold has the best mean test accuracy")
+        < text.index("<dl>")
+        < text.index("<table>")
+        < text.index("4 clients")
+    )
+    assert "No value was tuned" in text and "All methods had the same training settings." in text
     assert text.count("<h3>Compared with ") == 2
     markdown = (root / "report" / "report.md").read_text()
     assert all(f"]({name})" in markdown for name in pictures) and "| 91.00 ± 2.65 |" in markdown
     table = (root / "report" / "table.txt").read_text()
     assert "scaffold has the best mean" in table and "Compared with fedavg" in table
-    assert "make ui" in table and max(map(len, table.splitlines())) <= 130
+    assert "noniid ui" in table and max(map(len, table.splitlines())) <= 130
 
 
 def test_the_stage_refuses_a_file_that_was_cut_off(
@@ -415,6 +457,20 @@ def test_the_same_results_give_the_same_bytes(root: Path) -> None:
         assert result.seconds == (seconds,) * 6 and result.tags["git_commit"] == commit
         written.append({path.name: path.read_bytes() for path in report.write(root).iterdir()})
     assert written[0] == written[1]
+
+
+def test_cost_stands_beside_accuracy_with_the_seconds_of_this_machine(root: Path) -> None:
+    """scaffold: 6 and 12 seconds on two of three seeds, six rounds of 3 MiB; the others were trained elsewhere."""
+    for seed, seconds in ((0, 1.0), (1, 2.0)):
+        path = root / "runs" / f"skew-scaffold-{seed}" / "run.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"tags": {"fingerprint": f"{seed}" * 64}}))
+        made = kept.place(root, f"{seed}" * 64) / kept.MADE
+        made.parent.mkdir(parents=True)
+        made.write_text(json.dumps({"seconds": [seconds] * 6}))
+    said = cost.text(root).splitlines()
+    rows = [line.split() for line in said[4:7]]
+    assert said[0] == "skew: cost" and rows[0] == ["scaffold", "91.00", "9", "18"]
+    assert sorted(rows[1:]) == [["fedavg", "80.00", "-", "12"], ["fnr", "80.00", "-", "12"]]
 
 
 def test_headline_metrics_by_hand(root: Path) -> None:
@@ -477,6 +533,80 @@ def test_unequal_training_settings_are_named(root: Path) -> None:
         path.write_text(json.dumps(content | {"params": content["params"] | {"train.lr": lr}}))
     text = (report.write(root) / "report.md").read_text()
     assert "UNEQUAL training settings, compare with care: lr (0.1: fedavg, fnr, scaffold; 0.5: fnr)." in text
+    told = "Training settings that were not the same for all methods: lr (0.1: fedavg, fnr, scaffold; 0.5: fnr)."
+    assert f"- {told}" in text and told in " ".join((root / "report" / "table.txt").read_text().split())
+
+
+def tuned(root: Path, values: Mapping[str, Any], **records: Mapping[str, Any] | None) -> list[str]:
+    """What the report says on tuning, with these values of recipes, tuned with these records (None: not tuned)."""
+    params = yaml.safe_load((root / "params.yaml").read_text())
+    params["recipes"] |= values
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    plain = config.load(root)
+    for name in params["recipes"]:
+        entry = plain.recipes[name].values
+        record = {
+            "chosen": entry, "trials": 3, "tried": {k: {key: [0.1, v, 0.9] for key, v in of.items()}
+                                                    for k, of in entry.items()},
+            "scenario": "skew", "seeds": [100], "accuracy": 0.9, "runner_up": 0.8, "samples": 100,
+            "settings": tuning.fingerprint(plain, name, entry, "skew"),
+        }  # fmt: skip
+        changed = records.get(name, {})
+        if changed is not None:
+            params["recipes"][name] = (params["recipes"][name] or {}) | {"tuned": record | dict(changed)}
+    (root / "params.yaml").write_text(yaml.safe_dump(params))
+    return chosen.sentences(config.load(root), results.read(root))
+
+
+OWN = {"fedavg": {"train": {"lr": 0.2}}, "scaffold": {"train": {"lr": 0.3}}, "fnr": {"fnr": {"p": 0.5}}}
+
+
+def test_equal_budgets_are_said_and_nothing_is_warned_of(root: Path) -> None:
+    """The middle of three values, a tenth ahead of the second."""
+    first, last = tuned(root, OWN)
+    assert first == "Tuned on the validation split, 3 trials for each method: fedavg, scaffold, fnr."
+    assert last == "All methods had the same training settings.", "by the runs, which are older"
+    lines = {row[0]: row[1:] for row in chosen.table(config.load(root))}
+    about = ["yes", "3", "skew, seed 100, 100 samples", "90.00 (80.00)"]
+    assert lines["scaffold"] == ["lr 0.3", *about] and lines["fnr"] == ["lr 0.1, fnr.p 0.5", *about]
+    page = (report.write(root) / "report.md").read_text()
+    assert "| scaffold | lr 0.3 | yes | 3 |" in page and "sgd; lr by method" in page
+
+
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        ({"fnr": {"trials": 9}}, "UNEQUAL budgets, compare with care: numbers of trials on the validation split (3: "
+         "fedavg, scaffold; 9: fnr)."),
+        ({"fnr": None}, "NOT TUNED, while others are, compare with care: fnr."),
+        ({"fnr": {"chosen": {"fnr": {"p": 0.3}}}}, "fnr: params.yaml no longer has the values that tuning chose."),
+        ({"fnr": {"settings": "0"}}, "fnr: tuned at other settings than those of this experiment."),
+        ({"fnr": {"seeds": [100, 101]}}, "The methods were tuned on different samples, compare with care: skew, seed "
+         "100, 100 samples; skew, seeds 100, 101, 100 samples."),
+        ({"fnr": {"scenario": "other"}}, "Values were not chosen on skew, which may need others."),
+        ({"fnr": {"tried": {"fnr": {"p": [0.1, 0.5]}}}, "fedavg": {"tried": {"train": {"lr": [0.2, 0.5]}}}},
+         "At the edge of what was tried, so other values may be better: fedavg (lr 0.2 is the smallest), fnr (fnr.p "
+         "0.5 is the largest)."),
+        ({"fnr": {"runner_up": 0.89}, "fedavg": {"runner_up": 0.889}},
+         "Chosen by at most one validation sample, so the second best may be as good: fnr."),
+    ],
+)  # fmt: skip
+def test_what_speaks_against_a_fair_comparison_is_said(
+    root: Path, records: Mapping[str, Mapping[str, Any] | None], told: str
+) -> None:
+    assert told in tuned(root, OWN, **records)
+
+
+@pytest.mark.parametrize(
+    ("runner", "how"), [({}, "Each method had its own tuned"), ({"fnr": None}, "UNEQUAL training")]
+)
+def test_unequal_values_of_an_equal_tuning_are_no_warning(root: Path, runner: Mapping[str, Any], how: str) -> None:
+    for path in (root / "runs").glob("*/run.json"):
+        content = json.loads(path.read_text())
+        lr = 0.3 if "scaffold" in path.parent.name else 0.2
+        path.write_text(json.dumps(content | {"params": content["params"] | {"train.lr": lr}}))
+    said = tuned(root, OWN, **runner)[-1]
+    assert said.startswith(how) and said.endswith("lr (0.2: fedavg, fnr; 0.3: scaffold).")
 
 
 def test_values_that_differ_from_the_defaults_are_named(root: Path) -> None:

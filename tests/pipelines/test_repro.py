@@ -1,19 +1,20 @@
-"""`make repro`: one at a time, checked first, with DVC's exit code, and a table at the end. DVC is a script here."""
+"""`noniid run`: one at a time, checked first, with DVC's exit code, and a table at the end. DVC is a script here."""
 
 from __future__ import annotations
 
 import fcntl
 import json
-import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.tools import repro
-from tests.pipelines.small import NAMED, PARAMS, ROOT
+from tests.pipelines.small import NAMED, PARAMS
 
 CALLS = "calls"
 
@@ -25,13 +26,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$@" >> {CALLS}\nexit $(cat code)\n')
     program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))  # whose programs come first
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(PARAMS)
     (tmp_path / "code").write_text("0")
+    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / ".dvc").mkdir()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.txt").write_text("the table\n")
     lock(tmp_path, {"runs": "1"})
@@ -50,43 +52,84 @@ def calls(place: Path) -> list[str]:
 
 
 def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert repro.main([]) == 0
+    assert main(["run"]) == 0
     assert calls(place) == ["repro"]
     assert "\nthe table\n" in capfd.readouterr().out
 
 
 def test_a_part_of_the_stages_has_no_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert repro.main(["train"]) == 0
+    assert main(["run", "train"]) == 0
     assert calls(place) == ["repro train"]
     assert "the table" not in capfd.readouterr().out
 
 
 def test_dvc_s_failure_is_its_own(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (place / "code").write_text("255")
-    assert repro.main([]) == 255
+    assert main(["run"]) == 255
     assert "the table" not in capfd.readouterr().out
 
 
 def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Also if they were right the last time."""
-    assert repro.main(["train"]) == 0
+    assert main(["run", "train"]) == 0
     (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
-    assert repro.main([]) == 2
+    assert main(["run"]) == 2
     assert calls(place) == ["repro train"]
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: params.yaml: train.lr = 0 is refused")
 
 
+ABSENT = PARAMS.replace("participation: 1.0", "participation: 1.0, availability: {file: absent.csv}")
+TABLE = PARAMS.replace("name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y")
+PLAN = "repro --force --single-item plan"
+
+
+@pytest.mark.parametrize(
+    ("params", "stages", "expected"),
+    [
+        (PARAMS, "stages: {plan: {cmd: x}}", []),
+        (TABLE, "stages: {plan: {cmd: x}}", [PLAN]),
+        (ABSENT, "stages: {plan: {cmd: x}}", [PLAN]),
+        (TABLE, "stages: {plan: {always_changed: true}}", []),
+    ],
+    ids=["no own file", "own data", "missing clients", "DVC always plans"],
+)
+def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: str, expected: list[str]) -> None:
+    """DVC does not see them, so the stage `plan` runs, also if nothing else has changed."""
+    (place / "params.yaml").write_text(params)
+    (place / "dvc.yaml").write_text(stages)
+    (place / "absent.csv").write_text("round,exchange,client\n1,0,3\n")
+    for times in (1, 2):
+        assert main(["run", "train"]) == 0
+        assert calls(place) == [*expected, "repro train"] * times
+
+
+def test_nothing_runs_after_a_plan_that_fails(place: Path) -> None:
+    (place / "params.yaml").write_text(TABLE)
+    (place / "code").write_text("255")
+    assert main(["run"]) == 255
+    assert calls(place) == [PLAN]
+
+
 def test_two_at_once_are_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = place / repro.LOCK
-    path.parent.mkdir(parents=True)
+    path.parent.mkdir()
     with path.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        assert repro.main([]) == 2
+        assert main(["run"]) == 2
     assert calls(place) == []
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: another `make repro` runs in {place}; wait for its end, or stop it"
-    assert repro.main(["train"]) == 0, "it is over"
+    assert line == f"error: another `noniid run` runs in {place}; wait for its end, or stop it"
+    assert main(["run", "train"]) == 0, "it is over"
+
+
+@pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", ".dvc"])
+def test_a_folder_that_is_no_experiment_is_refused(place: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    (place / name).rename(place / "away")
+    assert main(["run"]) == 2
+    assert calls(place) == []
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"error: {place / name}: is missing; `noniid init` makes the folder of an experiment"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,19 @@
-"""The table scenario x statistic: by hand-made statistics, and of a partition that the stages made."""
+"""The table statistic x scenario: by hand-made statistics, and of a partition that the stages made."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from pathlib import Path
 
 import pytest
 
+from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.tools import scenarios
+from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines.small import PARAMS
 
 TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]").replace(
@@ -30,8 +33,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def run(root: Path, *arguments: str) -> int:
-    return scenarios.main([*arguments, "--root", str(root)])
+def shown(root: Path) -> str:
+    """What `noniid partition` shows once the partitions are made."""
+    return scenarios.markdown(*scenarios.read(root, config.load(root)))
 
 
 def write(root: Path, name: str, **changes: object) -> None:
@@ -41,65 +45,57 @@ def write(root: Path, name: str, **changes: object) -> None:
 
 
 def cells(markdown: str) -> list[dict[str, str]]:
-    """The lines of the table, by the titles of its columns."""
-    lines = [line.strip("| ").split(" | ") for line in markdown.splitlines() if line.startswith("|")]
-    assert lines[1] == ["---", "---"] + ["---:"] * (len(lines[0]) - 2)
-    return [dict(zip(lines[0], [*line, *[""] * 3], strict=False)) for line in lines[2:]]
+    """The columns of the table, by the titles of its lines."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if line.startswith("|")]
+    assert all(set(cell) <= {"-", ":"} for cell in lines.pop(1))
+    titles, *columns = zip(*lines, strict=True)
+    return [dict(zip(titles, column, strict=True)) for column in columns]
 
 
-def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    capsys.readouterr()
-    assert run(folder) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1
-    return said.err
-
-
-def test_mean_and_deviation_over_seeds_by_hand(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mean_and_deviation_over_seeds_by_hand(folder: Path) -> None:
     """Sizes 100, 130, 160: mean 130, deviations -30, 0, 30, so sqrt(1800 / 2) = 30. Two seeds of the other: 2 and 4."""
     for seed, least in enumerate((100, 130, 160)):
         write(folder, f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
     for seed in (0, 2):
         write(folder, f"even-{seed}", samples=12_345, size_min=2 + seed, noise_mean=0.05, noise_max=0.1)
-    assert run(folder, "--csv", str(folder / "out" / "table.csv")) == 0
-    said = capsys.readouterr().out
+    said = shown(folder)
     skewed, even = cells(said)
-    assert (skewed["scenario"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
+    assert (skewed["statistic"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
     assert skewed["smallest"] == "130 ± 30" and skewed["label distance"] == "0.500 ± 0.100"
     assert skewed["clients"] == "4" and skewed["mean size"] == "250.0" and skewed["Gini of sizes"] == "0.250"
     assert skewed["left out"] == "0" and skewed["classes per client"] == "5.50" and skewed["entropy, bits"] == "1.50"
     assert (even["partition"], even["samples"], even["smallest"]) == ("iid, noise level 0.3", "12,345", "3 ± 1")
     assert (even["mean noise"], even["most noise"], skewed["most noise"]) == ("0.050", "0.100", "")
     assert "Not made, so not in the table: even-1." in said
-    with (folder / "out" / "table.csv").open(newline="") as file:
-        unrounded = list(csv.DictReader(file))
+    rows, _ = scenarios.read(folder, config.load(folder))
+    unrounded = list(csv.DictReader(io.StringIO(scenarios.table(rows).decode())))
     assert [row["seeds"] for row in unrounded] == ["3", "2"]
     assert float(unrounded[0]["size_min_std"]) == 30
     assert float(unrounded[1]["size_min_mean"]) == 3 and float(unrounded[1]["size_min_std"]) == math.sqrt(2)
     assert unrounded[0]["noise_max_mean"] == ""
 
 
-def test_what_differs_by_rounding_only_agrees(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_differs_by_rounding_only_agrees(folder: Path) -> None:
     write(folder, "skewed-0", size_gini=0.3)
     write(folder, "skewed-1", size_gini=0.1 + 0.2, label_distance_mean=0.5001)
-    assert run(folder) == 0
-    (line,) = cells(capsys.readouterr().out)
+    (line,) = cells(shown(folder))
     assert (line["Gini of sizes"], line["label distance"]) == ("0.300", "0.500 ± 0.000")
 
 
-def test_one_seed_has_no_deviation(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_seed_has_no_deviation(folder: Path) -> None:
     write(folder, "even-1")
-    assert run(folder) == 0
-    said = capsys.readouterr().out
+    said = shown(folder)
     (line,) = cells(said)
     assert "noise" not in said.replace("noise level", "")  # a column that would be empty is left out
-    assert line["scenario"] == "even" and "±" not in "".join(line.values())
+    assert line["statistic"] == "even" and "±" not in "".join(line.values())
     assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
 
 
-def test_nothing_to_read_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = refused(folder, capsys)
-    assert "partitions: holds no partition of params.yaml; run `dvc repro partition` first" in said
+def test_nothing_to_read_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        shown(folder)
+    said = str(refused.value)
+    assert "partitions: holds no partition of params.yaml; run `noniid partition` first" in said
 
 
 @pytest.mark.parametrize(
@@ -112,21 +108,21 @@ def test_nothing_to_read_is_refused(folder: Path, capsys: pytest.CaptureFixture[
         (json.dumps(STATISTICS | {"size_gini": math.nan}), "size_gini is nan, expected a number"),
     ],
 )
-def test_a_damaged_file_is_refused(folder: Path, capsys: pytest.CaptureFixture[str], content: str, part: str) -> None:
+def test_a_damaged_file_is_refused(folder: Path, content: str, part: str) -> None:
     write(folder, "skewed-0")
     (folder / "partitions" / "skewed-0" / "statistics.json").write_text(content)
-    said = refused(folder, capsys)
+    with pytest.raises(UserError) as refused:
+        shown(folder)
+    said = str(refused.value)
     assert "skewed-0/statistics.json" in said and part in said
 
 
-def test_the_partitions_that_the_stages_make(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_partitions_that_the_stages_make(tmp_path: Path) -> None:
     """The small experiment: 1437 digits less 144 for validation and 50 public, over 4 clients."""
     (tmp_path / "params.yaml").write_text(TWO)
     for stage in ("prepare", "partition"):
         assert stages.main([stage, "--root", str(tmp_path)]) == 0
-    capsys.readouterr()
-    assert run(tmp_path) == 0
-    skewed, even = cells(capsys.readouterr().out)
+    skewed, even = cells(shown(tmp_path))
     assert skewed["samples"] == even["samples"] == "1,243" and skewed["clients"] == "4"
     assert (even["smallest"], even["mean size"], even["largest"]) == ("310", "310.8", "311")
     # Clients 0 to 3 have 0, 0.1, 0.2 and 0.3.

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config, kept, results
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers import __main__ as papers
 from fedml_noniid.pipelines.papers import studies, study
 from fedml_noniid.pipelines.papers.targets.spec import of_targets
 from fedml_noniid.pipelines.stages import __main__ as stages
@@ -421,12 +421,12 @@ def test_a_target_and_its_paper_by_the_command_line(
     (files / "targets.yaml").write_text(TARGET)
     (files / "reported.yaml").write_text("{}")
     root = ["--root", str(place.root)]
-    assert papers.main(["build", "ccn-tab9", *root]) == 0
+    assert main(["papers", "build", "ccn-tab9", *root]) == 0
     said = capsys.readouterr().out
     assert trained == KEYS and "# ccn-tab9: A table" in said and "| B |" in said
     single = place.root / "papers" / "single" / "ccn-tab9-smoke"
     assert {"ccn-tab9.md", "report.html"} <= {path.name for path in single.iterdir()}
-    assert papers.main(["run", "ccn", *root]) == 0
+    assert main(["papers", "run", "ccn", *root]) == 0
     assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
     whole = place.root / "papers" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
@@ -434,7 +434,7 @@ def test_a_target_and_its_paper_by_the_command_line(
 
 
 def test_every_target_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert papers.main(["list", "--root", str(ROOT)]) == 0
+    assert main(["papers", "list", "--root", str(ROOT)]) == 0
     listed = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert listed == [name for paper in studies.PAPERS for name in of_targets(paper, ROOT)]
 
@@ -449,5 +449,5 @@ def test_every_target_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_paper_or_target_is_named(
     capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
-    assert papers.main([*arguments, "--root", str(ROOT)]) == 2
+    assert main(["papers", *arguments, "--root", str(ROOT)]) == 2
     assert said in capsys.readouterr().err

@@ -20,7 +20,9 @@ from fedml_noniid.pipelines.papers.targets import curves, pictures
 from fedml_noniid.pipelines.papers.targets.build import build
 from fedml_noniid.pipelines.papers.targets.measured import Measured, number, series
 from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets, paper_of
+from fedml_noniid.pipelines.papers.targets.words import confirmed
 from fedml_noniid.pipelines.reporting import text
+from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import diverged, finals, paper, run
@@ -114,7 +116,7 @@ def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -
     b = lines(built)[2]
     assert (float(b["measured"]), b["seeds"], b["diverged"]) == (pytest.approx(91), "2", "1")
     assert built.words[0].endswith(
-        "ranked last, as a seed diverges or all do: B; A is 10.00 above the best other (C), on one seed: no evidence "
+        "ranked last, as a seed diverges or all do: B; A less the best other (C) is +10.00 on one seed: no evidence "
         "either way."
     )
     assert built.remarks == (
@@ -172,7 +174,7 @@ def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
     built = made(tmp_path)
     assert [line[1] for line in built.table[1:]] == ["90.00 (90.5)", "100.00 LEAK (80)", "70.00 (70)", "60.00 (60)"]
     assert [row["leak"] for row in lines(built)[:6:2]] == ["", LEAK["leak"], ""]
-    assert "the order of 3 methods" in built.words[0] and "A is 20.00 above the best other (C)" in built.words[0]
+    assert "the order of 3 methods" in built.words[0] and "A less the best other (C) is +20.00 on" in built.words[0]
     assert built.remarks == (
         f"LEAK: one (near b): {LEAK['leak']}. Such a number says nothing about unseen samples and is not ranked.",
     )
@@ -280,7 +282,7 @@ def test_kendalls_tau(tmp_path: Path, ours: list[float], tau: float) -> None:
     finals(paper(tmp_path, TABLE, REPORTED), "near", {name: [x] for name, x in zip("abcd", ours, strict=True)})
     built = made(tmp_path)
     assert built.taus == (pytest.approx(tau),)
-    assert f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; A is" in built.words[0]
+    assert f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; A less" in built.words[0]
 
 
 def test_kendalls_tau_needs_three_methods_that_both_have_and_an_order(tmp_path: Path) -> None:
@@ -313,26 +315,36 @@ t:
 @pytest.mark.parametrize(
     ("a", "b", "better", "words"),
     [
-        # means 74 and 73, deviations 2 and sqrt(1/2): the larger one counts
-        ([0.72, 0.74, 0.76], [0.725, 0.735], "higher", "1.00 above the best other (B), which is within the spread"),
-        ([0.80, 0.81, 0.82], [0.72, 0.74], "higher", "8.00 above the best other (B), more than the spread over s"),
-        ([0.60, 0.61, 0.62], [0.72, 0.74], "higher", "12.00 below the best other (B), more than the spread"),
-        ([0.60, 0.61, 0.62], [0.72, 0.74], "lower", "41.00 above the best other (C), more than the spread"),
-        ([0.80], [0.73], "higher", "7.00 above the best other (B), on one seed: no evidence either way"),
-        ([0.73], [0.73], "higher", "as good as the best other (B), on one seed: no evidence either way"),
+        # Pairs of seeds 0 and 1: the mean -+ 12.706 / sqrt(2) deviations. Here -0.5 and 0.5: 0 -+ 12.706 / 2.
+        ([0.72, 0.74, 0.76], [0.725, 0.735], "higher", "A is not told apart from {B} (-6.35 to +6.35, {over})"),
+        # 8 and 7: 7.5 -+ 6.353; -12 and -13 the same below; 60 - 20 on the only seed of C.
+        ([0.80, 0.81, 0.82], [0.72, 0.74], "higher", "A is above {B} by 1.15 to 13.85 ({over})"),
+        ([0.60, 0.61, 0.62], [0.72, 0.74], "higher", "A is below {B} by 6.15 to 18.85 ({over})"),
+        ([0.60, 0.61, 0.62], [0.72, 0.74], "lower", "A less the best other (C) is +40.00 on one seed: no evidence"),
+        ([0.80], [0.73], "higher", "A less {B} is +7.00 on one seed: no evidence either way"),
+        ([0.73], [0.73], "higher", "A less {B} is +0.00 on one seed: no evidence either way"),
+        ([0.80, 0.81], [0.72, 0.73], "higher", "A less {B} is +8.00 on each of 2 seeds."),
     ],
 )  # fmt: skip
-def test_a_claim_within_and_beyond_the_spread(
+def test_a_claim_says_no_more_than_the_paired_interval(
     tmp_path: Path, a: list[float], b: list[float], better: str, words: str
 ) -> None:
     finals(paper(tmp_path, f"{TABLE}  better: {better}\n", REPORTED), "near", {"a": a, "b": b, "c": [0.20]})
-    assert f"A is {words}" in made(tmp_path).words[0]
+    told = words.format(B="the best other (B)", over="95 % interval over 2 seeds")
+    assert f"; {told}" in made(tmp_path).words[0]
+
+
+def test_a_claim_without_a_common_seed(tmp_path: Path) -> None:
+    root = paper(tmp_path, TABLE, "{}")
+    run(root, "near", "a", 0, [0.9])
+    run(root, "near", "b", 1, [0.5])
+    assert made(tmp_path).words == ("Near: A and the best other (B) have no seed in common.",)
 
 
 def test_what_is_composed_with_the_claimed_method_is_no_rival_of_it(tmp_path: Path) -> None:
     text = TABLE.replace("    C: {study: one, recipe: c}", "    B + A: {study: one, recipe: c}")
     finals(paper(tmp_path, text, "{}"), "near", {"a": [0.80], "b": [0.73], "c": [0.90]})
-    assert made(tmp_path).words[0] == "Near: A is 7.00 above the best other (B), on one seed: no evidence either way."
+    assert made(tmp_path).words[0] == "Near: A less the best other (B) is +7.00 on one seed: no evidence either way."
 
 
 def test_better_none_says_nothing(tmp_path: Path) -> None:
@@ -356,9 +368,19 @@ def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
     assert float(b["gain_reported"]) == pytest.approx(80 - 90.5)
     assert [lines(built)[0][key] for key in ("gain", "gain_std", "gain_reported")] == ["", "", ""]
     assert built.words[0] == (
-        "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); beyond its spread over seeds it is "
-        "above 0 for 1 and below 0 for 0 of them."
+        "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); paired t tests over seeds, with "
+        "Holm's adjustment for 1, find it above 0 for 0 and below 0 for 0 of them."
     )
+
+
+def test_gains_that_seeds_confirm_are_counted_after_holms_adjustment() -> None:
+    """Over two seeds p = 1 - 2 atan(t) / pi, t = |mean| sqrt(2) / std: 0.02 for 31.8, 0.03 for 21.2.
+
+    Of three tests the smallest p counts three times: 0.06. Of two it counts twice: 0.04, and then 0.03 is enough.
+    """
+    clear, less, none = (Spread(sign * t / math.sqrt(2), 1.0, 2) for sign, t in ((1, 31.82), (-1, 21.2), (1, 0.5)))
+    assert confirmed([clear, less]) == (1, 1) and confirmed([clear, less, none]) == (0, 0)
+    assert confirmed([Spread(1.0, 0.0, 3)]) == confirmed([Spread(1.0, None, 1)]) == confirmed([]) == (0, 0)
 
 
 def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_first(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ import torch
 from mlflow.exceptions import MlflowException
 from safetensors.torch import save, save_file
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.tracking import __main__ as command
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking import sync as syncing
@@ -118,8 +118,8 @@ def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: 
     assert default.artifact_location == f"{made.as_uri()}/mlruns/artifacts/0"
 
 
-def test_the_command_line_imports_neither_mlflow_nor_torch() -> None:
-    code = "import sys; import fedml_noniid.pipelines.tracking.__main__\n"
+def test_the_verbs_import_neither_mlflow_nor_torch() -> None:
+    code = "import sys; import fedml_noniid.pipelines.tracking.verbs\n"
     code += "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=REPOSITORY).returncode == 0
 
@@ -357,10 +357,10 @@ def test_a_moved_repository_makes_its_runs_again(store: Store, finish: Finish, t
 
 def test_sync_without_results_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "params.yaml").write_text("experiment: toy\n")
-    assert command.main(["sync", "--root", str(tmp_path)]) == 0
+    assert main(["sync", "--root", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
     (tmp_path / "params.yaml").write_text("seeds: [0]\n")
-    assert command.main(["sync", "--root", str(tmp_path)]) == 2
+    assert main(["sync", "--root", str(tmp_path)]) == 2
     assert "params.yaml: names no experiment" in capsys.readouterr().err
 
 
@@ -508,7 +508,7 @@ def deployed(
 
 def command_line(store: Store, folder: Path, config: Path, *more: str) -> int:
     given = ["--root", str(store.repository), "--experiment", "toy", *more]
-    return command.main(["deployment", str(folder), "--config", str(config), *given])
+    return main(["deploy", "record", str(folder), "--config", str(config), *given])
 
 
 def history(store: Store, run: Any, name: str) -> list[tuple[int, float]]:

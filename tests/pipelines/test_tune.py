@@ -1,23 +1,302 @@
-"""Grids: which points they have, and that the validation split alone decides."""
+"""Tuning: equal budgets, the validation split alone decides, and params.yaml says what was done."""
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import kept
-from fedml_noniid.pipelines.papers import tune
-from fedml_noniid.pipelines.papers.studies import PAPER_FILES, Study, of_paper
+from fedml_noniid.pipelines.experiment import config, kept, provenance, tuning
+from fedml_noniid.pipelines.experiment.config import Config
+from fedml_noniid.pipelines.experiment.tuning import Point, Trial
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers import tune as of_papers
+from fedml_noniid.pipelines.papers.studies import PAPER_FILES, PAPERS, of_paper
+from fedml_noniid.pipelines.stages import prepare
+from fedml_noniid.pipelines.stages.tune import Choice, tune
+from fedml_noniid.plugins.core.errors import UserError
 
 # A warning of mlflow's own use of SQLAlchemy.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
+ROOT = Path(__file__).parents[2]
 PARAMS = """\
-study_names: [digits]
+# A comment at the top.
+experiment: small
+data: {name: digits, root: data/raw, validation: 0.1, public: 0, size: null}
+scenario_names: [skewed]
+scenarios:
+  skewed: {partition: dirichlet, clients: 3, alpha: 0.5}   # strong skew
+recipe_names: [fedavg, pull, scaffold]
+recipes:             # what is compared
+  fedavg:            # the empty one
+  pull: {recipe: fedprox, fedprox: {mu: 0.5}, train: {weight_decay: 0.001}}   # an entry of another name
+  scaffold: {}
+seeds: [0, 1]
+train: {model: mlp, model_options: {hidden: 8}, rounds: 1, epochs: 1, batch_size: 50, lr: 1e-1, momentum: null}
+machine:
+  checkpoint_every: 1   # every round
+tune:
+  trials: 2
+  seeds: [100]
+  recipes: [fedavg, pull]
+  grid: {train: {lr: [0.001, 0.2]}, fedprox: {mu: [0, 0.1, 1]}}
+deploy: {recipe: fedavg, scenario: skewed, seed: 0, silos: 2, rounds: 1}
+"""
+GRID = {"train": {"lr": [0.001, 0.2]}, "fedprox": {"mu": [0, 0.1, 1]}}
+
+
+def settings(root: Path, text: str = PARAMS, **tune: object) -> Config:
+    """The experiment in `root`, with other values in its section `tune`; None takes a key away."""
+    (root / config.FILE).write_text(text)
+    found = config.read_yaml(root / config.FILE)
+    found["tune"] = {key: value for key, value in (found["tune"] | tune).items() if value is not None}
+    return config.checked(found, config.FILE)
+
+
+def values(points: Sequence[Point]) -> list[tuple[object, object]]:
+    """The learning rate and mu of each point."""
+    return [(one.values["train"]["lr"], one.values.get("fedprox", {}).get("mu")) for one in points]
+
+
+def test_the_points_of_whole_grids(tmp_path: Path) -> None:
+    """Without trials every point; a method's values only where the recipe has that method."""
+    found = tuning.points(settings(tmp_path, trials=None))
+    assert values(found["fedavg"]) == [(0.001, None), (0.2, None)]
+    assert values(found["pull"]) == [(lr, mu) for lr in (0.001, 0.2) for mu in (0, 0.1, 1)]
+    assert [point.words for point in found["pull"]][1] == "lr 0.001, fedprox.mu 0.1"
+
+
+@pytest.mark.parametrize("seed", [100, 101, 102])
+def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(tmp_path: Path, seed: int) -> None:
+    """Two of two points, and two of six: both learning rates, two of the mu. Six trials keep the points of two."""
+    found = tuning.points(settings(tmp_path, seeds=[seed]))
+    assert [len(points) for points in found.values()] == [2, 2]
+    assert {lr for lr, _ in values(found["pull"])} == {0.001, 0.2} and len({mu for _, mu in values(found["pull"])}) == 2
+    more = tuning.points(settings(tmp_path, seeds=[seed], trials=3, recipes=["pull"]))["pull"]
+    assert set(values(found["pull"])) < set(values(more)) and {mu for _, mu in values(more)} == {0, 0.1, 1}
+
+
+def test_the_draw_goes_by_the_seed(tmp_path: Path) -> None:
+    drawn = {tuple(values(tuning.points(settings(tmp_path, seeds=[seed]))["pull"])) for seed in range(100, 120)}
+    assert len(drawn) > 3
+
+
+def test_a_point_has_the_other_values_of_its_entry(tmp_path: Path) -> None:
+    of = settings(tmp_path)
+    found = tuning.points(of)
+    laid = tuning.laid_out(of, found, ["skewed"])
+    assert laid.seeds == [100] and laid.recipe_names == [point.entry for own in found.values() for point in own]
+    for point in found["pull"]:
+        entry = laid.recipes[point.entry]
+        assert laid.composition(point.entry) == "fedprox" and entry.settings == {"fedprox": point.values["fedprox"]}
+        train = laid.train_of(point.entry)
+        assert (train.lr, train.weight_decay, train.rounds) == (point.values["train"]["lr"], 0.001, 1)
+    # The name of a point goes by its values, so that a larger grid trains only what is new.
+    larger = settings(tmp_path, trials=None, grid={**GRID, "train": {"lr": [0.05, 0.001, 0.2]}})
+    assert {point.entry for point in found["pull"]} < {point.entry for point in tuning.points(larger)["pull"]}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"trials": 4}, "fedavg has 2 points (lr), 2 fewer than tune.trials = 4; add values, or lower tune.trials"),
+        ({"recipes": ["scaffold"], "grid": {"fnr": {"p": [1, 0.5]}}}, "scaffold has 1 points (no key), 1 fewer than"),
+        ({"trials": None, "grid": {"ccn": {"T": [1, 2]}}}, "tune.grid has one point for each recipe"),
+    ],
+)
+def test_unequal_budgets_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    with pytest.raises(UserError) as error:
+        tuning.points(settings(tmp_path, **changes))
+    assert str(error.value).startswith("params.yaml: tune.grid") and told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("validation: 0.1", "validation: 0", "tune: data.validation = 0 leaves no samples to choose values on"),
+        (
+            PARAMS[PARAMS.index("tune:") : PARAMS.index("deploy:")],
+            "",
+            "tune is missing: what to try; for example tune:",
+        ),
+    ],
+)
+def test_what_tuning_needs(tmp_path: Path, old: str, new: str, told: str) -> None:
+    assert old in PARAMS
+    (tmp_path / config.FILE).write_text(PARAMS.replace(old, new))
+    with pytest.raises(UserError, match=re.escape(f"params.yaml: {told}")):
+        tuning.points(config.load(tmp_path))
+
+
+def test_the_example_of_the_error_is_good(tmp_path: Path) -> None:
+    text = PARAMS[: PARAMS.index("tune:")] + tuning.EXAMPLE + "\n" + PARAMS[PARAMS.index("deploy:") :]
+    (tmp_path / config.FILE).write_text(text)
+    assert {len(points) for points in tuning.points(config.load(tmp_path)).values()} == {3}
+
+
+def trials(of: Config, accuracies: Mapping[int, Sequence[float]]) -> list[Trial]:
+    """The trials of recipe pull with these accuracies by seed; the others end with 0.1."""
+    return [Trial(point, tuple(accuracies.get(place, (0.1,)))) for place, point in enumerate(tuning.points(of)["pull"])]
+
+
+def test_the_best_mean_wins_the_first_of_the_grid_a_tie_and_a_diverged_trial_never(tmp_path: Path) -> None:
+    of = settings(tmp_path, trials=None)
+    found = trials(of, {1: (0.5, 0.7), 2: (), 3: (0.6, 0.6), 4: (0.9, 0.2)})
+    order = tuning.ranked(found)
+    assert order[:3] == [found[1], found[3], found[4]] and order[-1] == found[2]
+    record = tuning.record(of, found, 144)
+    assert record.chosen == {"train": {"lr": 0.001}, "fedprox": {"mu": 0.1}} and record.tried == GRID
+    assert (record.accuracy, record.runner_up, record.trials, record.diverged, record.samples) == (0.6, 0.6, 6, 1, 144)
+    assert (record.scenario, record.seeds) == ("skewed", [100])
+
+
+def test_values_are_not_written_if_all_trials_diverge(tmp_path: Path) -> None:
+    of = settings(tmp_path)
+    with pytest.raises(UserError, match="all 2 trials of pull diverged"):
+        tuning.record(of, trials(of, {0: (), 1: ()}), 144)
+
+
+def pull(mu: float, **train: float) -> dict[str, Any]:
+    """Another entry for recipe pull."""
+    return {"recipes": {"pull": {"recipe": "fedprox", "fedprox": {"mu": mu}, "train": train}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        (pull(mu=0.2, weight_decay=0.001), True),
+        (pull(mu=0.5, weight_decay=0.001, lr=9), True),
+        (pull(mu=0.5), False),
+        ({"train": {"rounds": 2}}, False),
+        ({"train": {"lr": 0.3, "threads": 2, "device": "cpu"}}, True),
+        ({"data": {"public": 10}}, False),
+        ({"scenarios": {"skewed": {"partition": "iid", "clients": 3}}}, False),
+        ({"seeds": [0, 1, 2]}, True),
+    ],
+)  # fmt: skip
+def test_the_hash_of_what_was_tuned_on(tmp_path: Path, change: dict[str, dict[str, Any]], same: bool) -> None:
+    """All settings that choose values, but not the chosen values themselves, seeds, or how a machine computes."""
+    of = settings(tmp_path)
+    record = tuning.record(of, trials(of, {}), 144)
+    content = config.read_yaml(tmp_path / config.FILE)
+    for key, part in change.items():
+        content[key] = content[key] | part if isinstance(part, dict) else part
+    now = config.checked(content, config.FILE)
+    assert (tuning.fingerprint(now, "pull", record.chosen, record.scenario) == record.settings) is same
+
+
+def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(tmp_path: Path) -> None:
+    of = settings(tmp_path)
+    (tmp_path / config.FILE).write_text(PARAMS)
+    point = tuning.points(of)["fedavg"][1]
+    found = {"pull": tuning.record(of, trials(of, {1: (0.5,)}), 144)}
+    found["fedavg"] = tuning.record(of, [Trial(point, (0.7,)), Trial(tuning.points(of)["fedavg"][0], (0.6,))], 144)
+    tuning.write(tmp_path, found)
+    text = (tmp_path / config.FILE).read_text()
+    for comment in re.findall(r"#.*", PARAMS):
+        assert comment in text
+    head, tail = PARAMS.partition("  fedavg:  ")[0], PARAMS[PARAMS.index("seeds: [0, 1]") :]
+    assert text.startswith(head) and text.endswith(tail), "nothing else changes"
+    now = config.load(tmp_path)
+    assert now.recipes["fedavg"].values == point.values and now.recipes["fedavg"].tuned == found["fedavg"]
+    assert now.recipes["pull"].values == {
+        "train": found["pull"].chosen["train"] | {"weight_decay": 0.001}, "fedprox": found["pull"].chosen["fedprox"],
+    }  # fmt: skip
+    assert now.recipes["pull"].recipe == "fedprox" and now.recipes["scaffold"].values == {}
+    tuning.write(tmp_path, found)
+    assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
+
+
+def test_the_root_s_own_params_keep_their_layout(tmp_path: Path) -> None:
+    text = (ROOT / config.FILE).read_text()
+    (tmp_path / config.FILE).write_text(text)
+    of = config.load(tmp_path)
+    points = tuning.points(of)
+    assert {len(own) for own in points.values()} == {6} and list(points) == of.recipe_names
+    found = {name: tuning.record(of, [Trial(point, (0.5,)) for point in own], 143) for name, own in points.items()}
+    tuning.write(tmp_path, found)
+    written = (tmp_path / config.FILE).read_text().splitlines()
+    entries = text[text.index("\nrecipes:") : text.index("\nseeds:")].splitlines()[3:]
+    assert len(entries) >= len(of.recipe_names)
+    assert [line for line in text.splitlines() if line not in written] == [line for line in entries if line]
+    assert max(map(len, written)) <= 130 and config.load(tmp_path).recipes["fnr"].tuned == found["fnr"]
+
+
+def test_how_values_were_chosen_changes_the_report_only(tmp_path: Path) -> None:
+    of = settings(tmp_path)
+    record = tuning.record(of, trials(of, {}), 144)
+    entry = of.recipes["pull"].model_copy(update={"tuned": record})
+    other = of.model_copy(update={"recipes": of.recipes | {"pull": entry}, "tune": None})
+    before, after = provenance.plan(of), provenance.plan(other)
+    assert [stage for stage in before if before[stage] != after[stage]] == ["report"]
+
+
+def items(root: Path) -> dict[Path, int]:
+    """The trained items of the store and the time when they were."""
+    return {path: path.stat().st_mtime_ns for path in (root / kept.STORE).glob("*/run.json")}
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Choice]]:
+    """The small experiment, tuned."""
+    root = tmp_path_factory.mktemp("tuned")
+    (root / config.FILE).write_text(PARAMS)
+    place = Workspace.of(root, {})
+    prepare.run(place)
+    return root, tune(place, config.load(root))
+
+
+def test_validation_decides(tuned: tuple[Path, dict[str, Choice]]) -> None:
+    """The trial with the highest validation accuracy in its own run.json is chosen and written down."""
+    root, choices = tuned
+    now = config.load(root)
+    for recipe, choice in choices.items():
+        final = {}
+        for trial in choice.trials:
+            run = json.loads((root / f"tune/runs/skewed-{trial.point.entry}-100/run.json").read_text())
+            final[trial.point.entry] = run["final"]["validation_accuracy"]
+            assert run["params"]["train.lr"] == trial.point.values["train"]["lr"]
+            assert trial.mean == run["final"]["validation_accuracy"]
+        best = max(final, key=lambda entry: final[entry])
+        assert choice.trials[0].point.entry == best and choice.tuned.accuracy == round(final[best], 6)
+        assert choice.tuned.samples == 144 and now.recipes[recipe].tuned == choice.tuned
+        assert choice.tuned.chosen["train"] == {"lr": 0.2}, "a hundredth of the other rate hardly learns in a round"
+    assert now.recipes["scaffold"].tuned is None
+    assert not (root / "runs").exists() and not (root / "report").exists()
+
+
+def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None:
+    """Though params.yaml now has other values, and the folder of the trials is gone. More trials train the new ones."""
+    root, choices = tuned
+    before, text = items(root), (root / config.FILE).read_text()
+    assert len(before) == 4
+    shutil.rmtree(root / "tune")
+    assert tune(Workspace.of(root, {}), config.load(root)) == choices
+    assert items(root) == before and (root / config.FILE).read_text() == text
+    (root / config.FILE).write_text(text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace("[0.001, 0.2]}, f",
+                                                "[0.001, 0.05, 0.2]}, f"))  # fmt: skip
+    tune(Workspace.of(root, {}), config.load(root))
+    assert before.items() <= items(root).items() and len(items(root)) <= 4 + 4
+
+
+def test_data_that_are_not_prepared_are_refused(tmp_path: Path) -> None:
+    (tmp_path / config.FILE).write_text(PARAMS)
+    with pytest.raises(UserError, match=r"digits\.safetensors: is missing; stage prepare makes it"):
+        tune(Workspace.of(tmp_path, {}), config.load(tmp_path))
+    assert (tmp_path / config.FILE).read_text() == PARAMS and [path.name for path in tmp_path.iterdir()] == [
+        config.FILE
+    ]
+
+
+STUDY = """\
+study_names: [digits, bare]
 studies:
   digits:
     data: {name: digits, validation: 0, public: 0}
@@ -25,82 +304,55 @@ studies:
     recipes: {fedavg: {}, pull: {recipe: fedprox, fedprox: {mu: 0.5}}}
     seeds: [0]
     train: {model: mlp, model_options: {hidden: 4}, rounds: 1, epochs: 1, batch_size: 50, lr: 0.1}
+  bare: {like: digits}
 grids:
-  digits:
-    train: {lr: [0.05, 0.2]}
-    recipes: {fedavg: {}, pull: {fedprox: {mu: [0, 0.1, 1]}}}
+  digits: {seeds: [100], grid: {train: {lr: [0.05, 0.2]}, fedprox: {mu: [0, 0.1, 1]}}}
 """
 
 
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    """A folder with the parameters of one paper."""
+def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
+    """With a validation split of its own. The test set decides only if that is asked for, and the page says so."""
     (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
-    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(PARAMS)
-    return tmp_path
-
-
-def tuned(root: Path, on: str) -> int:
-    return tune.main(["--paper", "ccn", "--study", "digits", "--size", "smoke", "--on", on, "--root", str(root)])
-
-
-def digits(root: Path) -> Study:
-    return of_paper("ccn", "smoke", root)["digits"]
-
-
-def test_the_points_of_a_grid(repository: Path) -> None:
-    """Two learning rates, for each FedAvg as it is and three mu; what is not tuned stays as it was."""
-    grid: dict[str, Any] = {
-        "train": {"lr": [0.05, 0.2]},
-        "recipes": {"fedavg": {}, "pull": {"fedprox": {"mu": [0, 0.1, 1]}}},
-    }
-    points = list(tune.expanded(digits(repository), grid))
-    assert [point.settings for point in points[:4]] == [
-        "lr 0.05", "fedprox.mu 0, lr 0.05", "fedprox.mu 0.1, lr 0.05", "fedprox.mu 1, lr 0.05",
-    ]  # fmt: skip
-    assert [point.study.content["train"]["lr"] for point in points] == [0.05] * 4 + [0.2] * 4
-    assert len({point.study.folder for point in points}) == 2
-    content = points[-1].study.content
-    assert content["recipes"][points[-1].entry] == {"recipe": "fedprox", "fedprox": {"mu": 1}}
-    assert content["data"]["validation"] == tune.VALIDATION and content["train"]["rounds"] == 1
-    assert digits(repository).content["recipes"]["pull"]["fedprox"] == {"mu": 0.5}, "left as it was"
-
-
-@pytest.mark.parametrize(
-    ("grid", "said"),
-    [
-        ({"trian": {}}, "did you mean 'train'"),
-        ({"recipes": {"pul": {}}}, "did you mean 'pull'"),
-        ({"train": {"lr": 0.1}}, "a list of values"),
-        ({"recipes": {"pull": {"fedprox": {"mu": []}}}}, "a list of values"),
-    ],
-)
-def test_a_grid_that_makes_no_sense_is_refused(repository: Path, grid: dict[str, Any], said: str) -> None:
-    with pytest.raises(tune.UserError, match=re.escape(said)):
-        list(tune.expanded(digits(repository), grid))
-
-
-def test_validation_decides_and_nothing_is_trained_twice(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tuned(repository, "validation") == 0
-    text = (repository / "papers/tune/ccn-smoke/digits-validation.md").read_text()
+    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
+    place = Workspace.of(tmp_path, {})
+    page = of_papers.tune(place, "ccn", "digits", "smoke")
+    assert page == tmp_path / "papers/tune/ccn-smoke/digits-validation.md"
+    text = page.read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
     rows = [row for row in rows if row[1] == "skewed"]
     for recipe, n in (("fedavg", 2), ("pull", 6)):
         found = [float(row[3]) for row in rows if row[0] == recipe]
         assert len(found) == n and found == sorted(found, reverse=True)
         assert [row[4] for row in rows if row[0] == recipe] == ["best"] + [""] * (n - 1)
-    items = {path: path.stat().st_mtime_ns for path in (repository / kept.STORE).glob("*/run.json")}
-    assert len(items) == 8
-    shutil.rmtree(repository / "papers")
-    capsys.readouterr()
-    assert tuned(repository, "test") == 0
-    assert {path: path.stat().st_mtime_ns for path in (repository / kept.STORE).glob("*/run.json")} == items
-    said = capsys.readouterr().out
-    assert "CHOSEN ON THE TEST SET: a leak" in said and "CHOSEN" not in text
+    before = items(tmp_path)
+    assert len(before) == 8
+    shutil.rmtree(tmp_path / "papers")
+    said = of_papers.tune(place, "ccn", "digits", "smoke", "test").read_text()
+    assert items(tmp_path) == before and "CHOSEN ON THE TEST SET: a leak" in said and "CHOSEN" not in text
+    assert of_paper("ccn", "smoke", tmp_path)["digits"].content["data"]["validation"] == 0, "left as it was"
 
 
-def test_a_study_without_a_grid_is_refused(repository: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = repository / PAPER_FILES / "ccn" / "params.yaml"
-    path.write_text(PARAMS[: PARAMS.index("grids:")])
-    assert tuned(repository, "validation") == 2
-    assert "study with a grid 'digits' is unknown; allowed: none" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "on", "told"),
+    [
+        ("bare", "validation", "study with a grid 'bare' is unknown; allowed: digits"),
+        ("digitz", "validation", "study of ccn 'digitz' is unknown (did you mean 'digits'?)"),
+        ("digits", "tset", "split 'tset' is unknown (did you mean 'test'?)"),
+    ],
+)
+def test_a_study_that_can_not_be_tuned(tmp_path: Path, name: str, on: str, told: str) -> None:
+    (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
+    (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
+    with pytest.raises(UserError, match=re.escape(told)):
+        of_papers.tune(Workspace.of(tmp_path, {}), "ccn", name, "smoke", on)
+    assert not (tmp_path / "papers").exists()
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_grids_of_the_papers_are_good_and_have_equal_budgets(paper: str) -> None:
+    content = config.read_yaml(ROOT / PAPER_FILES / paper / "params.yaml")
+    for name in content.get("grids", {}):
+        for size in ("smoke", "paper"):
+            one = of_papers.grid_of(paper, name, size, ROOT)
+            points = tuning.points(config.checked(one.content, name))
+            assert len({len(own) for own in points.values()}) == 1, name

@@ -19,6 +19,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import authority
 from fedml_noniid.plugins.silo.authority import make, renew, revoke
@@ -324,15 +325,15 @@ def test_tls_connects_the_server_and_its_silos_only(
 
 def test_the_command_line_makes_renews_revokes_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = ["--out", str(tmp_path / "kits")]
-    assert authority.main(["make", *out, "--silos", "2", "--days", "20"]) == 0
+    assert main(["deploy", "kits", "make", *out, "--silos", "2", "--days", "20"]) == 0
     old = certificate(tmp_path / "kits", 1)
     assert 19 * DAY < old.not_valid_after_utc - now() <= 20 * DAY
-    assert authority.main(["renew", *out, "--rank", "1", "--days", "40"]) == 0
-    assert authority.main(["revoke", *out, "--rank", "2"]) == 0
+    assert main(["deploy", "kits", "renew", *out, "--rank", "1", "--days", "40"]) == 0
+    assert main(["deploy", "kits", "revoke", *out, "--rank", "2"]) == 0
     new, gone = (certificate(tmp_path / "kits", rank) for rank in (1, 2))
     assert listed(tmp_path / "kits" / "0" / "crl.pem") == {old.serial_number, gone.serial_number}
     capsys.readouterr()
-    assert authority.main(["show", *out]) == 0
+    assert main(["deploy", "kits", "show", *out]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[:2] for row in rows] == [["0", "server"], ["1", "silo-1"], ["2", "silo-2"]]
     assert [int(row[2], 16) for row in rows[1:]] == [new.serial_number, gone.serial_number]
@@ -357,7 +358,7 @@ def test_an_error_is_one_line_and_exit_code_2(
 ) -> None:
     before = content(kits)
     command, *rest = arguments
-    assert authority.main([command, "--out", str(kits), *rest]) == 2
+    assert main(["deploy", "kits", command, "--out", str(kits), *rest]) == 2
     said = capsys.readouterr()
     assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1 and words in said.err
     assert content(kits) == before

@@ -100,7 +100,7 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
 
 @pytest.mark.parametrize(("part", "seed"), [(chaos.all_must_answer, 0), (chaos.two_must_answer, 4)])
 def test_a_run_survives_kills(part, seed, tmp_path):
-    """`make chaos` does this many times."""
+    """`noniid chaos` does this many times."""
     ran = part(seed, 2, tmp_path)
     assert ran.same and not ran.error, ran
     assert len(ran.events) == 2
@@ -117,7 +117,7 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         other = processes.output.with_name("other")
         config = tmp_path / "other.yaml"
         config.write_text(processes.config.read_text().replace(str(processes.output), str(other)))
-        assert launch.main(["server", "--config", str(config)]) == 2
+        assert launch.run(0, config) == 2
         assert (
             f"comm_args.server = '{processes.deployment.comm_args.server}': can't listen there"
             in capsys.readouterr().err

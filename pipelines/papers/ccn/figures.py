@@ -12,7 +12,7 @@ from fedml_noniid.pipelines.papers.targets.curves import Panels
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.pictures import line, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
-from fedml_noniid.pipelines.papers.targets.words import beyond
+from fedml_noniid.pipelines.papers.targets.words import told
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv
@@ -71,16 +71,14 @@ def _picture(before: Values, after: Values, weights: Values) -> bytes:
 
 
 def _words(before: Values, after: Values, weights: Values, apart: int) -> Iterator[str]:
-    """Whether the client that is apart comes closer to the global model, and what becomes of the others."""
+    """The change of the cosine with the global model, of the client that is apart and of the others."""
     k, n = apart - 1, weights.shape[2]
     for who, places in ((f"Client {apart}", [k]), ("The other clients", np.delete(np.arange(n), k))):
         change = spread((after - before)[:, :, places].mean((1, 2)).tolist())
         assert change is not None
-        direction = "closer" if change.mean > 0 else "farther away"
         yield (
             f"{who}: over all rounds the cosine with the global model is {before[:, :, places].mean():.4f} with FedAvg "
-            f"and {after[:, :, places].mean():.4f} normalised, {direction} by {abs(change.mean):.5f}, "
-            f"{beyond(change, 5)}."
+            f"and {after[:, :, places].mean():.4f} normalised: {told(change, 5)}."
         )
     yield (
         f"The normalisation gives client {apart} a weight of {weights[:, :, k].mean():.3f} on average, where an equal "

@@ -35,7 +35,7 @@ from scipy.stats import kendalltau
 from fedml_noniid.pipelines.papers.targets.marks import some_diverge
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.spec import NOT_HERE, Built, Target, address
-from fedml_noniid.pipelines.papers.targets.words import against, plus_minus
+from fedml_noniid.pipelines.papers.targets.words import against, confirmed, plus_minus, told
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.data.checks import known
@@ -83,7 +83,7 @@ def build(target: Target, measured: Measured) -> Built:
     ranks = _taus(target, cells)
     said = (
         *_words_on_gains(target, cells, gains),
-        *_words(target, cells, ranks),
+        *_words(target, measured, at, cells, ranks),
         *_words_on_pairs(target, measured, at, cells),
     )
     taus = tuple(tau for tau, _ in ranks.values())
@@ -239,9 +239,15 @@ def _is_last(cell: Cell) -> bool:
     return bool(cell.diverged) and not cell.leaks
 
 
-def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tuple[float, int]]) -> list[str]:
+def _words(
+    target: Target,
+    measured: Measured,
+    at: Mapping[Place, Mapping[str, Any]],
+    cells: Mapping[Place, Cell],
+    ranks: Mapping[str, tuple[float, int]],
+) -> list[str]:
     """For each column (or row): the agreement of the rankings, and the claimed method against the others."""
-    claim = str(target.spec.get("claim"))
+    claim, by_rows = str(target.spec.get("claim")), target.spec.get("methods", "rows") == "rows"
     found = []
     for setting, line in _by_setting(target, cells).items():
         values = {m: cell.measured for m, cell in line.cells.items() if cell.measured and cell.mean is not None}
@@ -256,14 +262,21 @@ def _words(target: Target, cells: Mapping[Place, Cell], ranks: Mapping[str, tupl
         if claim in values and rivals:
             sign = -1 if line.better == "lower" else 1
             rival = max(rivals, key=lambda m: sign * rivals[m].mean)
-            parts.append(_claim(claim, values[claim], rival, rivals[rival], line.cells[claim].decimals))
+            pair = ((m, setting) if by_rows else (setting, m) for m in (claim, rival))
+            gain = _value(target, measured, *(at[place] for place in pair))
+            best = f"the best other ({rival})"
+            parts.append(
+                f"{claim} and {best} have no seed in common"
+                if gain is None
+                else against(claim, best, gain, line.cells[claim].decimals)
+            )
         if parts:
             found.append(f"{setting}: {'; '.join(parts)}.")
     return found
 
 
 def _words_on_gains(target: Target, cells: Mapping[Place, Cell], gains: Mapping[Place, Gain]) -> list[str]:
-    """For each row or column of `gains`: our mean over methods, the paper's mean, and the gains beyond their spread."""
+    """For each row or column of `gains`: our mean over methods, the paper's mean, and the gains that seeds confirm."""
     decimals = int(target.spec.get("decimals", 2))
     found = []
     for title, base in target.spec.get("gains", {}).items():
@@ -277,22 +290,15 @@ def _words_on_gains(target: Target, cells: Mapping[Place, Cell], gains: Mapping[
         beside = f" (in the paper {statistics.fmean(reported):+.{decimals}f})" if reported else ""
         mean = statistics.fmean(gain.mean for gain in ours)
         text = f"{title}{leaks} against {base}: the mean gain of {len(ours)} methods is {mean:+.{decimals}f}{beside}"
-        certain = [gain for gain in ours if gain.std is not None]
-        if len(certain) < len(ours):
+        if any(gain.std is None for gain in ours):
             found.append(f"{text}, on one seed: no evidence either way.")
             continue
-        beyond = [gain.mean for gain in certain if gain.std is not None and abs(gain.mean) > gain.std]
-        up = sum(mean > 0 for mean in beyond)
+        up, down = confirmed(ours)
         found.append(
-            f"{text}; beyond its spread over seeds it is above 0 for {up} and below 0 for {len(beyond) - up} of them."
+            f"{text}; paired t tests over seeds, with Holm's adjustment for {len(ours)}, find it above 0 for {up} and "
+            f"below 0 for {down} of them."
         )
     return found
-
-
-def _claim(claim: str, own: Spread, rival: str, best: Spread, decimals: int) -> str:
-    """Compares the method that the paper puts first with the best of the others and with the larger spread."""
-    larger = max((value.std for value in (own, best) if value.std is not None), default=None)
-    return against(claim, f"the best other ({rival})", Spread(own.mean - best.mean, larger, own.n), decimals)
 
 
 def _words_on_pairs(
@@ -310,12 +316,12 @@ def _words_on_pairs(
     found = []
     for says, (one, other) in spec.get("differences", {}).items():
         gains = ((s, _value(target, measured, at[a], at[b])) for s, a, b in pairs(one, other))
-        told = [f"{s} {plus_minus(gain, int(spec.get('decimals', 2)), '+')}" for s, gain in gains if gain is not None]
-        found += [f"{says} ({one} less {other}): {'; '.join(told)}."] if told else []
+        said = [f"{s} {told(gain, int(spec.get('decimals', 2)))}" for s, gain in gains if gain is not None]
+        found += [f"{says} ({one} less {other}): {'; '.join(said)}."] if said else []
     for says, (one, other) in spec.get("ratios", {}).items():
         means = ((s, cells[a].mean, cells[b].mean) for s, a, b in pairs(one, other))
-        told = [f"{s} {a / b:.3g}" for s, a, b in means if a is not None and b]
-        found += [f"{says} ({one} by {other}): {'; '.join(told)}."] if told else []
+        said = [f"{s} {a / b:.3g}" for s, a, b in means if a is not None and b]
+        found += [f"{says} ({one} by {other}): {'; '.join(said)}."] if said else []
     for one, other in spec.get("same", {}).items():
         same: dict[tuple[object, ...], bool] = {}  # settings with the same runs count once
         for _, a, b in pairs(one, other):

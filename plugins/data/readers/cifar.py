@@ -15,7 +15,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers.download import archive
-from fedml_noniid.plugins.data.readers.images import image_folder
+from fedml_noniid.plugins.data.readers.images import image_parts
 
 PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 CLASSES = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
@@ -47,13 +47,15 @@ def cifar100(root: Path) -> Raw:
 
 def _images(folder: Path) -> Raw:
     """CIFAR-10 from a folder of images."""
-    raw = image_folder(folder)
+    (train, test), names, notes = image_parts([folder / "train", folder / "test"])
+    raw = Raw(*train, *test, names)
     if list(raw.classes) != CLASSES or raw.train_x.shape[1:] != (3, 32, 32):
         size = "x".join(map(str, raw.train_x.shape[1:]))
         raise UserError(
             f"{folder}: holds {size} images of {', '.join(raw.classes)}; CIFAR-10 has 3x32x32 of {', '.join(CLASSES)}"
         )
-    return replace(raw, notes=[f"CIFAR-10 from the images in {folder.name}, not from its original files"])
+    origin = f"CIFAR-10 from the images in {folder.name}, not from its original files"
+    return replace(raw, notes=[origin, *notes])
 
 
 def _read(root: Path, kind: Any) -> Raw:

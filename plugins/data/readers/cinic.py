@@ -34,13 +34,13 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
         odd += [f"also has {name}" for name in found if name not in CLASSES]
         if odd:
             raise UserError(f"{part}: {', '.join(odd[:5])}; it has to hold the classes {', '.join(CLASSES)}")
-    parts, names = image_parts(folders)
+    parts, names, notes = image_parts(folders)
     height, width = parts[0][0].shape[2:]
     if (height, width) != (32, 32):
         raise UserError(f"{folder}: its images are {height}x{width} (height x width); CINIC-10's are 32x32")
     train, test, *more = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in parts]
     train_x, train_y = (torch.cat(tensors) for tensors in zip(train, *more, strict=True))
-    return Raw(train_x, train_y, *test, names)
+    return Raw(train_x, train_y, *test, names, notes=notes)
 
 
 def _missing(part: Path, folder: Path) -> UserError:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,23 +18,55 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Raw
+from fedml_noniid.plugins.data.readers import own
+
+# What file managers and archives leave behind, beside names that begin with a dot; in lower case.
+LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
-def image_folder(root: Path, *, size: Sequence[int] | None = None) -> Raw:
+class Images(NamedTuple):
+    """The images of several folders."""
+
+    parts: list[tuple[Tensor, Tensor]]  # (x [n, 1 or 3, h, w] uint8, y [n] int64) of each folder
+    classes: list[str]
+    notes: list[str]
+
+
+def image_folder(root: Path, *, size: Sequence[int] | None = None, test_share: float | None = None) -> Raw:
     """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey ones become RGB.
 
     All have one size, or are scaled to `size` = [h, w] (bilinear, antialiased). Classes are the names of the folders
-    in alphabetical order; the images of a class are in the order of their file names. Names that begin with a dot are
-    skipped. Raises UserError for any other file that isn't an image, and if train and test have different classes.
+    in alphabetical order; the images of a class are in the order of their file names. Files without the ending of an
+    image format (Thumbs.db, notes.txt) are ignored, as are names that begin with a dot; a note counts them. An image
+    with a channel for transparency is taken if it is opaque everywhere. Without <root>/test, the share `test_share`
+    (0.2) of the images is the test set, see `own.cut`. Raises UserError for files that can't be read as images of that
+    kind, and if train and test have different classes.
     """
-    (train, test), names = image_parts([root / "train", root / "test"], image_size(size))
-    return Raw(*train, *test, names)
+    folders = [part for part in _parts(root) if part.name == "train" or part.exists()]
+    fraction = own.fraction_for_test(test_share, str(folders[1]) if len(folders) > 1 else None)
+    parts, names, notes = image_parts(folders, image_size(size))
+    if len(parts) == 1:
+        x, y = parts[0]
+        train, test, said = own.cut(y.numpy(), None, fraction, str(folders[0]))
+        notes = [*notes, *said]
+        parts = [(x[train], y[train]), (x[test], y[test])]
+    (train_x, train_y), (test_x, test_y) = parts
+    notes = [*notes, *own.untested(names, test_y.numpy()), *own.repeated(train_x, test_x)]
+    return Raw(train_x, train_y, test_x, test_y, names, notes=notes)
 
 
-def image_parts(
-    folders: Sequence[Path], shape: tuple[int, int] | None = None
-) -> tuple[list[tuple[Tensor, Tensor]], list[str]]:
-    """(x, y) of each of `folders`, and the classes. `folders` hold one folder per class, see `image_folder`."""
+def sources(root: Path) -> list[Path]:
+    """The files that `image_folder` reads as images."""
+    folders = [folder for part in _parts(root) if part.is_dir() for folder in _images(part) if folder.is_dir()]
+    return [file for folder in folders for file in _images(folder)]
+
+
+def _parts(root: Path) -> tuple[Path, Path]:
+    return root / "train", root / "test"
+
+
+def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -> Images:
+    """The images of each of `folders`, which hold one folder per class, see `image_folder`."""
     names = [folder.name for folder in class_folders(folders[0])]
     for part in folders[1:]:
         odd = sorted(set(names) ^ {folder.name for folder in class_folders(part)})
@@ -43,19 +77,21 @@ def image_parts(
             )
     images: list[NDArray[np.uint8]] = []
     parts, labels = [], []
+    ignored = [path for part in folders for path in _strays(part) if not path.is_dir()]
     for part in folders:
         begin = len(images)
         for label, folder in enumerate(class_folders(part)):
-            files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith("."))
+            ignored += _strays(folder)
+            files = _images(folder)
             if not files:
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
                 images.append(_image(file, shape))
-                own, first = (f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0]))
-                if own != first:
+                own_size, first = (f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0]))
+                if own_size != first:
                     raise UserError(
-                        f"{file}: is {own}, the images before it are {first} (height x width); make them alike or set "
-                        "the option size: [h, w]"
+                        f"{file}: is {own_size}, the images before it are {first} (height x width); make them alike or "
+                        "set the option size: [h, w]"
                     )
             labels += [label] * len(files)
         parts.append(slice(begin, len(images)))
@@ -65,7 +101,32 @@ def image_parts(
     x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
     x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
     y = torch.tensor(labels)
-    return [(x[part], y[part]) for part in parts], names
+    notes = []
+    if ignored:
+        kinds = own.listed(sorted({path.name for path in ignored}))
+        notes.append(f"files that are no images, ignored: {len(ignored)} ({kinds})")
+    return Images([(x[part], y[part]) for part in parts], names, notes)
+
+
+def _images(folder: Path) -> list[Path]:
+    """What a folder holds, without its strays, sorted by name."""
+    return sorted(set(folder.iterdir()).difference(_strays(folder)))
+
+
+def _strays(folder: Path) -> list[Path]:
+    """What a folder holds beside folders and files with the ending of an image format."""
+    endings = _endings()
+    return [
+        entry for entry in sorted(folder.iterdir())
+        if entry.name.startswith(".") or entry.name.lower() in LEFTOVERS
+        or (entry.suffix.lower() not in endings and not entry.is_dir())
+    ]  # fmt: skip
+
+
+@functools.cache
+def _endings() -> frozenset[str]:
+    """The endings of the formats that PIL reads, in lower case."""
+    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN)
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -93,13 +154,13 @@ def image_size(size: object) -> tuple[int, int] | None:
 
 
 def class_folders(part: Path) -> list[Path]:
-    """The folders of the classes, in alphabetical order. UserError if `part` has other files or less than 2 classes."""
+    """The folders of the classes, in alphabetical order. UserError if there are less than 2."""
     if not part.is_dir():
         raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
-    entries = sorted(entry for entry in part.iterdir() if not entry.name.startswith("."))
+    entries = _images(part)
     for entry in entries:
         if not entry.is_dir():
-            raise UserError(f"{entry}: isn't a folder; {part} may hold one folder per class and nothing else")
+            raise UserError(f"{entry}: isn't in the folder of a class; needed: {part}/<class>/{entry.name}")
     if len(entries) < 2:
         raise UserError(f"{part}: holds {len(entries)} class folders; at least 2 are needed")
     return entries
@@ -109,12 +170,7 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
     """One image, scaled to `shape` = (h, w) if given: [h, w] if grey, [h, w, 3] if coloured."""
     try:
         with Image.open(io.BytesIO(file.read_bytes())) as opened:  # a quarter faster than by name
-            mode = opened.mode
-            if mode not in ("1", "L", "P", "RGB"):
-                raise UserError(
-                    f"{file}: has the colour mode {mode}; allowed: grey (8 bits) or RGB, without transparency"
-                )
-            image = opened.convert("L" if mode in ("1", "L") else "RGB") if mode in ("1", "P") else opened
+            image = _opaque(file, opened)
             if shape is not None and image.size != shape[::-1]:
                 image = image.resize(shape[::-1], Image.Resampling.BILINEAR)
             return np.asarray(image)
@@ -123,5 +179,22 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
     # PIL raises these for damaged files of its many formats.
     except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "unknown format" if unknown else " ".join(str(error).split())
+        reason = "unknown format" if unknown else " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(f"{file}: can't be read as an image ({reason}); repair or remove it") from None
+
+
+def _opaque(file: Path, opened: Image.Image) -> Image.Image:
+    """The image in mode L or RGB. UserError if that changes what is seen: transparency, CMYK, more than 8 bits."""
+    mode = opened.mode
+    if mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
+        raise UserError(f"{file}: has the colour mode {mode}; allowed: grey (8 bits) or RGB")
+    if opened.has_transparency_data:
+        with_alpha = opened.convert("RGBA")
+        if with_alpha.getchannel("A").getextrema() != (255, 255):
+            raise UserError(
+                f"{file}: has the colour mode {mode} with transparent pixels; allowed: grey (8 bits) or RGB, without "
+                "transparency"
+            )
+        return with_alpha.convert("L" if mode in ("L", "LA") else "RGB")
+    wanted = "L" if mode in ("1", "L") else "RGB"
+    return opened if mode == wanted else opened.convert(wanted)

@@ -101,22 +101,12 @@ def sent140(
 
 def _raw(parts: _Parts, root: Path, size: int, length: int) -> Raw:
     """Tokens, vocabulary and vectors."""
-    train, test, read = ([text.tokenise(tweet) for tweet in part.texts] for part in parts[:3])
-    words = text.vocabulary(read, size)
-    vectors, where = text.embedding(words, root)
-    train_x, test_x = text.encode(train, words, length), text.encode(test, words, length)
-    cut = sum(len(tokens) > length for part in (train, test) for tokens in part)
-    unknown = 100 * (test_x == text.UNKNOWN).sum().item() / (test_x != text.PAD).sum().item()
-    notes = [
-        *parts.notes,
-        f"vocabulary of {len(words)} entries, which {unknown:.1f} % of the test tokens are not in",
-        f"{cut} of {len(train) + len(test)} tweets cut to {length} tokens",
-        where,
-    ]
+    train, test, read = parts.train, parts.test, parts.read
+    found = text.read_texts(train.texts, test.texts, read.texts, root, size, length, "tweets")
     return Raw(
-        train_x, torch.from_numpy(parts.train.label), test_x, torch.from_numpy(parts.test.label),
-        ("negative", "positive"), train_owner=torch.from_numpy(parts.train.owner),
-        test_owner=torch.from_numpy(parts.test.owner), embedding=vectors, notes=notes,
+        found.train_x, torch.from_numpy(train.label), found.test_x, torch.from_numpy(test.label),
+        ("negative", "positive"), train_owner=torch.from_numpy(train.owner), test_owner=torch.from_numpy(test.owner),
+        embedding=found.vectors, notes=[*parts.notes, *found.notes],
     )  # fmt: skip
 
 

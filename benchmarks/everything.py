@@ -1,8 +1,7 @@
-"""`make bench`: runs all measurements, prints the report and writes it to docs/results."""
+"""`noniid bench`: runs all measurements and writes the report to docs/results."""
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -17,13 +16,13 @@ from benchmarks.comparison import compare
 from benchmarks.engines import Engine, others, ours
 from benchmarks.machine import Watch
 from benchmarks.plot import picture
-from benchmarks.processes import ROOT, FailedError, measure
+from benchmarks.processes import FailedError, measure
 from benchmarks.report import markdown
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
 
-REPETITIONS = 2
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
 FEW_METHODS = ["scaffold"]  # the methods with --quick
 
@@ -73,35 +72,14 @@ def write(found: dict[str, Any], to: Path) -> str:
     return text
 
 
-def _count(word: str) -> int:
-    if not word.isdigit() or int(word) < 1:
-        raise argparse.ArgumentTypeError(f"{word!r} is no whole number from 1 up")
-    return int(word)
+def bench(only: str | None, quick: bool, repetitions: int, to: Path) -> str:
+    """Measures, writes the report to the folder `to` and returns it. UserError if a measurement fails.
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Measures, prints, writes."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repetition, few rounds, no FedML: tests that it runs")
-    parser.add_argument(
-        "--repetitions",
-        type=_count,
-        default=REPETITIONS,
-        help=f"number of measurements per engine and workload (default: {REPETITIONS})",
-    )
-    parser.add_argument("--only", choices=WORKLOADS, help="only this workload and its measurements")
-    parser.add_argument("--to", type=Path, default=ROOT / "docs" / "results", help="report folder (docs/results)")
-    given = parser.parse_args(arguments)
-    workloads = [WORKLOADS[given.only]] if given.only else list(WORKLOADS.values())
+    `only`: a workload, None for all. `quick`: one repetition, few rounds, no FedML: tests that it runs.
+    """
+    workloads = list(WORKLOADS.values()) if only is None else [WORKLOADS[known("workload", only, WORKLOADS)]]
     try:
         with tempfile.TemporaryDirectory() as folder:
-            found = run(workloads, given.quick, given.repetitions, Path(folder))
-        sys.stdout.write(write(found, given.to))
-    except (FailedError, UserError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+            return write(run(workloads, quick, repetitions, Path(folder)), to)
+    except FailedError as error:
+        raise UserError(str(error)) from None

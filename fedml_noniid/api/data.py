@@ -1,0 +1,210 @@
+"""Data sets: by name, or a user's own tables, texts and arrays."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fedml_noniid.api.settings import plain
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.readers.arrays import of_arrays
+from fedml_noniid.plugins.data.readers.table import of_frame
+from fedml_noniid.plugins.data.readers.text import LENGTH, VOCABULARY, of_texts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Normalise = Literal["channel", "half", "none"] | Sequence[float]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Data:
+    """A data set in memory: a training set, a test set and the names of the classes.
+
+    >>> import fedml_noniid as nd
+    >>> nd.load("digits").classes[:3]
+    ('0', '1', '2')
+    """
+
+    dataset: Dataset
+    settings: Mapping[str, Any]  # the section `data` of params.yaml; of data from memory their name and checksum
+    from_memory: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the data set."""
+        return self.dataset.name
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes."""
+        return tuple(self.dataset.classes)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of results has to know about the data."""
+        return tuple(self.dataset.notes)
+
+    def __repr__(self) -> str:
+        found = self.dataset
+        shape = " x ".join(map(str, found.train_x.shape[1:]))
+        facts = f"{len(found.train_y)} training and {len(found.test_y)} test samples of {shape}"
+        owners = "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
+        lines = [f"{self.name}: {facts}, {len(self.classes)} classes{owners}"]
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
+
+def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
+    """A data set of params.yaml by its name.
+
+    `root`: the folder of its files; missing files are downloaded there where possible. `options`: those of the data set
+    and of all data sets (`size`, `normalise`). UserError for an unknown name or option, and for bad files.
+
+    >>> import fedml_noniid as nd
+    >>> nd.load("digits")
+    digits: 1437 training and 360 test samples of 1 x 8 x 8, 10 classes
+    """
+    given = {key: plain(value) for key, value in options.items() if value is not None}
+    return Data(datasets.load(name, _path("root", root), **given), {"name": name, "root": str(root), **given})
+
+
+def from_frame(
+    frame: pd.DataFrame,
+    test: pd.DataFrame | None = None,
+    *,
+    label: str,
+    owner: str | None = None,
+    features: Sequence[str] | None = None,
+    one_hot: Sequence[str] | None = None,
+    test_share: float | None = None,
+    normalise: Normalise = "channel",
+    name: str = "frame",
+) -> Data:
+    """A table in memory with one row per sample.
+
+    `label`: the column of the class. `owner`: the column that says whose row it is, for the partitions `natural` and
+    `natural_grouped`. `features`: the columns of numbers, by default all others. `one_hot`: columns of categories.
+    `test`: the test set; without it the share `test_share` (0.2) of the rows is the test set. `normalise`: as in
+    params.yaml. UserError for columns and values that don't fit.
+
+    >>> import fedml_noniid as nd
+    >>> import pandas as pd
+    >>> rows = [{"age": age, "pulse": 60 + age % 7, "ill": age % 2, "ward": f"w{age % 3}"} for age in range(20, 80)]
+    >>> data = nd.from_frame(pd.DataFrame(rows), label="ill", owner="ward")
+    >>> data.classes
+    ('0', '1')
+    >>> len(nd.partition(data, "natural", clients=3).table)
+    3
+    """
+    raw = of_frame(
+        frame, test, label=_column(label), owner=None if owner is None else _column(owner),
+        features=_columns(features), one_hot=_columns(one_hot), test_share=test_share,
+    )  # fmt: skip
+    return _of(name, raw, normalise)
+
+
+def from_texts(
+    frame: pd.DataFrame,
+    test: pd.DataFrame | None = None,
+    *,
+    text: str,
+    label: str,
+    owner: str | None = None,
+    test_share: float | None = None,
+    vocabulary: int = VOCABULARY,
+    length: int = LENGTH,
+    vectors: str | Path = ".",
+    name: str = "texts",
+) -> Data:
+    """A table in memory with a column of text, for the model `lstm`.
+
+    `text`: the column of the text; the other columns are as in `from_frame`. `vocabulary`: how many tokens are known.
+    `length`: tokens per text. `vectors`: the folder where GloVe's file may lie. UserError for columns and values that
+    don't fit.
+
+    >>> import fedml_noniid as nd
+    >>> import pandas as pd
+    >>> lines = [("a good day", "glad"), ("a bad day", "sad")] * 10
+    >>> nd.from_texts(pd.DataFrame(lines, columns=["line", "mood"]), text="line", label="mood", length=5).classes
+    ('glad', 'sad')
+    """
+    raw = of_texts(
+        frame, test, text=_column(text), label=_column(label), owner=None if owner is None else _column(owner),
+        test_share=test_share, vocabulary=vocabulary, length=length, vectors=_path("vectors", vectors),
+    )  # fmt: skip
+    return _of(name, raw, "channel")
+
+
+def from_arrays(
+    x: ArrayLike,
+    y: ArrayLike,
+    test_x: ArrayLike | None = None,
+    test_y: ArrayLike | None = None,
+    *,
+    owner: ArrayLike | None = None,
+    test_owner: ArrayLike | None = None,
+    classes: Sequence[str] | None = None,
+    layout: Literal["auto", "CHW", "HWC"] = "auto",
+    test_share: float | None = None,
+    normalise: Normalise = "channel",
+    name: str = "arrays",
+) -> Data:
+    """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels; labels [n].
+
+    `owner`, `test_owner`: whose sample it is, [n]. `layout`: of images with channels. Without `test_x` and `test_y` the
+    share `test_share` (0.2) of the samples is the test set. UserError for arrays that don't fit.
+
+    >>> import fedml_noniid as nd
+    >>> import numpy as np
+    >>> nd.from_arrays(np.random.default_rng(0).random((50, 4)), np.arange(50) % 2)
+    arrays: 40 training and 10 test samples of 4, 2 classes
+    note: test set: 10 of 50 samples, drawn by label with a fixed seed
+    """
+    optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
+    found = {key: None if value is None else _array(key, value) for key, value in optional.items()}
+    try:
+        raw = of_arrays(
+            _array("x", x), _array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
+            test_owner=found["test_owner"], layout=layout, test_share=test_share,
+        )  # fmt: skip
+    except UserError as error:
+        raise UserError(re.sub(r"\btrain_([xy])\b", r"\1", str(error))) from None  # the names of the arguments
+    return _of(name, raw, normalise)
+
+
+def _of(name: str, raw: Raw, normalise: Normalise) -> Data:
+    how = plain(normalise)
+    found = Dataset.of(name, raw, how)
+    return Data(found, {"name": name, "normalise": how, "checksum": found.checksum}, from_memory=True)
+
+
+def _column(name: object) -> str:
+    """A column's name as text, as the reader has it: a table made of an array has numbers as names."""
+    return str(name)
+
+
+def _columns(names: Any) -> Any:
+    """The same for a list. The reader refuses what is no list."""
+    return [_column(name) for name in names] if isinstance(names, list | tuple) else names
+
+
+def _path(key: str, path: object) -> Path:
+    if not isinstance(path, str | os.PathLike):
+        raise UserError(f"{key} = {shown(path)} is refused; allowed: a path")
+    return Path(path)
+
+
+def _array(key: str, values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
+        raise UserError(f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes") from None

@@ -1,0 +1,84 @@
+"""Pictures of results in matplotlib's axes, with the looks of the report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from fedml_noniid.pipelines.reporting import figures
+from fedml_noniid.pipelines.reporting.summary import BASELINE
+from fedml_noniid.plugins.core.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ACCURACY = (6.0, 3.8)  # inches
+COLUMNS = 2  # panels side by side
+
+
+def axes_for(n: int, ax: Axes | None, size: tuple[float, float], share_x: bool = False) -> list[Axes]:
+    """`n` panels of a size in inches: `ax`, or those of a new figure of pyplot. UserError if `ax` is one of several."""
+    if not n:
+        raise UserError("plot: there are no results")
+    if ax is not None:
+        if n != 1:
+            raise UserError(f"plot: ax is one panel, but there are {n} settings; leave ax out, or choose one setting")
+        return [ax]
+    from matplotlib import pyplot
+
+    columns = min(n, COLUMNS)
+    rows = math.ceil(n / columns)
+    inches = size[0] * columns, size[1] * rows
+    grid = pyplot.subplots(
+        rows, columns, figsize=inches, squeeze=False, sharex=share_x, sharey=True, layout="constrained"
+    )[1].ravel()
+    for place in range(n, len(grid)):
+        grid[place].set_axis_off()
+        grid[place - columns].tick_params(labelbottom=True)  # the last panel of its column
+    return list(grid[:n])
+
+
+def accuracy(axes: Axes, rounds: Mapping[str, pd.DataFrame], recipes: Sequence[str]) -> None:
+    """Test accuracy in percent. `rounds`: by recipe. `recipes`: of all panels, for their colours."""
+    from matplotlib.ticker import MaxNLocator
+
+    drawn = []
+    for recipe, frame in rounds.items():
+        look = figures.look(recipes.index(recipe), recipe == BASELINE)
+        table = 100 * frame.dropna(subset="test_accuracy").pivot(index="round", columns="seed", values="test_accuracy")
+        if len(table.columns) > 1:
+            axes.plot(table.index, table, color=look["color"], linewidth=0.6, alpha=0.35)
+        mean = table.dropna().mean(axis=1)
+        (line,) = axes.plot(mean.index, mean, label=f"{recipe} {mean.iloc[-1]:.1f}", **look)
+        drawn.append((mean.iloc[-1], line))
+    figures.style(axes)
+    axes.set(xlabel="round", ylabel="test accuracy, %")
+    if not drawn:
+        axes.set_xticks([])
+        axes.text(0.5, 0.5, figures.NO_RESULT, transform=axes.transAxes, ha="center", color="0.4")
+        return
+    axes.margins(x=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    best_first = [line for _, line in sorted(drawn, key=lambda one: -one[0])]
+    axes.legend(handles=best_first, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, handlelength=2.6)
+
+
+def height_of_clients(recipes: int) -> float:
+    """Inches of a panel of `clients`."""
+    return 0.34 * recipes + 1.0
+
+
+def clients(axes: Axes, values: Mapping[str, pd.Series[float]], recipes: Sequence[str]) -> None:
+    """Accuracy of clients in percent: a mark each, a box for the middle half.
+
+    `values`: by recipe. `recipes`: of all panels, the first on top; those without values have a row too.
+    """
+    rows = [
+        (recipe, figures.look(place, recipe == BASELINE)["color"], 100 * np.asarray(values.get(recipe, ()), np.float64))
+        for place, recipe in enumerate(recipes)
+    ]
+    figures.draw_clients(axes, rows)

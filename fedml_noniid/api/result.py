@@ -1,0 +1,445 @@
+"""Results: data frames, weights, pictures, comparisons. Accuracies in data frames are fractions."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pandas as pd
+from safetensors.torch import load
+from torch import Tensor
+
+from fedml_noniid.api import plots
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.measuring import final_model
+from fedml_noniid.pipelines.experiment.training import SECONDS
+from fedml_noniid.pipelines.reporting import comparison, summary
+from fedml_noniid.pipelines.reporting.summary import Line, Scenario
+from fedml_noniid.pipelines.reporting.tables import MIB
+from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+from fedml_noniid.plugins.data.files import replace_folder, write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
+
+
+class Files(NamedTuple):
+    """The files of one seed, as the stages write them, by name."""
+
+    run: Mapping[str, bytes]
+    evaluation: Mapping[str, bytes]
+    seconds: tuple[float, ...]  # of each round
+
+    def write(self, folder: Path, key: str) -> None:
+        """Into runs/<key>/ and evaluation/<key>/ of the folder. UserError if it can't be written."""
+        replace_folder(folder / "runs" / key, self.run)
+        replace_folder(folder / "evaluation" / key, self.evaluation)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Result:
+    """One recipe at one setting, with one or more seeds.
+
+    `point`: the values of a sweep. `seeds`: those that have a result. `failed`: seed -> why it has none. A recipe that
+    sees the test set has `-leak` in its name.
+
+    >>> import fedml_noniid as nd
+    >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
+    >>> result = nd.run("fednova", split, rounds=2, seeds=[0, 1])
+    >>> result.rounds.groupby("seed").size().to_dict()
+    {0: 2, 1: 2}
+    >>> result.clients.columns.tolist()
+    ['seed', 'client', 'samples', 'accuracy', 'test_samples', 'test_accuracy']
+    >>> sorted(result.weights[0])
+    ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
+    """
+
+    recipe: str
+    point: Mapping[str, Any]  # the values of a sweep
+    settings: Config  # as params.yaml
+    files: Mapping[int, Files]  # by seed
+    failed: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The seeds that have a result."""
+        return tuple(self.files)
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """A row per seed and round: the columns of rounds.csv, and the seconds of the round. NaN: not measured."""
+        frame = self._frame("run", "rounds.csv")
+        frame[SECONDS] = [second for files in self.files.values() for second in files.seconds]
+        return frame
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """A row per seed and client: the columns of per_client.csv.
+
+        `accuracy`: the accuracies per class on the whole test set, weighted by the client's mixture of classes.
+        `test_accuracy`: on the client's own part of the test set.
+        """
+        return self._frame("evaluation", "per_client.csv")
+
+    @cached_property
+    def classes(self) -> pd.DataFrame:
+        """A row per seed and class: the columns of per_class.csv."""
+        return self._frame("evaluation", "per_class.csv")
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """A row per seed: the numbers of metrics.json."""
+        rows = [{"seed": seed, **json.loads(files.evaluation["metrics.json"])} for seed, files in self.files.items()]
+        return pd.DataFrame(rows, columns=None if rows else ["seed"]).drop(columns="weights_sha256", errors="ignore")
+
+    @cached_property
+    def weights(self) -> dict[int, dict[str, Tensor]]:
+        """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU."""
+        loaded = {seed: final_model(load(files.run["model.safetensors"])) for seed, files in self.files.items()}
+        return {seed: {**params, **buffers} for seed, (params, buffers) in loaded.items()}
+
+    @cached_property
+    def sha256(self) -> dict[int, str]:
+        """Seed -> SHA-256 of all weights, as in run.json."""
+        return {seed: str(run["weights_sha256"]) for seed, run in self._records.items()}
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """One row, as `Results.summary`."""
+        return Results([self]).summary
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws the test accuracy per round into `ax`, or into a new figure of pyplot.
+
+        A thick line is the mean over seeds, a thin line is one seed.
+
+        >>> import fedml_noniid as nd
+        >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
+        >>> nd.run("fedavg", split, rounds=2).plot().get_xlabel()
+        'round'
+        """
+        return Results([self]).plot(ax)[0]
+
+    def plot_clients(self, ax: Axes | None = None) -> Axes:
+        """Draws the accuracy of each client into `ax`, or into a new figure of pyplot; all seeds together.
+
+        >>> import fedml_noniid as nd
+        >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
+        >>> nd.run("fedavg", split, rounds=2).plot_clients().get_xlabel()
+        'accuracy of a client, %'
+        """
+        return Results([self]).plot_clients(ax)[0]
+
+    def save(self, folder: str | Path) -> None:
+        """Saves the files of each seed as the stages name them, and summary.csv.
+
+        runs/<setting>-<recipe>-<seed>/ has rounds.csv, model.safetensors, recorded.safetensors and run.json.
+        evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv and metrics.json.
+        UserError if the folder can't be written.
+
+        >>> import tempfile, pathlib
+        >>> import fedml_noniid as nd
+        >>> result = nd.run("fedavg", nd.partition(nd.load("digits"), "iid", clients=4), rounds=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result.save(folder)
+        ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
+        ['evaluation', 'runs', 'summary.csv']
+        """
+        Results([self]).save(folder)
+
+    def __repr__(self) -> str:
+        point = "".join(f", {key} {value}" for key, value in self.point.items())
+        said = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
+        said += [f"no result of {_seeds(self.failed)}"] if self.failed else []
+        return f"{self.recipe}{point}, {', '.join(said)}"
+
+    @property
+    def _accuracy(self) -> str:
+        found = summary.spread(run.column("test_accuracy")[-1] for run in self._runs)
+        if found is None:
+            return "unknown"
+        return f"{found.mean:.4f}" + ("" if found.std is None else f" ± {found.std:.4f}")
+
+    @cached_property
+    def _records(self) -> dict[int, dict[str, Any]]:
+        return {seed: json.loads(files.run["run.json"]) for seed, files in self.files.items()}
+
+    @cached_property
+    def _runs(self) -> list[results.Result]:
+        """As the report reads them from files."""
+        rounds, clients = self.rounds.drop(columns=SECONDS), self.clients
+        return [
+            results.Result(
+                key=Unit(record["scenario"], record["recipe"], seed).key,
+                scenario=record["scenario"],
+                recipe=record["recipe"],
+                composition=record["composition"],
+                seed=seed,
+                params=record["params"],
+                tags={**record["tags"], "weights_sha256": record["weights_sha256"]},
+                final=record["final"],
+                made={SECONDS: self.files[seed].seconds},
+                rows=tuple(rounds[rounds["seed"] == seed].drop(columns="seed").to_dict("records")),
+                evaluation=json.loads(self.files[seed].evaluation["metrics.json"]),
+                client_accuracy=tuple(clients.loc[clients["seed"] == seed, "accuracy"].dropna()),
+                files=(),
+                notes=tuple(record["notes"]),
+            )
+            for seed, record in self._records.items()
+        ]
+
+    def _frame(self, part: str, name: str) -> pd.DataFrame:
+        """A CSV file of all seeds, with the seed in the first column."""
+        frames = []
+        for seed, files in self.files.items():
+            text = io.BytesIO(getattr(files, part)[name])
+            # A class may be called NA.
+            frame = pd.read_csv(
+                text, float_precision="round_trip", keep_default_na=False, na_values=[""], dtype={"class": str}
+            )
+            frame.insert(0, "seed", seed)
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])
+
+
+class Results(Sequence[Result]):
+    """The results of a sweep: one `Result` for each setting and recipe, by number.
+
+    >>> import fedml_noniid as nd
+    >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
+    >>> results = nd.sweep(["fedavg", "fedbabu"], split, rounds=2, seeds=[0, 1])
+    >>> [result.recipe for result in results]
+    ['fedavg', 'fedbabu']
+    """
+
+    def __init__(self, found: Sequence[Result]) -> None:
+        self._found = list(found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __getitem__(self, number: Any) -> Any:
+        """One result by its number, or a part of them by a slice."""
+        return Results(self._found[number]) if isinstance(number, slice) else self._found[number]
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self._found)
+
+    def __repr__(self) -> str:
+        return "\n".join(map(repr, self._found))
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """Item -> why it has no result."""
+        return {
+            Unit(result.settings.scenario_names[0], result.recipe, seed).key: reason
+            for result in self._found
+            for seed, reason in result.failed.items()
+        }
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """As `Result.rounds`, with the values of the sweep and the recipe in the first columns."""
+        return self._joined("rounds")
+
+    @property
+    def clients(self) -> pd.DataFrame:
+        """As `Result.clients`, with the values of the sweep and the recipe in the first columns."""
+        return self._joined("clients")
+
+    @property
+    def classes(self) -> pd.DataFrame:
+        """As `Result.classes`, with the values of the sweep and the recipe in the first columns."""
+        return self._joined("classes")
+
+    @property
+    def summary(self) -> pd.DataFrame:
+        """A row per setting and recipe, the best of a setting first.
+
+        `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the ends `low` and
+        `high` of the 95 % interval of the mean by the t distribution. `worst_client`: the lowest accuracy of a client,
+        mean over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over seeds.
+        `rank`: within the setting; missing if the recipe is not federated or has seen the test set. `note` says so, and
+        names the public data that the recipe sees.
+        """
+        rows = []
+        for point, group in self._scenarios():
+            for line in group.lines:
+                n, std = line.final.n, line.final.std
+                half = None if std is None else comparison.per_deviation(n) * std
+                seconds = [sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe]
+                rows.append(
+                    {
+                        **point,
+                        "recipe": line.recipe,
+                        "seeds": n,
+                        "accuracy": line.final.mean,
+                        "std": std,
+                        "low": None if half is None else line.final.mean - half,
+                        "high": None if half is None else line.final.mean + half,
+                        "worst_client": line.worst.mean if line.worst else None,
+                        "mib_per_round": line.traffic_round.mean / MIB,
+                        "mib": line.traffic_total.mean / MIB,
+                        "seconds": sum(seconds) / len(seconds),
+                        "rank": line.rank or None,
+                        "note": _note(line),
+                    }
+                )
+        frame = pd.DataFrame(rows)
+        floats = {name: float for name in ("std", "low", "high", "worst_client") if name in frame}
+        return frame.astype(floats | {"rank": "Int64"} if rows else {})
+
+    def compare(self, other: str = "fedavg") -> pd.DataFrame:
+        """Each recipe against `other`, seed by seed, within each setting.
+
+        `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95 % interval of the
+        paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for all comparisons of the setting; the
+        `verdict` goes by it. `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
+        federated or have seen the test set are left out. UserError if `other` has no result.
+
+        >>> import fedml_noniid as nd
+        >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
+        >>> results = nd.sweep(["fedavg", "fedbabu"], split, rounds=2, seeds=[0, 1])
+        >>> results.compare("fedavg")[["recipe", "seeds"]].values.tolist()
+        [['fedbabu', 2]]
+        """
+        names = dict.fromkeys(result.recipe for result in self._found if result.files)
+        if other not in names:
+            allowed = ", ".join(names) or "none"
+            raise UserError(f"compare: {shown(other)} has no result{nearest(str(other), names)}; allowed: {allowed}")
+        rows = []
+        for point, group in self._scenarios():
+            line = next((line for line in group.lines if line.recipe == other), None)
+            for one in comparison.against(group, line).values():
+                n = len(one.differences)
+                values = (one.mean if n else None, one.low, one.high, one.p, one.holm_p, one.higher, n, one.verdict)
+                rows.append({**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))})
+        frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
+        return frame.astype(dict.fromkeys(COMPARED[:5], float))
+
+    def plot(self, ax: Axes | None = None) -> list[Axes]:
+        """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
+
+        A thick line is the mean over seeds, a thin line is one seed. `ax`: where to draw, if there is one setting.
+
+        >>> import fedml_noniid as nd
+        >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
+        >>> results = nd.sweep(["fedavg", "fednova"], split, over={"lr": [0.05, 0.1]}, rounds=2)
+        >>> [axes.get_title(loc="left") for axes in results.plot()]
+        ['lr 0.05', 'lr 0.1']
+        """
+        points = self._points()
+        panels = plots.axes_for(len(points), ax, plots.ACCURACY)
+        for axes, (title, group) in zip(panels, points, strict=True):
+            plots.accuracy(axes, {result.recipe: result.rounds for result in group if result.files}, self._recipes)
+            axes.set_title(title, loc="left", fontsize=11)
+        return panels
+
+    def plot_clients(self, ax: Axes | None = None) -> list[Axes]:
+        """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot; all seeds together.
+
+        `ax`: where to draw, if there is one setting.
+
+        >>> import fedml_noniid as nd
+        >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
+        >>> (axes,) = nd.sweep(["fedavg", "fednova"], split, rounds=2).plot_clients()
+        >>> [label.get_text() for label in axes.get_yticklabels()]
+        ['fedavg', 'fednova']
+        """
+        points = self._points()
+        height = plots.height_of_clients(len(self._recipes))
+        panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
+        for axes, (title, group) in zip(panels, points, strict=True):
+            values = {result.recipe: result.clients["accuracy"].dropna() for result in group if result.files}
+            plots.clients(axes, values, self._recipes)
+            axes.set_title(title, loc="left", fontsize=11)
+        return panels
+
+    def save(self, folder: str | Path) -> None:
+        """As `Result.save`, for all results.
+
+        >>> import tempfile, pathlib
+        >>> import fedml_noniid as nd
+        >>> results = nd.sweep(["fedavg"], nd.partition(nd.load("digits"), "iid", clients=4), rounds=2)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     results.save(folder)
+        ...     [path.name for path in pathlib.Path(folder, "runs").iterdir()]
+        ['iid-fedavg-0']
+        """
+        place = folder_of("save", folder)
+        for result in self._found:
+            for seed, files in result.files.items():
+                files.write(place, Unit(result.settings.scenario_names[0], result.recipe, seed).key)
+        write_whole(place / "summary.csv", self.summary.to_csv(index=False))
+
+    @property
+    def _recipes(self) -> list[str]:
+        return [*dict.fromkeys(result.recipe for result in self._found)]
+
+    @property
+    def _keys(self) -> list[str]:
+        """The arguments that the sweep is over."""
+        return [*dict.fromkeys(key for result in self._found for key in result.point)]
+
+    def _points(self) -> list[tuple[str, list[Result]]]:
+        """The settings: their words and their results."""
+        found: dict[str, list[Result]] = {}
+        for result in self._found:
+            found.setdefault(", ".join(f"{key} {value}" for key, value in result.point.items()), []).append(result)
+        return list(found.items())
+
+    def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], Scenario]]:
+        """The settings that have a result: their values, and the numbers of the report."""
+        for _, group in self._points():
+            runs = [run for result in group for run in result._runs]
+            seeds = [*dict.fromkeys(seed for result in group for seed in result.settings.seeds)]
+            name = group[0].settings.scenario_names[0]
+            found = summary.scenario(name, runs, [result.recipe for result in group], seeds)
+            if found is not None:
+                first = next(result for result in group if result.files)
+                tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
+                yield group[0].point, replace(found, test_samples=tested)
+
+    def _joined(self, name: str) -> pd.DataFrame:
+        """One table of all results."""
+        frames = []
+        for result in self._found:
+            own = {**result.point, "recipe": result.recipe}
+            frame: pd.DataFrame = getattr(result, name)
+            columns = {key: [value] * len(frame) for key, value in own.items()}
+            frames.append(pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1))
+        filled = [frame for frame in frames if len(frame)]
+        return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=[*self._keys, "recipe"])
+
+
+def folder_of(where: str, folder: object) -> Path:
+    """The folder, made if it is missing. UserError if it can't be written."""
+    if not isinstance(folder, str | os.PathLike):
+        raise UserError(f"{where}: folder = {shown(folder)} is refused; allowed: a path")
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{where}: folder {str(place)!r} can't be written ({error.strerror or error})") from None
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise UserError(f"{where}: folder {str(place)!r} can't be written (Permission denied)")
+    return place
+
+
+def _seeds(seeds: Collection[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _note(line: Line) -> str:
+    """What sets a recipe apart from the others."""
+    said = [f"LEAK: {line.leak}"] if line.leak else [f"sees {line.public} public data"] if line.public else []
+    return "; ".join(said + ([] if line.federated else ["not federated"]))

@@ -1,0 +1,301 @@
+"""Runs recipes on data in this process: the same computation as the stages `partition`, `train` and `evaluate`."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedml_noniid.api import settings
+from fedml_noniid.api.data import Data
+from fedml_noniid.api.result import Files, Result, Results, folder_of
+from fedml_noniid.api.split import OF_RUN, Split, check_data
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.dealing import deal
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.progress import Display, Round, tell
+from fedml_noniid.pipelines.experiment.training import SECONDS, trained
+from fedml_noniid.pipelines.experiment.workers import side_by_side
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
+from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.engines.simulation import resolve_device
+
+NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
+OF_ALL = ("seeds", "processes", "progress", "folder")  # arguments that are the same for a whole sweep
+RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"
+
+
+def run(
+    recipe: str,
+    data: Data | Split,
+    *,
+    partition: str | None = None,
+    clients: int | None = None,
+    participation: float = 1.0,
+    validation: float | None = None,
+    public: int | None = None,
+    seeds: Sequence[int] = (0,),
+    model: str = "mlp",
+    rounds: int = 40,
+    epochs: int = 2,
+    batch_size: int = 32,
+    optimizer: str = "sgd",
+    lr: float = 0.1,
+    processes: int = 1,
+    progress: bool = True,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Result:
+    """Trains and evaluates a recipe, once for each seed.
+
+    `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them. Each seed deals the
+    data anew. `options`: any other setting of params.yaml by its name: of the partition (`alpha=0.1`), of its section
+    `train` (`momentum=0.9`), and a method's hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is
+    held out, by default nothing. `processes`: seeds that run side by side on a CPU; the bits stay the same.
+    `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does.
+
+    UserError for mistakes in the arguments, and if a loss stops being finite.
+
+    >>> import fedml_noniid as nd
+    >>> data = nd.load("digits")
+    >>> result = nd.run("scaffold+fnr", data, partition="dirichlet", clients=5, alpha=0.5, public=50, rounds=2,
+    ...                 fnr={"p": 0.3})
+    >>> result.rounds["round"].tolist()
+    [1, 2]
+    """
+    given = {
+        "partition": partition, "clients": clients, "validation": validation, "public": public,
+        "participation": participation, "model": model, "rounds": rounds, "epochs": epochs, "batch_size": batch_size,
+        "optimizer": optimizer, "lr": lr, "processes": processes, **options,
+    }  # fmt: skip
+    if not isinstance(recipe, str):
+        raise UserError(f"run: recipe = {shown(recipe)} is refused; allowed: a name, such as 'scaffold+fnr'")
+    checked = _settings("run", data, {recipe: {}}, seeds, given)
+    (result,) = _executed("run", data, [({}, checked)], progress, folder)
+    for seed, reason in result.failed.items():
+        raise NonFiniteError(f"run: {result.recipe}, seed {seed}: {reason}")
+    return result
+
+
+def sweep(
+    recipes: Sequence[str] | Mapping[str, Mapping[str, Any]],
+    data: Data | Split,
+    *,
+    over: Mapping[str, Sequence[Any]] | None = None,
+    seeds: Sequence[int] = (0,),
+    processes: int = 1,
+    progress: bool = True,
+    folder: str | Path | None = None,
+    **options: Any,
+) -> Results:
+    """Runs several recipes at the same settings, and at each combination of the values in `over`.
+
+    `recipes`: names, or entries as in params.yaml, such as `{"weak": {"recipe": "fedprox", "fedprox": {"mu": 0.01}}}`.
+    `over`: argument of `run` -> its values; those of a method are dictionaries. The other arguments are those of `run`.
+    A method's hyper-parameters go to the recipes that have the method. A run whose loss stops being finite is left out,
+    with a warning; `Results.failed` has the reason. UserError for mistakes in the arguments, before anything runs.
+
+    >>> import fedml_noniid as nd
+    >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
+    >>> results = nd.sweep(["fedavg", "scaffold"], split, over={"lr": [0.05, 0.1]}, rounds=2, seeds=[0, 1])
+    >>> results.summary[["lr", "recipe", "seeds"]].to_dict("list")["lr"]
+    [0.05, 0.05, 0.1, 0.1]
+    """
+    entries, axes = _entries(recipes), _axes(over, options)
+    points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    named, taken = [], set()
+    for number, point in enumerate(points):
+        given = {**options, **point, "processes": processes}
+        said = "-".join(f"{key}-{value}" for key, value in point.items())
+        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", said)[:60].strip("_")
+        name = f"{name}-{number}" if name in taken else name
+        taken.add(name)
+        named.append((point, _settings("sweep", data, entries, seeds, given, name)))
+    results = Results(_executed("sweep", data, named, progress, folder))
+    if not any(result.files for result in results):
+        raise NonFiniteError("\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items()))
+    for what, reason in results.failed.items():
+        warnings.warn(f"{what} has no result: {reason}", stacklevel=2)
+    return results
+
+
+def _entries(recipes: object) -> settings.Entries:
+    """The recipes as entries of params.yaml. UserError unless each has a name of its own."""
+    if isinstance(recipes, str) or not isinstance(recipes, Sequence | Mapping) or not recipes:
+        raise UserError(f"sweep: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
+    for name in recipes:
+        if not isinstance(name, str):
+            raise UserError(f"sweep: recipes: {shown(name)} is refused; allowed: a name, such as 'scaffold+fnr'")
+    if isinstance(recipes, Mapping):
+        entries = {name: {} if entry is None else entry for name, entry in recipes.items()}
+        for name, entry in entries.items():
+            if not isinstance(entry, Mapping):
+                allowed = "{'recipe': name, method: {hyper-parameter: value}}"
+                raise UserError(f"sweep: recipes: {name} = {shown(entry)} is refused; allowed: {allowed}")
+        return entries
+    twice = [name for name in dict.fromkeys(recipes) if recipes.count(name) > 1]
+    if twice:
+        raise UserError(f"sweep: recipes: {', '.join(twice)} is named twice; allowed: once")
+    return {name: {} for name in recipes}
+
+
+def _axes(over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Argument -> its values. UserError unless `over` has lists of different values, and nothing else has them."""
+    if over is None:
+        return {}
+    if not isinstance(over, Mapping):
+        raise UserError(f"sweep: over = {shown(over)} is refused; allowed: argument -> values, such as {{'lr': [0.1]}}")
+    axes = {}
+    for key, values in over.items():
+        if not isinstance(key, str) or key in options or key in OF_ALL:
+            raise UserError(f"sweep: over: {key!r} is refused; allowed: arguments of `run` that are given only here")
+        found = settings.plain(values)
+        if not isinstance(found, list) or not found or any(found.count(value) > 1 for value in found):
+            refused = f"sweep: over: {key} = {shown(values)} is refused"
+            raise UserError(f"{refused}; allowed: a list of values, each of them once")
+        axes[key] = found
+    return axes
+
+
+def _settings(
+    where: str, data: Data | Split, entries: settings.Entries, seeds: object, given: Mapping[str, Any], name: str = ""
+) -> Config:
+    """The checked settings. What a split has already can't be given again."""
+    check_data(where, data, Data, Split)
+    known = {key: value for key, value in given.items() if value is not None or key not in NOT_GIVEN}
+    if isinstance(data, Split):
+        sections = settings.options()
+        for key in known:
+            if sections.get(key) in ("data", "scenario") and key not in OF_RUN:
+                raise UserError(f"{where}: {key} is given twice, as data is a split; allowed: in `partition` only")
+        known |= data.settings
+        data = data.data
+    return settings.of(where, data.settings, data.from_memory, entries, seeds, known, name)
+
+
+class _Job(NamedTuple):
+    """An item, and all that it needs."""
+
+    settings: Config
+    unit: Unit
+    data: Data
+    indices: Indices
+    workers: int  # processes for the clients of a round
+
+
+class _Done(NamedTuple):
+    """What comes back from the process that did a job."""
+
+    files: Files
+    reason: str  # why there are none
+
+
+_jobs: list[_Job] = []  # forked processes inherit it, so that no data is copied
+
+
+def _executed(
+    where: str, data: Data | Split, points: Sequence[tuple[Mapping[str, Any], Config]], progress: bool,
+    folder: str | Path | None,
+) -> list[Result]:  # fmt: skip
+    """A result for each point and recipe."""
+    place = None if folder is None else folder_of(where, folder)
+    first = points[0][1]
+    processes = first.machine.processes or 1
+    with settings.spoken(where):
+        on_gpu = any(resolve_device(checked.train.device).type == "cuda" for _, checked in points)
+    if on_gpu and processes > 1:
+        raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
+    units = [(checked, unit) for _, checked in points for unit in checked.units()]
+    alone = processes if len(units) == 1 and first.train.threads == 1 else 1
+    found: dict[int, Files] = {}
+    failed: dict[int, str] = {}
+    with _torch_as_before(), settings.spoken(where), Display(where, len(units), bars=progress, lines=False) as display:
+        dealt = _dealt(data, units)
+        whole = data.data if isinstance(data, Split) else data
+        _jobs[:] = [_Job(checked, unit, whole, dealt[number], alone) for number, (checked, unit) in enumerate(units)]
+        try:
+            work = side_by_side(_work, range(len(units)), 1 if alone > 1 else processes, display)
+            for number, done in work:
+                key = units[number][1].key
+                if done.reason:
+                    failed[number] = done.reason
+                else:
+                    found[number] = done.files
+                    if place is not None:
+                        done.files.write(place, key)
+                display.done(key, done.reason, known=False)
+        finally:
+            _jobs.clear()
+    return _collected(points, found, failed)
+
+
+def _collected(
+    points: Sequence[tuple[Mapping[str, Any], Config]], found: Mapping[int, Files], failed: Mapping[int, str]
+) -> list[Result]:
+    """The files and the failures, by the number of the item, as a result for each point and recipe."""
+    results, number = [], 0
+    for point, checked in points:
+        numbers = {unit: at for at, unit in enumerate(checked.units(), number)}
+        number += len(numbers)
+        for recipe in checked.recipe_names:
+            own = {unit.seed: at for unit, at in numbers.items() if unit.recipe == recipe}
+            runs = {seed: found[at] for seed, at in own.items() if at in found}
+            reasons = {seed: failed[at] for seed, at in own.items() if at in failed}
+            results.append(Result(recipe, dict(point), checked, runs, reasons))
+    return results
+
+
+def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Indices]:
+    """The partition of each item. Items that differ in nothing that deals share one."""
+    made: dict[str, Indices] = {}
+    found = []
+    for checked, unit in units:
+        scenario, held_out = checked.scenarios[unit.scenario], checked.data
+        own = scenario.model_dump(exclude={"availability", "participation"})
+        key = json.dumps([own, held_out.validation, held_out.public, unit.seed], sort_keys=True)
+        if key not in made:
+            if isinstance(data, Split) and data.seed == unit.seed:
+                made[key] = data.indices
+            else:
+                whole = data.data if isinstance(data, Split) else data
+                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed).indices
+        found.append(made[key])
+    return found
+
+
+def _work(number: int) -> _Done:
+    """Trains and evaluates one item."""
+    job = _jobs[number]
+    item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
+    simulation = item.simulation(workers=job.workers)
+
+    def hear(row: Mapping[str, float]) -> None:
+        tell(Round(job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"]))
+
+    try:
+        made = trained(item, simulation, "", hear)
+    except NonFiniteError as error:
+        return _Done(Files({}, {}, ()), settings.in_words(str(error)))
+    tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
+    measured = measure(item, tensors, made.rows)
+    return _Done(Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows)), "")
+
+
+@contextmanager
+def _torch_as_before() -> Iterator[None]:
+    """Sets back what `Item.of` and worker processes set for the whole process."""
+    threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
+    convolutions = torch.backends.cudnn.allow_tf32
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions

@@ -1,0 +1,151 @@
+"""Partitions: which client holds which samples, and how uneven that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from fedml_noniid.api import settings
+from fedml_noniid.api.data import Data
+from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
+from fedml_noniid.pipelines.reporting import heatmap
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.data.checks import whole_number
+from fedml_noniid.plugins.data.indices import Indices
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NOT_NAMED = ("partition", "clients", "validation", "public", "noise")
+OF_RUN = ("participation", "availability")  # of a scenario, these change no split
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Split:
+    """The data of the clients.
+
+    `run` and `sweep` take it in the place of the data. They deal the data anew for each seed, by the same settings.
+
+    >>> import fedml_noniid as nd
+    >>> split = nd.partition(nd.load("digits"), "iid", clients=4, validation=0.1)
+    >>> len(split.indices.clients), len(split.indices.validation)
+    (4, 144)
+    """
+
+    data: Data
+    settings: Mapping[str, Any]  # the arguments of `partition`, without the seed
+    seed: int
+    dealt: Dealt
+
+    @property
+    def indices(self) -> Indices:
+        """Positions in the training set: `clients`, `validation`, `public`; in the test set: `test_clients`."""
+        return self.dealt.indices
+
+    @property
+    def statistics(self) -> pd.Series[Any]:
+        """How uneven the split is, as in statistics.json.
+
+        >>> import fedml_noniid as nd
+        >>> nd.partition(nd.load("digits"), "iid", clients=4).statistics["samples"]
+        1437
+        """
+        return pd.Series(self.dealt.statistics, dtype=object, name=f"{self.settings['partition']}, seed {self.seed}")
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """Training samples by client (row) and class (column).
+
+        >>> import fedml_noniid as nd
+        >>> nd.partition(nd.load("digits"), "iid", clients=4).table.shape
+        (4, 10)
+        """
+        clients = pd.RangeIndex(len(self.dealt.counts), name="client")
+        return pd.DataFrame(self.dealt.counts, clients, pd.Index(self.data.classes, name="class"))
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draws the table as a heat map into `ax`, or into a new figure of pyplot.
+
+        >>> import fedml_noniid as nd
+        >>> axes = nd.partition(nd.load("digits"), "iid", clients=4).plot()
+        >>> axes.get_ylabel()
+        'client'
+        """
+        if ax is None:
+            from matplotlib import pyplot
+
+            width, height = heatmap.panel_size(self.dealt.counts)
+            ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
+        image = heatmap.draw(ax, self.dealt.counts, self.data.classes, f"{self._words}, seed {self.seed}")
+        if not ax.texts:  # the cells carry no numbers
+            ax.figure.colorbar(image, ax=ax, label="training samples")
+        return ax
+
+    def __repr__(self) -> str:
+        found = self.dealt.statistics
+        clients = f"{found['clients']} clients with {found['size_min']} to {found['size_max']} samples"
+        distance = f"label distance {found['label_distance_mean']:.2f} on average"
+        return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
+
+    @property
+    def _words(self) -> str:
+        """The partition and its own options."""
+        options = [f"{key} {_short(value)}" for key, value in self.settings.items() if key not in NOT_NAMED]
+        return " ".join([str(self.settings["partition"]), *options])
+
+
+def partition(
+    data: Data,
+    partition: str,
+    clients: int,
+    *,
+    seed: int = 0,
+    validation: float = 0.0,
+    public: int = 0,
+    noise: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> Split:
+    """Deals the training set to clients.
+
+    `partition` and its own `options` are those of a scenario in params.yaml. `validation`: the share that is held out.
+    `public`: the number of samples that no client holds. `noise`: `{"sigma": ...}` adds noise to each client's samples.
+    UserError for an unknown name or option, and for values that don't fit the data.
+
+    >>> import fedml_noniid as nd
+    >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
+    digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label distance 0.79 on average
+    """
+    check_data("partition", data, Data)
+    given = {"partition": partition, "clients": clients, "validation": validation, "public": public, **options}
+    if noise is not None:
+        given["noise"] = noise
+    known = settings.options()
+    own = [key for key, section in known.items() if section in ("data", "scenario") and key not in OF_RUN]
+    for key in options:
+        if key in known and key not in own:
+            raise UserError(f"partition: {key} = {shown(options[key])} is refused; allowed: in `run` and `sweep`")
+        if key not in known:
+            raise settings.unknown("partition", key, ["seed", *own])
+    with settings.spoken("partition"):
+        seed = whole_number("seed", seed, 0, 2**63 - 1)
+    checked = settings.of("partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given)
+    (name,) = checked.scenario_names
+    with settings.spoken("partition"):
+        dealt = deal(data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0])
+    return Split(data, given, checked.seeds[0], dealt)
+
+
+def _short(value: Any) -> str:
+    """A value in a title: a list of many numbers is cut."""
+    found = settings.plain(value)
+    return found if isinstance(found, str) else shown(found)
+
+
+def check_data(where: str, found: object, *allowed: type) -> None:
+    """UserError unless `found` is of an allowed type."""
+    if not isinstance(found, allowed):
+        names = "load, from_frame, from_texts, from_arrays" + (", partition" if Split in allowed else "")
+        raise UserError(f"{where}: data is of type {type(found).__name__}; allowed: what one of {names} returned")

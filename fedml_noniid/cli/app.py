@@ -1,0 +1,64 @@
+"""`noniid VERB`: all verbs, and the edge of the process."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+import fedml_noniid
+from fedml_noniid.cli import checkout, deploy, experiment, init, methods, papers, tracking
+from fedml_noniid.cli.verb import SETTINGS, Group, said, say
+from fedml_noniid.pipelines import edge
+from fedml_noniid.plugins.core.errors import UserError
+
+EXAMPLES = (
+    "noniid init --table patients.csv --label diagnosis --owner hospital",
+    "noniid partition",
+    "noniid run",
+)
+UNTOLD = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK")  # libraries send no reports of their use
+# typer makes its --install-completion and --show-completion options for the outermost group only.
+app = typer.Typer(cls=Group, context_settings=SETTINGS, epilog="\n".join(EXAMPLES))
+for module in (init, experiment, methods, papers, deploy, tracking, checkout):
+    module.add(app)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        say(f"noniid {fedml_noniid.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _noniid(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Federated learning on non-IID data: compare methods on your own data or on the papers' data sets."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command line, by default that of this process. Returns the exit code; errors are lines on stderr."""
+    for name in UNTOLD:
+        os.environ.setdefault(name, "true")
+    return edge.guarded(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    command = typer.main.get_command(app)
+    try:
+        code = command.main(arguments, prog_name="noniid", standalone_mode=False)
+    except TyperException as error:
+        raise UserError(said(error)) from None
+    except typer.Abort:
+        sys.stderr.write("\nnothing is written\n")
+        return edge.INTERRUPTED
+    if code == edge.INTERRUPTED:  # as typer tells it
+        raise KeyboardInterrupt
+    return int(code or 0)

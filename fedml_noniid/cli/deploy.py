@@ -1,0 +1,213 @@
+"""The verbs of FedML cross-silo: deploy kits, shards, server, silo, status, loopback, record, config."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.verb import Root, group, say, verb, workspace
+from fedml_noniid.pipelines import edge
+from fedml_noniid.plugins.core.errors import UserError
+
+Config = Annotated[Path, typer.Option(help="fedml_config.yaml of this machine.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Folder of the CA and the kits.")]
+Rank = Annotated[int, typer.Option(help="0 for the server, 1.. for the silos.")]
+Days = Annotated[int, typer.Option(help="Days for which a kit is valid.")]
+
+
+def add(app: typer.Typer) -> None:
+    """Adds the group."""
+    deploy = group(
+        "Run FedML cross-silo, on one machine or on many.\n\nThe server and each silo are processes. "
+        "`noniid deploy loopback` runs all of them on this machine.",
+        "noniid deploy loopback --recipe scaffold+fnr --silos 3   # all on this machine",
+        "noniid deploy kits make --silos 3 --out kits",
+        "noniid deploy silo --rank 1 --config fedml_config.yaml",
+    )
+    kits = group(
+        "Make and revoke certificates: for the operator of a federation.",
+        "noniid deploy kits make --silos 3 --out kits", "noniid deploy kits show --out kits",
+    )  # fmt: skip
+    verb(kits, "make", "noniid deploy kits make --silos 3 --out kits", "noniid deploy kits make --silos 3 --out kits "
+         "--days 90")(make)  # fmt: skip
+    verb(kits, "renew", "noniid deploy kits renew --rank 2 --out kits",
+         "noniid deploy kits renew --rank 0 --out kits --days 90")(renew)  # fmt: skip
+    verb(kits, "revoke", "noniid deploy kits revoke --rank 2 --out kits", "noniid deploy kits show --out kits")(revoke)
+    verb(kits, "show", "noniid deploy kits show --out kits", "noniid deploy kits show --out /secure/kits")(show)
+    deploy.add_typer(kits, name="kits")
+    verb(deploy, "config", "noniid deploy config", "noniid deploy config server/fedml_config.yaml")(config)
+    verb(
+        deploy, "shards",
+        "noniid deploy shards --data data/digits.safetensors \\",
+        "    --indices partitions/dirichlet-0/indices.json --out shards",
+    )(shards)  # fmt: skip
+    verb(deploy, "server", "noniid deploy server --config fedml_config.yaml",
+         "noniid deploy server --config /etc/federation/server.yaml")(server)  # fmt: skip
+    verb(deploy, "silo", "noniid deploy silo --rank 1 --config fedml_config.yaml",
+         "noniid deploy silo --rank 2 --config /etc/federation/silo.yaml")(silo)  # fmt: skip
+    verb(deploy, "status", "noniid deploy status --config fedml_config.yaml",
+         "noniid deploy status --config fedml_config.yaml | python -m json.tool")(status)  # fmt: skip
+    verb(deploy, "loopback", "noniid deploy loopback", "noniid deploy loopback --recipe scaffold+fnr --silos 4")(
+        loopback
+    )
+    verb(
+        deploy, "record", "noniid deploy record deploy/run --config fedml_config.yaml",
+        "noniid deploy record deploy/run --config fedml_config.yaml \\", "    --to http://mlflow.example.org:5000",
+    )(record)  # fmt: skip
+    app.add_typer(deploy, name="deploy")
+
+
+def make(
+    silos: Annotated[int, typer.Option(help="Number of silos.")],
+    out: Out,
+    days: Days = 365,
+) -> None:
+    """Make a CA, and the kits that are missing.
+
+    A kit holds the certificate of one process: one for the server, one for each silo. What exists stays as it is.
+    """
+    from fedml_noniid.plugins.silo import authority
+
+    sys.stdout.write(authority.make(out, silos, days))
+
+
+def renew(rank: Rank, out: Out, days: Days = 365) -> None:
+    """Make a new kit for one rank, and revoke the old one."""
+    from fedml_noniid.plugins.silo import authority
+
+    sys.stdout.write(authority.renew(out, rank, days))
+
+
+def revoke(rank: Rank, out: Out) -> None:
+    """Revoke the certificate of one rank. The server refuses it from now on."""
+    from fedml_noniid.plugins.silo import authority
+
+    sys.stdout.write(authority.revoke(out, rank))
+
+
+def show(out: Out) -> None:
+    """Show a line for each kit.
+
+    It has rank, name, serial number, the last day, and whether the certificate is revoked.
+    """
+    from fedml_noniid.plugins.silo import authority
+
+    sys.stdout.write(authority.show(out))
+
+
+def config(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("fedml_config.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write a fedml_config.yaml to start from. Its comments explain every key."""
+    from fedml_noniid.plugins.data.files import write_whole
+    from fedml_noniid.plugins.silo.loopback import CONFIG
+
+    if path.exists() and not force:
+        raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
+    write_whole(path, CONFIG.read_text())
+    say(f"{path}: set recipe, number of silos and addresses, then give the same file to the server and to each silo")
+
+
+def shards(
+    data: Annotated[Path, typer.Option(help="A prepared data set: data/<name>.safetensors.")],
+    indices: Annotated[Path, typer.Option(help="partitions/<scenario>-<seed>/indices.json.")],
+    out: Annotated[Path, typer.Option(help="Folder for <rank>.safetensors; 0 is the server's.")],
+    public: Annotated[
+        bool, typer.Option("--public", help="Give every silo the public split, which FNR-FL needs.")
+    ] = False,
+    sigma: Annotated[float | None, typer.Option(help="Noise on the silos' samples: noise.sigma.")] = None,
+    form: Annotated[str | None, typer.Option(help="The scenario's noise.form.", show_default="level")] = None,
+) -> None:
+    """Cut a partition into a data file for each process.
+
+    `noniid run partition` makes the partition. Rank 0, the server, gets the test set.
+    """
+    from fedml_noniid.plugins.data import noise
+    from fedml_noniid.plugins.silo import shards as cutting
+
+    count = cutting.cut(data, indices, out, public, sigma, form or noise.FORMS[0])
+    say(f"{count} shards and the server's file are in {out}")
+
+
+def server(config: Config) -> None:
+    """Run the server.
+
+    It prints a line per round, and the SHA-256 of the final weights.
+
+    Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted, 5 no contact, 6 stopped on
+    request. After 3, 5 and 6 the same command goes on.
+    """
+    from fedml_noniid.plugins.silo import launch
+
+    raise typer.Exit(launch.run(0, config))
+
+
+def silo(
+    rank: Annotated[int, typer.Option(help="1 to the number of silos.")],
+    config: Config,
+) -> None:
+    """Run one silo. It trains on its own data file; samples never leave it.
+
+    Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted, 5 no contact, 6 stopped on
+    request. After 3, 5 and 6 the same command goes on.
+    """
+    if rank < 1:
+        raise UserError(f"--rank {rank}: silos begin at 1; `noniid deploy server` runs the server")
+    from fedml_noniid.plugins.silo import launch
+
+    raise typer.Exit(launch.run(rank, config))
+
+
+def status(config: Config) -> None:
+    """Ask the server for its state.
+
+    It prints JSON: the round, the silos, the missing answers.
+    """
+    from fedml_noniid.plugins.silo import ends, launch
+
+    try:
+        say(launch.status(config))
+    except UserError as error:
+        edge.tell(error)
+        raise typer.Exit(ends.code(error)) from None
+
+
+def loopback(
+    recipe: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
+    silos: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A fedml_config.yaml.", show_default="the packaged one")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for all files.")] = Path("deploy") / "loopback",
+) -> None:
+    """Run a server and silos on this machine.
+
+    Each is a process. The final weights have to be those of the simulation, bit for bit.
+    """
+    from fedml_noniid.plugins.silo import loopback as local
+
+    local.compare(config or local.CONFIG, recipe, silos, out, say)
+
+
+def record(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's tracking_args.output_dir.")],
+    config: Annotated[Path, typer.Option(help="The server's fedml_config.yaml.")],
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="URI", help="The store.", show_default="MLFLOW_TRACKING_URI, or mlruns/"),
+    ] = None,
+    experiment: Annotated[
+        str | None, typer.Option(help="Experiment in MLflow.", show_default="that of params.yaml")
+    ] = None,
+    root: Root = Path(),
+) -> None:
+    """Record a finished deployment in MLflow, as one run.
+
+    A second time, it changes nothing.
+    """
+    place = workspace(root)
+    from fedml_noniid.pipelines.tracking import verbs
+
+    verbs.record(place, folder, config, to, experiment)

@@ -1,0 +1,121 @@
+"""The verbs of an experiment: run, check, partition, table."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.verb import Root, one_of, say, verb, workspace
+from fedml_noniid.pipelines.stages.__main__ import STAGES
+
+WIDTH = 100
+
+
+def add(app: typer.Typer) -> None:
+    """Adds the verbs."""
+    verb(app, "check", "noniid check", "noniid check --root ../other-study")(check)
+    verb(app, "partition", "noniid partition", "noniid partition --csv skew.csv")(partition)
+    verb(app, "run", "noniid run", "noniid run partition    # the stages up to this one")(run)
+    verb(app, "tune", "noniid tune", "noniid tune && noniid run")(tune)
+    verb(app, "table", "noniid table", "noniid table --root ../other-study")(table)
+
+
+def check(root: Root = Path()) -> None:
+    """Check params.yaml as a whole.
+
+    Every key and value is checked, and every recipe is composed. All mistakes are named at once, one line
+    each. Nothing is written.
+    """
+    place = workspace(root)
+    # Imported here, as everywhere in these files: it imports torch, which takes seconds.
+    from fedml_noniid.pipelines.experiment import check as checking
+    from fedml_noniid.pipelines.experiment import config
+
+    settings = config.load(place.root)
+    checking.check(settings)
+    counts = {
+        "recipe": len(settings.recipe_names), "scenario": len(settings.scenario_names), "seed": len(settings.seeds),
+    }  # fmt: skip
+    words = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
+    say(f"params.yaml is right: {words} = {len(settings.units())} trainings of {settings.train.rounds} rounds")
+
+
+def partition(
+    csv: Annotated[Path | None, typer.Option(help="Also write every number, unrounded, to this file.")] = None,
+    root: Root = Path(),
+) -> None:
+    """Divide the data among the clients, and show the skew.
+
+    Nothing is trained. The table has the statistics of each scenario. Each partition also has a heat map,
+    clients by classes.
+    """
+    place = workspace(root)
+    _repro(root, "partition")
+    from fedml_noniid.pipelines.experiment import config
+    from fedml_noniid.pipelines.tools import scenarios
+    from fedml_noniid.plugins.data.files import write_whole
+
+    rows, missing = scenarios.read(place.root, config.load(place.root))
+    if csv is not None:
+        write_whole(csv, scenarios.table(rows))
+    cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
+    say("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
+    pictures = sorted(path.relative_to(place.root) for path in (place.root / "partitions").glob("*/*.png"))
+    if pictures:
+        say("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
+
+
+def run(
+    stage: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="STAGE", help=f"Stop after this stage: {', '.join(STAGES)}.", **one_of("stage", lambda: STAGES)
+        ),
+    ] = None,
+    root: Root = Path(),
+) -> None:
+    """Run what is out of date, and show the table.
+
+    DVC runs the stages. What was trained once is not trained again. An interrupted run goes on where it was.
+    """
+    from fedml_noniid.pipelines.tools import repro
+
+    _repro(root, stage)
+    if stage is None:
+        place = workspace(root).root
+        say(f"\n{repro.table(place)}\n{repro.certificate(place)}")
+
+
+def table(root: Root = Path()) -> None:
+    """Show the table of the last report. Nothing is run."""
+    from fedml_noniid.pipelines.tools import repro
+
+    say(repro.table(workspace(root).root))
+
+
+def tune(root: Root = Path()) -> None:
+    """Tune every method equally often, on the validation split.
+
+    The section `tune` of params.yaml has the grid. The best values are written into the entries of `recipes`.
+    """
+    place = workspace(root)
+    from fedml_noniid.pipelines.experiment import config, tuning
+
+    tuning.points(config.load(place.root))  # refuses before the data are prepared
+    _repro(root, "prepare")
+    from fedml_noniid.pipelines.stages.tune import tune as tuned
+
+    for recipe, choice in tuned(place, config.load(place.root)).items():
+        best, record = choice.trials[0], choice.tuned
+        say(f"{recipe}: {best.point.words}: validation accuracy {record.accuracy:.4f}, best of {record.trials} trials")
+
+
+def _repro(root: Path, stage: str | None) -> None:
+    from fedml_noniid.pipelines.tools import repro
+
+    code = repro.repro(workspace(root), stage)
+    if code:
+        raise typer.Exit(code)

@@ -1,0 +1,152 @@
+"""What all verbs share: help with examples, errors in one line, names that complete."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from pydantic import ValidationError
+from typer.core import TyperCommand, TyperGroup
+from typer.exceptions import TyperException
+
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.data.checks import known
+
+Root = Annotated[Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")]
+SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+F = TypeVar("F", bound=Callable[..., object])
+
+
+class Verb(TyperCommand):
+    """A verb. Its `epilog` holds the examples of its help, one per line."""
+
+    def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self.examples = (epilog or "").splitlines()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Boxes and colours on a terminal, plain text elsewhere."""
+        self.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+        super().format_help(ctx, formatter)
+        if self.rich_markup_mode:
+            _boxed(self.examples)
+
+    def format_epilog(self, _: Any, formatter: Any) -> None:
+        """The examples, in plain help."""
+        _plain(self.examples, formatter)
+
+
+class Group(TyperGroup):
+    """A verb that has verbs of its own. Alone it shows its help."""
+
+    def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
+        super().__init__(*args, **others)
+        self.examples = (epilog or "").splitlines()
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Boxes and colours on a terminal, plain text elsewhere."""
+        self.rich_markup_mode = "rich" if sys.stdout.isatty() else None
+        super().format_help(ctx, formatter)
+        if self.rich_markup_mode:
+            _boxed(self.examples)
+
+    def format_epilog(self, _: Any, formatter: Any) -> None:
+        """The examples, in plain help."""
+        _plain(self.examples, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Without arguments: as with --help."""
+        return super().parse_args(ctx, args if args or ctx.resilient_parsing else ["--help"])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The verb that is named. UserError with the nearest match for an unknown one."""
+        if not ctx.resilient_parsing:
+            path = " ".join(ctx.command_path.split()[1:])
+            known(f"verb of {path}" if path else "verb", args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+
+def group(words: str, *examples: str) -> typer.Typer:
+    """A group of verbs with the help `words`."""
+    return typer.Typer(
+        cls=Group, help=words, epilog="\n".join(examples), context_settings=SETTINGS, add_completion=False
+    )
+
+
+def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
+    """Makes a function a verb of a group. The function's docstring is the help."""
+    return of.command(name, cls=Verb, epilog="\n".join(examples), context_settings=SETTINGS)
+
+
+def one_of(kind: str, names: Callable[[], Iterable[str]]) -> dict[str, Any]:
+    """For an argument or option that is one of some names: completion, and a check that knows the nearest match."""
+
+    def complete(incomplete: str) -> list[str]:
+        return [name for name in names() if name.startswith(incomplete)]
+
+    def check(context: typer.Context, value: str | None) -> str | None:
+        return value if value is None or context.resilient_parsing else known(kind, value, names())
+
+    return {"autocompletion": complete, "callback": check}
+
+
+def workspace(root: Path) -> Workspace:
+    """The experiment in `root`, with DVC's and MLflow's environment variables. UserError if there is no such folder."""
+    if not root.is_dir():
+        raise UserError(f"--root {root}: there is no such folder")
+    return Workspace.of(root, os.environ)
+
+
+def say(text: str) -> None:
+    """Writes a line to the standard output, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def said(error: TyperException) -> str:
+    """An error of the command line itself in one line: what is wrong, and what is allowed."""
+    # typer bundles its parser's errors without exporting them, so they are told apart by what they hold.
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    option = getattr(error, "option_name", None)
+    if context is not None and hasattr(error, "possibilities"):
+        options = [name for one in context.command.get_params(context) for name in one.opts if name.startswith("--")]
+        try:
+            known("option", option, options)
+        except UserError as unknown:
+            return str(unknown)
+    if parameter is not None:
+        named = parameter.param_type_name == "option"
+        name = parameter.opts[0] if named else (parameter.metavar or parameter.name.upper()).strip("[]")
+        if hasattr(error, "param_type"):
+            return f"{name} is missing; needed: {' '.join((parameter.help or name).split())}"
+        cause = error.__cause__
+        if isinstance(cause, ValidationError):
+            first = cause.errors()[0]
+            allowed = first["msg"].removeprefix("Input should be ").partition(",")[0]
+            return f"{name} = {shown(first['input'])} is refused; allowed: {allowed}"
+        return f"{name}: {error.message}"
+    usage = "" if context is None else f"; allowed: {' '.join(context.get_usage().split()[1:])}"
+    what = " ".join(error.format_message().split()).rstrip(".")
+    return f"{what[0].lower()}{what[1:]}{usage}"
+
+
+def _plain(examples: Sequence[str], formatter: Any) -> None:
+    if examples:
+        with formatter.section("Examples"):
+            for line in examples:
+                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
+
+
+def _boxed(examples: Sequence[str]) -> None:
+    # Imported here: only help on a terminal needs it.
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    if examples:
+        Console().print(Panel(Text("\n".join(examples)), title="Examples", title_align="left", border_style="dim"))

@@ -1,0 +1,34 @@
+"""The edge of every process: logging, errors for people, and exit codes."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import Callable
+
+from fedml_noniid.plugins.core.errors import UserError
+
+WRONG_INPUT = 2  # exit codes, as shells have them
+INTERRUPTED = 128 + signal.SIGINT
+
+
+def guarded(work: Callable[[], int | None]) -> int:
+    """Does the work and returns the exit code. A UserError is printed, one line per error, and gives 2."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    # Libraries that report every step of their own work at this level.
+    for name in ("alembic", "mlflow", "matplotlib"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    try:
+        return work() or 0
+    except UserError as error:
+        tell(error)
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted; the same command goes on from here\n")
+        return INTERRUPTED
+
+
+def tell(error: UserError) -> None:
+    """Prints an error, one line per mistake."""
+    sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))

@@ -1,0 +1,83 @@
+"""Tuning, which is no stage of DVC: trains the trials of `tune` in tune/, and writes the best values into params.yaml.
+
+Every trial is an item like those of stage `train`. It is kept under its fingerprint, so it is trained once, and a kill
+loses at most the rounds since its last checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from fedml_noniid.pipelines.experiment import check, results, tuning
+from fedml_noniid.pipelines.experiment.config import FILE, Config, Tuned, Unit
+from fedml_noniid.pipelines.experiment.tuning import Trial
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages.partition import partitions
+from fedml_noniid.pipelines.stages.train import train
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.indices import read_indices
+
+FOLDER = "tune"
+
+
+class Choice(NamedTuple):
+    """A recipe's trials, the best first, and the record of its choice."""
+
+    trials: list[Trial]
+    tuned: Tuned
+
+
+def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
+    """Tunes the recipes of an experiment whose data are prepared. Returns recipe -> choice, as written to params.yaml.
+
+    Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml stays as it was then.
+    """
+    tuning.points(settings)
+    if not place.dataset(settings.data.name).is_file():
+        raise UserError(f"{place.dataset(settings.data.name)}: is missing; stage prepare makes it")
+    own, scenario = replace(place, root=place.root / FOLDER), tuning.scenario_of(settings)
+    found = tried(own, settings, [scenario], f"{settings.experiment}, tuning")[scenario]
+    seed = tuning.wanted(settings).seeds[0]
+    samples = len(read_indices(own.partition(scenario, seed) / "indices.json").validation)
+    choices, errors = {}, []
+    for recipe, trials in found.items():
+        try:
+            choices[recipe] = Choice(tuning.ranked(trials), tuning.record(settings, trials, samples))
+        except UserError as error:
+            errors.append(str(error))
+    if errors:
+        raise UserError("\n".join(errors))
+    tuning.write(place.root, {recipe: choice.tuned for recipe, choice in choices.items()})
+    return choices
+
+
+def tried(
+    place: Workspace, settings: Config, scenarios: Sequence[str], title: str, on: str = tuning.SPLITS[0]
+) -> dict[str, dict[str, list[Trial]]]:
+    """Scenario -> recipe -> trials, in the order of the grid. Trains those that are missing, in the folders of `place`.
+
+    `on`: the split whose accuracy the trials have.
+    """
+    found = tuning.points(settings)
+    laid = tuning.laid_out(settings, found, scenarios)
+    check.check(laid)
+    partitions(place, laid)
+    diverged = train(place, laid, title)
+    measured = {run.key: run.column(f"{on}_accuracy") for run in results.read(place.root, place.repository)}
+
+    def accuracies(scenario: str, entry: str) -> tuple[float, ...]:
+        keys = [Unit(scenario, entry, seed).key for seed in laid.seeds]
+        if any(key in diverged for key in keys):
+            return ()
+        if not all(measured[key] for key in keys):
+            raise UserError(f"{FILE}: tune: {scenario} has no {on} accuracy; data.{on} has to be above 0")
+        return tuple(measured[key][-1] for key in keys)
+
+    return {
+        scenario: {
+            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in own] for recipe, own in found.items()
+        }
+        for scenario in scenarios
+    }

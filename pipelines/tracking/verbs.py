@@ -1,0 +1,57 @@
+"""What `noniid sync`, `ui` and `deploy record` do.
+
+Runs go to the store that the variable MLFLOW_TRACKING_URI names; without it, to the database under mlruns/.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.tracking import deployments, ui
+from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
+from fedml_noniid.plugins.core.errors import UserError
+
+log = logging.getLogger(__name__)
+
+
+def bring_up_to_date(place: Workspace) -> tuple[Store, str]:
+    """Records finished items and reports. Returns the store and the name of the experiment. UserError."""
+    store, experiment = Store(place.repository, place.tracking_uri), _experiment(place.root / "params.yaml")
+    changed = [*sync(store, place.root, experiment), *deployments.sync_stage(store, place.root, experiment)]
+    sync_reports(store, place.root)
+    log.info("MLflow: %d of its runs brought up to date", len(changed))
+    return store, experiment
+
+
+def serve(place: Workspace, port: int | None) -> None:
+    """Records finished items and serves MLflow's pages until Ctrl-C. UserError."""
+    ui.serve(*bring_up_to_date(place), port)
+
+
+def record(place: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None) -> None:
+    """Records the output folder of a finished deployment as one run; a second time, it changes nothing. UserError.
+
+    `config`: the server's fedml_config.yaml. `to`: the store, None for that of all other runs. `experiment`: None for
+    that of params.yaml.
+    """
+    found = deployments.read(folder, config)
+    store = Store(place.repository, place.tracking_uri if to is None else to)
+    experiment = experiment or _experiment(place.root / "params.yaml")
+    fresh = deployments.add(store, experiment, found)
+    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.address)
+
+
+def _experiment(path: Path) -> str:
+    """The experiment's name. It is read alone, since a check of all settings imports torch, which takes seconds."""
+    try:
+        return str(YAML(typ="safe", pure=True).load(path.read_text())["experiment"])
+    except (OSError, UnicodeDecodeError, YAMLError, KeyError, TypeError) as error:
+        raise UserError(
+            f"{path}: names no experiment ({' '.join(str(error).split())}); it needs `experiment: <name>`"
+        ) from None

@@ -1,0 +1,271 @@
+"""Tables in files and in memory: their columns as numbers or names, and their rows in two parts."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.types import Floats, Ints
+
+if TYPE_CHECKING:  # pandas takes half a second to import, and only these readers need it
+    import pandas as pd
+
+ENDINGS = (".csv", ".csv.gz", ".parquet")
+_HOW = " (`features` lists the columns that are used)"
+MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # what stands for a missing number, in lower case
+NAMELESS = ""  # a cell of text that is missing
+
+
+class Table(NamedTuple):
+    """A table; its columns have different names of text, its rows are counted from 1 in messages."""
+
+    name: str  # of the file, in messages
+    frame: pd.DataFrame
+
+
+class Parted(NamedTuple):
+    """Which rows train and which test, with their labels and owners. Without a test table, both are of one table."""
+
+    train: Ints  # rows of the first table
+    test: Ints  # rows of the last table
+    train_y: Tensor  # [n] int64
+    test_y: Tensor  # [m] int64
+    classes: list[str]
+    train_owner: Tensor | None  # [n] int64
+    test_owner: Tensor | None  # [m] int64
+    notes: list[str]
+
+
+def in_memory(frame: object, test: object) -> list[Table]:
+    """One or two tables of a Python program. UserError for what isn't a pandas.DataFrame."""
+    import pandas as pd
+
+    tables = []
+    for name, given in (("frame", frame), ("test", test)):
+        if given is None and name == "test":
+            continue
+        if not isinstance(given, pd.DataFrame):
+            raise UserError(f"{name} is a {type(given).__name__}; allowed: a pandas.DataFrame")
+        tables.append(_table(name, given.set_axis([str(column) for column in given.columns], axis=1)))
+    return tables
+
+
+def from_files(root: Path, file: object, test_file: object) -> list[Table]:
+    """One or two tables of files under `root`; the ending tells the format. UserError for missing and damaged files."""
+    tables = [_read(root, "file", file)]
+    if test_file is not None:
+        if test_file == file:
+            raise refusal("test_file", test_file, "another file than `file`, or none")
+        tables.append(_read(root, "test_file", test_file))
+    return tables
+
+
+def sources(root: Path, options: Mapping[str, object]) -> list[Path]:
+    """The files that `from_files` reads."""
+    return [root / str(options[key]) for key in ("file", "test_file") if options.get(key) is not None]
+
+
+def _read(root: Path, key: str, file: object) -> Table:
+    if not isinstance(file, str) or not file.endswith(ENDINGS):
+        raise refusal(key, file, f"the name of a file that ends in {', '.join(ENDINGS)}")
+    path = root / file
+    if not path.is_file():
+        there = sorted(entry.name for entry in root.glob("*") if entry.name.endswith(ENDINGS) and entry.is_file())
+        raise UserError(
+            f"{path}: there is no such file; {key} is relative to root, where there is {own.listed(there) or 'none'}"
+        )
+    return _table(str(path), (_parquet if file.endswith(".parquet") else _csv)(path))
+
+
+def _csv(path: Path) -> pd.DataFrame:
+    """A table of text. Nothing counts as missing here: a class may be called NA or None."""
+    import pandas as pd
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            # The first line is read as a row: pandas would rename columns of the same name.
+            read = functools.partial(pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig")
+            names = [str(name) for name in read(nrows=1).iloc[0]]
+            if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+                raise UserError(f"{path}: its columns are separated by {other!r}; allowed: commas")
+            rows = read()
+    except pd.errors.EmptyDataError:
+        raise UserError(f"{path}: is empty; its first line has to name the columns") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: is not UTF-8 ({error.reason}); save it again as UTF-8") from None
+    except (pd.errors.ParserError, pd.errors.ParserWarning, zlib.error, EOFError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # the system's own: permissions, the disk
+        reason = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
+        raise UserError(
+            f"{path}: can't be read as CSV ({reason}); each line needs as many cells as the first"
+        ) from None
+    return rows.iloc[1:].set_axis(names, axis=1)
+
+
+def _parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        _different(str(path), pyarrow.parquet.read_schema(path).names)
+        return pd.read_parquet(path)
+    except (pyarrow.ArrowException, ValueError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{path}: can't be read as parquet ({reason[:200]}); write it again") from None
+
+
+def _table(name: str, frame: pd.DataFrame) -> Table:
+    columns = [str(column) for column in frame.columns]
+    for i, column in enumerate(columns):
+        if not column.strip():
+            raise UserError(
+                f"{name}: column {i + 1} of {len(columns)} has no name; name it or leave it out (pandas writes its "
+                "index there without index=False)"
+            )
+        if not column.isprintable():
+            raise UserError(f"{name}: column {column!r} has a line break or a control character in its name; remove it")
+    _different(name, columns)
+    if len(frame) == 0:
+        raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
+    return Table(name, frame.reset_index(drop=True))
+
+
+def _different(name: str, columns: Sequence[str]) -> None:
+    twice = [column for i, column in enumerate(columns) if column in columns[:i]]
+    if twice:
+        raise UserError(f"{name}: column {twice[0]!r} is there twice; each name is allowed once")
+
+
+def names_of(table: Table, column: str) -> list[str]:
+    """A column as text, one for each row. UserError for missing values, fractions and other things."""
+    series = _column(table, column)
+    found = [_name(value) for value in series.astype(object)]
+    for i, name in enumerate(found):
+        if name is None:
+            value = shown(series.iloc[i])
+            raise UserError(f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, whole numbers")
+    _complete(table, column, np.array([not str(name).strip() for name in found]))
+    return [str(name) for name in found]
+
+
+def _name(value: object) -> str | None:
+    """The name in a cell: "" if it's missing, None if it isn't one."""
+    if isinstance(value, str | bool | np.bool_ | int | np.integer):
+        return str(value)
+    if isinstance(value, float | np.floating):
+        return NAMELESS if math.isnan(value) else str(int(value)) if float(value).is_integer() else None
+    # pandas has several kinds of missing values, which differ from themselves or from everything.
+    return NAMELESS if value is None or type(value).__name__ in ("NAType", "NaTType") else None
+
+
+def numbers_of(table: Table, column: str) -> Floats:
+    """A column as numbers that float32 can hold, [n]. UserError for missing values and for what isn't a number."""
+    import pandas as pd
+
+    series = _column(table, column)
+    if pd.api.types.is_complex_dtype(series) or not (
+        pd.api.types.is_numeric_dtype(series)  # of truth values, too
+        or pd.api.types.is_object_dtype(series)
+        or pd.api.types.is_string_dtype(series)
+        or isinstance(series.dtype, pd.CategoricalDtype)
+    ):
+        raise UserError(f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it out{_HOW}")
+    if pd.api.types.is_numeric_dtype(series):
+        found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
+    else:
+        # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for missing.
+        series = series.astype(object)
+        found = np.fromiter(map(_number, series), dtype=np.float64, count=len(series))
+        for i in np.flatnonzero(np.isnan(found)):
+            if _name(series[i]) is None or str(_name(series[i])).strip().lower() not in MISSING:
+                raise _no_number(table, column, int(i), series[i])
+    _complete(table, column, np.isnan(found))
+    too_large = np.abs(found) > np.finfo(np.float32).max
+    if too_large.any():
+        i = int(too_large.argmax())
+        raise refusal(f"{table.name}: column {column!r} in row {i + 1}", found[i].item(), "finite numbers of float32")
+    return found
+
+
+def _number(value: Any) -> float:
+    """The number in a cell; NaN if it is missing or something else. Python also takes 1_000, tables don't."""
+    try:
+        return math.nan if isinstance(value, str) and "_" in value else float(value)
+    except (TypeError, ValueError):
+        return math.nan
+
+
+def _no_number(table: Table, column: str, i: int, value: object) -> UserError:
+    return UserError(
+        f"{table.name}: column {column!r} is {shown(value)} in row {i + 1}; allowed: numbers; name a column of "
+        f"categories in one_hot, or leave it out{_HOW}"
+    )
+
+
+def _complete(table: Table, column: str, missing: Any) -> None:
+    """UserError if rows of a column are `missing` [n]."""
+    if missing.any():
+        rows = f"row {missing.argmax() + 1}"
+        if missing.sum() > 1:
+            rows = f"{missing.sum()} rows, first in {rows}"
+        raise UserError(f"{table.name}: column {column!r} has no value in {rows}; allowed: fill or remove them")
+
+
+def _column(table: Table, column: str) -> pd.Series[Any]:
+    return table.frame[column]
+
+
+def check_columns(tables: Sequence[Table], **options: object) -> None:
+    """UserError unless each option that isn't None names a column of all tables, and no two the same one."""
+    used: dict[object, str] = {}
+    for key, column in options.items():
+        if column is None:
+            continue
+        for table in tables:
+            known(f"{table.name}: {key}: column", column, table.frame.columns)
+        if column in used:
+            raise refusal(key, column, f"another column, since it is the {used[column]}")
+        used[column] = key
+
+
+def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: object) -> Parted:
+    """The rows that train and that test. `label` and `owner` are columns of every table."""
+    first, last = tables[0], tables[-1]
+    given = len(tables) > 1
+    fraction = own.fraction_for_test(test_share, last.name if given else None)
+    where = f"{first.name}: column {label!r}", f"{last.name}: column {label!r}"
+    labels = [names_of(table, label) for table in tables]
+    owners = None if owner is None else [names_of(table, owner) for table in tables]
+    names, train_y, test_y, notes = own.classes(labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}")
+    both: tuple[Tensor, Tensor] | None = None
+    if owners is not None:
+        both = own.numbered(owners[0], owners[1] if given else [])
+    if given:
+        train, test = np.arange(len(train_y)), np.arange(len(test_y))
+    else:
+        train, test, said = own.cut(train_y, None if both is None else both[0].numpy(), fraction, first.name)
+        notes += said
+        train_y, test_y = train_y[train], train_y[test]
+        if both is not None:
+            both = both[0][train], both[0][test]
+    notes += own.untested(names, test_y)
+    if both is not None:
+        notes += own.owners_apart(*(part.numpy() for part in both))
+    y = torch.from_numpy(train_y), torch.from_numpy(test_y)
+    train_owner, test_owner = both or (None, None)
+    return Parted(train, test, *y, names, train_owner, test_owner, notes)

@@ -1,0 +1,61 @@
+"""The notebook of examples/ runs as it is stored, and its pictures come out."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import time
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from matplotlib.image import imread
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_steps.ipynb"
+
+
+@pytest.fixture(scope="module")
+def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
+    """The notebook after all its cells; a cell that fails or takes too long is an error."""
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(notebook)
+    folder = tmp_path_factory.mktemp("notebook")
+    began = time.monotonic()
+    NotebookClient(notebook, timeout=40, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    assert time.monotonic() - began < 40
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode, kind: str) -> list[str]:
+    found = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    return [output["data"][kind] for output in found if kind in output.get("data", {})]
+
+
+def test_it_is_stored_without_outputs() -> None:
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_its_pictures_come_out(executed: nbformat.NotebookNode) -> None:
+    pictures = [imread(io.BytesIO(base64.b64decode(text))) for text in outputs(executed, "image/png")]
+    assert len(pictures) == 4  # the split, the curves, the clients of two sweeps
+    for picture in pictures:
+        assert min(picture.shape[:2]) > 100
+        assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 20  # not blank
+
+
+def test_no_cell_warns_or_fails(executed: nbformat.NotebookNode) -> None:
+    found = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    assert not [output for output in found if output.output_type == "error" or output.get("name") == "stderr"]
+
+
+def test_what_its_text_says_is_so(executed: nbformat.NotebookNode) -> None:
+    """It gives the names of methods, arguments and commands."""
+    tables = "\n".join(outputs(executed, "text/plain"))
+    assert re.search(r"10 clients with \d+ to \d+ samples", tables)
+    assert all(recipe in tables for recipe in ("fedavg", "scaffold", "scaffold+fnr", "fedprox"))
+    assert "verdict" in tables

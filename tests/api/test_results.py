@@ -1,0 +1,205 @@
+"""Results of the API: sweeps, comparisons, saved files, seeds that diverge, leaks; and what a run leaves behind."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib import pyplot
+
+import fedml_noniid as nd
+from fedml_noniid.pipelines.reporting.figures import NO_RESULT
+
+DATA = nd.load("digits")
+SPLIT = nd.partition(DATA, "dirichlet", clients=5, alpha=1.0)
+QUIET = {"rounds": 2, "progress": False}
+
+
+@pytest.fixture(scope="module")
+def grid() -> nd.Results:
+    """Two recipes at four settings. SCAFFOLD's name has the values of one argument."""
+    return nd.sweep(
+        ["fedavg", "scaffold"], DATA, partition="dirichlet", clients=5, over={"alpha": [0.1, 1.0], "lr": [0.05, 0.1]},
+        seeds=[3, 4], **QUIET,
+    )  # fmt: skip
+
+
+def test_a_sweep_has_every_combination(grid: nd.Results) -> None:
+    points = [(alpha, lr, recipe) for alpha in (0.1, 1.0) for lr in (0.05, 0.1) for recipe in ("fedavg", "scaffold")]
+    assert [(result.point["alpha"], result.point["lr"], result.recipe) for result in grid] == points
+    assert len({result.sha256[3] for result in grid}) == 8
+    assert list(grid.rounds.columns[:4]) == ["alpha", "lr", "recipe", "seed"]
+    assert len(grid.rounds) == 8 * 2 * 2
+    assert len(grid.clients) == 8 * 2 * 5
+    assert len(grid.classes) == 8 * 2 * 10
+
+
+def test_a_run_of_a_sweep_is_the_run_alone(grid: nd.Results) -> None:
+    alone = nd.run("scaffold", DATA, partition="dirichlet", clients=5, alpha=1.0, lr=0.05, seeds=[3, 4], **QUIET)
+    same = next(found for found in grid if found.recipe == "scaffold" and found.point == {"alpha": 1.0, "lr": 0.05})
+    assert alone.sha256 == same.sha256
+    for name, leaf in alone.weights[4].items():
+        assert torch.equal(leaf, same.weights[4][name])
+
+
+def test_the_summary_is_that_of_the_rounds(grid: nd.Results) -> None:
+    last = grid.rounds[grid.rounds["round"] == 2].groupby(["alpha", "lr", "recipe"])["test_accuracy"]
+    rows = grid.summary.set_index(["alpha", "lr", "recipe"])
+    assert len(rows) == 8
+    for point, row in rows.iterrows():
+        accuracies = last.get_group(point)
+        assert row["accuracy"] == pytest.approx(accuracies.mean())
+        assert row["std"] == pytest.approx(accuracies.std())
+        assert row["low"] < row["accuracy"] < row["high"] or row["std"] == 0
+    for _, group in grid.summary.groupby(["alpha", "lr"]):
+        assert group["accuracy"].is_monotonic_decreasing
+        assert group["rank"].tolist() == [1, 2]
+
+
+def test_compare_pairs_the_seeds(grid: nd.Results) -> None:
+    table = grid.compare("fedavg")
+    assert table[["alpha", "lr", "recipe"]].drop_duplicates().shape == (4, 3)
+    assert set(table["recipe"]) == {"scaffold"}
+    last = grid.rounds[grid.rounds["round"] == 2].set_index(["alpha", "lr", "recipe", "seed"])["test_accuracy"]
+    for row in table.itertuples():
+        pairs = [last[row.alpha, row.lr, "scaffold", s] - last[row.alpha, row.lr, "fedavg", s] for s in (3, 4)]
+        assert row.difference == pytest.approx(np.mean(pairs))
+        assert row.higher == sum(pair > 0 for pair in pairs)
+        assert row.low <= row.difference <= row.high
+    back = grid.compare("scaffold")
+    assert back["difference"].tolist() == pytest.approx((-table["difference"]).tolist())
+
+
+def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
+    again = nd.run("fedavg", SPLIT, seeds=[0, 1], folder=tmp_path / "during", **QUIET)
+    again.save(tmp_path / "after")
+    during, after = (
+        {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+        for root in (tmp_path / "during", tmp_path / "after")
+    )
+    assert after.pop(Path("summary.csv")).decode().splitlines()[0].startswith("recipe,seeds,accuracy")
+    assert during == after
+    assert len(after) == 2 * 7
+    grid.save(tmp_path / "grid")
+    names = {path.name for path in (tmp_path / "grid" / "runs").iterdir()}
+    assert len(names) == 16
+    assert "alpha-0_1-lr-0_05-scaffold-4" in names
+    assert len(pd.read_csv(tmp_path / "grid" / "summary.csv")) == 8
+
+
+def test_recipes_may_be_entries_of_params_yaml() -> None:
+    entries = {"weak": {"recipe": "fedprox", "fedprox": {"mu": 0.0}}, "fedprox": None, "slow": {"recipe": "fedavg"}}
+    results = nd.sweep(entries, SPLIT, fedprox={"mu": 1.0}, **QUIET)
+    weak, strong, slow = (result.sha256[0] for result in results)
+    assert weak == slow != strong  # mu = 0 is FedAvg; the entry's own value comes first
+
+
+@pytest.mark.filterwarnings("ignore:lr-1e.30-.* has no result")
+def test_a_seed_that_diverges_is_left_out_and_named(tmp_path: Path) -> None:
+    mpl.use("agg")
+    results = nd.sweep(["fedavg", "fedbabu"], SPLIT, over={"lr": [0.1, 1e30]}, **QUIET)
+    assert list(results.failed) == ["lr-1e+30-fedavg-0", "lr-1e+30-fedbabu-0"]
+    assert all("round 1, client 0" in reason and "not finite" in reason for reason in results.failed.values())
+    gone = results[2]
+    assert repr(gone) == "fedavg, lr 1e+30, no result of seed 0"
+    assert gone.seeds == ()
+    assert gone.weights == gone.sha256 == {}
+    assert all(frame.empty for frame in (gone.rounds, gone.clients, gone.classes, gone.metrics, gone.summary))
+    assert set(results.summary["lr"]) == set(results.compare("fedavg")["lr"]) == {0.1}
+    results.save(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["lr-0_1-fedavg-0", "lr-0_1-fedbabu-0"]
+    # The panels share an axis: those of the other setting keep their curves and names.
+    there, empty = results.plot()
+    assert len(there.get_lines()) == 2
+    assert [text.get_text() for text in empty.texts] == [NO_RESULT]
+    there, empty = results.plot_clients()
+    assert [label.get_text() for label in there.get_yticklabels()] == ["fedavg", "fedbabu"]
+    assert there.get_ylim() == empty.get_ylim()
+    assert not there.texts
+    assert [text.get_text() for text in empty.texts] == [NO_RESULT, NO_RESULT]
+    pyplot.close("all")
+
+
+def test_a_sweep_warns_of_what_diverges() -> None:
+    with pytest.warns(UserWarning, match="^lr-1e.30-fedavg-0 has no result: round 1, client 0: .* not finite"):
+        nd.sweep(["fedavg"], SPLIT, over={"lr": [0.1, 1e30]}, **QUIET)
+
+
+def test_a_leak_is_in_every_name() -> None:
+    split = nd.partition(DATA, "iid", clients=5, public=50)
+    results = nd.sweep(["fedavg", "fnr", "fnr_authors"], split, seeds=[0, 1], **QUIET)
+    assert [result.recipe for result in results] == ["fedavg", "fnr", "fnr_authors-leak"]
+    rows = results.summary.set_index("recipe")
+    assert rows.loc["fnr_authors-leak", "note"] == "LEAK: fnr_authors trains on the test set"
+    assert rows.loc["fnr", "note"] == "sees labelled public data"
+    assert rows.loc["fedavg", "note"] == ""
+    assert rows["rank"].isna().to_dict() == {"fedavg": False, "fnr": False, "fnr_authors-leak": True}
+    assert results.compare("fedavg")["recipe"].tolist() == ["fnr"]
+    assert nd.run("fnr_authors", split, **QUIET).recipe == "fnr_authors-leak"
+
+
+def test_columns_may_have_numbers_as_names() -> None:
+    frame = pd.DataFrame(np.random.default_rng(0).random((60, 3))).assign(label=np.arange(60) % 2)
+    by_number = frame.set_axis(range(4), axis=1)
+    data = nd.from_frame(by_number, label=3, features=[0, 1, 2])
+    assert data.dataset.checksum == nd.from_frame(frame, label="label").dataset.checksum
+
+
+def test_arrays_may_be_lists_and_tensors() -> None:
+    x, y = np.random.default_rng(0).random((40, 3)), np.arange(40) % 2
+    wanted = nd.from_arrays(x, y, x[:9], y[:9], owner=y, test_owner=y[:9]).dataset.checksum
+    test_x, test_y = torch.from_numpy(x[:9]), torch.from_numpy(y[:9])
+    own, test_own = pd.Series(y), pd.Series(y[:9])
+    given = nd.from_arrays(x.tolist(), y.tolist(), test_x, test_y, owner=own, test_owner=test_own)
+    assert given.dataset.checksum == wanted
+
+
+@pytest.mark.parametrize("lr", [0.1, 1e30])  # the second run ends in an error
+@pytest.mark.parametrize("processes", [1, 2])
+def test_nothing_global_stays_changed(lr: float, processes: int) -> None:
+
+    def state() -> list[object]:
+        backends = torch.backends
+        return [
+            torch.get_num_threads(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32,
+            backends.cudnn.benchmark, backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_rng_state().tolist(), random.getstate(),
+            str(np.random.get_state()),
+        ]  # fmt: skip
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.backends.cudnn.allow_tf32 = True
+    try:
+        before = state()
+        with pytest.raises(nd.UserError, match="not finite") if lr > 1 else nullcontext():
+            nd.run("fedavg", SPLIT, lr=lr, seeds=[0, 1], processes=processes, threads=1, **QUIET)
+        assert state() == before
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_the_package_is_imported_without_torch() -> None:
+    program = """
+import sys, fedml_noniid
+assert fedml_noniid.__version__ and "run" in dir(fedml_noniid)
+heavy = {"torch", "numpy", "pandas", "matplotlib", "sklearn"} & sys.modules.keys()
+assert not heavy, heavy
+from fedml_noniid import run
+assert "torch" in sys.modules and not {"mlflow", "sklearn", "fedml"} & sys.modules.keys()
+try:
+    fedml_noniid.runn
+except AttributeError as error:
+    assert "'runn'" in str(error)
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -1,0 +1,229 @@
+"""The help of every verb as text, its examples, and the errors of the command line itself."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import typer
+from typer.core import TyperGroup
+
+import fedml_noniid
+from fedml_noniid.cli import checkout
+from fedml_noniid.cli.app import app, main
+from fedml_noniid.pipelines.experiment import check
+from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
+from fedml_noniid.plugins.core.errors import UserError
+from tests.pipelines.small import ROOT
+
+Path_ = tuple[str, ...]
+WIDTH = 100
+LOADED = "torch", "mlflow", "fedml", "pandas", "grpc"  # each takes seconds or half a second to import
+
+
+def walk(command: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
+    """(words behind `noniid`, command) of every group and verb."""
+    yield path, command
+    if isinstance(command, TyperGroup):
+        for name, below in command.commands.items():
+            yield from walk(below, (*path, name))
+
+
+VERBS = dict(walk(typer.main.get_command(app)))
+
+
+def examples() -> Iterator[list[str]]:
+    """The words behind `noniid` of each command line in the examples; comments and other programs are left out."""
+    for verb in VERBS.values():
+        for line in "\n".join(verb.examples).replace("\\\n", " ").splitlines():
+            for command in re.split(r" && | \| ", line):
+                words = shlex.split(command, comments=True)
+                if "noniid" in words:  # behind variables of the environment
+                    yield words[words.index("noniid") + 1 :]
+
+
+def one_line(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line on stderr of a command that ends with 2 and shows nothing."""
+    capsys.readouterr()
+    assert main(arguments) == 2
+    said = capsys.readouterr()
+    (line,) = said.err.splitlines()
+    assert said.out == "" and line.startswith("error: ")
+    return line.removeprefix("error: ")
+
+
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_every_help_teaches_by_example(path: Path_, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*path, "--help"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and "\x1b" not in said.out
+    assert max(map(len, said.out.splitlines())) <= WIDTH
+    head, _, examples = said.out.partition("\nExamples:\n")
+    assert len(examples.splitlines()) >= 2, "two examples or more"
+    assert " ".join(("noniid", *path)) in examples
+    assert re.search(r"^  [A-Z].*?[a-z]\.", head, re.MULTILINE | re.DOTALL), "a sentence that says what it does"
+    assert "..." not in head.replace("[ARGS]...", ""), "the list of verbs has whole sentences"
+
+
+def test_every_example_is_a_command_line() -> None:
+    """Its verb exists, and the verb's own parser takes its arguments. Nothing is run."""
+    found = list(examples())
+    assert len(found) >= 2 * len(VERBS)
+    for words in found:
+        path: Path_ = ()
+        left = list(words)
+        while left and (*path, left[0]) in VERBS:
+            path, left = (*path, left[0]), left[1:]
+        command = VERBS[path]
+        assert not isinstance(command, TyperGroup), words
+        context = command.make_context("noniid", left, resilient_parsing=True)
+        assert not context.args, words
+        assert not [one.name for one in command.params if one.required and context.params[one.name] is None], words
+
+
+@pytest.mark.parametrize("path", [path for path, verb in VERBS.items() if isinstance(verb, TyperGroup)], ids=" ".join)
+def test_a_group_alone_shows_its_help(path: Path_, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(list(path)) == 0
+    alone = capsys.readouterr().out
+    assert main([*path, "--help"]) == 0
+    assert alone == capsys.readouterr().out and all(name in alone for name in VERBS[path].commands)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"noniid {fedml_noniid.__version__}\n"
+
+
+def test_help_comes_at_once() -> None:
+    """No heavy library is imported for help and for errors of the command line."""
+    code = (
+        "import sys\nfrom fedml_noniid.cli.app import main\n"
+        "codes = [main(words) for words in (['--help'], ['run', '--help'], ['rnu'], ['papers', 'run', 'cnn'])]\n"
+        f"assert codes == [0, 0, 2, 2], codes\nsys.exit(','.join(set({LOADED}) & set(sys.modules)) or 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_python_m_is_the_same_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "fedml_noniid", "rnu"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: verb 'rnu' is unknown (did you mean 'run'?); allowed: init, check, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("rnu", "verb 'rnu' is unknown (did you mean 'run'?); allowed: init, "),
+        ("deploy sevrer", "verb of deploy 'sevrer' is unknown (did you mean 'server'?); allowed: config, "),
+        ("deploy kits mkae", "verb of deploy kits 'mkae' is unknown (did you mean 'make'?); allowed: make, renew"),
+        ("--versoin", "option '--versoin' is unknown (did you mean '--version'?); allowed: --version"),
+        ("run --rot x", "option '--rot' is unknown (did you mean '--root'?); allowed: --root, --help"),
+        ("run trian", "stage 'trian' is unknown (did you mean 'train'?); allowed: plan, prepare"),
+        ("run train evaluate", "got unexpected extra argument(s) (evaluate); allowed: noniid run [OPTIONS] [STAGE]"),
+        ("papers run", f"PAPER is missing; needed: One of {', '.join(PAPERS)}"),
+        ("papers run cnn", "paper 'cnn' is unknown (did you mean 'ccn'?); allowed: fnr"),
+        ("papers run ccn --size smok", "size 'smok' is unknown (did you mean 'smoke'?); allowed: smoke, small, paper"),
+        ("papers run ccn --size", "option '--size' requires an argument"),
+        ("papers build ccn-tab11", "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)"),
+        ("papers tune ccn digits --on tset", "split 'tset' is unknown (did you mean 'test'?); allowed: validation"),
+        ("methods fnrr", "method 'fnrr' is unknown (did you mean 'fnr'?)"),
+        ("methods fnr --pairs", "--pairs shows all pairs; allowed: --pairs alone, or 'fnr' alone"),
+        ("deploy silo --rank x --config c", "--rank = 'x' is refused; allowed: a valid integer"),
+        ("deploy silo --config c", "--rank is missing; needed: 1 to the number of silos"),
+        ("deploy status --config nowhere.yaml", "nowhere.yaml: can't be read (No such file or directory)"),
+        ("deploy config pyproject.toml", "pyproject.toml: exists; allowed: another path, or --force to replace it"),
+        ("check --root /nowhere", "--root /nowhere: there is no such folder"),
+        ("check --root tests", "params.yaml: can't be read (No such file or directory); it belongs into "),
+        ("run --root tests", "params.yaml: is missing; `noniid init` makes the folder of an experiment"),
+        ("table --root tests", "table.txt: is missing; `noniid run` makes the report"),
+        ("ui --port http", "--port = 'http' is refused; allowed: a valid integer"),
+        ("bench --only mpl", "workload 'mpl' is unknown (did you mean 'mlp'?); allowed: mlp"),
+        ("chaos --runs -1", "--runs = '-1' is refused; allowed: greater than or equal to 0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert said in one_line(capsys, *words.split())
+
+
+@pytest.mark.parametrize("words", ["keep mine", "bench --quick", "chaos"])
+def test_verbs_of_the_repository_need_a_checkout(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any, words: str
+) -> None:
+    monkeypatch.setattr(checkout, "CHECKOUT", tmp_path)
+    assert f"needs a checkout of the repository; this package is installed in {tmp_path}" in one_line(
+        capsys, *words.split()
+    )
+
+
+def test_an_interrupt_ends_with_130_and_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "check", interrupted)
+    assert main(["check", "--root", str(ROOT)]) == 130
+    assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
+
+
+def test_several_mistakes_are_a_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: object) -> None:
+        raise UserError("first\nsecond")
+
+    monkeypatch.setattr(check, "check", refuse)
+    assert main(["check", "--root", str(ROOT)]) == 2
+    assert capsys.readouterr().err == "error: first\nerror: second\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("noniid pa", {"partition", "papers"}),
+        ("noniid deploy s", {"shards", "server", "silo", "status"}),
+        ("noniid run e", {"evaluate"}),
+        ("noniid papers run f", {"fnr", "fednnnn", "fednlr"}),
+        ("noniid papers run fnr --size ", set(SIZES)),
+        ("noniid papers build nlr-tab", {f"nlr-tab{k}" for k in (1, 2, 3, 4)}),
+        ("noniid methods fedn", {"fednlr", "fednnnn", "fednova"}),
+        ("noniid init --model vgg1", {"vgg11", "vgg16"}),
+        ("noniid init --partition two", {"two_classes"}),
+    ],
+)
+def test_names_complete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: str, found: set[str]
+) -> None:
+    """What bash gets for these words with the cursor at their end."""
+    before, _, cursor = words.rpartition(" ")
+    monkeypatch.setenv("_NONIID_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(len(before.split())))
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 0
+    assert set(capsys.readouterr().out.split()) == found, cursor
+
+
+def test_the_makefile_s_verbs_exist_and_its_help_has_every_target() -> None:
+    text = (ROOT / "Makefile").read_text() + (ROOT / "papers" / "dvc.yaml").read_text()
+    called = re.findall(r"-m fedml_noniid(?![.\w])((?: [a-z]+)+)", text)
+    assert len(called) >= 7
+    for words in called:
+        path: Path_ = ()
+        for word in words.split():
+            if isinstance(VERBS[path], TyperGroup):
+                path = (*path, word)
+        assert path in VERBS, words
+    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    targets = set(re.findall(r"^([a-z][a-z -]*):(?!=)", text.partition("\nstages:")[0], re.MULTILINE))
+    listed = {line[:14].strip() for line in done.stdout.splitlines()}
+    assert targets <= listed and "paper-<name>" in listed

@@ -1,0 +1,293 @@
+"""A user's own tables and texts: what the readers make of files and of data frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.datasets import load
+from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers.table import of_frame
+from fedml_noniid.plugins.data.readers.text import of_texts
+from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH
+from tests.data.reading import contents, refuse
+
+TRAIN = """\
+ward,age,sex,pulse,ill
+b,40,f,60,yes
+b,50,m,70.5,no
+a,60,NA,-8e1,None
+a,70,f,+90,yes
+c,80,m,.5,None
+c,90,f,0,no
+"""
+TEST = """\
+age,ill,sex,pulse,ward
+45,no,x,61,b
+40,yes,f,60,d
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "train.csv").write_text(TRAIN)
+    (tmp_path / "test.csv").write_text(TEST)
+    return tmp_path
+
+
+OPTIONS: dict[str, Any] = {"file": "train.csv", "label": "ill", "owner": "ward", "one_hot": ["sex"]}
+BOTH = OPTIONS | {"test_file": "test.csv"}
+
+
+def test_a_table_of_two_files(root: Path) -> None:
+    """The test file has its columns in another order, a category and an owner that training lacks."""
+    before = contents(root)
+    found = load("table", root, **BOTH)
+    assert found.classes == ("None", "no", "yes")  # text, sorted; None is a name
+    assert found.train_x.tolist() == [
+        [40, 0, 1, 0, 60], [50, 0, 0, 1, 70.5], [60, 1, 0, 0, -80], [70, 0, 1, 0, 90], [80, 0, 0, 1, 0.5],
+        [90, 0, 1, 0, 0],
+    ]  # fmt: skip
+    assert found.test_x.tolist() == [[45, 0, 0, 0, 61], [40, 0, 1, 0, 60]]
+    assert found.train_x.dtype == torch.float32 and found.unit == 1
+    assert found.train_y.tolist() == [2, 1, 0, 2, 0, 1] and found.test_y.tolist() == [1, 2]
+    assert found.train_owner is not None and found.train_owner.tolist() == [1, 1, 0, 0, 2, 2]
+    assert found.test_owner is not None and found.test_owner.tolist() == [1, 3]
+    assert list(found.notes) == [
+        "5 features, in this order: age, sex=NA, sex=f, sex=m, pulse",
+        "classes without a test sample: None",
+        "2 of 4 owners have no test sample: a client of only these has no test accuracy of its own",
+        "1 of 4 owners have no training sample: their test samples belong to no client",
+        "column 'age' has another whole number in every row; leave out an identifier",
+        "column 'sex': 1 test samples have categories that training lacks: x",
+        "1 of 2 test samples are equal to a training sample",
+    ]
+    assert contents(root) == before
+
+
+def test_columns_are_standardised_by_the_training_rows(root: Path) -> None:
+    found = load("table", root, **BOTH)
+    x = found.normalised("train").double()
+    assert torch.allclose(x.mean(0), torch.zeros(5, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(x.std(0, correction=0), torch.ones(5, dtype=torch.float64), atol=1e-6)
+    assert found.mean[0] == 65 and found.std[0] == pytest.approx(np.std([40, 50, 60, 70, 80, 90]))
+    assert found.normalised("test")[0, 0].item() == pytest.approx((45 - 65) / found.std[0])
+    none = load("table", root, **BOTH, normalise="none")
+    assert torch.equal(none.normalised("train"), none.train_x)
+
+
+def test_a_constant_column_does_not_blow_up_other_values(root: Path) -> None:
+    """0.1 as float32 has a mean that rounds to another number, so its computed deviation isn't 0."""
+    n = 49
+    frame = pd.DataFrame({"same": np.full(n, 0.1), "x": np.arange(n) % 7, "y": np.arange(n) % 2})
+    found = Dataset.of("mine", of_frame(frame, frame.assign(same=0.2), label="y"))
+    assert found.std[0] == 1 and found.normalised("test")[:, 0].max().item() == pytest.approx(0.1)
+    assert "features that are constant in the training rows: same" in found.notes
+
+
+@pytest.mark.parametrize("ending", [".csv", ".csv.gz", ".parquet"])
+def test_formats_are_the_same(root: Path, ending: str) -> None:
+    frame = pd.read_csv(root / "train.csv", keep_default_na=False)
+    write: Callable[..., object] = frame.to_parquet if ending == ".parquet" else frame.to_csv
+    write(root / f"other{ending}", index=False)
+    expected = load("table", root, **BOTH).checksum
+    assert load("table", root, **BOTH | {"file": f"other{ending}"}).checksum == expected
+    test = pd.read_csv(root / "test.csv")
+    options = {key: value for key, value in OPTIONS.items() if key != "file"}
+    assert Dataset.of("table", of_frame(frame, test, **options)).checksum == expected
+
+
+def test_a_byte_order_mark_blank_lines_and_quotes(root: Path) -> None:
+    text = TRAIN.replace("b,50,m", '\n"b",50,"m"').replace("\n", "\r\n")
+    (root / "train.csv").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    found = load("table", root, **BOTH)
+    (root / "train.csv").write_text(TRAIN)
+    assert found.checksum == load("table", root, **BOTH).checksum
+
+
+def test_features_are_chosen_and_ordered(root: Path) -> None:
+    found = load("table", root, **BOTH | {"features": ["pulse", "age"], "one_hot": None})
+    assert found.train_x[0].tolist() == [60, 40] and found.notes[0] == "2 features, in this order: pulse, age"
+    found = load("table", root, **BOTH | {"features": ["pulse", "sex"], "one_hot": ["sex", "ward"], "owner": None})
+    assert found.train_x.shape == (6, 1 + 3 + 3) and found.train_owner is None
+
+
+def kinds(n: int = 60) -> pd.DataFrame:
+    """A frame with the types of columns that pandas has."""
+    i = np.arange(n)
+    return pd.DataFrame(
+        {
+            "float": i / 7,
+            "int": i % 5,
+            "bool": i % 3 == 0,
+            "nullable": pd.array(i % 4, dtype="Int64"),
+            "text": [f" {v}.5 " for v in i],
+            "category": pd.Categorical((i % 3).astype(str)),
+            "y": i % 2,
+        },
+        index=i[::-1] * 10,
+    )
+
+
+def test_types_of_columns() -> None:
+    frame = kinds()
+    found = of_frame(frame, frame, label="y")
+    wanted = np.stack([np.arange(60) / 7, np.arange(60) % 5, np.arange(60) % 3 == 0, np.arange(60) % 4,
+                       np.arange(60) + 0.5, np.arange(60) % 3], axis=1)  # fmt: skip
+    assert np.array_equal(found.train_x.numpy(), wanted.astype(np.float32))
+    assert of_frame(frame.rename(columns={"int": 7}), frame.rename(columns={"int": 7}), label="y").classes == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "names"),
+    [
+        ([10, 9, 2], ["2", "9", "10"]),
+        ([1.0, 0.0, 10.0], ["0", "1", "10"]),
+        ([True, False, True], ["False", "True"]),
+        (["b", "a", "10"], ["10", "a", "b"]),
+        (["-1", "1", "0"], ["-1", "0", "1"]),
+        (pd.Categorical(["x", "nan", "None"]), ["None", "nan", "x"]),
+        (pd.array(["x", "NA", "y"], dtype="string"), ["NA", "x", "y"]),
+    ],
+)
+def test_labels_are_names(labels: Any, names: list[str]) -> None:
+    frame = pd.DataFrame({"x": np.arange(12) / 3, "y": pd.Series(labels).repeat(4).to_numpy()})
+    assert of_frame(frame, frame, label="y").classes == names
+
+
+def test_alike_classes_are_noted() -> None:
+    frame = pd.DataFrame({"x": np.arange(12) / 3, "y": ["Yes", "yes ", "no"] * 4})
+    notes = of_frame(frame, frame, label="y").notes
+    assert "classes that differ only in blanks or case: 'Yes', 'yes '" in notes
+
+
+# The cut of a test set
+
+label_lists = st.lists(st.integers(0, 4), min_size=2, max_size=200)
+
+
+@settings(deadline=None, max_examples=150)
+@given(labels=label_lists, fraction=st.floats(0.01, 0.99), n_owners=st.integers(0, 12))
+def test_cut(labels: list[int], fraction: float, n_owners: int) -> None:
+    y = np.array(labels)
+    owners = np.arange(len(y)) * 7 % 31 % n_owners if n_owners else None
+    owner = np.zeros(len(y), int) if owners is None else owners
+    if not ((np.bincount(y)[y] > 1) & (np.bincount(owner)[owner] > 1)).any():
+        with refuse(f"mine: {len(y)} samples are too few to cut a test set from", "add a test set"):
+            own.cut(y, owners, fraction, "mine")
+        return
+    train, test, _ = own.cut(y, owners, fraction, "mine")
+    assert sorted([*train, *test]) == list(range(len(y))) and len(test)
+    assert (np.diff(train) > 0).all() and (np.diff(test) > 0).all()
+    assert set(y[train]) == set(y)
+    if owners is None:
+        shares = fraction * np.bincount(y)
+        drawn = np.bincount(y[test], minlength=len(shares))
+        assert (np.abs(drawn - shares) <= 2).all() and abs(len(test) - fraction * len(y)) <= 1 + len(shares)
+    again = own.cut(y, owners, fraction, "mine")
+    assert np.array_equal(again[1], test)
+
+
+def test_every_owner_is_tested_and_trains() -> None:
+    owners = np.repeat([0, 1, 2, 3], [100, 10, 2, 1])
+    y = np.arange(113) % 2
+    train, test, notes = own.cut(y, owners, 0.2, "mine")
+    assert np.bincount(owners[test], minlength=4).tolist() == [20, 2, 1, 0]
+    assert abs(int(y[test][:20].sum()) - 10) <= 1  # stratified within the owner
+    assert notes == ["test set: 23 of 113 samples, drawn by owner and label with a fixed seed"]
+    assert np.bincount(owners[train]).tolist() == [80, 8, 1, 1]
+
+
+def test_the_cut_draws_each_row_equally_often() -> None:
+    """Over many owners of five rows, every place within a label is drawn with probability 1/5."""
+    owners = np.repeat(np.arange(4000), 5)
+    y = np.tile([0, 0, 0, 1, 1], 4000)
+    test = own.cut(y, owners, 0.2, "mine")[1]
+    places = np.bincount(test % 5, minlength=5) / 4000
+    assert np.abs(places - 0.2).max() < 0.03  # 4.7 standard deviations
+
+
+def test_a_share_of_the_rows_tests(root: Path) -> None:
+    frame = kinds(100)
+    found = of_frame(frame, label="y", test_share=0.3)
+    assert len(found.test_y) == 30 and found.test_y.bincount().tolist() == [15, 15]
+    assert "test set: 30 of 100 samples, drawn by label with a fixed seed" in found.notes
+    with refuse("test_share=0.3 is refused; allowed: none, since", "test.csv is the test set"):
+        load("table", root, **BOTH, test_share=0.3)
+
+
+# Text
+
+TEXTS = [("a good day", "+", "ann"), ("a bad day", "-", "bob"), ("good good", "+", "bob"), ("bad!", "-", "ann")]
+
+
+def texts(times: int = 1) -> pd.DataFrame:
+    return pd.DataFrame(TEXTS * times, columns=["said", "mood", "who"])
+
+
+def test_texts(tmp_path: Path) -> None:
+    """Training counts good 3, a, bad and day 2, ! 1; four words fit beside the special ones."""
+    texts().to_csv(tmp_path / "said.csv", index=False)
+    pd.DataFrame([("so good a day", "+", "ann")], columns=["said", "mood", "who"]).to_csv(
+        tmp_path / "t.csv", index=False
+    )
+    options = {"file": "said.csv", "text": "said", "label": "mood", "owner": "who", "vocabulary": 6, "length": 3}
+    found = load("text", tmp_path, **options, test_file="t.csv")
+    good, a, bad, day = 2, 3, 4, 5
+    assert found.train_x.tolist() == [[a, good, day], [a, bad, day], [good, good, PAD], [bad, UNKNOWN, PAD]]
+    assert found.test_x.tolist() == [[UNKNOWN, good, a]]
+    assert found.train_x.dtype == torch.int32 and found.mean == () and found.classes == ("+", "-")
+    assert found.embedding is not None and found.embedding.shape == (6, WIDTH)
+    assert found.train_owner is not None and found.train_owner.tolist() == [0, 1, 1, 0]
+    assert "1 of 5 texts cut to 3 tokens" in found.notes and any("drawn at random" in note for note in found.notes)
+    (tmp_path / GLOVE).write_text("good" + " 0.5" * WIDTH + "\nbad" + " -0.5" * WIDTH + "\n")
+    found = load("text", tmp_path, **options, test_file="t.csv")
+    assert found.embedding is not None and found.embedding[good].tolist() == [0.5] * WIDTH
+    assert f"word vectors: {GLOVE}, 2 of 4 words found, the others drawn at random" in found.notes
+
+
+def test_the_vocabulary_is_of_training_texts_only() -> None:
+    test = pd.DataFrame([("zebra zebra zebra", "+")], columns=["said", "mood"])
+    found = of_texts(texts(), test, text="said", label="mood")
+    assert (found.test_x[0, :3] == UNKNOWN).all() and found.test_x[0, 3:].abs().sum() == 0
+
+
+def test_texts_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
+    frame = texts(10)
+    frame.to_parquet(tmp_path / "said.parquet")
+    found = load("text", tmp_path, file="said.parquet", text="said", label="mood", test_share=0.25)
+    raw = of_texts(frame, text="said", label="mood", test_share=0.25, vectors=tmp_path)
+    assert isinstance(raw, Raw) and Dataset.of("text", raw).checksum == found.checksum and len(found.test_y) == 10
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: of_frame([1, 2], label="y"), "frame is a list; allowed: a pandas.DataFrame"),  # type: ignore[arg-type]
+        (lambda: of_frame(kinds(), kinds().to_numpy(), label="y"), "test is a ndarray; allowed: a pandas.DataFrame"),
+        (lambda: of_frame(kinds(), label="z"), "frame: label: column 'z' is unknown; allowed: float, int"),
+        (lambda: of_frame(kinds().assign(int=None), label="y"), "column 'int' has no value in 60 rows, first in row 1"),
+        (
+            lambda: of_frame(kinds().assign(int=pd.Timestamp(0)), label="y"),
+            "column 'int' is datetime64[ns]; allowed: numbers",
+        ),
+        (lambda: of_frame(kinds().assign(int=1j), label="y"), "column 'int' is complex128; allowed: numbers"),
+        (lambda: of_frame(kinds().assign(int=[[1]] * 60), label="y"), "column 'int' is [1] in row 1; allowed: numbers"),
+        (lambda: of_frame(kinds().assign(y=[(1,), (2,)] * 30), label="y"), "column 'y' is (1,) in row 1; allowed:"),
+        (lambda: of_frame(kinds().assign(y=pd.NA), label="y"), "column 'y' has no value in 60 rows, first in row 1"),
+        (lambda: of_texts(texts(), text="said", label="said"), "label='said' is refused; allowed: another column"),
+        (lambda: of_texts(texts(), text="said", label="mood", length=0), "length=0 is refused; allowed: 1 to 1000"),
+    ],
+)
+def test_refused_in_memory(call: Callable[[], object], message: str) -> None:
+    with refuse(message):
+        call()

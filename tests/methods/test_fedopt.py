@@ -1,0 +1,69 @@
+"""FedAdagrad, FedAdam and FedYogi (Reddi et al. 2021), algorithm 2, against arithmetic by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedml_noniid.plugins.core.options import RecipeError
+from tests.methods import by_hand as hand
+
+FORMS = ("fedadagrad", "fedadam", "fedyogi")
+ETA, TAU, BETA1, BETA2 = 0.05, 0.02, 0.6, 0.8
+
+
+def options(form: str) -> dict[str, dict[str, object]]:
+    own: dict[str, object] = {"server_lr": ETA, "tau": TAU, "beta1": BETA1}
+    return {form: own if form == "fedadagrad" else own | {"beta2": BETA2}}
+
+
+def second(form: str, v: hand.Array, delta: hand.Array) -> hand.Array:
+    if form == "fedadagrad":
+        return v + delta**2
+    if form == "fedadam":
+        return BETA2 * v + (1 - BETA2) * delta**2
+    return v - (1 - BETA2) * delta**2 * np.sign(v - delta**2)
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+@pytest.mark.parametrize("form", FORMS)
+def test_three_rounds(form: str, weights: str, engine: str) -> None:
+    settings = {form: options(form)[form] | {"weights": weights}}
+    ran = hand.run(form, settings, engine=engine, rounds=3)
+    sizes = np.array(hand.SIZES, dtype=float) if weights == "size" else np.ones(3)
+    w, m, v = hand.W0, hand.zeros(), hand.each(lambda leaf: leaf + TAU**2, hand.zeros())
+    for _ in range(3):
+        deltas = [hand.each(np.subtract, hand.descend(w, [client] * 2), w) for client in hand.CLIENTS]
+        delta = hand.average(sizes / sizes.sum(), deltas)
+        m = hand.each(lambda m, d: BETA1 * m + (1 - BETA1) * d, m, delta)
+        v = hand.each(lambda v, d: second(form, v, d), v, delta)
+        w = hand.each(lambda w, m, v: w + ETA * m / (np.sqrt(v) + TAU), w, m, v)
+    hand.same(ran.outcome.params, w)
+    hand.same(ran.state(form)["v"], v)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_first_step_is_at_most_eta_per_weight(form: str) -> None:
+    """|m| / (sqrt(v) + tau) <= (1 - beta1) |Delta| / (sqrt(1 - beta2) |Delta|), whatever the clients send."""
+    for lr in (0.01, 10.0):
+        ran = hand.run(form, options(form), rounds=1, lr=lr)
+        moved = max(np.abs(ran.outcome.params[key].numpy() - leaf).max() for key, leaf in hand.W0.items())
+        assert 0 < moved <= ETA * (1 - BETA1) / np.sqrt(1 - BETA2) + 1e-12
+
+
+@pytest.mark.parametrize("other", ["fednnnn", "feddyn", "feddc", "sgdm_server", "fedyogi"])
+def test_with_another_owner_of_the_servers_step_it_is_refused(other: str) -> None:
+    with pytest.raises(RecipeError, match="server step"):
+        hand.run(f"fedadam+{other}")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_ccn_delta_is_the_weighted_update_of_ccn(form: str) -> None:
+    """Delta is the mean with CCN's weights."""
+    ran = hand.run(f"{form}+ccn", options(form) | {"ccn": {"T": 0.3}}, rounds=1)
+    weights = ran.outcome.tensors["ccn/weights"][0].numpy()
+    deltas = [hand.each(np.subtract, hand.descend(hand.W0, [client] * 2), hand.W0) for client in hand.CLIENTS]
+    delta = hand.average(weights, deltas)
+    v = hand.each(lambda d: second(form, np.full_like(d, TAU**2), d), delta)
+    w = hand.each(lambda w, d, v: w + ETA * (1 - BETA1) * d / (np.sqrt(v) + TAU), hand.W0, delta, v)
+    hand.same(ran.outcome.params, w)

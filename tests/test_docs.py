@@ -1,0 +1,310 @@
+"""The documentation: the site builds with no broken link, and what the pages name exists.
+
+Pages of other sites can't be reached where the tests run: of an address elsewhere only the form is tested.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from markdown.extensions.toc import slugify
+from ruamel.yaml import YAML
+
+from fedml_noniid import api
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.plugins import models, recipes
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.partitions import PARTITIONS
+from tests.pipelines.small import ROOT
+from tools import pages
+
+DOCS = ROOT / "docs"
+# Results say by which command they were made, so they may name what is gone.
+PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "results")]
+FETCHED = {  # attributes that make a browser load something while it shows a page
+    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "link": "href", "script": "src", "source": "src",
+    "video": "src",
+}  # fmt: skip
+
+
+def mkdocs(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Builds strictly. With `--quiet` warnings would not count. The variable silences the theme's news about itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", *arguments],
+        cwd=cwd, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a built page holds: ids, links, and what a browser fetches for it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.ids |= {value for key in ("id", "name") if (value := found.get(key))}
+        if tag == "a" and (href := found.get("href")):
+            self.links.append(href)
+        if (fetched := found.get(FETCHED.get(tag, ""))) and found.get("rel") not in ("canonical", "next", "prev"):
+            self.fetched.append(fetched)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> dict[Path, Page]:
+    """The pages of the built site by path."""
+    folder = tmp_path_factory.mktemp("site")
+    built = mkdocs("--site-dir", str(folder))
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (folder / "index.html").is_file()
+    return {path: Page(path) for path in sorted(folder.rglob("*.html"))}
+
+
+def well_formed(address: str) -> bool:
+    """Whether an address of another site can be one. Nothing is asked."""
+    parts = urlsplit(address)
+    host = re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}(:\d+)?", parts.netloc.lower())
+    return parts.scheme in ("http", "https") and host is not None and not re.search(r"[\s<>\"`]|[.,;:]$", address)
+
+
+def test_the_site_builds_and_every_link_leads_somewhere(site: Mapping[Path, Page]) -> None:
+    """mkdocs checks links in Markdown; this also checks those that extensions and the theme make."""
+    broken = []
+    for path, page in site.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                if not well_formed(link):
+                    broken.append(f"{path.name}: {link}")
+                continue
+            if path.name == "404.html":
+                continue  # the server shows it at any address, so its links begin at the site's root
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            target = target / "index.html" if target.is_dir() else target
+            anchor = unquote(parts.fragment)
+            if not target.is_file() or (anchor and target in site and anchor not in site[target].ids):
+                broken.append(f"{path.name}: {link}")
+    assert broken == []
+    assert sum(len(page.links) for page in site.values()) > 1000, "links are found at all"
+
+
+def test_the_site_needs_no_network(site: Mapping[Path, Page]) -> None:
+    """No font, script, style or picture comes from elsewhere."""
+    found = [(path.name, name) for path, page in site.items() for name in page.fetched]
+    assert found
+    elsewhere = [one for one in found if urlsplit(one[1]).netloc]
+    assert elsewhere == []
+    folder = next(path.parent for path in site if path.name == "404.html")
+    styles = list(folder.rglob("*.css"))
+    assert styles
+    assert [path.name for path in styles if re.search(r"(@import|url\()\s*['\"]?(https?:)?//", path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "words"),
+    [
+        ("[gone](gone.md)", "gone.md"),
+        ("[gone](#gone)", "#gone"),
+        ("[outside](../params.yaml)", "params.yaml"),
+        ("[absolute](/index.md)", "absolute"),
+        ('--8<-- "README.md:gone"', "gone"),
+    ],
+)
+def test_a_broken_link_stops_the_build(tmp_path: Path, page: str, words: str) -> None:
+    """With the settings of mkdocs.yml, on a site of one page."""
+    settings = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())
+    settings |= {"nav": None, "plugins": [], "hooks": [], "docs_dir": "pages", "site_dir": "out"}
+    (tmp_path / "pages").mkdir()
+    (tmp_path / "README.md").write_text("# Start\n")
+    (tmp_path / "pages" / "index.md").write_text(f"# Start\n\n{page}\n")
+    with (tmp_path / "mkdocs.yml").open("w") as file:
+        YAML().dump(settings, file)
+    built = mkdocs(cwd=tmp_path)
+    assert built.returncode != 0 and words in built.stdout + built.stderr
+
+
+def test_a_page_that_the_contents_leave_out_stops_the_build(tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    for name in ("index", "lost"):
+        (tmp_path / "docs" / f"{name}.md").write_text("# Page\n")
+    validation = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())["validation"]
+    with (tmp_path / "mkdocs.yml").open("w") as file:
+        YAML().dump({"site_name": "x", "nav": [{"Start": "index.md"}], "validation": validation}, file)
+    built = mkdocs(cwd=tmp_path)
+    assert built.returncode != 0 and "lost.md" in built.stdout + built.stderr
+
+
+def prose(text: str) -> str:
+    """Markdown without its code."""
+    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def headings(page: Path) -> set[str]:
+    """The anchors of a page's headings."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    return {slugify(re.sub(r"[`*]", "", found), "-") for found in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)}
+
+
+def test_every_link_of_the_readme_leads_somewhere() -> None:
+    links = re.findall(r"\]\(([^)\s]+)\)", prose((ROOT / "README.md").read_text()))
+    assert len(links) > 20
+    broken = []
+    for link in links:
+        parts = urlsplit(link)
+        target = ROOT / parts.path
+        inside = target.exists() and (not parts.fragment or parts.fragment in headings(target))
+        if not (well_formed(link) if parts.scheme else inside):
+            broken.append(link)
+    assert broken == []
+
+
+def code(page: Path) -> Iterator[str]:
+    """Pieces of code of a page: spans, and the lines of its blocks."""
+    text = page.read_text()
+    for block in re.findall(r"^```[a-z]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
+        yield from re.sub(r"\\\n\s*", "", block).splitlines()
+    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+MADE = {"plugins/baselines/fedexp.py", "tests/methods/test_fedexp.py"}  # by the reader of adding_a_method.md
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    folders = "plugins|pipelines|fedml_noniid|benchmarks|tests|tools|experiments|examples|docs"
+    named = {found for piece in code(page) for found in re.findall(rf"^(?:{folders})/[\w./-]+$", piece)}
+    assert [name for name in sorted(named - MADE) if not (ROOT / name).exists()] == []
+
+
+def unknown(words: list[str]) -> str | None:
+    """What `noniid` does not know of a command line, or None. Values are not checked."""
+    by_path = dict(pages.every_command())
+    path: tuple[str, ...] = ()
+    while words and (*path, words[0]) in by_path:
+        path, words = (*path, words[0]), words[1:]
+    command = by_path[path]
+    if getattr(command, "commands", None) and words and not words[0].startswith("-"):
+        return words[0]
+    known = {"--help"}.union(*(set(p.opts) | set(p.secondary_opts) for p in command.params))
+    options = [word.partition("=")[0] for word in words if word.startswith("-")]
+    return next((option for option in options if option not in known), None)
+
+
+def commands(page: Path, name: str) -> list[list[str]]:
+    """The words behind `name` of each command line of a page."""
+    found = []
+    for piece in code(page):
+        start = re.match(rf"(?:\$ )?(?:\.venv/bin/)?{name}(?: |$)", piece)
+        if start:
+            words = shlex.split(piece[start.end() :], comments=True)
+            found.append([word for word in words if word not in ("&&", "...")])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_commands_that_a_page_names_exist(page: Path) -> None:
+    lines = commands(page, "noniid")
+    # VERB stands for any verb.
+    assert [line for line in lines if line[:1] != ["VERB"] and unknown(line)] == []
+    targets = set(re.findall(r"^([a-z][a-z-]*(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = {target for line in targets for target in line.split()}
+    assert [words for words in commands(page, "make") if words and words[0] not in targets] == []
+
+
+def test_a_command_that_is_gone_is_found() -> None:
+    assert unknown(["rnu"]) == "rnu"
+    assert unknown(["init", "--tabel", "x.csv"]) == "--tabel"
+    assert unknown(["init", "--table", "x.csv"]) is None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_names_no_module_as_a_command(page: Path) -> None:
+    """People have `noniid`. DVC's stages are modules, and so are measurements of this repository."""
+    modules = re.findall(r"python (?:-P )?-m (fedml_noniid\.[\w.]+)", page.read_text())
+    assert set(modules) <= {"fedml_noniid.pipelines.stages"}
+
+
+def test_the_page_of_commands_has_the_help_of_each(site: Mapping[Path, Page]) -> None:
+    (page,) = [page for path, page in site.items() if path.name == "command_line.html"]
+    verbs = pages.every_command()
+    assert len(verbs) > 15
+    assert {f"noniid-{'-'.join(path)}" if path else "noniid" for path, _ in verbs} <= page.ids
+
+
+def test_the_page_of_python_has_every_public_name(site: Mapping[Path, Page]) -> None:
+    (page,) = [page for path, page in site.items() if path.name == "python.html"]
+    assert {f"fedml_noniid.api.{name}" for name in api.__all__} <= page.ids
+
+
+def test_an_example_of_a_docstring_becomes_a_block() -> None:
+    text = "First line.\n\n>>> a = 1\n>>> a\n1\n\nMore, with a >>> b.\n\n>>> a"
+    block = "```pycon\n>>> a = 1\n>>> a\n1\n```"
+    assert pages.fenced(text) == f"First line.\n\n{block}\n\nMore, with a >>> b.\n\n```pycon\n>>> a\n```"
+
+
+def test_the_table_of_methods_has_every_method_and_no_other() -> None:
+    rows = re.findall(r"^\| .* \|$", (DOCS / "methods.md").read_text(), flags=re.MULTILINE)[1:]
+    assert sorted(row.split("|")[2].strip(" `") for row in rows) == sorted(["fedavg", *recipes.METHODS])
+
+
+def test_the_page_of_settings_names_every_choice_and_key() -> None:
+    pieces = re.findall(r"`([^`\n]+)`", (DOCS / "settings.md").read_text())
+    named = set(re.findall(r"\w+", " ".join(pieces)))
+    keys = {*config.TrainSettings.model_fields, *config.Config.model_fields, *config.MachineSettings.model_fields}
+    options = {
+        parameter.name
+        for partition in PARTITIONS.values()
+        for parameter in inspect.signature(partition).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert "alpha" in options
+    assert {*datasets.DATASETS, *PARTITIONS, *models.MODELS, *keys, *options} - named == set()
+
+
+def block(name: str) -> str:
+    """The code of a part of README.md that docs/index.md shows too."""
+    found = re.search(rf"\[start:{name}\] -->\n```[a-z]+\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.slow
+def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: Path) -> None:
+    """The commands as they stand, in an empty folder."""
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", block("five")],
+        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    study = tmp_path / "study"
+    last = ran.stdout[ran.stdout.rindex("report.html") - 3000 :]
+    assert all(recipe in last for recipe in ("fedavg", "scaffold", "fedprox"))
+    assert (study / "report" / "report.html").is_file()
+    assert list((study / "partitions").glob("*/heatmap.png"))
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    """As it stands, in an empty folder. The last lines look at its results."""
+    look = "assert len(results) == 3 and all(set(one.weights) == {0, 1, 2} for one in results)"
+    ran = subprocess.run(
+        [sys.executable, "-c", f"{block('python')}\n{look}\n"],
+        cwd=tmp_path, env={**os.environ, "MPLBACKEND": "agg"}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr
+    assert "scaffold+fnr" in ran.stdout
