@@ -150,9 +150,14 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
     sizes = sorted(int(row["samples"]) for row in rows)
     classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", "noise")]
     held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
-    text += f" A client holds {sizes[0]} to {sizes[-1]} training samples (median {statistics.median(sizes):g})"
-    text += f" of {min(held)} to {max(held)} classes (median {statistics.median(held):g})."
+    text += f" A client holds {_range(sizes)} training samples of {_range(held)} classes."
     return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))
+
+
+def _range(values: Sequence[int]) -> str:
+    """`10 to 30 (median 20)`, or the one value that all have."""
+    low, high = min(values), max(values)
+    return f"{low}" if low == high else f"{low} to {high} (median {statistics.median(values):g})"
 
 
 def _skew(path: Path, n_classes: int) -> str:

@@ -54,8 +54,7 @@ def identity(component: object) -> int:
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers in [0, 1), of 24 random bits each, the same in every dtype. Keys [...] give [..., *shape]."""
     count = torch.arange(1, math.prod(shape) + 1, device=key.device).mul_(_signed(GOLDEN))
-    drawn = _shift(_mixed(key.unsqueeze(-1) + count), 40).to(dtype).mul_(2.0**-24)
-    return drawn.reshape(key.shape + shape)
+    return _shift(_mixed(key.unsqueeze(-1) + count), 40).to(dtype).mul_(2.0**-24).reshape(key.shape + shape)
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -399,7 +399,7 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     assert "href" not in html and "http" not in html and "toy &lt;b&gt;" in html and 'name="viewport"' in html
     text = re.sub(r"\s+", " ", html)
     assert "4 clients, partition dirichlet (alpha 0.1), 50% of them take part in each round." in text
-    assert "A client holds 10 to 30 training samples (median 20) of 1 to 2 classes (median 1.5)." in text
+    assert "A client holds 10 to 30 (median 20) training samples of 1 to 2 (median 1.5) classes." in text
     assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "<td>fnr</td><td>fnr.p 0.5</td>" in text
     assert "label distance 0.46 on average and 0.50 at most" in text and "Gini coefficient of the sizes 0.25" in text
     assert "entropy of a client's labels 0.25 bits on average (1.00: all classes alike" in text.replace("&#39;", "'")
