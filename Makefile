@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure tune repro test test-slow check format docs ui experiments bench chaos silo clean env lock
+.PHONY: help papers $(PAPER_TARGETS) table figure tune claims repro test test-slow check format docs ui experiments bench chaos silo clean env lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -56,7 +56,7 @@ ui: env  ## Serves MLflow's pages and prints the link to a prepared comparison.
 experiments: env  ## Shows DVC's experiments: what changed, accuracy and worst client of each recipe.
 	@dvc exp show --only-changed --drop '.*(spread|mib|difference)|plan/.*|partitions|runs|evaluation|pipelines|plugins|data/.*'
 
-# PFL=/path/python, FLOWER= and FEDLAB= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
+# PFL=/path/python, FLOWER=, FEDLAB= and BLAZEFL= name interpreters that have these simulators. Short: BENCH="--quick --only mlp".
 bench: env  ## Compares our engines with a bare PyTorch loop and other simulators; writes docs/results/bench.*.
 	@python -m fedml_noniid bench $(BENCH)
 
@@ -75,12 +75,15 @@ table figure: env  ## Makes one table or figure, ID, at SIZE, with the studies t
 tune: env  ## Chooses hyper-parameters for study ID of PAPER on the validation split (ON=test: on the test set, a leak).
 	@python -m fedml_noniid papers tune "$(PAPER)" "$(ID)" --size $(SIZE) --on $(ON)
 
+claims: env  ## Tests the papers' claims at SIZE (smoke, small): held, not held or undecided.
+	@python -m fedml_noniid claims --size $(SIZE)
+
 silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as processes on this machine.
 	@python -m fedml_noniid deploy loopback --recipe "$(RECIPE)" --silos $(SILOS)
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
-	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock $(addprefix papers/,$(PAPERS) tune single)
+	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock $(addprefix papers/,$(PAPERS) tune single claims)
 	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so an interrupted installation starts again.

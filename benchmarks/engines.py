@@ -76,7 +76,6 @@ def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], l
         if environment.get(variable):
             found += [Engine(*way, python=environment[variable]) for way in ways]
         else:
-            skipped.append(
-                f"{ways[0][0].partition(',')[0]}: skipped, name an interpreter that has it ({variable}=/path/python noniid bench)"
-            )
+            name = ways[0][0].partition(",")[0]
+            skipped.append(f"{name}: skipped, name an interpreter that has it ({variable}=/path/python noniid bench)")
     return found, skipped

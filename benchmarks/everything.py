@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks import methods, scaling
+from benchmarks import methods, repeatability, scaling
 from benchmarks.comparison import compare
 from benchmarks.engines import Engine, others, ours
 from benchmarks.machine import Watch
@@ -44,6 +44,7 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         "scaling": {},
         "overhead": {},
         "methods": {},
+        "repeatability": [],
     }
     found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
     for workload in taken:
@@ -52,6 +53,9 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         if workload.name == scaling.MLP.name:
             found["scaling"] = scaling.sweep(scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log)
             found["methods"] = _methods(workload, quick, folder)
+            # Our sequential engine is the one with workers. With --quick it is the only one of ours.
+            repeated = [*ours(workload)[2 if quick else 1 :], *simulators]
+            found["repeatability"] = repeatability.rows(workload.quick(), repeated, not quick, folder, _log)
     return found | {"machine": watch.found()}
 
 

@@ -1,8 +1,9 @@
-"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers JOB`."""
+"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers:N JOB`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,22 +16,24 @@ from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.run import Schedule
 from fedml_noniid.plugins.engines.simulation import Simulation
 
-PROCESSES = 2  # of the engine `workers`
 LOOKED_AT = 10  # samples of the evaluation after the last round
 
 
-def simulation(job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None) -> Simulation:
-    """The job as one of our simulations."""
+def simulation(
+    job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None, checkpoint: Path | None = None
+) -> Simulation:
+    """The job as one of our simulations. `workers:N` is the sequential engine in N processes."""
     settings = Workload(**job.settings)
     indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
     local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch)
     rounds = settings.warm + settings.rounds
-    workers = PROCESSES if engine == "workers" else 1
+    kind, _, workers = engine.partition(":")
     return Simulation(
         recipe, {}, network(settings), Samples(job.x, job.y), indices,
         Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), None, public, local,
         Schedule(rounds, settings.cohort, SEED, evaluate_every=rounds),
-        engine="sequential" if engine == "workers" else engine, workers=workers,
+        engine="sequential" if kind == "workers" else kind, workers=int(workers or 1), checkpoint=checkpoint,
+        checkpoint_every=1,
     )  # fmt: skip
 
 

@@ -40,6 +40,8 @@ def markdown(found: dict[str, Any]) -> str:
         parts += [f"{TITLES[name]} (seconds; MB at most):\n\n{_sweep(one)}" for name, one in found["scaling"].items()]
     if found["methods"]:
         parts += ["## Methods", METHODS, _methods(found["methods"])]
+    if found["repeatability"]:
+        parts += ["## Repeatability", REPEATABILITY, _repeatability(found["repeatability"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -50,6 +52,15 @@ process; the median over rounds."""
 METHODS = """Time per round relative to FedAvg's. Each method takes turns with FedAvg in one process: vectorized engine,
 workload `mlp`, default hyper-parameters, 500 public samples for the methods that need them. Work after the last round,
 done once, has a column of its own, in rounds of FedAvg."""
+
+REPEATABILITY = """Whether the final weights have the same SHA-256. The job is FedAvg on the workload `mlp`, three
+rounds, with all clients in each round. Every engine starts from the same weights, and batches are fixed or drawn from a
+seed. `same job twice` runs engines with workers (processes, threads or actors) with two of them. `1, 2, 4 workers`
+compares these three numbers. `killed, resumed` compares an undisturbed run with one that got SIGKILL in round 2 and was
+started again. `deployed` compares a simulation of three silos with the same job in FedML's cross-silo runtime (four
+processes, gRPC, mutual TLS, eight rounds of digits). Our sequential engine is the one with workers: with one worker it
+is the sequential engine in one process. `one process`: the engine has no workers. `not tried`: this benchmark has no
+such run; it does not say that the simulator can't do it."""
 
 
 def _engines(workloads: dict[str, Any]) -> str:
@@ -104,6 +115,12 @@ def _methods(found: dict[str, Any]) -> str:
         for name, one in found.items()
     ]
     return _table(rows, ["method", "round, in FedAvg's", "at the end, in FedAvg's rounds", ""])
+
+
+def _repeatability(found: list[dict[str, Any]]) -> str:
+    questions = ("twice", "workers", "killed", "deployed")
+    rows = [[row["engine"], *(row[question]["said"] for question in questions), row["note"]] for row in found]
+    return _table(rows, ["engine", "same job twice", "1, 2, 4 workers", "killed, resumed", "deployed", ""])
 
 
 def _table(rows: list[list[str]], head: list[str]) -> str:

@@ -52,7 +52,7 @@ def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[st
     (path,) = _written([workload], folder)
     found = {}
     for engine in ours(workload)[1 if quick else 0 :]:
-        if engine.argument != "workers":
+        if not engine.parallel:
             log(f"{workload.name}, outside the steps: {engine.name}")
             one, _ = measure(replace(engine, module="benchmarks.overhead"), path)
             found[engine.name] = one["share"]
@@ -62,7 +62,7 @@ def overhead(workload: Workload, quick: bool, folder: Path, log: Log) -> dict[st
 
 def swept() -> list[Engine]:
     """The engines of the sweeps."""
-    return [engine for engine in ours(MLP) if engine.argument != "workers"]
+    return [engine for engine in ours(MLP) if not engine.parallel]
 
 
 def _written(workloads: Sequence[Workload], folder: Path) -> list[Path]:

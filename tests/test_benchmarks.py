@@ -14,20 +14,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import __main__ as command
-from benchmarks import agreement, bare, ours, pfl_cifar10, processes, report
+from benchmarks import agreement, bare, engines, everything, ours, pfl_cifar10, processes, repeatability, report
 from benchmarks.comparison import compare, row
-from benchmarks.engines import Engine, others
+from benchmarks.engines import PEERS, Engine, others
 from benchmarks.machine import Watch
 from benchmarks.methods import federated
 from benchmarks.peers import harness
 from benchmarks.processes import FailedError, in_turns, measure
 from benchmarks.statistics import median, quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
+from fedml_noniid.cli.app import main
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import initial_model
 
 NOTHING: dict[str, Any] = {
-    "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {},
+    "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {}, "repeatability": [],
 }  # fmt: skip
 NOTING = """
 from benchmarks.peers.harness import Meter, main
@@ -55,6 +56,10 @@ def job_of(workload: Workload, folder: Path) -> harness.Job:
     return harness.read_job(path)
 
 
+def ours_of(name: str) -> list[Engine]:
+    return engines.ours(WORKLOADS[name])
+
+
 def idle(job: harness.Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """An engine that does nothing, at great speed."""
     return {"wall": [1e-9] * 2, "cpu": [1e-9] * 2, "peak_mb": 1.0, "note": ""}, job.weights
@@ -63,9 +68,9 @@ def idle(job: harness.Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
 def test_quick_run_writes_all_its_parts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for variable in ("PFL", "FLOWER", "FEDLAB"):
+    for variable in PEERS:
         monkeypatch.delenv(variable, raising=False)
-    assert command.main(["--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
+    assert main(["bench", "--quick", "--only", "mlp", "--to", str(tmp_path)]) == 0
     found = json.loads((tmp_path / "bench.json").read_text())
     assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
@@ -77,8 +82,14 @@ def test_quick_run_writes_all_its_parts(
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
     assert set(found["scaling"]) == {"cohort", "clients", "hidden"}
     assert [0 < share < 1 for share in found["overhead"]["mlp"]["ours, vectorized"]] == [True] * 2
-    assert set(found["methods"]) == set(command.FEW_METHODS)
-    assert len(found["skipped"]) == 4
+    assert set(found["methods"]) == set(everything.FEW_METHODS)
+    assert len(found["skipped"]) == 1 + len(PEERS)
+    (one,) = found["repeatability"]
+    assert one["engine"] == "ours, workers"
+    assert one["twice"]["said"] == one["workers"]["said"] == one["killed"]["said"] == repeatability.SAME
+    assert one["deployed"]["said"] == repeatability.UNTRIED
+    assert set(one["workers"]["sha256"]) == {"1", "2", "4"}
+    assert len(one["killed"]["sha256"]["resumed"]) == 64
     assert found["machine"]["cores"] >= 1
     text = (tmp_path / "bench.md").read_text()
     assert capsys.readouterr().out.strip() in text
@@ -110,7 +121,7 @@ def test_half_the_work_is_not_the_work(tmp_path: Path) -> None:
     assert "missing" in agreement.complaint(job, whole, {}, same_order=True)
 
 
-@pytest.mark.parametrize("engine", ["sequential", "vectorized", "workers"])
+@pytest.mark.parametrize("engine", ["sequential", "vectorized", "workers:2"])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_our_engines_do_what_the_job_says(tmp_path: Path, engine: str, epochs: int) -> None:
     job = job_of(replace(SMALL, epochs=epochs), tmp_path)
@@ -210,7 +221,27 @@ def test_peers_are_named_by_the_user() -> None:
     found, skipped = others({"PFL": "/some/python"}, quick=True)
     assert {one.python for one in found} == {"/some/python"}
     assert [one.name for one in found] == ["pfl-research", "pfl-research, two processes"]
-    assert len(skipped) == 3
+    assert [line.partition(":")[0] for line in skipped] == ["FedML", "Flower", "FedLab", "BlazeFL"]
+    assert "(FLOWER=/path/python noniid bench)" in skipped[1]
+
+
+@pytest.mark.parametrize("variable", PEERS)
+def test_peers_do_the_work_of_the_job(variable: str, tmp_path: Path) -> None:
+    """Each way of a simulator, on a job with several epochs and, if it can be asked, with another number of workers."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no interpreter that has this simulator")
+    ways, _ = others({variable: os.environ[variable]}, quick=True)
+    more = [replace(one.with_workers(1), name=f"{one.name}, one") for one in ways if one.parallel]
+    found = compare(replace(SMALL, cohort=4, epochs=2), [*ways, *more], 1, tmp_path, lambda _: None)
+    assert {row["engine"]: row["problem"] for row in found["rows"][1:]} == {one.name: "" for one in [*ways, *more]}
+
+
+def test_engines_know_their_workers() -> None:
+    named = [Engine(*way) for ways in PEERS.values() for way in ways] + ours_of("mlp") + ours_of("cifar_cnn")
+    assert all(one.parallel == ("two " in one.name) for one in named)
+    two = [one.with_workers(2) for one in named if one.parallel]
+    assert two == [one for one in named if one.parallel]  # reports say two
+    assert Engine("some", "some", "threads:12").with_workers(4).argument == "threads:4"
 
 
 def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
@@ -225,6 +256,79 @@ def test_who_fails_has_a_row_without_numbers() -> None:
     rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
     text = report.markdown(NOTHING | {"machine": watch, "workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
     assert "ended with 1: no module" in text
+
+
+def told(workers: str, first: str = "a", second: str = "a") -> repeatability.Answer:
+    return repeatability.answer(lambda: {"first": first, "second": second, "third": workers})
+
+
+def test_answers_by_hand() -> None:
+    assert told("a")["said"] == "same"
+    assert told("b") == {"said": "2 results of 3 runs", "sha256": {"first": "a", "second": "a", "third": "b"}}
+    assert told("b", "c")["said"] == "3 results of 3 runs"
+
+
+@pytest.mark.parametrize("kind", [FailedError, UserError])
+def test_a_failed_run_is_an_answer(kind: type[Exception]) -> None:
+    def fails() -> dict[str, str]:
+        raise kind("silo 1: exit code 1; see /gone/fedml-1.log")
+
+    assert repeatability.answer(fails) == {"said": "failed: silo 1: exit code 1", "sha256": {}}
+
+
+PARALLEL, ALONE = Engine("peer, two threads", "peer", "threads:2"), Engine("peer", "peer")
+CASES: dict[str, tuple[Engine, list[float | str], list[str]]] = {  # -> engine, weight of each run, two answers
+    "always the same": (PARALLEL, [1, 1, 1, 1], ["same", "same"]),
+    "by the number of workers": (PARALLEL, [1, 1, 3, 4], ["same", "3 results of 3 runs"]),
+    "never the same": (PARALLEL, [1, 2, 3, 4], ["2 results of 2 runs", "3 results of 3 runs"]),
+    "fails with four": (PARALLEL, [1, 1, 1, "no room"], ["same", "failed: no room"]),
+    "fails at once": (PARALLEL, ["no room"], ["failed: no room", "not tried"]),
+    "one process": (ALONE, [1, 1], ["same", "one process"]),
+    "one process, draws": (ALONE, [1, 2], ["2 results of 2 runs", "one process"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_repeated_runs_are_compared(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, weights, expected = CASES[case]
+    made: list[str] = []
+
+    def run(of: Engine, _: Path) -> Any:
+        value = weights[len(made)]
+        made.append(of.argument)
+        if isinstance(value, str):
+            raise FailedError(value)
+        return {"note": "peer 1.0"}, {"w": torch.tensor([float(value)])}
+
+    monkeypatch.setattr(repeatability, "measure", run)
+    (found,) = repeatability.rows(SMALL, [engine], True, tmp_path, lambda _: None)
+    assert found["engine"] == ("peer, threads" if engine.parallel else "peer")
+    assert [found[question]["said"] for question in ("twice", "workers")] == expected
+    assert found["killed"]["said"] == found["deployed"]["said"] == "not tried"
+    counts = ["threads:2", "threads:2", "threads:1", "threads:4"] if engine.parallel else ["-", "-"]
+    assert made == counts[: len(weights)]
+    machine = Watch().found()
+    text = report.markdown(NOTHING | {"machine": machine, "workloads": {}, "repeatability": [found]})
+    assert all(one in text.partition("## Repeatability")[2] for one in expected)
+
+
+def test_a_resumed_run_must_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that starts afresh would end with the same weights and prove nothing."""
+    path = tmp_path / "job.npz"
+    write_job(SMALL, path)
+    monkeypatch.setattr(repeatability, "measure", lambda *_: ({"from": 0}, {}))
+    with pytest.raises(FailedError, match="went on after round 0, not after round 1"):
+        repeatability.resumed(Engine("ours", "benchmarks.ours", "sequential"), path, tmp_path)
+    assert (tmp_path / "killed.safetensors").exists()
+    with pytest.raises(FailedError, match="invalid literal"):
+        repeatability.resumed(Engine("ours", "benchmarks.ours", "workers:many"), path, tmp_path)
+
+
+@pytest.mark.slow  # FedML's import takes 11 s
+def test_the_deployment_is_the_simulation(tmp_path: Path) -> None:
+    found = repeatability.answer(lambda: repeatability.deployment(tmp_path))
+    assert found["said"] == repeatability.SAME
+    assert set(found["sha256"]) == {"deployment", "simulation"}
 
 
 def test_methods_are_those_with_clients() -> None:
@@ -273,6 +377,6 @@ def test_pfls_benchmark_refuses_no_rounds(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_number_of_repetitions_is_at_least_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["--repetitions", "0"])
-    assert "'0' is no whole number from 1 up" in capsys.readouterr().err
+    assert main(["bench", "--repetitions", "0"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == "error: --repetitions = '0' is refused; allowed: greater than or equal to 1"

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,11 @@ class Meter:
     def found(self, warm: int, note: str = "") -> dict[str, Any]:
         """The times of the rounds after warm-up, and the peak memory."""
         return {"wall": self.wall[warm:], "cpu": self.cpu[warm:], "peak_mb": peak_mb(), "note": note}
+
+
+def version(package: str) -> str:
+    """The installed version of a peer, for its row. Raises PackageNotFoundError."""
+    return f"{package} {metadata.version(package)}"
 
 
 def children(process: int | str = "self") -> list[int]:

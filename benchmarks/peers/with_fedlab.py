@@ -12,7 +12,7 @@ from fedlab.contrib.algorithm.basic_client import SGDSerialClientTrainer
 from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from torch import Tensor
 
-from benchmarks.peers.harness import Job, Meter, main
+from benchmarks.peers.harness import Job, Meter, main, version
 
 
 class Batches:
@@ -44,7 +44,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         for upload in trainer.uplink_package:
             server.load(upload)
         meter.end()
-    return meter.found(job.warm), dict(server.model.named_parameters())
+    return meter.found(job.warm, version("fedlab")), dict(server.model.named_parameters())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peers.harness import Job, Meter, main
+from benchmarks.peers.harness import Job, Meter, main, version
 
 
 class Timed(FedAvgAPI):  # type: ignore[misc]  # fedml has no types
@@ -79,7 +79,7 @@ def measure(job: Job, mode: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     simulator = Timed(settings, torch.device("cpu"), dataset, module)
     simulator.watch(job, meter, ready)
     simulator.train()
-    return meter.found(job.warm), dict(module.named_parameters())
+    return meter.found(job.warm, version("fedml")), dict(module.named_parameters())
 
 
 if __name__ == "__main__":

@@ -1,88 +1,101 @@
-"""Measures Flower (flwr[simulation] 1.21.0): its simulation engine with Ray actors of one core each.
+"""Measures Flower (flwr[simulation] 1.42.0): its simulation with Ray actors of one core each, and its message API.
 
-Flower draws the cohorts itself. Its clients shuffle and cut ready tensors into batches.
+The argument is the number of actors. Flower draws the cohorts itself. Its clients shuffle and cut ready tensors into
+batches. All draws are seeded: a client's shuffle depends only on the round and the client. Flower's FedAvg sums the
+replies in the order in which they arrive, so the last bits may differ from run to run.
 """
 
 from __future__ import annotations
 
+import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from flwr.client import ClientApp, NumPyClient
-from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays
-from flwr.server import ServerApp, ServerAppComponents, ServerConfig
-from flwr.server.strategy import FedAvg
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 from torch import Tensor
 
-from benchmarks.peers.harness import Job, Meter, main, read_job
+from benchmarks.peers.harness import Job, Meter, main, read_job, version
 
+SEED = 0
 read = cache(read_job)  # once per actor
+client_app = ClientApp()
 
 
-class Client(NumPyClient):  # type: ignore[misc]  # flwr is not there when types are checked
-    """One client. It trains like Flower's PyTorch examples."""
-
-    def __init__(self, path: Path, client: int) -> None:
-        self.job, self.client = read(path), client
-
-    def fit(self, parameters: list[Any], config: dict[str, Any]) -> tuple[list[Any], int, dict[str, Any]]:
-        torch.set_num_threads(1)
-        job, module = self.job, self.job.module()
-        with torch.no_grad():
-            for parameter, value in zip(module.parameters(), parameters, strict=True):
-                parameter.copy_(torch.from_numpy(value))
-        optimizer = torch.optim.SGD(module.parameters(), job.lr)
-        x, y = job.x[job.own(self.client)], job.y[job.own(self.client)]
-        for _ in range(job.epochs):
-            for rows in torch.split(torch.randperm(len(y)), job.batch):
-                optimizer.zero_grad()
-                torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
-                optimizer.step()
-        return [p.detach().numpy() for p in module.parameters()], len(y), {}
+@client_app.train()  # type: ignore[untyped-decorator]  # flwr is not there when types are checked
+def train(message: Message, context: Context) -> Message:
+    """Trains one client like Flower's PyTorch examples."""
+    torch.set_num_threads(1)
+    config, client = message.content["config"], int(context.node_config["partition-id"])
+    job = read(Path(config["job"]))
+    module = job.module()
+    module.load_state_dict(message.content["arrays"].to_torch_state_dict())
+    optimizer = torch.optim.SGD(module.parameters(), job.lr)
+    x, y = job.x[job.own(client)], job.y[job.own(client)]
+    order = torch.Generator().manual_seed(config["server-round"] * job.clients + client)
+    for _ in range(job.epochs):
+        for rows in torch.split(torch.randperm(len(y), generator=order), job.batch):
+            optimizer.zero_grad()
+            torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
+            optimizer.step()
+    reply = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    return Message(content=RecordDict(reply), reply_to=message)
 
 
 class Strategy(FedAvg):  # type: ignore[misc]  # flwr is not there when types are checked
     """FedAvg with a clock."""
 
     def watch(self, meter: Meter) -> None:
-        self.meter, self.latest = meter, self.initial_parameters
+        self.meter = meter
 
-    def configure_fit(self, *given: Any, **named: Any) -> Any:
+    def configure_train(self, *given: Any, **named: Any) -> Any:
         self.meter.begin()
-        return super().configure_fit(*given, **named)
+        return super().configure_train(*given, **named)
 
-    def aggregate_fit(self, *given: Any, **named: Any) -> Any:
-        self.latest, metrics = super().aggregate_fit(*given, **named)
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        arrived = list(replies)
+        if failed := [reply.error.reason for reply in arrived if reply.has_error()]:
+            raise RuntimeError(f"{len(failed)} clients failed: {failed[0]}")
+        found = super().aggregate_train(server_round, arrived)
         self.meter.end()
-        return self.latest, metrics
+        return found
 
 
-def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Measures all rounds."""
-    path, meter = Path(sys.argv[-1]).resolve(), Meter()
-    named = dict(job.module().named_parameters())
-    share, initial = job.cohort / job.clients, [p.detach().numpy() for p in named.values()]
+    path, meter, ended = Path(sys.argv[-1]).resolve(), Meter(), {}
     strategy = Strategy(
-        fraction_fit=share, fraction_evaluate=0.0, min_fit_clients=job.cohort, min_available_clients=job.clients,
-        initial_parameters=ndarrays_to_parameters(initial), accept_failures=False,
+        fraction_train=job.cohort / job.clients, fraction_evaluate=0.0, min_train_nodes=job.cohort,
+        min_available_nodes=job.clients,
     )  # fmt: skip
     strategy.watch(meter)
-    components = ServerAppComponents(config=ServerConfig(num_rounds=len(job.cohorts)), strategy=strategy)
+    server_app = ServerApp()
+
+    @server_app.main()  # type: ignore[untyped-decorator]  # flwr is not there when types are checked
+    def serve(grid: Grid, context: Context) -> None:
+        random.seed(SEED)  # Flower draws the cohorts from Python's generator
+        initial, config = ArrayRecord(job.module().state_dict()), ConfigRecord({"job": str(path)})
+        ended["result"] = strategy.start(grid, initial, num_rounds=len(job.cohorts), train_config=config)
+
     run_simulation(
-        ServerApp(server_fn=lambda context: components),
-        ClientApp(client_fn=lambda context: Client(path, int(context.node_config["partition-id"])).to_client()),
+        server_app,
+        client_app,
         num_supernodes=job.clients,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        backend_config={
+            "init_args": {"num_cpus": int(actors)},
+            "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        },
     )
-    values = parameters_to_ndarrays(strategy.latest)
-    weights = {key: torch.from_numpy(value) for key, value in zip(named, values, strict=True)}
-    return meter.found(job.warm), weights
+    final = ended["result"].arrays.to_torch_state_dict()
+    return meter.found(job.warm, version("flwr")), {name: final[name] for name, _ in job.module().named_parameters()}
 
 
 if __name__ == "__main__":

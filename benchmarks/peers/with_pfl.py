@@ -21,7 +21,7 @@ from pfl.metrics import Metrics, Weighted
 from pfl.model.pytorch import PyTorchModel
 from torch import Tensor
 
-from benchmarks.peers.harness import Job, Meter, main
+from benchmarks.peers.harness import Job, Meter, main, version
 
 
 class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not there when types are checked
@@ -74,7 +74,7 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
         callbacks=[Clock(meter)],
         send_metrics_to_platform=False,
     )
-    return meter.found(job.warm), dict(module.named_parameters())
+    return meter.found(job.warm, version("pfl")), dict(module.named_parameters())
 
 
 if __name__ == "__main__":

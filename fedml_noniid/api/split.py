@@ -10,6 +10,7 @@ import pandas as pd
 
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data
+from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.plugins.core.errors import UserError, shown
@@ -19,7 +20,7 @@ from fedml_noniid.plugins.data.indices import Indices
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-NOT_NAMED = ("partition", "clients", "validation", "public", "noise")
+NOT_NAMED = ("partition", "clients", "validation", "public", *SKEWS)
 OF_RUN = ("participation", "availability")  # of a scenario, these change no split
 
 
@@ -106,13 +107,16 @@ def partition(
     validation: float = 0.0,
     public: int = 0,
     noise: Mapping[str, Any] | None = None,
+    label_noise: Mapping[str, Any] | None = None,
+    rotation: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Split:
     """Deals the training set to clients.
 
     `partition` and its own `options` are those of a scenario in params.yaml. `validation`: the share that is held out.
     `public`: the number of samples that no client holds. `noise`: `{"sigma": ...}` adds noise to each client's samples.
-    UserError for an unknown name or option, and for values that don't fit the data.
+    `label_noise`: `{"rate": ...}` makes some labels of the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the
+    images of each client by one angle. UserError for an unknown name or option, and for values that don't fit the data.
 
     >>> import fedml_noniid as nd
     >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
@@ -120,8 +124,8 @@ def partition(
     """
     check_data("partition", data, Data)
     given = {"partition": partition, "clients": clients, "validation": validation, "public": public, **options}
-    if noise is not None:
-        given["noise"] = noise
+    skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation}
+    given |= {key: skew for key, skew in skews.items() if skew is not None}
     known = settings.options()
     own = [key for key, section in known.items() if section in ("data", "scenario") and key not in OF_RUN]
     for key in options:

@@ -68,8 +68,8 @@ def bench(
 ) -> None:  # fmt: skip
     """Measure our engines beside others. Needs a checkout.
 
-    The others are a bare PyTorch loop and other simulators; the report has the ratios. PFL=/path/to/python, FLOWER=
-    and FEDLAB= name interpreters that have these simulators.
+    The others are a bare PyTorch loop and other simulators; the report has the ratios. PFL=/path/to/python, FLOWER=,
+    FEDLAB= and BLAZEFL= name interpreters that have these simulators.
     """
     root = checkout("bench")
     from benchmarks import everything

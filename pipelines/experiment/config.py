@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import UserError, nearest
-from fedml_noniid.plugins.data import datasets, noise
+from fedml_noniid.plugins.data import datasets, label_noise, noise, rotation
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
@@ -37,6 +37,7 @@ from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
 from fedml_noniid.plugins.settings import Count, Decay, LocalSettings, Momentum, Section, mistakes
 
 FILE = "params.yaml"
+SKEWS = ("noise", "label_noise", "rotation")  # of a scenario, beside the options of its partition
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -90,6 +91,41 @@ class NoiseSettings(Section):
         return noise.amounts(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
 
 
+class LabelNoiseSettings(Section):
+    """Wrong labels among each client's training samples."""
+
+    rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]  # the probability that a label is wrong
+    form: str = label_noise.FORMS[0]
+    kind: str = label_noise.KINDS[0]
+
+    @field_validator("form", "kind")
+    @classmethod
+    def _known(cls, value: str, info: Any) -> str:
+        return known(info.field_name, value, {"form": label_noise.FORMS, "kind": label_noise.KINDS}[info.field_name])
+
+    @property
+    def words(self) -> str:
+        """`equal label noise, rate 0.2, symmetric`."""
+        return f"{self.form} label noise, rate {self.rate:g}, {self.kind}"
+
+
+class RotationSettings(Section):
+    """An angle for each client's images: feature skew."""
+
+    degrees: list[int]  # client i has the angle number i modulo their number
+
+    @field_validator("degrees")
+    @classmethod
+    def _exact(cls, degrees: list[int]) -> list[int]:
+        rotation.check(degrees)
+        return degrees
+
+    @property
+    def words(self) -> str:
+        """`images rotated by 0, 90 degrees`."""
+        return f"images rotated by {', '.join(map(str, self.degrees))} degrees"
+
+
 class AvailabilitySettings(Section):
     """The clients that are missing from rounds: at random, or as a file lists them."""
 
@@ -141,18 +177,24 @@ class Scenario(Section):
     clients: Count
     participation: Share = 1.0
     noise: NoiseSettings | None = None
+    label_noise: LabelNoiseSettings | None = None
+    rotation: RotationSettings | None = None
     availability: AvailabilitySettings | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Scenario:
         partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
-        options_of(partition, self.partition, self.options)
+        # A key that resembles one of the scenario's own is a slip of it.
+        meant = [name for name in type(self).model_fields if any(nearest(key, [name]) for key in self.options)]
+        options_of(partition, self.partition, self.options, meant)
         kinds = get_type_hints(partition, include_extras=True)
         # Finds mistakes before the first stage. Only the partition itself can check its parameters on the data.
         allowed = {key: _instead(value, kinds[key]) for key, value in self.options.items()}
         wrong = [refusal(key, self.options[key], text) for key, text in allowed.items() if text]
         if wrong:
             raise UserError("\n".join(map(str, wrong)))
+        if self.rotation is not None and len(self.rotation.degrees) > self.clients:
+            raise refusal("rotation.degrees", self.rotation.degrees, f"at most one angle per client, {self.clients}")
         return self
 
     @property
@@ -522,5 +564,6 @@ def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]
 
 SECTIONS: dict[str, type[BaseModel]] = {
     "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
-    "noise": NoiseSettings, "availability": AvailabilitySettings, "tune": TuneSettings, "tuned": Tuned,
+    "noise": NoiseSettings, "label_noise": LabelNoiseSettings, "rotation": RotationSettings,
+    "availability": AvailabilitySettings, "tune": TuneSettings, "tuned": Tuned,
 }  # fmt: skip

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import statistics
+from fedml_noniid.plugins.data import label_noise, rotation, statistics
 from fedml_noniid.plugins.data.alike import alike, of_owners
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.partitions import BY_OWNER, partition
+from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.splits import hold_out
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
@@ -22,9 +23,9 @@ class Dealt(NamedTuple):
     """Who holds what, and how uneven that is."""
 
     indices: Indices
-    counts: Ints  # training samples by client and class, [N, C]
+    counts: Ints  # training samples by client and true class, [N, C]
     statistics: dict[str, float]
-    noise: list[float] | None  # mean deviation of each client's noise, [N]; None without noise
+    columns: Mapping[str, Sequence[float]]  # what the scenario's skews are for each client, [N] by name
 
 
 def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, seed: int) -> Dealt:
@@ -37,14 +38,34 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
             scenario.partition, labels, split.train, scenario.clients, seed,
             data.train_owner, f"data set {data.name!r}", **scenario.options,
         )  # fmt: skip
-        noise = None if scenario.noise is None else scenario.noise.amounts(len(clients), data).tolist()
+        columns: dict[str, list[float]] = {}
+        if scenario.noise is not None:
+            columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
+        skew = skewed(scenario, data, clients, seed)
     counts = statistics.class_counts(labels, clients, len(data.classes))
     # Some partitions leave samples out by definition.
     described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
-    if noise:
-        described |= {"noise_mean": sum(noise) / len(noise), "noise_max": max(noise)}
+    if skew.labels is not None:  # the share of labels that are wrong
+        pairs = zip(skew.labels, clients, strict=True)
+        columns["label_noise"] = [float((own != labels[positions]).mean()) for own, positions in pairs]
+    for key, values in columns.items():
+        described |= {f"{key}_mean": sum(values) / len(values), f"{key}_max": max(values)}
+    if skew.turns is not None:
+        columns["rotation"] = (skew.turns * rotation.QUARTER).tolist()  # degrees
+        described["rotations"] = len(set(columns["rotation"]))
     test_clients = _test_clients(data, clients, counts, scenario.partition in BY_OWNER, seed)
-    return Dealt(Indices(clients, split.validation, split.public, test_clients), counts, described, noise)
+    return Dealt(Indices(clients, split.validation, split.public, test_clients, skew), counts, described, columns)
+
+
+def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int) -> Skew:
+    """What the clients of a scenario see in place of their samples. UserError for unfit data."""
+    labels = turns = None
+    if (wrong := scenario.label_noise) is not None:
+        rates, n_classes = label_noise.rates(wrong.form, wrong.rate, len(clients)), len(data.classes)
+        labels = label_noise.flipped(wrong.kind, rates, data.train_y.numpy(), clients, n_classes, seed)
+    if scenario.rotation is not None:
+        turns = rotation.turns(scenario.rotation.degrees, len(clients), data.train_x.shape[1:])
+    return Skew(labels, turns)
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices, read_indices
-from fedml_noniid.plugins.data.noise import held
+from fedml_noniid.plugins.data.noise import alone, held
+from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import nobody
 from fedml_noniid.plugins.engines.run import Schedule
@@ -67,10 +68,19 @@ class Item:
     def test(self) -> Samples:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
+    def test_of(self, client: int) -> Samples:
+        """The test set as a client sees images: turned by its angle, in its noise. The labels are the true ones."""
+        turns = self.indices.skew.turns
+        x = self.test.x if turns is None else turned(self.test.x, int(turns[client]))
+        return self.test._replace(x=x, noise=None if self.noise is None else alone(self.noise[client], x))
+
     def simulation(self, checkpoint: Path | None = None, fingerprint: str = "", workers: int = 1) -> Simulation:
         """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""
         train, scenario = self.settings.train, self.settings.scenarios[self.unit.scenario]
         x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
+
+        clients = self.indices.clients
+        noise = None if self.noise is None else held(self.noise, clients, x)
 
         def part(positions: Ints) -> Samples | None:
             index = torch.from_numpy(positions).to(self.device)
@@ -80,8 +90,8 @@ class Item:
             self.settings.composition(self.unit.recipe),
             self.settings.recipes[self.unit.recipe].settings,
             self.network,
-            Samples(x, y, None if self.noise is None else held(self.noise, self.indices.clients, x)),
-            self.indices.clients,
+            Samples(*self.indices.skew.seen(clients, x, y), noise),
+            clients,
             self.test,
             part(self.indices.validation),
             part(self.indices.public),

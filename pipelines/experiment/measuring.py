@@ -14,7 +14,6 @@ import torch
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.noise import alone
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import key
@@ -130,15 +129,18 @@ def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float
 
 
 def _noisy(item: Item, params: Params, buffers: Params) -> list[Evaluation]:
-    """The model on one copy of the test set per client, with that client's noise. Empty without noise."""
-    if item.noise is None:
+    """The model on one copy of the test set per client, as that client sees images. Empty if all see the same."""
+    turns = item.indices.skew.turns
+    if item.noise is None and turns is None:
         return []
-    found = []
-    for client, std in enumerate(item.noise):
-        drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
-        copy = item.test._replace(noise=alone(std, item.test.x))
-        found.append(evaluate(item.network, params, buffers, copy, read=Read(drawn)))
-    return found
+    found: dict[int, Evaluation] = {}
+    # Without noise, clients with the same angle have the same copy.
+    copies = turns.tolist() if turns is not None and item.noise is None else range(len(item.indices.clients))
+    for client, copy in enumerate(copies):
+        if copy not in found:
+            drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
+            found[copy] = evaluate(item.network, params, buffers, item.test_of(client), read=Read(drawn))
+    return [found[copy] for copy in copies]
 
 
 def _table(columns: Mapping[str, Iterable[object]]) -> str:

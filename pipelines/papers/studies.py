@@ -44,7 +44,7 @@ class Study:
     size: str
     what: str  # a few words for people
     content: Mapping[str, Any]  # a params.yaml
-    kind: str = "studies"  # or "tune"
+    kind: str = "studies"  # or "tune", "claims"
 
     @property
     def is_run(self) -> bool:
@@ -69,7 +69,7 @@ class Study:
         """Its results, relative to the repository."""
         if self.kind == "tune":
             return RESULTS / "tune" / f"{self.paper}-{self.size}" / self.name
-        return RESULTS / self.paper / self.size / "studies" / self.name
+        return RESULTS / self.paper / self.size / self.kind / self.name
 
     @property
     def data_folder(self) -> Path:
@@ -110,10 +110,11 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     if sorted(found["study_names"]) != sorted(studies):
         odd = sorted(set(found["study_names"]) ^ set(studies))
         raise UserError(f"{path}: study_names has to name every study once; not in both are {', '.join(odd) or 'none'}")
-    return {name: _study(paper, name, size, studies, where) for name in found["study_names"]}
+    return {name: resolved(paper, name, size, studies, where) for name in found["study_names"]}
 
 
-def _study(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:
+def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where: str) -> Study:
+    """One of `studies`, at a size. UserError for a `like` that leads nowhere; `where` begins it."""
     whole = _resolved(name, studies, where, ())
     content = {key: value for key, value in whole.items() if key not in ABOUT}
     if size != "paper":

@@ -141,6 +141,10 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
     if scenario.noise is not None:
         noise = f"{scenario.noise.form} noise, sigma {scenario.noise.sigma:g}"
         text += f" Each client's samples have Gaussian noise of its own ({noise})."
+    if scenario.label_noise is not None:
+        text += f" Some training labels of the clients are wrong ({scenario.label_noise.words})."
+    if scenario.rotation is not None:
+        text += f" Each client has one angle ({scenario.rotation.words})."
     if scenario.availability is not None:
         text += f" Availability: {scenario.availability.words}."
     path = root / "partitions" / partition / "clients.csv"
@@ -148,7 +152,7 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
         return text
     rows = results.table(path)
     sizes = sorted(int(row["samples"]) for row in rows)
-    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", "noise")]
+    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", *config.SKEWS)]
     held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
     text += f" A client holds {_range(sizes)} training samples of {_range(held)} classes."
     return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))

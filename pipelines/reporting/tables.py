@@ -32,7 +32,7 @@ COMPARED_NOTE = (
     f"test, adjusted for all comparisons of the table; the verdict goes by it, at {LEVEL_TEXT}. Higher: seeds on which "
     "the method ends above the other. Sign test: on the seeds that differ."
 )
-NOISY_NOTE = "Noisy test: on one copy of the test set per client, each copy with that client's noise."
+NOISY_NOTE = "Noisy test: on one copy of the test set per client, each copy with that client's noise and rotation."
 PUBLIC_NOTES = {
     "labelled": "trains on a small public labelled split (kept out of all clients' data) that the other methods do not "
     "see.",

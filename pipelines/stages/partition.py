@@ -7,7 +7,7 @@ import io
 import itertools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from fedml_noniid.pipelines.experiment import config, kept
@@ -50,27 +50,22 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
     data = Dataset.read(place.dataset(settings.data.name))
     with blamed(config.FILE):
         dealt = deal(data, settings.data, settings.scenarios[name], name, seed)
-    indices, counts = dealt.indices, dealt.counts
-    held = {
-        "clients": [part.tolist() for part in indices.clients],
-        "validation": indices.validation.tolist(),
-        "public": indices.public.tolist(),
-        "test_clients": [part.tolist() for part in indices.test_clients],
-    }
+    counts = dealt.counts
     return {
-        "indices.json": json.dumps(held).encode(),
+        "indices.json": dealt.indices.text.encode(),
         "statistics.json": (json.dumps(dealt.statistics, indent=2) + "\n").encode(),
-        "clients.csv": _table(counts, statistics.entropy(counts), data.classes, dealt.noise).encode(),
+        "clients.csv": _table(counts, statistics.entropy(counts), data.classes, dealt.columns).encode(),
         "heatmap.png": heatmap(counts, data.classes, f"{name}, seed {seed}"),
     }
 
 
-def _table(counts: Ints, entropy: Floats, classes: Sequence[str], noise: list[float] | None) -> str:
-    """One line per client: samples, entropy of its labels in bits, noise if there is any, samples per class."""
+def _table(counts: Ints, entropy: Floats, classes: Sequence[str], skews: Mapping[str, Sequence[float]]) -> str:
+    """One line per client: samples, entropy of its true labels in bits, its skews by name, samples per class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["client", "samples", "entropy", *(["noise"] if noise else []), *classes])
+    table.writerow(["client", "samples", "entropy", *skews, *classes])
     for client, row in enumerate(counts):
-        amount = [f"{noise[client]:.6f}"] if noise else []
-        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *amount, *row])
+        values = (of[client] for of in skews.values())
+        own = [f"{value:.6f}" if isinstance(value, float) else value for value in values]
+        table.writerow([client, row.sum(), f"{entropy[client]:.6f}", *own, *row])
     return text.getvalue()

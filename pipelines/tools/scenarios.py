@@ -31,9 +31,12 @@ COLUMNS = {
     "label_distance_mean": ("label distance", 3),
     "label_distance_max": ("largest label distance", 3),
 }
-# For scenarios with noise only.
-NOISE = {"noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3)}
-TITLES = COLUMNS | NOISE
+# For scenarios with these skews only.
+SKEWS = {
+    "noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3), "label_noise_mean": ("wrong labels", 3),
+    "label_noise_max": ("most wrong labels", 3), "rotations": ("angles", 0),
+}  # fmt: skip
+TITLES = COLUMNS | SKEWS
 NOTE = (
     "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of sizes: 0 if all clients "
     "have equally many samples. Entropy: of a client's labels. Label distance: half the sum over classes of the "
@@ -72,11 +75,12 @@ def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
 
 
 def described(scenario: config.Scenario) -> str:
-    """`dirichlet (alpha 0.5), noise level 0.1`."""
+    """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
     noise = "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
-    missing = "" if scenario.availability is None else f", {scenario.availability.words}"
-    return scenario.partition + (f" ({options})" if options else "") + noise + missing
+    others = (scenario.label_noise, scenario.rotation, scenario.availability)
+    words = "".join(f", {other.words}" for other in others if other is not None)
+    return scenario.partition + (f" ({options})" if options else "") + noise + words
 
 
 def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -20,6 +22,22 @@ class Indices:
     validation: Ints
     public: Ints
     test_clients: list[Ints]
+    skew: Skew = CLEAN  # what the clients see in place of their samples
+
+    @property
+    def text(self) -> str:
+        """The content of the file, JSON."""
+        held: dict[str, object] = {
+            "clients": [part.tolist() for part in self.clients],
+            "validation": self.validation.tolist(),
+            "public": self.public.tolist(),
+            "test_clients": [part.tolist() for part in self.test_clients],
+        }
+        if self.skew.labels is not None:
+            held["labels"] = [part.tolist() for part in self.skew.labels]
+        if self.skew.turns is not None:
+            held["quarter_turns"] = self.skew.turns.tolist()
+        return json.dumps(held)
 
 
 def read_indices(path: Path) -> Indices:
@@ -29,10 +47,22 @@ def read_indices(path: Path) -> Indices:
         clients, test_clients = ([_indices(part) for part in found[key]] for key in ("clients", "test_clients"))
         if len(clients) != len(test_clients):
             raise ValueError(f"{len(clients)} clients, but {len(test_clients)} test_clients")
-        return Indices(clients, _indices(found["validation"]), _indices(found["public"]), test_clients)
+        skew = _skew(found, [len(own) for own in clients])
+        return Indices(clients, _indices(found["validation"]), _indices(found["public"]), test_clients, skew)
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
         raise UserError(f"{path}: not a readable partition ({reason}); the partition stage writes it") from None
+
+
+def _skew(found: dict[str, Any], sizes: list[int]) -> Skew:
+    """The skew in the file. ValueError if it doesn't fit the clients."""
+    labels = [_indices(part) for part in found["labels"]] if "labels" in found else None
+    turns = _indices(found["quarter_turns"]) if "quarter_turns" in found else None
+    if labels is not None and [len(own) for own in labels] != sizes:
+        raise ValueError("labels: not one for each sample of each client")
+    if turns is not None and len(turns) != len(sizes):
+        raise ValueError(f"{len(sizes)} clients, but {len(turns)} quarter_turns")
+    return Skew(labels, turns)
 
 
 def _indices(part: object) -> Ints:

@@ -36,9 +36,9 @@ from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, row
 from fedml_noniid.plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
-# (parameters, buffers, batch, what it draws, the last gradient) -> the gradient of the mean cross-entropy, in the
-# memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
-Written = Callable[[Params, Params, Batch, Params, Params], tuple[Params, Tree]]
+# (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the memory of the last
+# gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
+Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
 class Side(Protocol):
@@ -83,14 +83,17 @@ def forward_of(task: Task, axes: int) -> Forward:
     )
 
 
-def written_of(task: Task, axes: int) -> Written | None:
-    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is written out."""
+def written_of(task: Task, axes: int, memory: Params) -> Written | None:
+    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is written out.
+
+    `memory` of gradients, kept from call to call.
+    """
     model = cast("Model", task.network)
     if task.fixed or not model.written_out:
         return None
 
-    def written(params: Params, buffers: Params, batch: Batch, drawn: Params, out: Params) -> tuple[Params, Tree]:
-        grads, losses, found = model.gradient(params, buffers, *batch[:3], drawn, out, axes)
+    def written(params: Params, buffers: Params, batch: Batch, drawn: Params) -> tuple[Params, Tree]:
+        grads, losses, found = model.gradient(params, buffers, *batch[:3], drawn, memory, axes)
         return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
     return written
@@ -195,7 +198,6 @@ def descend(
     losses: list[Tensor] = []
     seen, last = zero, steps.last
     features: Tensor | None = None
-    gradient: Params = {}
     rate = plain_rate(task.optimizer)
 
     def loss(batch: Batch, buffers: Params, drawn: Params, w: Params) -> tuple[Tensor, Tree]:
@@ -209,11 +211,14 @@ def descend(
 
     # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
     for step, batch in enumerate(_batches(steps, in_place=written is not None)):
+        # In place, because the passes over memory take most of a step's time. The received model belongs to others
+        # too, and so do the parameters of a client that has no such step.
+        into = None if batch.live is not None else params if step > 0 else out
         if written is None:
             keyed = batch._replace(keys=key, step=step)
             gradient, left = task.grad(partial(loss, keyed, buffers, next(drawn)), params)
         else:
-            gradient, left = written(params, buffers, batch, next(drawn), gradient)
+            gradient, left = written(params, buffers, batch, next(drawn))
         losses.append(left["loss"])
         if last is not None:
             mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
@@ -228,10 +233,7 @@ def descend(
         else:
             update, next_state = step_of(grads, state, params)
             update, amount = _scaled(update, factor, in_place=True), 1.0
-        # In place, because the passes over memory take most of a step's time. The received model belongs to others
-        # too, and so do the parameters of a client that has no such step.
-        mine = step > 0 and batch.live is None
-        stepped = _added(params, update, amount, params if mine else out if batch.live is None else None)
+        stepped = _added(params, update, amount, into)
         if batch.live is None:
             params, state, buffers = stepped, next_state, left["buffers"]
         else:

@@ -26,6 +26,7 @@ class Alone:
     """One client."""
 
     seen: Callable[[], Client]
+    memory: Params  # of gradients, one client's after the other's
     alone: ClassVar[bool] = True
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -38,7 +39,7 @@ class Alone:
         return forward_of(task, 0)
 
     def written(self, task: Task) -> Written | None:
-        return written_of(task, 0)
+        return written_of(task, 0, self.memory)
 
     def client(self, own: Tree) -> Client:
         return self.seen()
@@ -52,7 +53,7 @@ def plain(task: Task) -> Task:
 class Sequential:
     """Runs each client by itself, without padding. The other runtimes are compared with it.
 
-    The updates of a round take the memory of the last round's.
+    The updates of a round take the memory of the last round's, gradients that of the last client's.
     """
 
     def __init__(self, clients: Clients, updates: Params | None = None) -> None:
@@ -60,6 +61,7 @@ class Sequential:
         self.clients = clients
         self.task = plain(clients.task)
         self.updates = updates or {}
+        self.gradient: Params = {}
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
@@ -100,7 +102,7 @@ class Sequential:
         read, _ = clients.reads(key)
         steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
         # Made once, and only where a component reads it.
-        side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)))
+        side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)), self.gradient)
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         drawn = clients.drawn(ask, host_key, [order])
         found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out)

@@ -85,7 +85,7 @@ class Beside:
         return forward
 
     def written(self, task: Task) -> Written | None:
-        return written_of(task, 1) if self.dense else None
+        return written_of(task, 1, {}) if self.dense else None
 
     def client(self, own: Tree) -> Client:
         return self.seen(own)

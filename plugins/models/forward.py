@@ -31,7 +31,7 @@ class Forward:
     drawn: Params = field(default_factory=dict)  # dropout's factors, where they were drawn before the pass
     record: bool = False
     plain: bool = False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
-    out: Params = field(default_factory=dict)  # memory that written-out gradients may take
+    out: Params = field(default_factory=dict)  # memory for written-out gradients, kept from pass to pass
     axes: int = 0  # in front of the batch: 1 if parameters, buffers and samples of several clients lie side by side
     activations: dict[str, Tensor] = field(default_factory=dict)
     rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
@@ -48,6 +48,13 @@ class Forward:
         x = x.contiguous(memory_format=torch.channels_last)
         # An image of one channel has both layouts at once. Its stride tells torch which one is meant.
         return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)) if x.shape[1] == 1 else x
+
+    def memory(self, name: str, like: Tensor) -> Tensor:
+        """Memory for the gradient of a parameter `like` this: the last pass's, if it has its shape."""
+        found = self.out.get(name)
+        if found is None or found.shape != like.shape:
+            found = self.out[name] = like.new_empty(like.shape)
+        return found
 
     def activate(self, layer: str, z: Tensor) -> Tensor:
         """ReLU, recorded as the activation of weight layer `layer`."""
@@ -199,12 +206,13 @@ class Model(ABC):
     ) -> tuple[Params, Tensor, Output]:
         """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
 
-        The gradient equals autograd's to the bit, and is faster. `x` is scratch memory, and so is `out`: an earlier
-        gradient, whose memory the new one takes. `drawn`: as in `__call__`.
+        The gradient equals autograd's to the bit, and is faster. `x` is scratch memory. `out` holds the memory of
+        gradients: the next call overwrites what this one returns. `drawn`: as in `__call__`.
         """
         forward = self.with_gradient
         assert forward is not None
-        run = Forward(params, dict(buffers), True, mask, None, drawn or {}, plain=self.plain, out=out or {}, axes=axes)
+        out = {} if out is None else out
+        run = Forward(params, dict(buffers), True, mask, None, drawn or {}, plain=self.plain, out=out, axes=axes)
         h, logits, back = forward(run, x)
         log_p, target = log_softmax(logits), y.reshape(1, -1)
         losses = log_p.gather(0, target).neg_().reshape(y.shape)

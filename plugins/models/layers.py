@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -80,7 +79,7 @@ class Linear(Weighted):
         out = F.linear(x, weight, bias) if weight.ndim == 2 else _beside(x, weight, bias)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
-            memory = run.out.get(of_weight)
+            memory = run.memory(of_weight, weight)
             if weight.ndim == 2:
                 found = grad @ weight if through else None, torch.mm(grad.t(), x, out=memory), grad.sum(0)
             else:
@@ -145,7 +144,8 @@ class Conv(Weighted):
         return F.conv2d(run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        seen, weight = run.images(x), run.params[self.names[0]]
+        # The weight is laid out once, for both passes.
+        seen, weight = run.images(x), run.images(run.params[self.names[0]])
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             of_x, *own = torch.ops.aten.convolution_backward(
@@ -155,7 +155,8 @@ class Conv(Weighted):
             # A gradient can have its input's layout; parameters keep theirs.
             return of_x, {name: leaf.contiguous() for name, leaf in zip(self.names, own, strict=False)}
 
-        return self(run, seen), pull
+        bias = run.params[self.names[1]] if self.bias else None
+        return F.conv2d(seen, weight, bias, self.stride, self.padding), pull
 
 
 @dataclass(frozen=True)
@@ -272,7 +273,9 @@ class MaxPool(Block):
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             given = grad, seen, window, window, [0, 0], [1, 1], False, indices
-            return torch.ops.aten.max_pool2d_with_indices_backward(*given), {}
+            # In the memory of its input, of which it reads the shape only. No block before it needs its own output:
+            # `Order` puts a ReLU, the only block that does, behind the pool.
+            return torch.ops.aten.max_pool2d_with_indices_backward.grad_input(*given, grad_input=seen), {}
 
         return h, pull
 
@@ -285,7 +288,12 @@ class Flatten(Block):
         return x.flatten(run.axes + 1)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        return x.flatten(run.axes + 1), lambda grad, through: (grad.reshape(x.shape), {})
+        def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
+            found = grad.reshape(x.shape)
+            # In the layout of images: in another one, a ReLU takes twice the time and a pool six times.
+            return run.images(found) if x.ndim - run.axes == 4 else found, {}
+
+        return x.flatten(run.axes + 1), pull
 
 
 @dataclass(frozen=True)
@@ -346,17 +354,20 @@ class Dropout(Block):
 
 
 class Order:
-    """Blocks one after the other; a ReLU before a max pool runs after it, where it has less to do.
+    """Blocks one after the other; a ReLU before max pools runs after them, where it has less to do.
 
     Values and gradients are the same: a window with a positive maximum has the same maximum in both orders, and no
     gradient passes any other window. A pass that records keeps the order, because a ReLU records the whole image.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.recorded, self.fast = tuple(blocks), list(blocks)
-        for i, (first, second) in enumerate(pairwise(blocks)):
-            if isinstance(first, ReLU) and isinstance(second, MaxPool):
-                self.fast[i : i + 2] = second, first
+        self.recorded = tuple(blocks)
+        self.fast: list[Block] = []
+        for block in blocks:
+            at = len(self.fast)
+            while isinstance(block, MaxPool) and at and isinstance(self.fast[at - 1], ReLU):
+                at -= 1
+            self.fast.insert(at, block)
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         for block in self.recorded if run.record else self.fast:

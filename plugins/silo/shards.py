@@ -15,6 +15,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import noise, sealed
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.data.types import Ints
 
 OPTIONAL = ("noise", "embedding")  # tensors of a shard
@@ -34,14 +35,20 @@ class Parts:
 
     @staticmethod
     def cut(
-        data: Dataset, clients: Sequence[Ints], validation: Ints, public: Ints, std: torch.Tensor | None = None
+        data: Dataset,
+        clients: Sequence[Ints],
+        validation: Ints,
+        public: Ints,
+        std: torch.Tensor | None = None,
+        skew: Skew = CLEAN,
     ) -> Parts:
         """The parts of a data set. All arrays are indices into the training set; an empty array leaves its part out.
 
         `std`: the standard deviations [N, ...] of the clients' noise, if they have any (`plugins.data.noise`).
+        `skew`: what they see in place of their samples.
         """
         x, y = data.normalised("train"), data.train_y
-        train = Samples(x, y, None if std is None else noise.held(std, clients, x))
+        train = Samples(*skew.seen(clients, x, y), None if std is None else noise.held(std, clients, x))
 
         def samples(indices: Ints) -> Samples | None:
             return Samples(x[indices], y[indices]) if len(indices) else None
@@ -131,12 +138,13 @@ def cut(
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of silos. UserError.
 
     `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every silo gets the public
-    split. `sigma`, `form`: of the noise on the silos' samples, if they have any.
+    split. `sigma`, `form`: of the noise on the silos' samples, if they have any. Label noise and rotation stand in
+    `indices`.
     """  # fmt: skip
     held, whole = read_indices(indices), Dataset.read(data)
     std = None
     if sigma is not None:
         std = noise.deviations(form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale)
     given = held.public if public else held.public[:0]
-    write(str(out / "{rank}.safetensors"), Parts.cut(whole, held.clients, held.validation, given, std))
+    write(str(out / "{rank}.safetensors"), Parts.cut(whole, held.clients, held.validation, given, std, held.skew))
     return len(held.clients)

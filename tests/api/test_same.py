@@ -17,7 +17,10 @@ TRAIN = {"model": "mlp", "rounds": 3, "epochs": 1, "batch_size": 32, "optimizer"
 HELD_OUT = {"validation": 0.1, "public": 50}
 # The names are those that the API gives.
 SCENARIOS = {
-    "dirichlet": {"partition": "dirichlet", "clients": 4, "alpha": 0.5},
+    "dirichlet": {
+        "partition": "dirichlet", "clients": 4, "alpha": 0.5, "label_noise": {"rate": 0.2},
+        "rotation": {"degrees": [0, 90]},
+    },
     "similarity": {
         "partition": "similarity", "clients": 6, "s": 0.3, "participation": 0.5, "noise": {"sigma": 0.4},
         "availability": {"rate": 0.2},
@@ -79,7 +82,7 @@ def test_the_same_files(stages: Path, tmp_path: Path, scenario: str, processes: 
 
 def test_the_same_tables(stages: Path) -> None:
     """The data frames hold the numbers of the files, and a sweep those of its runs."""
-    split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.5, **HELD_OUT)
+    split = nd.partition(nd.load("digits"), **SCENARIOS["dirichlet"], **HELD_OUT)
     results = nd.sweep(RECIPES, split, over={"lr": [0.1]}, seeds=SEEDS, **{k: v for k, v in TRAIN.items() if k != "lr"})
     for result in results:
         for seed in SEEDS:

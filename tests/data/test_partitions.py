@@ -21,6 +21,7 @@ PARAMS = {name: {} for name in PARTITIONS if name not in BY_OWNER} | {
     "similarity": {"s": 0.1},
     "by_classes": {"classes": [[k, (k + 3) % 10] for k in range(10)]},
     "two_classes": {"sizes": "power_law", "total": 400},
+    "by_sizes": {"sizes": [5, 10, 20, 40, 80, 160, 300, 3, 2, 1]},
 }
 
 

@@ -82,6 +82,65 @@ def test_a_power_law_of_sizes():
     assert ratio[above] == pytest.approx(ratio[0], rel=0.06)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ([100, 50, 25], [100, 50, 25]),
+        ([1000, 293, 1], [1000, 293, 1]),  # all of them
+        ([0.5, 0.25, 0.25], [647, 324, 323]),  # of 1294: 647, 323.5 and 323.5; the first of equal remainders
+        ([0.7, 0.2, 0.1], [906, 259, 129]),  # 905.8, 258.8 and 129.4; in floating point the sum is not 1
+        ([0.1, 0.1, 0.05], [130, 129, 65]),  # 129.4, 129.4 and 64.7; together 323.5, rounded to the even 324
+        ([1.0], [1294]),
+        ([1], [1]),
+    ],
+)
+def test_sizes_that_are_given(sizes, wanted):
+    clients = partition("by_sizes", DIGITS, everything(DIGITS), len(sizes), 0, sizes=sizes)
+    assert sizes_of(clients).tolist() == wanted
+    assert len(np.unique(np.concatenate(clients))) == sum(wanted)
+
+
+@settings(deadline=None, max_examples=60)
+@given(populations(), st.data())
+def test_by_sizes(population, data):
+    """Every list that fits is met to the sample, and fractions to within one."""
+    labels, indices, n_clients, seed = population
+    n = len(indices)
+    sizes = data.draw(st.lists(st.integers(1, n // n_clients), min_size=n_clients, max_size=n_clients))
+    clients = partition("by_sizes", labels, indices, n_clients, seed, sizes=sizes)
+    check(np.concatenate(clients), clients, n_clients)
+    assert sizes_of(clients).tolist() == sizes
+    assert np.isin(np.concatenate(clients), indices).all()
+    shares = [size / n for size in sizes]
+    assert sizes_of(partition("by_sizes", labels, indices, n_clients, seed, sizes=shares)).tolist() == sizes
+    whole = [share / sum(shares) for share in shares]
+    clients = partition("by_sizes", labels, indices, n_clients, seed, sizes=whole)
+    check(indices, clients, n_clients)
+    assert (np.abs(sizes_of(clients) - n * np.array(whole)) < 1).all()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("power_law", "sizes='power_law' is refused; allowed: a list of 3 sizes, one per client"),
+        ([100, 50], "sizes=[100, 50] is refused; allowed: a list of 3 sizes, one per client, not 2"),
+        ([1000, 294, 1], "sizes=[1000, 294, 1] is refused; allowed: sizes with a sum of at most 1294, the training "),
+        ([100, 0, 1], "sizes[1]=0 is refused; allowed: 1 to 1294"),
+        ([100, 1, -5], "sizes[2]=-5 is refused; allowed: 1 to 1294"),
+        ([100, True, 5], "sizes[1]=True is refused; allowed: 1 to 1294"),
+        ([100, "5", 5], "sizes[1]='5' is refused; allowed: 1 to 1294 samples, or fractions for all clients"),
+        ([100.0, 5.0, 5.0], "sizes[0]=100.0 is refused; allowed: a fraction above 0, at most 1; or whole numbers"),
+        ([0.5, "0.2", 0.1], "sizes[1]='0.2' is refused; allowed: a fraction above 0"),
+        ([0.5, math.nan, 0.1], "sizes[1]=nan is refused; allowed: a fraction above 0"),
+        ([0.5, 1, 0.1], "sizes[0]=0.5 is refused; allowed: 1 to 1294 samples, or fractions for all clients"),
+        ([0.5, 0.4, 0.2], "sizes=[0.5, 0.4, 0.2] is refused; allowed: fractions with a sum of at most 1, not 1.1"),
+        ([0.5, 0.0001, 0.2], "sizes[1]=0.0001 is refused; allowed: a fraction that gives at least one of 1294"),
+    ],
+)
+def test_refused_sizes_that_are_given(sizes, message):
+    refuse(message, "by_sizes", clients=3, sizes=sizes)
+
+
 def test_sizes_by_hand():
     assert exact_sizes(np.ones(3), 8, 1).tolist() == [3, 3, 2]
     # 4 : 2 : 1 : 1 of 16 is 8, 4, 2, 2; with at least 3 the last two take 6, and 10 is cut 4 : 2, 6.67 and 3.33.

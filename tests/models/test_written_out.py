@@ -15,7 +15,7 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.local import written_of
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.layers import Conv, Flatten, Linear, MaxPool, ReLU, Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
 DENSE: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}
@@ -93,6 +93,33 @@ def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, p
     assert torch.equal(masked_mean(losses, mask), expected_loss)
 
 
+def test_a_relu_before_several_pools_reads_its_own_output() -> None:
+    """Pools write their gradient over their input. An input that a ReLU had put out would be lost to the ReLU."""
+    blocks = (Conv("conv1", 2, 3, 3), ReLU("conv1"), MaxPool(), MaxPool(), Flatten())
+    made = Stacked("pools", blocks, Linear("fc1", 12, CLASSES), plain=True)
+    params, _ = made.init(torch.Generator().manual_seed(0))
+    x = torch.randn(BATCH, 2, 10, 10, generator=torch.Generator().manual_seed(1))
+    y = torch.arange(BATCH) % CLASSES
+    expected, _ = by_autograd(made, params, x, y, None, 0)
+    grads, _, _ = made.gradient(params, {}, x, y)
+    for key, leaf in expected.items():
+        assert torch.equal(grads[key], leaf), key
+
+
+@pytest.mark.parametrize("batch", [1, 3, 10])
+def test_memory_of_another_batch_changes_no_bit(batch: int) -> None:
+    made, params, _, _ = drawn("cnn", 0, torch.float32)
+    shape, generator = CONVOLUTIONAL["cnn"][0], torch.Generator().manual_seed(batch)
+    x, y = torch.randn(batch, *shape, generator=generator), torch.arange(batch) % CLASSES
+    memory: Params = {}
+    made.gradient(params, {}, torch.randn(12, *shape), torch.arange(12) % CLASSES, out=memory)
+    expected, expected_loss = by_autograd(made, params, x.clone(), y, None, 0)
+    grads, losses, _ = made.gradient(params, {}, x.clone(), y, out=memory)
+    assert torch.equal(losses.mean(), expected_loss)
+    for key, leaf in expected.items():
+        assert torch.equal(grads[key], leaf), key
+
+
 def test_the_gradient_of_a_perceptron_in_numpy() -> None:
     made, params, x, y = drawn("mlp", 0, torch.float64)
     grads, losses, _ = made.gradient(params, {}, x, y)
@@ -123,6 +150,6 @@ def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]
 def test_frozen_parameters_and_low_precision_are_left_to_autograd() -> None:
     made = network("mlp")
     head = {key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")}
-    assert written_of(Task(made, SGD(0.1)), 0)
-    assert not written_of(Task(made, SGD(0.1), head), 0)
+    assert written_of(Task(made, SGD(0.1)), 0, {})
+    assert not written_of(Task(made, SGD(0.1), head), 0, {})
     assert made.written_out and not replace(made, precision="bf16").written_out

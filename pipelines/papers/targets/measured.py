@@ -26,7 +26,14 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.types import Ints
 
 LAST = re.compile(r"last(\d+)")
-ABOUT_CLIENTS = ("client", "samples", "entropy", "noise")  # columns of clients.csv before those of the classes
+ABOUT_CLIENTS = (
+    "client",
+    "samples",
+    "entropy",
+    "noise",
+    "label_noise",
+    "rotation",
+)  # columns of clients.csv before the classes
 # Statistics that depend on the machine, from the final accuracy and the seconds of each round.
 OF_TIME: Mapping[str, Callable[[float, Sequence[float]], float]] = {
     "seconds": lambda _, seconds: sum(seconds),

@@ -18,7 +18,7 @@ from fedml_noniid.plugins.data.checks import known, options_of
 from fedml_noniid.plugins.data.partitions.label import by_classes, dirichlet, shards, shards_equal, similarity
 from fedml_noniid.plugins.data.partitions.label_and_quantity import mixed, two_classes
 from fedml_noniid.plugins.data.partitions.natural import natural, natural_grouped
-from fedml_noniid.plugins.data.partitions.quantity import iid, iid_unbalanced, quantity
+from fedml_noniid.plugins.data.partitions.quantity import by_sizes, iid, iid_unbalanced, quantity
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
@@ -30,7 +30,7 @@ def _by_name(*functions: Partition) -> dict[str, Partition]:
 
 
 BY_LABEL = _by_name(
-    iid, dirichlet, shards, shards_equal, similarity, by_classes, iid_unbalanced, quantity, two_classes, mixed
+    iid, dirichlet, shards, shards_equal, similarity, by_classes, iid_unbalanced, by_sizes, quantity, two_classes, mixed
 )
 BY_OWNER = _by_name(natural, natural_grouped)  # their clients are users or groups of users
 PARTITIONS = BY_LABEL | BY_OWNER

@@ -1,17 +1,19 @@
-"""Quantity skew: labels are alike on all clients, sizes are equal, follow a law, or are drawn from a Dirichlet."""
+"""Quantity skew: labels are alike on all clients; sizes are equal, given, by a law, or drawn from a Dirichlet."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from numbers import Integral
 from typing import Literal
 
 import numpy as np
 
-from fedml_noniid.plugins.data.checks import known, real_number, refusal
+from fedml_noniid.plugins.data.checks import known, real_number, refusal, whole_number
 from fedml_noniid.plugins.data.partitions.dealing import (
     client_count,
     concentration,
+    cut,
     deal,
     dirichlet_counts,
     drawn_until,
@@ -54,6 +56,17 @@ def iid_unbalanced(
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
 
+def by_sizes(labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: list[int] | list[float]) -> list[Ints]:
+    """All samples are shuffled; client k gets `sizes[k]` of them: whole numbers, or fractions of all samples.
+
+    Fractions are rounded by largest remainders, so the sizes add up to the rounded sum. Samples beyond the sum are left
+    out.
+    """
+    n = len(labels)
+    counts = _given_sizes(sizes, client_count(n_clients, n), n)
+    return [np.sort(part) for part in cut(rng.permutation(n), counts)]
+
+
 def quantity(
     labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
 ) -> list[Ints]:
@@ -73,6 +86,30 @@ def quantity(
     draw = partial(dirichlet_counts, np.array([n]), n_clients, beta, False, rng)
     counts = drawn_until(draw, n_clients, min_size, failure)  # [1, n_clients]
     return deal(np.zeros(n, np.int64), np.array([0]), counts, rng)
+
+
+def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
+    """The samples of each client, [N]. UserError unless there is one size per client and the samples are enough."""
+    if not isinstance(sizes, list) or len(sizes) != n_clients:
+        given = f"a list of {n_clients} sizes, one per client"
+        raise refusal("sizes", sizes, given + (f", not {len(sizes)}" if isinstance(sizes, list) else ""))
+    if any(isinstance(size, Integral) for size in sizes):
+        because = " samples, or fractions for all clients"
+        counts = np.array([whole_number(f"sizes[{k}]", size, 1, n, because) for k, size in enumerate(sizes)])
+        if counts.sum() > n:
+            raise refusal("sizes", sizes, f"sizes with a sum of at most {n}, the training samples, not {counts.sum()}")
+        return counts
+    allowed = "a fraction above 0, at most 1; or whole numbers for all clients"
+    shares: Floats = np.array(
+        [real_number(f"sizes[{k}]", s, lambda s: 0 < s <= 1, allowed) for k, s in enumerate(sizes)]
+    )
+    if shares.sum() > 1 + 1e-9:  # a sum of fractions such as 0.7 + 0.2 + 0.1 is rounded
+        raise refusal("sizes", sizes, f"fractions with a sum of at most 1, not {shares.sum():g}")
+    counts = rounded(shares * n, round(min(shares.sum(), 1.0) * n))
+    if not counts.all():
+        k = int(counts.argmin())
+        raise refusal(f"sizes[{k}]", sizes[k], f"a fraction that gives at least one of {n} training samples")
+    return counts
 
 
 def size_law(sizes: object, exponent: object, sigma: object, allowed: tuple[str, ...]) -> Law:

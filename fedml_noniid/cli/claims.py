@@ -1,0 +1,69 @@
+"""The verb on the papers' claims: claims."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedml_noniid.cli.checkout import RESULTS, checkout
+from fedml_noniid.cli.verb import Root, one_of, say, verb, workspace
+from fedml_noniid.pipelines.papers.studies import PAPERS
+from fedml_noniid.plugins.core.errors import UserError
+
+SIZES = ("smoke", "small")  # those of pipelines/papers/claims/spec.py, whose import takes seconds
+
+
+def add(app: typer.Typer) -> None:
+    """Adds the verb."""
+    verb(
+        app, "claims",
+        "noniid claims fednnnn --size smoke",
+        "noniid claims --size small --no-run    # judge what has run",
+        "noniid claims ccn --size small --claim ccn-weights-move",
+    )(claims)  # fmt: skip
+
+
+def _complete(incomplete: str) -> list[str]:
+    from fedml_noniid.pipelines.papers.claims import verbs
+
+    found = verbs.chosen(verbs.files(SIZES[0], Path()), None, None)
+    return [name for name in found if name.startswith(incomplete)]
+
+
+def claims(
+    paper: Annotated[
+        str | None,
+        typer.Argument(metavar="[PAPER]", help=f"One of {', '.join(PAPERS)}; all if left out.",
+                       **one_of("paper", lambda: PAPERS)),
+    ] = None,
+    size: Annotated[
+        str, typer.Option(help="smoke tests that all claims run; small decides them, in hours.",
+                          **one_of("size", lambda: SIZES)),
+    ] = SIZES[0],
+    claim: Annotated[
+        str | None, typer.Option(metavar="ID", help="Only the study of this claim is run.", autocompletion=_complete)
+    ] = None,
+    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or judge what has run.")] = True,
+    write: Annotated[bool, typer.Option("--write", help="Copy the page to docs/results. Needs a checkout.")] = False,
+    root: Root = Path(),
+) -> None:  # fmt: skip
+    """Test the papers' claims: held, not held or undecided.
+
+    Each claim is a sentence of a paper with a test that was written down before it ran. The page has all claims, so
+    that the tests are corrected for their number. An interrupted command goes on from the last checkpoint.
+    """
+    to = checkout("claims --write") / RESULTS if write else None
+    if to is not None and size == "smoke":
+        raise UserError("--write with --size smoke is refused, as its verdicts prove nothing; allowed: --size small")
+    place = workspace(root)
+    from fedml_noniid.pipelines.papers.claims import verbs
+
+    page = verbs.claims(place, size, paper, claim, run)
+    say(f"page: {page}")
+    if to is not None:
+        for file in sorted(page.parent.glob("claims*")):
+            shutil.copy(file, to / file.name)
+            say(f"written: {to / file.name}")

@@ -1,0 +1,208 @@
+"""The page of verdicts, claims.md, and its numbers: claims.csv by tested number, claims-runs.csv by run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from fedml_noniid.pipelines.papers.claims import declared
+from fedml_noniid.pipelines.papers.claims.spec import Claims
+from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
+from fedml_noniid.pipelines.papers.report import TITLES
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.papers.targets.ran import what_ran
+from fedml_noniid.pipelines.reporting.comparison import TINY
+from fedml_noniid.pipelines.reporting.text import NONE, as_csv, markdown
+
+ABOUT = {
+    "smoke": "**Size smoke proves nothing.** It runs every claim in seconds, on digits, to test that the claims can be "
+    "run. A verdict on this page says nothing about a paper.",
+    "small": "Size small: real data, scaled down so that two cores decide. \"Differs from the paper\" says how. A "
+    "verdict is about this setting: it does not refute a paper at its own scale.",
+}  # fmt: skip
+READING = """\
+Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<paper>/claims.yaml` before it ran.
+
+- A number is paired by seed: methods of one seed have the same partition, first weights and batches.
+- "Measured" is the mean over seeds with the 95 % interval of the t test, before adjustment.
+- p is that of the paired t test after Holm's adjustment for all {tests} tested claims of this page. A claim without
+  all of its runs counts with p = 1. The sign test is beside it and decides nothing.
+- **held**: p is below 0.05 and the number is on the claimed side. **not held**: p is below 0.05 on the other side.
+  **undecided**: neither. {counted} claims are about counted numbers (bytes, equal weights): no test, every seed must
+  agree.
+- A claim of several numbers (each other method, each scenario) holds only if all do. The weakest is shown.
+- Nothing was tuned: step sizes and coefficients are the paper's where it gives them, else those of the study.
+- Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
+  or claims share count in each. Measured: from the rounds' seconds; the sum counts each run once."""
+PER_CLAIM = [
+    "paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds", "p", "sign_p", "holm_p", "weakest",
+    "verdict",
+]  # fmt: skip
+PER_RUN = [
+    "paper", "claim", "part", "seed", "number", "role", "scenario", "recipe", "value", "item", "weights_sha256",
+    "fingerprint", "mlflow_run", "commit",
+]  # fmt: skip
+
+
+def markdown_of(
+    found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured], facts: declared.Facts
+) -> str:
+    """The page. `found`: all claims of all papers, adjusted together."""
+    size = next(iter(files.values())).size
+    counted = sum(one.counted for one in found)
+    parts = [
+        f"# The papers' claims, size {size}",
+        ABOUT[size],
+        READING.format(tests=len(found) - counted, counted=counted),
+        f"## All claims\n\n{_summary(found, files, measured)}",
+    ]
+    for paper, claims in files.items():
+        own = [one for one in found if one.named.paper == paper]
+        commit = declared.commit_of(claims.path)
+        parts.append(f"## {TITLES[paper]}\n\nThe claims file's commit: {commit}.\n\n{_table(own)}")
+        parts += [_details(one, claims, measured[paper], facts) for one in own]
+        used = dict.fromkeys(one.named.claim.study for one in own)
+        said = [f"- {name}: {_ran(claims, name, measured[paper])}." for name in used]
+        parts.append(f"### What was run for {TITLES[paper]}\n\n" + "\n".join(said))
+    return "\n\n".join(parts) + "\n"
+
+
+def numbers_of(found: Sequence[Verdict]) -> bytes:
+    """claims.csv: a line per tested number."""
+    return as_csv(PER_CLAIM, (line for one in found for line in _lines(one)))
+
+
+def runs_of(found: Sequence[Verdict]) -> bytes:
+    """claims-runs.csv: every run behind every number, with the hash of its weights."""
+    lines = []
+    for one in found:
+        for part in one.parts:
+            for seed, cells in part.cells.items():
+                for cell in cells:
+                    tags, made = cell.run.tags, cell.run.made
+                    lines.append([
+                        one.named.paper, one.named.id, part.words, seed, part.values[seed], cell.role, cell.scenario,
+                        cell.recipe, cell.value, cell.run.key, tags["weights_sha256"], tags.get("fingerprint"),
+                        made.get("run_id"), tags.get("git_commit"),
+                    ])  # fmt: skip
+    return as_csv(PER_RUN, lines)
+
+
+def _lines(one: Verdict) -> Iterator[list[object]]:
+    claim = one.named.claim
+    if not one.tested:
+        yield [one.named.paper, one.named.id, None, claim.statistic, claim.holds.words, *[None] * 8, one.word]
+    for tested in one.tested:
+        low, high = tested.interval or (None, None)
+        own, of = tested.compared, one.named
+        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
+        mean = tested.mean if own.differences else None
+        ps = (None, None, None) if one.counted else (own.p, own.sign_p, one.holm_p)
+        yield [
+            of.paper, of.id, tested.part.words, claim.statistic, wanted, mean, low, high, len(own.differences), *ps,
+            "yes" if tested is one.weakest else "", one.word,
+        ]  # fmt: skip
+
+
+def _summary(found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured]) -> str:
+    rows = [["paper", "claims", *VERDICTS, "CPU hours, reckoned", "measured"]]
+    totals = [0.0, 0.0]
+    for paper, claims in files.items():
+        words = Counter(one.word for one in found if one.named.paper == paper)
+        reckoned = sum(claims.hours(name) for name in claims.studies)
+        taken = _taken(measured[paper], claims)
+        totals = [totals[0] + reckoned, totals[1] + taken]
+        counts = [str(words[verdict]) for verdict in VERDICTS]
+        rows.append([TITLES[paper], str(words.total()), *counts, _hours(reckoned), _hours(taken) if taken else NONE])
+    words = Counter(one.word for one in found)
+    counts = [str(words[verdict]) for verdict in VERDICTS]
+    rows.append(["all", str(len(found)), *counts, _hours(totals[0]), _hours(totals[1]) if totals[1] else NONE])
+    return markdown(rows)
+
+
+def _taken(measured: Measured, claims: Claims) -> float:
+    """CPU hours of all finished runs of the claims' studies. A run of two studies counts once."""
+    runs = {run.tags.get("fingerprint", run.key): run for name in claims.studies for run in measured.of_study(name)}
+    return sum(sum(run.seconds) for run in runs.values() if run.seconds) / 3600
+
+
+def _table(found: Sequence[Verdict]) -> str:
+    rows = [["claim", "tested", "wanted", "measured", "seeds", "p (Holm)", "sign test", "verdict"]]
+    for one in found:
+        claim, weakest = one.named.claim, one.weakest
+        n = len(weakest.compared.differences) if weakest else 0
+        sign = weakest.compared.sign_p if weakest and not one.counted else None
+        rows.append([
+            f"[{one.named.id}](#{one.named.id})", claim.tests, f"{claim.holds.words} {claim.unit}".strip(),
+            _measured(one, weakest), str(n) if n else NONE,
+            "counted" if one.counted and n else NONE if weakest is None else f"{one.holm_p:.3g}",
+            NONE if sign is None else f"{sign:.3g}", f"**{one.word}**",
+        ])  # fmt: skip
+    return markdown(rows)
+
+
+def _measured(one: Verdict, tested: Tested | None) -> str:
+    claim = one.named.claim
+    if tested is None or not tested.compared.differences:
+        return NONE
+    mean = f"{tested.mean:+z.{claim.decimals}f}"
+    if tested.interval is None or one.counted:
+        return mean
+    low, high = tested.interval
+    return f"{mean} ({low:+z.{claim.decimals}f} to {high:+z.{claim.decimals}f})"
+
+
+def _details(one: Verdict, claims: Claims, measured: Measured, facts: declared.Facts) -> str:
+    claim = one.named.claim
+    items = [run for s, r in claim.cells for run in measured.runs({"study": claim.study, "scenario": s, "recipe": r})]
+    taken = sum(sum(run.seconds) for run in items if run.seconds) / 3600
+    hours = f"about {_hours(claims.hours(claim.study, claim.cells))} CPU hours"
+    hours += f", measured {_hours(taken)}" if taken else ""
+    lines = [
+        f"Tested: {claim.tests}. Statistic `{claim.statistic}`.",
+        f"Held if {claim.holds.words} {claim.unit}".rstrip() + ".",
+        f"Differs from the paper: {claim.differs}",
+        f"Test: {declared.words(one.named, facts)}.",
+        f"Runs: {len(one.named.items)} of study {claim.study}, {hours}.",
+        f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
+    ]  # fmt: skip
+    if len(one.tested) > 1 and one.weakest:
+        lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
+    return f"### {one.named.id}\n\n> {_plain(claim.quote)}\n\n{claim.place}\n\n" + "\n".join(f"- {x}" for x in lines)
+
+
+def _why(one: Verdict, measured: Measured) -> str:
+    """What the verdict needs beside the table."""
+    if one.word == NOT_RUN:
+        skipped = measured.skipped(one.named.claim.study)
+        if skipped:
+            return f"Its data are not there ({skipped})."
+        some = ", ".join(one.missing[:3]) + (f" and {len(one.missing) - 3} more" if len(one.missing) > 3 else "")
+        return f"{len(one.missing)} of {len(one.named.items)} runs are missing: {some}."
+    if one.diverged:
+        return f"{len(one.diverged)} runs diverge: {', '.join(one.diverged)}."
+    if one.weakest is None:
+        return "Fewer than two seeds have the number."
+    if one.word in (HELD, NOT_HELD):
+        return f"Weakest number: {one.weakest.part.words}." if len(one.tested) > 1 else ""
+    if one.word == UNDECIDED and not one.counted:
+        if one.weakest.compared.deviation < TINY:
+            return "The number is the same on every seed, so there is no t test."
+        needed = one.seeds_needed
+        return f"About {needed} seeds would decide it." if needed else "More than 100 seeds would be needed."
+    return ""
+
+
+def _ran(claims: Claims, name: str, measured: Measured) -> str:
+    study = claims.studies[name]
+    return f"{study.what}: {what_ran(measured.of_study(name), study.items, measured.ends(name))}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
+
+
+def _plain(quote: str) -> str:
+    """One line. Markdown's signs are escaped."""
+    text = " ".join(quote.split())
+    return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)

@@ -1,0 +1,126 @@
+"""Verdicts: paired by seed, t interval and sign test, Holm's adjustment over all claims of the page.
+
+The statistics are those of pipelines/reporting/comparison.py. A claim may have several parts, for instance one per
+other method. It holds only if every part does, so its weakest part decides: the part with the lowest t. If that part
+points the wrong way, its p is multiplied by the number of parts, since it was chosen among them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedml_noniid.pipelines.papers.claims.quantities import Part, is_counted, parts, step
+from fedml_noniid.pipelines.papers.claims.spec import Named
+from fedml_noniid.pipelines.papers.targets.measured import Measured
+from fedml_noniid.pipelines.reporting.comparison import LEVEL, Comparison, holm, paired, seeds_needed
+
+HELD, NOT_HELD, UNDECIDED, NOT_RUN = "held", "not held", "undecided", "not run"
+VERDICTS = (HELD, NOT_HELD, UNDECIDED, NOT_RUN)
+
+
+class Tested(NamedTuple):
+    """A part against one of its bounds. The differences are those to the bound."""
+
+    part: Part
+    bound: float
+    side: int  # 1: the claim wants it above the bound, -1: below
+    compared: Comparison
+
+    @property
+    def t(self) -> float:
+        """How far the mean is on the wanted side, in standard errors."""
+        mean, n = self.side * self.compared.mean, len(self.compared.differences)
+        error = self.compared.deviation / math.sqrt(n)
+        return mean / error if error else math.copysign(math.inf, mean) if mean else 0.0
+
+    @property
+    def mean(self) -> float:
+        """Of the tested number itself."""
+        return self.compared.mean + self.bound
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """95 %, of the tested number itself, before Holm's adjustment."""
+        if self.compared.low is None or self.compared.high is None:
+            return None
+        return self.compared.low + self.bound, self.compared.high + self.bound
+
+
+class Verdict(NamedTuple):
+    """What our runs say about a claim."""
+
+    named: Named
+    parts: tuple[Part, ...]
+    tested: tuple[Tested, ...]
+    weakest: Tested | None
+    missing: tuple[str, ...]  # planned runs that have not ended
+    diverged: tuple[str, ...]  # runs that ended without a model
+    counted: bool
+    p: float = 1.0  # of the weakest part
+    holm_p: float = 1.0  # after Holm's adjustment for all claims of the page
+    tests: int = 1  # claims that Holm adjusts for
+
+    @property
+    def word(self) -> str:
+        """One of VERDICTS."""
+        if self.missing:
+            return NOT_RUN
+        if self.diverged or self.weakest is None:
+            return UNDECIDED
+        if self.counted:
+            sides = [[one.side * difference > 0 for difference in one.compared.differences] for one in self.tested]
+            if all(map(all, sides)):
+                return HELD
+            return UNDECIDED if all(map(any, sides)) else NOT_HELD
+        if self.holm_p < LEVEL:
+            return HELD if self.weakest.t > 0 else NOT_HELD
+        return UNDECIDED
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """The fewest seeds that would decide it, if mean and deviation stay. None: more than a hundred, or no test."""
+        if self.counted or self.weakest is None or self.weakest.compared.p is None:
+            return None
+        return seeds_needed(self.weakest.compared, self.tests)
+
+
+def judged(measured: Measured, named: Named) -> Verdict:
+    """A claim by itself, before Holm's adjustment."""
+    claim = named.claim
+    found = tuple(parts(named, measured))
+    ended = {f"{s}-{r}-{run.seed}" for s, r in claim.cells for run in measured.runs(_at(claim.study, s, r))}
+    failed = {
+        f"{s}-{r}-{seed}" for s, r in claim.cells for seed in measured.diverged(_at(claim.study, s, r))
+    }  # fmt: skip
+    missing = tuple(item for item in named.items if item not in ended | failed)
+    tested = tuple(one for part in found for one in _tested(named, part))
+    whole = len(tested) > 0 and all(len(one.compared.differences) > 1 for one in tested)
+    weakest = min(tested, key=lambda one: one.t) if whole else None
+    diverged = tuple(item for item in named.items if item in failed)
+    counted = is_counted(claim)
+    p = 1.0
+    if weakest is not None and weakest.compared.p is not None and not (missing or diverged or counted):
+        p = weakest.compared.p if weakest.t > 0 else min(1.0, len(tested) * weakest.compared.p)
+    return Verdict(named, found, tested, weakest, missing, diverged, counted, p)
+
+
+def adjusted(found: Sequence[Verdict]) -> list[Verdict]:
+    """All claims of the page, after Holm's adjustment. A claim that has not run counts with p = 1."""
+    tested = [one for one in found if not one.counted]
+    by_id = dict(zip([one.named.id for one in tested], holm([one.p for one in tested]), strict=True))
+    return [one._replace(holm_p=by_id.get(one.named.id, 1.0), tests=len(tested)) for one in found]
+
+
+def _tested(named: Named, part: Part) -> list[Tested]:
+    holds = named.claim.holds
+    bounds = [(float(bound), side) for bound, side in ((holds.above, 1), (holds.below, -1)) if bound is not None]
+    return [
+        Tested(part, bound, side, paired(part.words, part.values, dict.fromkeys(part.values, bound), step(named.claim)))
+        for bound, side in bounds
+    ]
+
+
+def _at(study: str, scenario: str, recipe: str) -> dict[str, str]:
+    return {"study": study, "scenario": scenario, "recipe": recipe}

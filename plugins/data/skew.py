@@ -1,0 +1,47 @@
+"""What a client sees in place of the training samples that it holds: wrong labels, turned images.
+
+It is fixed when the data are dealt, and stands in the partition's file. So a simulation and a silo see the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.data.rotation import turned
+from fedml_noniid.plugins.data.types import Ints
+
+
+@dataclass(frozen=True, eq=False)
+class Skew:
+    """The changes to the clients' samples. Nobody else's samples change."""
+
+    labels: list[Ints] | None = None  # each client's labels of its samples, in the order of its positions
+    turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
+
+    def seen(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The training set as its holders see it. `clients` are positions in `x` [n, ...] and `y` [n].
+
+        No position is in two clients. Positions that no client holds stay as they are.
+        """
+        if self.labels is not None:
+            y = y.index_put((_index(clients, y),), _index(self.labels, y))
+        if self.turns is not None:
+            for quarters in range(1, 4):
+                index = _index([mine for mine, own in zip(clients, self.turns, strict=True) if own == quarters], x)
+                if len(index):
+                    x = x.index_put((index,), turned(x[index], quarters))
+        return x, y
+
+
+CLEAN = Skew()
+
+
+def _index(parts: Sequence[Ints], like: Tensor) -> Tensor:
+    """All numbers in one tensor on the device of `like`, int64."""
+    whole = np.concatenate([np.empty(0, np.int64), *parts])
+    return torch.from_numpy(whole).to(like.device)

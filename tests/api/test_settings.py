@@ -1,0 +1,55 @@
+"""The arguments of the API are the settings of params.yaml: the same names, the same defaults."""
+
+from __future__ import annotations
+
+import inspect
+
+import fedml_noniid as nd
+from fedml_noniid.api import settings
+from fedml_noniid.pipelines.experiment.config import MachineSettings, Scenario, TrainSettings, read_yaml
+from fedml_noniid.plugins.data.partitions import PARTITIONS
+from fedml_noniid.plugins.recipes import METHODS
+from tests.pipelines.small import ROOT
+
+
+def test_no_name_means_two_settings() -> None:
+    """Arguments are flat, but params.yaml has sections: a name may stand in one of them only."""
+    sections = {
+        "data": {"validation", "public"},
+        "scenario": set(Scenario.model_fields),
+        "partition": {
+            parameter.name
+            for partition in PARTITIONS.values()
+            for parameter in inspect.signature(partition).parameters.values()
+            if parameter.kind is parameter.KEYWORD_ONLY
+        },
+        "train": set(TrainSettings.model_fields),
+        "machine": set(MachineSettings.model_fields),
+        "method": set(METHODS),
+        "own": {"recipe", "recipes", "data", "over", "seed", "seeds", "progress", "folder"},
+    }
+    names = [name for own in sections.values() for name in own]
+    twice = {name for name in names if names.count(name) > 1}
+    assert not twice
+    assert set(settings.options()) == set(names) - sections["own"]
+
+
+def test_the_defaults_are_those_of_the_experiment() -> None:
+    """Where params.yaml has to give a value, it is that of the default experiment."""
+    required = {name for name, field in TrainSettings.model_fields.items() if field.is_required()}
+    assert settings.TRAIN.keys() == required
+    experiment = read_yaml(ROOT / "params.yaml")["train"]
+    assert {key: experiment[key] for key in required} == settings.TRAIN
+
+
+def test_run_shows_the_defaults() -> None:
+    given = {key: parameter.default for key, parameter in inspect.signature(nd.run).parameters.items()}
+    shown = {key: value for key, value in given.items() if settings.options().get(key) == "train"}
+    assert settings.TRAIN.items() <= shown.items()
+    others = {key: TrainSettings.model_fields[key].default for key in shown.keys() - settings.TRAIN.keys()}
+    assert others.items() <= shown.items()
+    assert given["participation"] == Scenario.model_fields["participation"].default
+    # What is None is left to the split, or is nothing.
+    assert [key for key, value in given.items() if value is None] == [
+        "partition", "clients", "validation", "public", "folder",
+    ]  # fmt: skip

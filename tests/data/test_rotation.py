@@ -1,0 +1,78 @@
+"""Rotation: whose angle is which, the turned pixels by hand, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.rotation import DEGREES, turned, turns
+
+SQUARE = (1, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "n", "wanted"),
+    [
+        ([0, 90, 180, 270], 6, [0, 1, 2, 3, 0, 1]), ([180], 3, [2, 2, 2]), ([0, 0, 90], 4, [0, 0, 1, 0]),
+        ([0, 90, 180], 2, [0, 1]),
+    ],
+)  # fmt: skip
+def test_whose_angle_is_which(degrees: list[int], n: int, wanted: list[int]) -> None:
+    found = turns(degrees, n, SQUARE)
+    assert found.tolist() == wanted and found.dtype == np.int64
+
+
+def test_turned_by_hand() -> None:
+    """Counter-clockwise: the right column becomes the top row."""
+    image = torch.tensor([[1, 2, 3], [4, 5, 6], [7, 8, 9]]).reshape(1, 1, 3, 3)
+    wanted = [
+        [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
+        [[3, 6, 9], [2, 5, 8], [1, 4, 7]],
+        [[9, 8, 7], [6, 5, 4], [3, 2, 1]],
+        [[7, 4, 1], [8, 5, 2], [9, 6, 3]],
+    ]
+    assert [turned(image, quarters)[0, 0].tolist() for quarters in range(4)] == wanted
+
+
+def test_channels_stay_and_four_quarters_are_none() -> None:
+    image = torch.randn(2, 3, 5, 5, generator=torch.Generator().manual_seed(0))
+    x = image
+    for quarters in range(1, 5):
+        x = turned(x, 1)
+        assert torch.equal(x, turned(image, quarters % 4))
+        assert torch.equal(x.flatten(2).sort().values, image.flatten(2).sort().values), "no new number"
+    assert torch.equal(x, image)
+
+
+def test_half_turns_of_images_that_are_not_square() -> None:
+    assert turns([0, 180], 2, (3, 4, 6)).tolist() == [0, 2]
+    assert turned(torch.zeros(5, 3, 4, 6), 2).shape == (5, 3, 4, 6)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "shape", "message"),
+    [
+        ([], SQUARE, "degrees=[] is refused; allowed: a list of angles among 0, 90, 180, 270"),
+        ([0, 45], SQUARE, "degrees=45 is refused; allowed: a list of angles among 0, 90, 180, 270"),
+        ([360], SQUARE, "degrees=360 is refused"),
+        ([-90], SQUARE, "degrees=-90 is refused"),
+        ([False], SQUARE, "degrees=False is refused"),
+        (
+            [0, 180, 90],
+            (1, 4, 6),
+            "degrees=[0, 180, 90] is refused; allowed: 0, 180 for images of 4 x 6 pixels",
+        ),
+        ([0], (30,), "rotation is refused for samples of shape [30], as they are no images; leave it out"),
+        ([0], (1, 30), "rotation is refused for samples of shape [1, 30], as they are no images"),
+    ],
+)
+def test_refusals(degrees: list[int], shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        turns(degrees, 4, shape)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_angle_is_a_whole_number_of_quarters() -> None:
+    assert turns(DEGREES, 4, SQUARE).tolist() == [0, 1, 2, 3]

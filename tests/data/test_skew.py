@@ -1,0 +1,337 @@
+"""Skews that are fixed when data are dealt: who sees what, the partition's file, and the same run in every runtime."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedml_noniid as nd
+from fedml_noniid.pipelines.experiment import config, results
+from fedml_noniid.pipelines.experiment.config import Config, Unit
+from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
+from fedml_noniid.pipelines.stages.partition import partitions
+from fedml_noniid.pipelines.tools import scenarios
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset, Raw
+from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.skew import CLEAN, Skew
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.hashing import model_tensors
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.silo import shards
+from tests import federation
+from tests.test_parity import close
+
+LABEL_NOISE: dict[str, Any] = {"label_noise": {"rate": 0.4, "form": "level"}}
+ROTATION: dict[str, Any] = {"rotation": {"degrees": [0, 90, 180, 270]}}
+NEUTRAL: dict[str, Any] = {"label_noise": {"rate": 0, "kind": "pair"}, "rotation": {"degrees": [0, 0]}}
+SKEWS = pytest.mark.parametrize("skews", [LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of))
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return datasets.load("digits", Path())
+
+
+def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Config:
+    """Five clients with two rounds on digits."""
+    content = {
+        "experiment": "skews", "data": {"name": "digits", "validation": 0.1, "public": 40},
+        "scenario_names": ["s"], "scenarios": {"s": {"partition": "dirichlet", "clients": 5, "alpha": 1.0, **skews}},
+        "recipe_names": [recipe], "recipes": {recipe: {}}, "seeds": [3],
+        "train": {"model": "mlp", "rounds": 2, "epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu", **train},
+        "deploy": {"recipe": recipe, "scenario": "s", "seed": 3, "silos": 5},
+    }  # fmt: skip
+    return config.checked(content, "params.yaml")
+
+
+def dealt(data: Dataset, of: Config) -> Dealt:
+    return deal(data, of.data, of.scenarios["s"], "s", 3)
+
+
+def item(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
+    of = settings(skews, recipe, **train)
+    return Item.of(of, Unit("s", recipe, 3), data, dealt(data, of).indices)
+
+
+def run(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Outcome:
+    return item(data, skews, recipe, **train).simulation().run()
+
+
+# who sees what ------------------------------------------------------------------------------------------------------
+
+
+def test_seen_by_hand() -> None:
+    """Client 0 holds 3 and 1, turned by a quarter; client 1 holds 0 as it is; position 2 is nobody's."""
+    x, y = torch.arange(16).reshape(4, 1, 2, 2), torch.tensor([5, 6, 7, 8])
+    before = x.clone(), y.clone()
+    skew = Skew([np.array([1, 2]), np.array([3])], np.array([1, 0]))
+    seen, labels = skew.seen([np.array([3, 1]), np.array([0])], x, y)
+    assert labels.tolist() == [3, 2, 7, 1]
+    assert seen.flatten(1).tolist() == [[0, 1, 2, 3], [5, 7, 4, 6], [8, 9, 10, 11], [13, 15, 12, 14]]
+    assert torch.equal(x, before[0]) and torch.equal(y, before[1]), "the data set stays as it is"
+    assert CLEAN.seen([np.array([3, 1]), np.array([0])], x, y) == (x, y)
+
+
+@SKEWS
+def test_only_the_clients_training_samples_change(digits: Dataset, skews: dict[str, Any]) -> None:
+    clean, own = item(digits, {}).simulation(), item(digits, skews).simulation()
+    a, b = clean.engine.clients, own.engine.clients
+    for client, positions in b.indices.items():
+        assert np.array_equal(positions, a.indices[client]), "the same samples"
+        turns = client % 4 if "rotation" in skews else 0
+        assert torch.equal(b.train.x[positions], torch.rot90(a.train.x[positions], turns, (2, 3)))
+        wrong = (b.train.y[positions] != a.train.y[positions]).float().mean().item()
+        rate = 0.1 * client if "label_noise" in skews else 0.0
+        assert wrong == pytest.approx(rate, abs=4 * (rate * (1 - rate) / len(positions)) ** 0.5)
+    for part in ("test", "validation"):
+        one, other = (getattr(of.loop.recorder, part) for of in (clean, own))
+        assert torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
+    assert torch.equal(a.public.x, b.public.x) and torch.equal(a.public.y, b.public.y)
+
+
+def test_a_client_counts_the_labels_that_it_sees(digits: Dataset) -> None:
+    """Its own counts of classes are those of the wrong labels; the statistics count true ones."""
+    found = dealt(digits, settings({"label_noise": {"rate": 1.0, "kind": "pair"}}))
+    assert found.indices.skew.labels is not None
+    for counts, own in zip(found.counts, found.indices.skew.labels, strict=True):
+        assert np.bincount(own, minlength=10).tolist() == np.roll(counts, 1).tolist()
+
+
+# statistics and file ------------------------------------------------------------------------------------------------
+
+
+def test_statistics_name_the_skews(digits: Dataset) -> None:
+    plain, found = (dealt(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
+    assert plain.columns == {} and found.statistics.items() >= plain.statistics.items()
+    labels = digits.train_y.numpy()
+    assert found.indices.skew.labels is not None
+    pairs = zip(found.indices.clients, found.indices.skew.labels, strict=True)
+    wrong = [float((labels[positions] != own).mean()) for positions, own in pairs]
+    assert found.columns == {"label_noise": wrong, "rotation": [0, 90, 180, 270, 0]}
+    added = {key: found.statistics[key] for key in found.statistics.keys() - plain.statistics.keys()}
+    assert added == {"label_noise_mean": pytest.approx(sum(wrong) / 5), "label_noise_max": max(wrong), "rotations": 4}
+    assert wrong[0] == 0 < wrong[4]
+
+
+def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_path: Path) -> None:
+    of, place = settings(LABEL_NOISE | ROTATION), Workspace.of(tmp_path, {})
+    digits.save(place.dataset("digits"))
+    partitions(place, of)
+    found = results.table(place.partition("s", 3) / "clients.csv")
+    assert [row["rotation"] for row in found] == ["0", "90", "180", "270", "0"]
+    wanted = dealt(digits, of).columns["label_noise"]
+    assert [float(row["label_noise"]) for row in found] == pytest.approx(wanted, abs=1e-6)
+    assert [key for key in found[0] if key.isdigit()] == list(digits.classes)
+    text = report._about(tmp_path, of.scenarios["s"], "s-3")
+    assert "labels of the clients are wrong (level label noise, rate 0.4, symmetric)" in text
+    assert "one angle (images rotated by 0, 90, 180, 270 degrees)" in text
+    held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
+    assert f" training samples of {report._range(held)} classes" in text, "the skews are no classes"
+    words = ", level label noise, rate 0.4, symmetric, images rotated by 0, 90, 180, 270 degrees"
+    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0){words}"
+
+
+def test_from_python_as_from_a_file(digits: Dataset) -> None:
+    given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **LABEL_NOISE, **ROTATION}
+    split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
+    assert split.indices.text == dealt(digits, settings(LABEL_NOISE | ROTATION)).indices.text
+    assert "degrees" not in repr(split), "only the partition's own options are named"
+    with pytest.raises(
+        UserError, match=r"partition: rotation.degrees: degrees=45 is refused; allowed: a list of angles"
+    ):
+        nd.partition(nd.load("digits"), "iid", 5, rotation={"degrees": [45]})
+
+
+@pytest.mark.parametrize("skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of))
+def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+    wanted = dealt(digits, settings(skews)).indices
+    path = tmp_path / "indices.json"
+    path.write_text(wanted.text)
+    found = read_indices(path)
+    assert found.text == wanted.text
+    assert (found.skew.labels is None) is ("label_noise" not in skews)
+    assert (found.skew.turns is None) is ("rotation" not in skews)
+    keys = {"clients", "validation", "public", "test_clients"}
+    assert keys <= set(json.loads(wanted.text)) <= keys | {"labels", "quarter_turns"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("labels", [[1]], "labels: not one for each sample of each client"),
+        ("labels", [[1, 2], [3]], "labels: not one for each sample of each client"),
+        ("labels", [["x", 1], []], "not a readable partition"),
+        ("quarter_turns", [1], "2 clients, but 1 quarter_turns"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    clients: list[Any] = [np.arange(2), np.arange(0)]
+    held = json.loads(Indices(clients, np.arange(0), np.arange(0), clients).text)
+    (tmp_path / "indices.json").write_text(json.dumps(held | {key: value}))
+    with pytest.raises(UserError, match=message) as error:
+        read_indices(tmp_path / "indices.json")
+    assert "\n" not in str(error.value)
+
+
+# the same in every runtime ------------------------------------------------------------------------------------------
+
+
+@SKEWS
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
+def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> None:
+    a, b = (run(digits, skews, recipe, engine=engine) for engine in ("sequential", "vectorized"))
+    close(b.params, a.params, 1e-4)
+    assert not federation.equal_models(a, run(digits, {}, recipe, engine="sequential"))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
+def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engine: str) -> None:
+    assert federation.equal(run(digits, NEUTRAL, recipe, engine=engine), run(digits, {}, recipe, engine=engine))
+
+
+@SKEWS
+def test_silos_hold_what_the_simulation_trains_on(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+    """The files of `noniid deploy shards`, and the parts of the deploy stage, to the bit."""
+    of, place = settings(skews), Workspace.of(tmp_path, {})
+    clients = item(digits, skews).simulation().engine.clients
+    digits.save(place.dataset("digits"))
+    indices = place.partition("s", 3) / "indices.json"
+    indices.parent.mkdir(parents=True)
+    indices.write_text(dealt(digits, of).indices.text)
+    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True) == 5
+    parts = parts_of_deploy(place, of)
+    for client, positions in clients.indices.items():
+        train = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts["train"]
+        for held in (train, type(train)(parts.train.x[parts.clients[client]], parts.train.y[parts.clients[client]])):
+            assert torch.equal(held.x, clients.train.x[positions]) and torch.equal(held.y, clients.train.y[positions])
+    server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).parts["test"]
+    assert torch.equal(server.x, digits.normalised("test")) and torch.equal(server.y, digits.test_y)
+
+
+def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_path: Path) -> None:
+    of, place = settings(LABEL_NOISE | ROTATION), Workspace.of(tmp_path, {})
+    of = of.model_copy(update={"deploy": of.deploy.model_copy(update={"silos": 3})})
+    digits.save(place.dataset("digits"))
+    indices = place.partition("s", 3) / "indices.json"
+    indices.parent.mkdir(parents=True)
+    indices.write_text(dealt(digits, of).indices.text)
+    parts, clean = parts_of_deploy(place, of), digits.normalised("train")
+    assert len(parts.clients) == 3
+    for client, positions in enumerate(parts.clients):
+        assert torch.equal(parts.train.x[positions], torch.rot90(clean[positions], client, (2, 3)))
+    wrong = [(parts.train.y[own] != digits.train_y[own]).float().mean().item() for own in parts.clients]
+    assert wrong[0] == 0 < wrong[1] < wrong[2]
+
+
+def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
+    """The main accuracy is that of the upright images; clients 0 and 4 have the same angle."""
+    of = item(digits, ROTATION)
+    outcome = of.simulation().run()
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    found = measure(of, tensors, outcome.rows)
+    copies = found.per_client["accuracy_noisy"]
+    for client, accuracy in enumerate(copies):
+        x = torch.rot90(of.test.x, client, (2, 3))
+        assert accuracy == evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(x=x)).accuracy
+    assert copies[0] == copies[4] == found.metrics["accuracy"]
+    assert len(set(copies)) > 1
+    assert found.metrics["accuracy_noisy"] == pytest.approx(np.mean(np.array(copies, float)))
+
+
+def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
+    of = item(digits, LABEL_NOISE)
+    outcome = of.simulation().run()
+    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    assert "accuracy_noisy" not in found.metrics and "accuracy_noisy" not in found.per_client
+
+
+# what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("skews", "message"),
+    [
+        ({"label_noise": {"rate": 1.2}}, "scenarios.s.label_noise.rate = 1.2 is refused"),
+        ({"label_noise": {}}, "scenarios.s.label_noise.rate is missing"),
+        ({"label_noise": {"rate": 0.1, "kind": "pairs"}}, "kind 'pairs' is unknown (did you mean 'pair'?); allowed: "),
+        ({"label_noise": {"rate": 0.1, "form": "space"}}, "form 'space' is unknown; allowed: equal, level"),
+        (
+            {"label_noise": {"rat": 0.1, "rate": 0.1}},
+            "'scenarios.s.label_noise.rat' (did you mean 'rate'?); allowed: rate, ",
+        ),
+        ({"label_noise": 0.2}, "scenarios.s.label_noise = 0.2 is refused"),
+        (
+            {"rotation": {"degrees": [0, 30]}},
+            "scenarios.s.rotation.degrees: degrees=30 is refused; allowed: a list of angles among 0, 90, ",
+        ),
+        (
+            {"rotation": {"degrees": []}},
+            "rotation.degrees: degrees=[] is refused; allowed: a list of angles among 0, 90, ",
+        ),
+        ({"rotation": {"degrees": 90}}, "scenarios.s.rotation.degrees = 90 is refused"),
+        ({"rotation": {"groups": 4, "degrees": [0]}}, "unknown key 'scenarios.s.rotation.groups'; allowed: degrees"),
+        (
+            {"rotation": {"degrees": [0] * 6}},
+            "degrees=[0, 0, 0, 0, 0, 0] is refused; allowed: at most one angle",
+        ),
+        ({"rotaton": {"degrees": [0]}}, "option 'rotaton' is unknown (did you mean 'rotation'?)"),
+    ],
+)
+def test_one_line_per_mistake(skews: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError) as error:
+        settings(skews)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(60, 7), "rotation is refused for samples of shape [7], as they are no images; leave it out"),
+        (torch.zeros(60, 9, dtype=torch.int32), "rotation is refused for samples of shape [9]"),  # text
+        (
+            torch.zeros(60, 1, 4, 6),
+            "degrees=[0, 90, 180, 270] is refused; allowed: 0, 180 for images of 4 x 6 pixels",
+        ),
+    ],
+)
+def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) -> None:
+    y = torch.arange(60) % 2
+    data = Dataset.of("made", Raw(x, y, x, y, ("a", "b"), unit=1.0))
+    scenario = config.Scenario.model_validate({"partition": "iid", "clients": 5, **ROTATION})
+    with pytest.raises(UserError) as error:
+        deal(data, settings({}).data, scenario, "s", 0)
+    assert str(error.value).startswith("scenarios.s: rotation")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# sizes that are given -----------------------------------------------------------------------------------------------
+
+
+def by_sizes(data: Dataset, sizes: list[float]) -> Dealt:
+    scenario = config.Scenario.model_validate({"partition": "by_sizes", "clients": 3, "sizes": sizes})
+    return deal(data, settings({}).data, scenario, "s", 3)
+
+
+def test_given_sizes_in_a_scenario(digits: Dataset) -> None:
+    """1437 samples less 144 of validation and 40 of the public split: 1253. Shares: 626.5, 313.25 and 156.625."""
+    found = by_sizes(digits, [0.5, 0.25, 0.125])
+    assert found.counts.sum(1).tolist() == [626, 313, 157]
+    assert found.statistics["samples_left_out"] == 1253 - 626 - 313 - 157
+    assert by_sizes(digits, [100, 50, 25]).counts.sum(1).tolist() == [100, 50, 25]
+    with pytest.raises(UserError) as error:
+        by_sizes(digits, [1000, 250, 4])
+    allowed = "sizes with a sum of at most 1253, the training samples, not 1254"
+    assert str(error.value) == f"scenarios.s: sizes=[1000, 250, 4] is refused; allowed: {allowed}"

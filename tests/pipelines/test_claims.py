@@ -1,0 +1,443 @@
+"""Claims of papers: verdicts from results made by hand, each kind of number, the file's mistakes, the papers' words."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+from scipy.stats import t as student
+from scipy.stats import ttest_1samp
+
+from fedml_noniid.cli import claims as cli
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.papers.claims import declared, page, verbs
+from fedml_noniid.pipelines.papers.claims.quantities import parts
+from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
+from fedml_noniid.pipelines.papers.claims.verdict import Verdict
+from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, SKIPPED
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from tests.pipelines import by_hand
+from tests.pipelines.small import ROOT
+
+TEXTS = ROOT.parent / "shared" / "papers"  # beside the checkout, not part of it
+NAMES = {"fnr": "fnr-fl"}  # of a paper's text
+STUDIES = """\
+studies:
+  own:
+    like: one
+    images_per_second: 100
+    scenario_names: [near, far]
+    seeds: [0, 1, 2, 3, 4]
+    smoke: {scenario_names: [near, far]}
+claims:
+"""
+CLAIM = {
+    "quote": "It is so.", "place": "Table I", "tests": "a less b", "study": "own", "scenarios": ["near"],
+    "scale": 100, "unit": "points", "contrast": "difference", "of": ["a"], "less": ["b"], "holds": {"above": 0},
+    "differs": "nothing",
+}  # fmt: skip
+
+
+def written(root: Path, *changes: dict[str, Any], studies: str = STUDIES) -> Path:
+    """The files of a paper whose claims c0, c1, ... are CLAIM with changes; None takes a key away."""
+    by_hand.paper(root)
+    claims = {
+        f"c{i}": {key: value for key, value in (CLAIM | change).items() if value is not None}
+        for i, change in enumerate(changes)
+    }
+    text = io.StringIO()
+    YAML(typ="safe", pure=True).dump(claims, text)
+    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
+    path.write_text(studies + "".join(f"  {line}\n" for line in text.getvalue().splitlines()))
+    for paper in PAPERS:  # the other papers have folders without claims
+        (path.parents[1] / paper).mkdir(exist_ok=True)
+    return root
+
+
+def ends(root: Path, scenario: str, recipe: str, values: Sequence[float], **others: Any) -> None:
+    """Runs that end at these accuracies, by seed."""
+    for seed, value in enumerate(values):
+        one(root, scenario, recipe, seed, [value / 2, value], **others)
+
+
+def one(root: Path, scenario: str, recipe: str, seed: int, accuracies: Sequence[float], **others: Any) -> None:
+    """A run in the folder of the study's claims."""
+    by_hand.run(root, scenario, recipe, seed, accuracies, "own", **others)
+    studies = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies"
+    to = studies.parent / "claims"
+    if not to.exists():
+        to.symlink_to(studies.name)
+
+
+def verdicts(root: Path) -> list[Verdict]:
+    """All of the paper's, at the size of by_hand."""
+    found = verbs.files(by_hand.SIZE, root)
+    return verbs.judged_all(found, {of: verbs.measured_of(claims, root) for of, claims in found.items()})
+
+
+def shown(root: Path) -> str:
+    """The page, without running anything."""
+    return verbs.claims(Workspace.of(root, {}), by_hand.SIZE, running=False).read_text()
+
+
+A, B = [0.70, 0.74, 0.71, 0.78, 0.72], [0.60, 0.65, 0.60, 0.69, 0.61]
+
+
+def test_a_difference_has_the_interval_of_the_paired_t_test(tmp_path: Path) -> None:
+    """10, 9, 11, 9, 11 points: mean 10, deviation 1, so that the half width is t(0.975, 4) / sqrt(5)."""
+    ends(written(tmp_path, {}), "near", "a", A)
+    ends(tmp_path, "near", "b", B)
+    (found,) = verdicts(tmp_path)
+    assert found.word == "held" and found.weakest is not None and found.weakest.interval is not None
+    half = 2.7764451051977987 / math.sqrt(5)
+    assert found.weakest.mean == pytest.approx(10)
+    assert found.weakest.interval == pytest.approx((10 - half, 10 + half))
+    assert found.p == pytest.approx(ttest_1samp([10, 9, 11, 9, 11], 0).pvalue)
+    assert found.weakest.compared.sign_p == pytest.approx(2 / 2**5)
+
+
+@pytest.mark.parametrize(
+    ("holds", "word"),
+    [
+        ({"above": 8}, "held"),
+        ({"above": 12}, "not held"),
+        ({"above": 9.5}, "undecided"),
+        ({"below": 12}, "held"),
+        ({"below": 8}, "not held"),
+        ({"above": 8, "below": 12}, "held"),
+        ({"above": 9.5, "below": 12}, "undecided"),
+        ({"above": 20, "below": 30}, "not held"),
+    ],
+)
+def test_the_verdict_is_about_the_bound(tmp_path: Path, holds: dict[str, float], word: str) -> None:
+    """The mean is 10 and the standard error 1 / sqrt(5): 2 from the bound is t = 4.5, p = 0.011; 0.5 is p = 0.33."""
+    ends(written(tmp_path, {"holds": holds}), "near", "a", A)
+    ends(tmp_path, "near", "b", B)
+    assert [found.word for found in verdicts(tmp_path)] == [word]
+
+
+def test_holm_counts_all_claims_of_the_page(tmp_path: Path) -> None:
+    """Three claims with t = 4.5, 8.9 and 0.2: p times 2, 3 and 1, by hand. One that has not run counts with p = 1."""
+    bounds = [{"holds": {"above": bound}} for bound in (8, 6, 9.9)]
+    root = written(tmp_path, *bounds)
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    p = [2 * student.sf(distance * math.sqrt(5), 4) for distance in (2, 4, 0.1)]
+    assert [one.holm_p for one in verdicts(root)] == pytest.approx([2 * p[0], 3 * p[1], p[2]])
+    assert [one.word for one in verdicts(root)] == ["held", "held", "undecided"]
+    root = written(tmp_path, *bounds, {"less": ["c"]}, {"less": ["c"]})
+    assert [one.holm_p for one in verdicts(root)] == pytest.approx([4 * p[0], 5 * p[1], min(1, 3 * p[2]), 1, 1])
+    assert verdicts(root)[0].word == "held", "4 times 0.0111 is below 0.05"
+
+
+def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
+    """c is as good as a: a is above b, but not above both."""
+    root = written(tmp_path, {"less": ["b", "c"]}, {"of": ["c"], "less": ["a", "b"], "holds": {"above": 5}})
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    ends(root, "near", "c", [value + sign for value, sign in zip(A, [0.01, -0.01, 0.01, -0.01, 0], strict=True)])
+    first, second = verdicts(root)
+    assert first.word == "undecided" and first.weakest is not None and first.weakest.part.words == "near: a less c"
+    assert second.word == "not held" and second.weakest is not None and second.weakest.part.words == "near: c less a"
+    own = ttest_1samp([1, -1, 1, -1, 0], 5).pvalue
+    assert second.p == pytest.approx(2 * own), "the wrong side was chosen among two"
+    assert second.holm_p == pytest.approx(4 * own), "two claims"
+
+
+def numbers(root: Path) -> list[list[float]]:
+    """The first claim's parts, by seed."""
+    found = verbs.files(by_hand.SIZE, root)[by_hand.PAPER]
+    named = next(iter(found.claims.values()))
+    return [list(part.values.values()) for part in parts(named, verbs.measured_of(found, root))]
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"statistic": "final"}, [[20.0, 30.0]]),
+        ({"statistic": "best", "scale": 1}, [[0.2, 0.3]]),
+        ({"statistic": "last2", "scale": 1}, [[0.15, 0.225]]),
+        ({"statistic": "first1:test_accuracy", "scale": 1}, [[0.1, 0.15]]),
+        ({"statistic": "mean:test_accuracy", "scale": 1}, [[0.15, 0.225]]),
+        ({"statistic": "rounds_to:0.45", "scale": 1}, [[-1.0, -1.0]]),  # a in round 2, 1; b never (3), 2
+        ({"statistic": "client_worst", "scale": 1}, [[0.25, 0.25]]),
+        ({"contrast": "level", "less": []}, [[60.0, 90.0]]),
+        ({"contrast": "ratio", "scale": 1}, [[1.5, 1.5]]),
+        ({"contrast": "order", "of": ["a", "b"], "less": []}, [[20.0, 30.0]]),
+        ({"contrast": "same"}, [[1.0, 1.0]]),
+        ({"scenarios": ["near", "far"]}, [[20.0, 30.0], [10.0, 5.0]]),
+        # (20, 10) and (30, 5) at 1 and 3
+        ({"contrast": "trend", "scenarios": None, "over": {"near": 1, "far": 3}}, [[-5.0, -12.5]]),
+        # (60, 40) and (90, 60) at 0 and 0.5
+        ({"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 0.5}}, [[-40.0, -60.0]]),
+    ],
+)
+def test_each_kind_of_number(tmp_path: Path, change: dict[str, Any], wanted: list[list[float]]) -> None:
+    root = written(tmp_path, change)
+    for recipe, near, far, worst in (("a", [0.6, 0.9], [0.5, 0.6], 0.5), ("b", [0.4, 0.6], [0.4, 0.55], 0.25)):
+        ends(root, "near", recipe, near, metrics={"client_worst": worst})
+        ends(root, "far", recipe, far)
+    found = numbers(root)
+    assert [pytest.approx(values) for values in wanted] == found
+    if change.get("contrast") == "same":
+        assert [found.counted for found in verdicts(root)] == [True]
+
+
+def test_a_trend_over_three_points_is_the_least_squares_slope(tmp_path: Path) -> None:
+    """10, 20, 60 at 0, 1, 2: the slope is (60 - 10) / 2 = 25."""
+    root = written(tmp_path, {"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 1, "c": 2}})
+    for recipe, value in (("a", 0.1), ("b", 0.2), ("c", 0.6)):
+        ends(root, "near", recipe, [value, value])
+    assert numbers(root) == [pytest.approx([25, 25])]
+
+
+def test_recorded_numbers(tmp_path: Path) -> None:
+    """The mean over the rounds of one client's number; N / E is the mean of the rounds' quotients."""
+    root = written(tmp_path, {"statistic": "recorded:ccn/weights:1", "scale": 1, "contrast": "level", "less": []})
+    for seed in (0, 1):
+        one(root, "near", "a", seed, [0.1, 0.2], recorded={"ccn/weights": torch.tensor([[0.2, 0.3], [0.2, 0.5]])})
+    assert numbers(root) == [pytest.approx([0.4, 0.4])]
+    written(root, {"statistic": "n_over_e", "scale": 1, "contrast": "level", "less": []})
+    for path in (root / "papers" / by_hand.PAPER / by_hand.SIZE).glob("studies/own/runs/*/rounds.csv"):
+        head = "round,test_accuracy,bytes_up,bytes_down,update_norm_server,update_norm_client"
+        path.write_text(f"{head}\n1,0.1,1,1,1,4\n2,0.2,1,1,3,4\n")
+    assert numbers(root) == [pytest.approx([0.5, 0.5])]
+
+
+def test_neuron_drift_is_of_neurons_bound_to_classes_that_a_client_lacks(tmp_path: Path) -> None:
+    """Client 0 has class 0. Neuron 1 is bound to class 1 and falls by 0.25, neuron 2 is dead, neuron 0 is its own."""
+    before = torch.tensor([[[[3.0, 1.0, 0.0], [1.0, 2.0, 0.0]]]])  # [rounds, clients, classes, neurons]
+    after = torch.tensor([[[[4.0, 1.5, 0.0], [0.5, 1.75, 0.5]]]])
+    tensors = {"fednlr/before": before, "fednlr/after": after, "round/clients": torch.tensor([[0]])}
+    root = written(tmp_path, {"statistic": "neuron_drift", "scale": 1, "contrast": "level", "less": []})
+    for seed in (0, 1):
+        one(root, "near", "a", seed, [0.1, 0.2], recorded=tensors)
+        folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own" / "partitions" / f"near-{seed}"
+        folder.mkdir(parents=True)
+        (folder / "clients.csv").write_text("client,samples,entropy,noise,0,1\n0,5,0,0,5,0\n1,5,0,0,0,5\n")
+    assert numbers(root) == [pytest.approx([-0.25, -0.25])]
+
+
+@pytest.mark.parametrize(
+    ("values", "word"), [([[1, 1], [1, 1]], "held"), ([[1, 1], [2, 1]], "undecided"), ([[2, 1], [2, 1]], "not held")]
+)
+def test_a_counted_number_has_no_test(tmp_path: Path, values: list[list[int]], word: str) -> None:
+    """Every seed must agree. It is not among the claims that Holm's adjustment counts."""
+    claim = {"statistic": "traffic_mib", "contrast": "ratio", "scale": 1, "holds": {"below": 1.5}}
+    root = written(tmp_path, claim, {"less": ["b"]})
+    seeds = [*values, *([values[-1]] * 3)]
+    for seed, (own, other) in enumerate(seeds):
+        one(root, "near", "a", seed, [0.1, A[seed]], metrics={"traffic_mib": own})
+        one(root, "near", "b", seed, [0.1, B[seed]], metrics={"traffic_mib": other})
+    first, second = verdicts(root)
+    assert first.word == word and first.holm_p == 1
+    assert second.holm_p == second.p, "it is the only tested claim"
+
+
+def test_a_claim_whose_runs_are_missing_says_so(tmp_path: Path) -> None:
+    root = written(tmp_path, {})
+    assert "10 of 10 runs are missing: near-a-0, near-a-1, near-a-2 and 7 more" in shown(root)
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B[:4])
+    text = shown(root)
+    assert "**not run**" in text and "1 of 10 runs are missing: near-b-4" in text
+    assert "| CCN | 1 | 0 | 0 | 0 | 1 |" in text
+
+
+def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
+    """The mean of the other seeds would be too high."""
+    root = written(tmp_path, {})
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B[:4])
+    folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own"
+    (folder / DIVERGED).write_text(json.dumps({"near-b-4": "round 3: not finite"}))
+    assert [found.word for found in verdicts(root)] == ["undecided"]
+    assert "1 runs diverge: near-b-4" in shown(root)
+
+
+def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
+    root = written(tmp_path, {})
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    shown(root)
+    folder = root / "papers" / "claims" / by_hand.SIZE
+    (line,) = csv.DictReader(io.StringIO((folder / "claims.csv").read_text()))
+    differences = [100 * (a - b) for a, b in zip(A, B, strict=True)]
+    assert float(line["mean"]) == pytest.approx(fmean(differences))
+    assert float(line["high"]) == pytest.approx(
+        fmean(differences) + student.ppf(0.975, 4) * stdev(differences) / math.sqrt(5)
+    )
+    assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
+    runs = list(csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text())))
+    assert len(runs) == 10 and {run["weights_sha256"] for run in runs} == {"0"}
+    assert [float(run["value"]) for run in runs if run["role"] == "of"] == pytest.approx([100 * a for a in A])
+    assert all(len(run["fingerprint"]) == 64 for run in runs)
+
+
+def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> None:
+    root = written(tmp_path, {})
+    folder = root / "papers" / "claims" / by_hand.SIZE
+    assert "Test: no run yet." in shown(root)
+    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
+    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
+    assert "written down before its first run (abc1234)" in shown(root)
+    written(root, {"holds": {"above": -5}})
+    changed = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
+    declared.declare(folder, changed.values(), {by_hand.PAPER: "def5678"})
+    assert "CHANGED after its first run (first written at abc1234)" in shown(root)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"qoute": "x"}, "c0: unknown key 'qoute' (did you mean 'quote'?)"),
+        ({"place": None}, "place"),
+        ({"study": "ovn"}, "study 'ovn' is unknown (did you mean 'own'?)"),
+        ({"scenarios": ["nera"]}, "scenario 'nera' is unknown (did you mean 'near'?)"),
+        ({"of": ["z"]}, "recipe 'z' is unknown"),
+        ({"contrast": "diference"}, "contrast"),
+        ({"contrast": "difference", "less": []}, "allowed: with one method in of, one or more in less"),
+        ({"contrast": "trend"}, "over is refused"),
+        ({"over": {"near": 1, "far": 2}}, "over is refused"),
+        ({"scenarios": []}, "scenarios is refused"),
+        ({"holds": {}}, "one of above and below is needed"),
+        ({"holds": {"above": 2, "below": 1}}, "allowed: a number less than below=1"),
+        ({"holds": {"over": 2}}, "over"),
+    ],
+)
+def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    root = written(tmp_path, change)
+    with pytest.raises(UserError) as error:
+        of_paper(by_hand.PAPER, by_hand.SIZE, root)
+    (line,) = str(error.value).splitlines()
+    assert "claims.yaml: c0" in line and words in line
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("images_per_second: 100", ""), "images_per_second=None is refused"),
+        (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds=[0] is refused"),
+        (lambda text: text.replace("  own:", "  one:"), "is in params.yaml too"),
+        (lambda text: text.replace("like: one", "like: two"), "'two' is unknown"),
+        (lambda text: f"study: 1\n{text}", "section 'study' is unknown (did you mean 'studies'?)"),
+    ],
+)
+def test_a_mistake_of_a_study_is_one_line(tmp_path: Path, change: Callable[[str], str], words: str) -> None:
+    root = written(tmp_path, {}, studies=change(STUDIES))
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        of_paper(by_hand.PAPER, by_hand.SIZE, root)
+    assert len(str(error.value).splitlines()) == 1
+
+
+def test_an_unknown_statistic_is_one_line(tmp_path: Path) -> None:
+    root = written(tmp_path, {"statistic": "rounds_too:0.9"})
+    ends(root, "near", "a", A)
+    with pytest.raises(UserError, match=r"statistic 'rounds_too:0\.9' is unknown; allowed: .*rounds_to:0\.9"):
+        verdicts(root)
+
+
+def test_one_claim_can_be_chosen(tmp_path: Path) -> None:
+    found = verbs.files(by_hand.SIZE, written(tmp_path, {}, {}))
+    assert list(verbs.chosen(found, None, None)) == ["c0", "c1"]
+    assert list(verbs.chosen(found, by_hand.PAPER, "c1")) == ["c1"]
+    with pytest.raises(UserError, match=r"claim 'c11' is unknown \(did you mean 'c1'\?\)"):
+        verbs.chosen(found, None, "c11")
+
+
+def test_hours_are_images_by_speed(tmp_path: Path) -> None:
+    """1,437 images, 2 rounds of 1 epoch, 5 seeds, 2 methods, 100 images a second."""
+    found = of_paper(by_hand.PAPER, by_hand.SIZE, written(tmp_path, {}))
+    assert found.hours("own") == pytest.approx(1437 * 2 * 5 * 2 / 100 / 3600)
+
+
+def test_a_study_runs_only_what_a_claim_reads(tmp_path: Path) -> None:
+    found = of_paper(by_hand.PAPER, by_hand.SIZE, written(tmp_path, {}, {"less": ["c"]}))
+    study = found.studies["own"]
+    assert study.content["scenario_names"] == ["near"] and study.content["recipe_names"] == ["a", "b", "c"]
+    assert study.folder == Path("papers") / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
+
+
+@pytest.fixture(scope="module")
+def ours() -> dict[str, dict[str, Claims]]:
+    """Size -> paper -> the repository's claims."""
+    return {size: verbs.files(size, ROOT) for size in SIZES}
+
+
+def test_the_five_papers_have_their_claims(ours: dict[str, dict[str, Claims]]) -> None:
+    """30 or more in all, and an ID belongs to one paper."""
+    assert list(ours["small"]) == list(PAPERS)
+    assert sum(len(claims.claims) for claims in ours["small"].values()) >= 30
+    assert min(len(claims.claims) for claims in ours["small"].values()) >= 5
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_study_is_a_sound_experiment(
+    tmp_path: Path, ours: dict[str, dict[str, Claims]], paper: str, size: str
+) -> None:
+    """Its settings pass every check that comes before the data."""
+    for study in ours[size][paper].studies.values():
+        settings = by_hand.sound(study, tmp_path)
+        assert settings.data.name == ("digits" if size == "smoke" else study.content["data"]["name"])
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_quote_is_in_the_paper(ours: dict[str, dict[str, Claims]], paper: str) -> None:
+    text = TEXTS / f"{NAMES.get(paper, paper)}.txt"
+    if not text.is_file():
+        pytest.skip(f"{text.name} is missing: the papers' texts are not part of the repository")
+    whole = plain(text.read_text())
+    missing = [name for name, one in ours["small"][paper].claims.items() if plain(one.claim.quote) not in whole]
+    assert missing == []
+
+
+def plain(text: str) -> str:
+    """Without white space and hyphenation at line ends."""
+    return re.sub(r"\s+", "", re.sub(r"(?<=\w)-\s+", "", text))
+
+
+def test_the_images_are_those_of_the_data_sets(tmp_path: Path) -> None:
+    """Digits can be loaded here; the other two are well known."""
+    assert len(datasets.load("digits", tmp_path).train_y) == IMAGES["digits"]
+
+
+def test_a_quote_is_escaped(tmp_path: Path) -> None:
+    """Markdown would take its stars and underscores for emphasis."""
+    assert r"> a \*b\* c\_d" in shown(written(tmp_path, {"quote": "a *b* c_d"}))
+    assert page.ABOUT["smoke"] in shown(tmp_path)
+
+
+def test_missing_data_are_named(tmp_path: Path) -> None:
+    root = written(tmp_path, {})
+    folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
+    folder.mkdir(parents=True)
+    (folder / SKIPPED).write_text("data/raw/MNIST is missing\n")
+    assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)
+
+
+def test_write_copies_the_page_and_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without running anything. `declared.json` stays with the runs."""
+    results = tmp_path / "docs" / "results"
+    results.mkdir(parents=True)
+    monkeypatch.setattr(cli, "checkout", lambda name: tmp_path)
+    cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
+    assert sorted(path.name for path in results.iterdir()) == ["claims-runs.csv", "claims.csv", "claims.md"]
+    assert page.ABOUT["small"] in (results / "claims.md").read_text()
+
+
+def test_smoke_is_not_written_to_the_results() -> None:
+    with pytest.raises(UserError, match="--write with --size smoke is refused"):
+        cli.claims(size="smoke", write=True, root=ROOT)
+    assert cli.SIZES == SIZES
