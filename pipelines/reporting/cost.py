@@ -6,15 +6,15 @@ finished work on this machine.
 
 from __future__ import annotations
 
+import statistics
 import textwrap
 from pathlib import Path
 
-from fedml_noniid.pipelines.experiment import config, results
-from fedml_noniid.pipelines.reporting import summary
-from fedml_noniid.pipelines.reporting.summary import Scenario, spread
-from fedml_noniid.pipelines.reporting.tables import MIB, plain
-from fedml_noniid.pipelines.reporting.text import NONE
+from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.reporting.text import NONE, plain
 
+SUMMARY = Path("report") / "summary.csv"
+MIB = 2**20
 NOTE = (
     "Seconds: wall time of a training's rounds, mean over seeds, on the machine that trained it. With `threads: 1` it "
     "is also the CPU time, unless more processes run than there are cores. -: trained elsewhere."
@@ -22,18 +22,19 @@ NOTE = (
 
 
 def text(root: Path, repository: Path | None = None) -> str:
-    """A table for each scenario of the experiment in `root`, best method first. Empty without results."""
-    settings, found = config.load(root), results.read(root, repository)
-    summed = (summary.scenario(name, found, settings.recipe_names, settings.seeds) for name in settings.scenario_names)
-    tables = [f"{one.name}: cost\n\n{plain(_rows(one))}" for one in summed if one is not None]
-    return "\n".join([*tables, textwrap.fill(NOTE, 110) + "\n"]) if tables else ""
-
-
-def _rows(scenario: Scenario) -> list[list[str]]:
-    rows = [["method", "last round, %", "seconds/run", "MiB/run"]]
-    for line in scenario.lines:
-        taken = [sum(run.seconds) for run in scenario.results if run.recipe == line.recipe and run.seconds]
-        seconds = spread(taken)
-        cells = f"{100 * line.final.mean:.2f}", f"{line.traffic_total.mean / MIB:.3g}"
-        rows.append([line.label, cells[0], NONE if seconds is None else f"{seconds.mean:.3g}", cells[1]])
-    return rows
+    """A table for each scenario of the last report in `root`, best method first. UserError without a report."""
+    rows, seconds = results.table(root / SUMMARY), dict[tuple[str, str], list[float]]()
+    for run in results.read(root, repository):
+        if run.seconds:
+            seconds.setdefault((run.scenario, run.recipe), []).append(sum(run.seconds))
+    tables = []
+    for scenario in dict.fromkeys(row["scenario"] for row in rows):
+        cells = [["method", "last round, %", "seconds/run", "MiB/run"]]
+        for row in rows:
+            if row["scenario"] == scenario:
+                taken = seconds.get((scenario, row["recipe"]))
+                mean = NONE if taken is None else f"{statistics.fmean(taken):.3g}"
+                accuracy, traffic = (float(row[f"{of}_mean"]) for of in ("final", "traffic_total_bytes"))
+                cells.append([row["recipe"], f"{100 * accuracy:.2f}", mean, f"{traffic / MIB:.3g}"])
+        tables.append(f"{scenario}: cost\n\n{plain(cells)}")
+    return "\n".join([*tables, textwrap.fill(NOTE, 110) + "\n"])

@@ -21,7 +21,7 @@ from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.reporting import chosen, figures, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario
-from fedml_noniid.pipelines.reporting.text import markdown
+from fedml_noniid.pipelines.reporting.text import markdown, plain
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
 
@@ -199,10 +199,10 @@ def _terminal(section: Mapping[str, Any]) -> str:
     def filled(text: str) -> str:
         return textwrap.fill(text, 110, subsequent_indent="  ") + "\n"
 
-    compared = "".join(f"\n{title}\n\n{tables.plain(table)}" for title, table in section["compared"][:1])
+    compared = "".join(f"\n{title}\n\n{plain(table)}" for title, table in section["compared"][:1])
     return (
         textwrap.fill(f"{section['name']}: {section['about']}", 110)
-        + f"\n\n{filled(' '.join(section['answer']))}\n{tables.plain(section['table'])}"
+        + f"\n\n{filled(' '.join(section['answer']))}\n{plain(section['table'])}"
         + "".join(map(filled, section["notes"]))
         + (compared and compared + filled(section["compared_note"]))
     )

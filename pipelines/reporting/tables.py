@@ -65,16 +65,6 @@ def compared(scenario: Scenario) -> list[tuple[str, list[list[str]]]]:
     return [(title, [header, *rows]) for title, rows in tables.items() if rows]
 
 
-def plain(table: Sequence[Sequence[str]]) -> str:
-    """A table for a terminal."""
-    table = list(table)
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    table.insert(1, ["-" * width for width in widths])
-    rows = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in table)
-    names = (row[0].ljust(widths[0]) for row in table)
-    return "".join("  ".join([name, *row[1:]]) + "\n" for name, row in zip(names, rows, strict=True))
-
-
 def summary_csv(scenarios: Iterable[Scenario]) -> bytes:
     """Every number of the tables, unrounded: accuracies as fractions, traffic in bytes; empty where unknown."""
     titles = [f"{column}_{part}" for column in SPREADS for part in ("mean", "std", "seeds")]

@@ -17,6 +17,7 @@ import yaml
 from fedml_noniid.pipelines.experiment import config, kept, results, tuning
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario, Spread
+from fedml_noniid.pipelines.reporting.text import plain
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -136,7 +137,7 @@ def test_the_noisy_test_has_a_column_where_there_is_one(tmp_path: Path) -> None:
 
 def test_without_noise_there_is_no_column_for_it(root: Path) -> None:
     scenario = sum_up(root)
-    text = tables.plain(tables.cells(scenario)) + "".join(tables.notes(scenario))
+    text = plain(tables.cells(scenario)) + "".join(tables.notes(scenario))
     assert "oisy" not in text
     assert {len(row) for row in tables.cells(scenario)} == {10}
 
@@ -294,7 +295,7 @@ def test_one_seed_claims_nothing(tmp_path: Path) -> None:
     text = " ".join(tables.details(scenario))
     told = "One seed in common with fedavg, so no interval: scaffold (+10.00 points), fnr (+3.00 points)."
     assert told in text and "no interval and no test" in text
-    assert not {"±", "≈"} & set(tables.plain(tables.cells(scenario)))
+    assert not {"±", "≈"} & set(plain(tables.cells(scenario)))
     assert tables.compared(scenario)[0][1][1] == ["scaffold", "+10.00", "-", "-", "-", "1 of 1", "-", "one seed"]
 
 
@@ -353,7 +354,7 @@ def test_a_renamed_fedavg_is_still_the_baseline(tmp_path: Path) -> None:
 def test_recipes_that_see_public_data_are_marked(tmp_path: Path, public: str, mark: str) -> None:
     write_run(tmp_path, "variant", 0, [0.5], tags={"public": public})
     scenario = sum_up(tmp_path, ["variant"], [0])
-    table, notes = tables.plain(tables.cells(scenario)), " ".join(tables.notes(scenario))
+    table, notes = plain(tables.cells(scenario)), " ".join(tables.notes(scenario))
     for each in ("†", "‡"):
         assert (each in table) is (each in notes) is (each == mark)
     assert ("without their labels" in notes) is (mark == "‡")
@@ -467,6 +468,7 @@ def test_cost_stands_beside_accuracy_with_the_seconds_of_this_machine(root: Path
         made = kept.place(root, f"{seed}" * 64) / kept.MADE
         made.parent.mkdir(parents=True)
         made.write_text(json.dumps({"seconds": [seconds] * 6}))
+    report.write(root)
     said = cost.text(root).splitlines()
     rows = [line.split() for line in said[4:7]]
     assert said[0] == "skew: cost" and rows[0] == ["scaffold", "91.00", "9", "18"]

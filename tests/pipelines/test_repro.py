@@ -36,6 +36,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.txt").write_text("the table\n")
+    (tmp_path / "report" / "summary.csv").write_text(
+        "scenario,recipe,final_mean,traffic_total_bytes_mean\nskew,fedavg,0.5,0\n"
+    )
     lock(tmp_path, {"runs": "1"})
     return tmp_path
 
