@@ -22,8 +22,10 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Verb(TyperCommand):
-    """A verb. Its `epilog` holds the examples of its help, one per line."""
+class Taught:
+    """Help with examples: a command's `epilog` holds them, one per line."""
+
+    rich_markup_mode: Any
 
     def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
         super().__init__(*args, **others)
@@ -32,7 +34,7 @@ class Verb(TyperCommand):
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Boxes and colours on a terminal, plain text elsewhere."""
         self.rich_markup_mode = "rich" if sys.stdout.isatty() else None
-        super().format_help(ctx, formatter)
+        super().format_help(ctx, formatter)  # type: ignore[misc]  # of the command that this is mixed into
         if self.rich_markup_mode:
             _boxed(self.examples)
 
@@ -41,23 +43,12 @@ class Verb(TyperCommand):
         _plain(self.examples, formatter)
 
 
-class Group(TyperGroup):
+class Verb(Taught, TyperCommand):
+    """A verb."""
+
+
+class Group(Taught, TyperGroup):
     """A verb that has verbs of its own. Alone it shows its help."""
-
-    def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
-        super().__init__(*args, **others)
-        self.examples = (epilog or "").splitlines()
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Boxes and colours on a terminal, plain text elsewhere."""
-        self.rich_markup_mode = "rich" if sys.stdout.isatty() else None
-        super().format_help(ctx, formatter)
-        if self.rich_markup_mode:
-            _boxed(self.examples)
-
-    def format_epilog(self, _: Any, formatter: Any) -> None:
-        """The examples, in plain help."""
-        _plain(self.examples, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Without arguments: as with --help."""
