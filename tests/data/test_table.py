@@ -272,7 +272,7 @@ def test_texts_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: of_frame([1, 2], label="y"), "frame is a list; allowed: a pandas.DataFrame"),  # type: ignore[arg-type]
+        (lambda: of_frame([1, 2], label="y"), "frame is a list; allowed: a pandas.DataFrame"),  # type: ignore[arg-type]  # that is the mistake
         (lambda: of_frame(kinds(), kinds().to_numpy(), label="y"), "test is a ndarray; allowed: a pandas.DataFrame"),
         (lambda: of_frame(kinds(), label="z"), "frame: label: column 'z' is unknown; allowed: float, int"),
         (lambda: of_frame(kinds().assign(int=None), label="y"), "column 'int' has no value in 60 rows, first in row 1"),
