@@ -64,6 +64,6 @@ def claims(
     page = verbs.claims(place, size, paper, claim, run)
     say(f"page: {page}")
     if to is not None:
-        for file in sorted(page.parent.glob("claims*")):
+        for file in sorted(set(page.parent.glob("claims*")) - {page.with_suffix(".html")}):  # the site makes its own
             shutil.copy(file, to / file.name)
             say(f"written: {to / file.name}")

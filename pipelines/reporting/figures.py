@@ -66,7 +66,7 @@ def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     heights = _spread_out(ends, _gap(len(curves)))
     for curve, end, height in zip(curves, ends, heights, strict=True):
         _name_line(late, curve, looks[curve.recipe], [(1, end), (1.05, height), (1.13, height)])
-    return _png(figure)
+    return as_png(figure)
 
 
 def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
@@ -77,7 +77,7 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     axes.set_title(scenario.name, loc="left", fontsize=12)
     axes.set_xlabel("MiB transferred so far, all clients, up and down")
     if not curves:
-        return _png(figure)
+        return as_png(figure)
     for curve in curves:
         axes.plot(curve.traffic, curve.mean, **looks[curve.recipe])
         axes.plot(curve.traffic[-1], curve.mean[-1], "o", color=looks[curve.recipe]["color"], markersize=5)
@@ -86,7 +86,7 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
     heights = _spread_out([1.0] * len(curves), _gap(len(curves)))
     for curve, height in zip(curves, heights, strict=True):
         _name_line(axes, curve, looks[curve.recipe], [(1.04, height), (1.13, height)])
-    return _png(figure)
+    return as_png(figure)
 
 
 def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
@@ -100,7 +100,7 @@ def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
     axes = figure.subplots()
     draw_clients(axes, [(line.label, looks[line.recipe]["color"], values) for line, values in known])
     axes.set_title(scenario.name, loc="left", fontsize=12)
-    return _png(figure)
+    return as_png(figure)
 
 
 def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
@@ -239,7 +239,8 @@ def _edge(group: Sequence[float], gap: float, side: int) -> float:
     return min(max(sum(group) / len(group), half), max(1 - half, half)) + side * half
 
 
-def _png(figure: Figure) -> bytes:
+def as_png(figure: Figure) -> bytes:
+    """The picture as a file."""
     buffer = io.BytesIO()
     # Without the version stamp the same numbers give the same bytes.
     figure.savefig(buffer, format="png", metadata={"Software": None})

@@ -181,8 +181,13 @@ def _skew(path: Path, n_classes: int) -> str:
         raise UserError(f"{path}: the key {error} is missing; {results.RERUN}") from None
 
 
+def inline(picture: bytes) -> str:
+    """The address of a picture that lies in the page itself."""
+    return "data:image/png;base64," + base64.b64encode(picture).decode()
+
+
 def render(name: str, context: Mapping[str, Any]) -> str:
-    """A template of TEMPLATES, filled in; `inline` makes a picture's bytes an address."""
+    """A template of TEMPLATES, filled in."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),
         autoescape=jinja2.select_autoescape(["html.j2"]),
@@ -191,7 +196,7 @@ def render(name: str, context: Mapping[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["markdown"] = markdown
-    environment.filters["inline"] = lambda picture: "data:image/png;base64," + base64.b64encode(picture).decode()
+    environment.filters["inline"] = inline
     return environment.get_template(name).render(context) + "\n"
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -20,7 +21,7 @@ from scipy.stats import ttest_1samp
 
 from fedml_noniid.cli import claims as cli
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page, verbs
+from fedml_noniid.pipelines.papers.claims import declared, page, published, verbs
 from fedml_noniid.pipelines.papers.claims.quantities import parts
 from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
@@ -279,10 +280,58 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
         fmean(differences) + student.ppf(0.975, 4) * stdev(differences) / math.sqrt(5)
     )
     assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
-    runs = list(csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text())))
-    assert len(runs) == 10 and {run["weights_sha256"] for run in runs} == {"0"}
-    assert [float(run["value"]) for run in runs if run["role"] == "of"] == pytest.approx([100 * a for a in A])
-    assert all(len(run["fingerprint"]) == 64 for run in runs)
+    values = list(csv.DictReader(io.StringIO((folder / "claims-values.csv").read_text())))
+    assert [float(one["value"]) for one in values if one["role"] == "of"] == pytest.approx([100 * a for a in A])
+    runs = {run["item"]: run for run in csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text()))}
+    assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
+    assert {(run["study"], run["weights_sha256"], len(run["fingerprint"])) for run in runs.values()} == {
+        ("own", "0", 64)
+    }
+    assert float(runs["near-a-1"]["accuracy"]) == pytest.approx(A[1])
+    rounds = list(csv.DictReader(io.StringIO((folder / f"claims-rounds-{by_hand.PAPER}.csv").read_text())))
+    assert [float(one["test_accuracy"]) for one in rounds if one["item"] == "near-b-0"] == pytest.approx(
+        [B[0] / 2, B[0]]
+    )
+    assert "data:image/png;base64," in (folder / "claims.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({}, ["held", "held"]),
+        ({"holds": {"above": -5}}, ["not run", "held"]),
+        ({"tests": "other"}, ["not run", "held"]),
+    ],
+)
+def test_committed_numbers_are_judged_without_their_runs(
+    tmp_path: Path, change: dict[str, Any], words: list[str]
+) -> None:
+    """As long as the claim is the one that was tested. The other claim, whose runs are here, needs none."""
+    root = written(tmp_path, {}, {"of": ["b"], "less": ["c"]})
+    for recipe, values in (("a", A), ("b", B), ("c", [0.5, 0.5, 0.51, 0.5, 0.52])):
+        ends(root, "near", recipe, values)
+    folder, to = root / "papers" / "claims" / by_hand.SIZE, tmp_path / "docs" / "results"
+    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
+    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
+    before = shown(root)
+    to.mkdir(parents=True)
+    for path in folder.glob("claims*"):
+        (to / path.name).write_bytes(path.read_bytes())
+    written(root, change, {"of": ["b"], "less": ["c"]})
+    for seed in range(len(A)):
+        shutil.rmtree(root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own" / "runs" / f"near-a-{seed}")
+    found = verbs.files(by_hand.SIZE, root)
+    measured = {of: verbs.measured_of(one, root) for of, one in found.items()}
+    known = published.read(to)
+    judged = verbs.judged_all(found, measured, known)
+    assert [one.word for one in judged] == words
+    assert [one.published for one in judged] == [words[0] == "held", False]
+    if words[0] == "held":
+        again = verbs.files_of(found, root, by_hand.SIZE, known)
+        text = again["claims.md"].decode()
+        assert verbs.page.COMMITTED in text and text.replace(verbs.page.COMMITTED, "") == before
+        names = ("claims.csv", "claims-values.csv", "claims-runs.csv", f"claims-rounds-{by_hand.PAPER}.csv")
+        assert all(again[name] == (to / name).read_bytes() for name in names)
 
 
 def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> None:
@@ -433,7 +482,9 @@ def test_write_copies_the_page_and_its_numbers(tmp_path: Path, monkeypatch: pyte
     results.mkdir(parents=True)
     monkeypatch.setattr(cli, "checkout", lambda name: tmp_path)
     cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
-    assert sorted(path.name for path in results.iterdir()) == ["claims-runs.csv", "claims.csv", "claims.md"]
+    assert sorted(path.name for path in results.iterdir()) == [
+        "claims-runs.csv", "claims-values.csv", "claims.csv", "claims.json", "claims.md",
+    ]  # fmt: skip
     assert page.ABOUT["small"] in (results / "claims.md").read_text()
 
 

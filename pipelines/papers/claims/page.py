@@ -1,19 +1,25 @@
-"""The page of verdicts, claims.md, and its numbers: claims.csv by tested number, claims-runs.csv by run."""
+"""The page of verdicts, claims.md and claims.html: a picture and a table per paper, then every claim."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+
+from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.papers.claims import declared
+from fedml_noniid.pipelines.papers.claims.picture import FOREST, PICTURE
 from fedml_noniid.pipelines.papers.claims.spec import Claims
 from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.reporting.comparison import TINY
-from fedml_noniid.pipelines.reporting.text import NONE, as_csv, markdown
+from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
+COMMITTED = "; its numbers are the committed ones of docs/results, since not all runs are here"
 ABOUT = {
     "smoke": "**Size smoke proves nothing.** It runs every claim in seconds, on digits, to test that the claims can be "
     "run. A verdict on this page says nothing about a paper.",
@@ -34,83 +40,52 @@ Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<
 - Nothing was tuned: step sizes and coefficients are the paper's where it gives them, else those of the study.
 - Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
   or claims share count in each. Measured: from the rounds' seconds; the sum counts each run once."""
-PER_CLAIM = [
-    "paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds", "p", "sign_p", "holm_p", "weakest",
-    "verdict",
-]  # fmt: skip
-PER_RUN = [
-    "paper", "claim", "part", "seed", "number", "role", "scenario", "recipe", "value", "item", "weights_sha256",
-    "fingerprint", "mlflow_run", "commit",
-]  # fmt: skip
 
 
 def markdown_of(
-    found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured], facts: declared.Facts
-) -> str:
-    """The page. `found`: all claims of all papers, adjusted together."""
+    found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured], facts: declared.Facts,
+    ran: Mapping[str, str], pictures: Collection[str],
+) -> str:  # fmt: skip
+    """The page. `found`: all claims of all papers, adjusted together. `ran`: what was run of "paper study"."""
     size = next(iter(files.values())).size
     counted = sum(one.counted for one in found)
     parts = [
         f"# The papers' claims, size {size}",
         ABOUT[size],
         READING.format(tests=len(found) - counted, counted=counted),
-        f"## All claims\n\n{_summary(found, files, measured)}",
+        f"## All claims\n\n{_summary(found, files)}",
     ]
     for paper, claims in files.items():
         own = [one for one in found if one.named.paper == paper]
         commit = declared.commit_of(claims.path)
-        parts.append(f"## {TITLES[paper]}\n\nThe claims file's commit: {commit}.\n\n{_table(own)}")
+        parts.append(f"## {TITLES[paper]}\n\nThe claims file's commit: {commit}.")
+        if paper in pictures:
+            parts.append(f"![{FOREST.format(TITLES[paper])}]({PICTURE.format(paper)})")
+        parts.append(_table(own))
         parts += [_details(one, claims, measured[paper], facts) for one in own]
         used = dict.fromkeys(one.named.claim.study for one in own)
-        said = [f"- {name}: {_ran(claims, name, measured[paper])}." for name in used]
-        parts.append(f"### What was run for {TITLES[paper]}\n\n" + "\n".join(said))
+        said = [f"- {name}: {ran[f'{paper} {name}']}." for name in used]
+        parts.append(f"### What was run for {TITLES[paper]}\n\n" + "\n".join([*said, *_machines(own)]))
     return "\n\n".join(parts) + "\n"
 
 
-def numbers_of(found: Sequence[Verdict]) -> bytes:
-    """claims.csv: a line per tested number."""
-    return as_csv(PER_CLAIM, (line for one in found for line in _lines(one)))
+def html_of(page: str, size: str, pictures: Mapping[str, bytes]) -> str:
+    """The page for a browser, with its pictures inside."""
+    body = MarkdownIt("commonmark").enable("table").render(page)
+    # GitHub and the site give a heading the same anchor.
+    body = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', body)
+    for name, picture in pictures.items():
+        body = body.replace(f'src="{name}"', f'src="{inline(picture)}"')
+    return render("claims.html.j2", {"title": f"The papers' claims, size {size}", "body": body})
 
 
-def runs_of(found: Sequence[Verdict]) -> bytes:
-    """claims-runs.csv: every run behind every number, with the hash of its weights."""
-    lines = []
-    for one in found:
-        for part in one.parts:
-            for seed, cells in part.cells.items():
-                for cell in cells:
-                    tags, made = cell.run.tags, cell.run.made
-                    lines.append([
-                        one.named.paper, one.named.id, part.words, seed, part.values[seed], cell.role, cell.scenario,
-                        cell.recipe, cell.value, cell.run.key, tags["weights_sha256"], tags.get("fingerprint"),
-                        made.get("run_id"), tags.get("git_commit"),
-                    ])  # fmt: skip
-    return as_csv(PER_RUN, lines)
-
-
-def _lines(one: Verdict) -> Iterator[list[object]]:
-    claim = one.named.claim
-    if not one.tested:
-        yield [one.named.paper, one.named.id, None, claim.statistic, claim.holds.words, *[None] * 8, one.word]
-    for tested in one.tested:
-        low, high = tested.interval or (None, None)
-        own, of = tested.compared, one.named
-        wanted = f"{'above' if tested.side > 0 else 'below'} {tested.bound:g}"
-        mean = tested.mean if own.differences else None
-        ps = (None, None, None) if one.counted else (own.p, own.sign_p, one.holm_p)
-        yield [
-            of.paper, of.id, tested.part.words, claim.statistic, wanted, mean, low, high, len(own.differences), *ps,
-            "yes" if tested is one.weakest else "", one.word,
-        ]  # fmt: skip
-
-
-def _summary(found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured]) -> str:
+def _summary(found: Sequence[Verdict], files: Mapping[str, Claims]) -> str:
     rows = [["paper", "claims", *VERDICTS, "CPU hours, reckoned", "measured"]]
     totals = [0.0, 0.0]
     for paper, claims in files.items():
         words = Counter(one.word for one in found if one.named.paper == paper)
         reckoned = sum(claims.hours(name) for name in claims.studies)
-        taken = _taken(measured[paper], claims)
+        taken = _taken([one for one in found if one.named.paper == paper])
         totals = [totals[0] + reckoned, totals[1] + taken]
         counts = [str(words[verdict]) for verdict in VERDICTS]
         rows.append([TITLES[paper], str(words.total()), *counts, _hours(reckoned), _hours(taken) if taken else NONE])
@@ -120,10 +95,16 @@ def _summary(found: Sequence[Verdict], files: Mapping[str, Claims], measured: Ma
     return markdown(rows)
 
 
-def _taken(measured: Measured, claims: Claims) -> float:
-    """CPU hours of all finished runs of the claims' studies. A run of two studies counts once."""
-    runs = {run.tags.get("fingerprint", run.key): run for name in claims.studies for run in measured.of_study(name)}
-    return sum(sum(run.seconds) for run in runs.values() if run.seconds) / 3600
+def _taken(found: Sequence[Verdict]) -> float:
+    """CPU hours of all runs that ended. A run of two claims counts once."""
+    runs = {ran.fingerprint or (ran.study, ran.item): ran for one in found for ran in one.runs}
+    return sum(ran.seconds or 0 for ran in runs.values()) / 3600
+
+
+def _machines(found: Sequence[Verdict]) -> list[str]:
+    """The machines and versions behind a paper's numbers."""
+    every = {(ran.cpu, ran.torch, ran.commit[:7]) for one in found for ran in one.runs if not ran.diverged}
+    return [f"- Made with {cpu or NONE}, torch {torch}, commit {commit}." for cpu, torch, commit in sorted(every)]
 
 
 def _table(found: Sequence[Verdict]) -> str:
@@ -154,8 +135,7 @@ def _measured(one: Verdict, tested: Tested | None) -> str:
 
 def _details(one: Verdict, claims: Claims, measured: Measured, facts: declared.Facts) -> str:
     claim = one.named.claim
-    items = [run for s, r in claim.cells for run in measured.runs({"study": claim.study, "scenario": s, "recipe": r})]
-    taken = sum(sum(run.seconds) for run in items if run.seconds) / 3600
+    taken = sum(ran.seconds or 0 for ran in one.runs) / 3600
     hours = f"about {_hours(claims.hours(claim.study, claim.cells))} CPU hours"
     hours += f", measured {_hours(taken)}" if taken else ""
     lines = [
@@ -163,7 +143,7 @@ def _details(one: Verdict, claims: Claims, measured: Measured, facts: declared.F
         f"Held if {claim.holds.words} {claim.unit}".rstrip() + ".",
         f"Differs from the paper: {claim.differs}",
         f"Test: {declared.words(one.named, facts)}.",
-        f"Runs: {len(one.named.items)} of study {claim.study}, {hours}.",
+        f"Runs: {len(one.named.items)} of study {claim.study}, {hours}{COMMITTED if one.published else ''}.",
         f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
     ]  # fmt: skip
     if len(one.tested) > 1 and one.weakest:
@@ -193,7 +173,8 @@ def _why(one: Verdict, measured: Measured) -> str:
     return ""
 
 
-def _ran(claims: Claims, name: str, measured: Measured) -> str:
+def what_was_run(claims: Claims, name: str, measured: Measured) -> str:
+    """One line on a study."""
     study = claims.studies[name]
     return f"{study.what}: {what_ran(measured.of_study(name), study.items, measured.ends(name))}"
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from scipy.stats import linregress
 
 from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Claim, Named
 from fedml_noniid.pipelines.papers.targets.measured import ALLOWED, Measured, number
 from fedml_noniid.plugins.core.errors import UserError
@@ -32,7 +33,7 @@ class Cell(NamedTuple):
     role: str  # of, less, or the name in `over`
     scenario: str
     recipe: str
-    run: Result
+    run: Ran
     value: float
 
 
@@ -96,7 +97,7 @@ def _ratio(cells: Sequence[Cell]) -> float:
 
 
 def _same(cells: Sequence[Cell]) -> float:
-    return float(cells[0].run.tags["weights_sha256"] == cells[1].run.tags["weights_sha256"])
+    return float(cells[0].run.weights_sha256 == cells[1].run.weights_sha256)
 
 
 def _trends(claim: Claim, measured: Measured) -> Iterator[Part]:
@@ -133,7 +134,7 @@ def _part(
         for run in measured.runs(address):
             value = 0.0 if claim.contrast == "same" else statistic(claim.statistic, run, measured, claim.study)
             if value is not None:
-                cells[run.seed] = Cell(role, scenario, recipe, run, claim.scale * value)
+                cells[run.seed] = Cell(role, scenario, recipe, Ran.of(claim.study, run), claim.scale * value)
         by_role.append(cells)
     seeds = sorted(set.intersection(*(set(cells) for cells in by_role)))
     found = {seed: tuple(cells[seed] for cells in by_role) for seed in seeds}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page
+from fedml_noniid.pipelines.papers.claims import declared, page, picture, tables
+from fedml_noniid.pipelines.papers.claims.published import FACTS, Published, read
 from fedml_noniid.pipelines.papers.claims.spec import FILE, Claims, Named, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict, adjusted, judged
 from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, folder_of
@@ -17,6 +19,8 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
 
 log = logging.getLogger(__name__)
+PAGE = "claims.md"
+COMMITTED = Path("docs") / "results"  # in a checkout
 
 
 def files(size: str, root: Path) -> dict[str, Claims]:
@@ -51,16 +55,45 @@ def claims(
             own = found[of]
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
             execute(place, own.studies[study])
-    measured = {of: measured_of(one, place.root) for of, one in found.items()}
-    verdicts = judged_all(found, measured)
-    files_ = {
-        "claims.md": page.markdown_of(verdicts, found, measured, declared.read(folder)).encode(),
-        "claims.csv": page.numbers_of(verdicts),
-        "claims-runs.csv": page.runs_of(verdicts),
-    }
-    for file, content in files_.items():
+    for file, content in files_of(found, place.root, size, published_at(place.root, size)).items():
         write_whole(folder / file, content)
-    return folder / "claims.md"
+    return folder / PAGE
+
+
+def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Published) -> dict[str, bytes]:
+    """The page and all that lies beside it."""
+    measured = {of: measured_of(one, root) for of, one in found.items()}
+    verdicts = judged_all(found, measured, published)
+    facts = {**declared.read(root / RESULTS / "claims" / size), **published.facts}
+    ran = {
+        f"{of} {name}": _ran(verdicts, published, of, name) or page.what_was_run(one, name, measured[of])
+        for of, one in found.items()
+        for name in one.studies
+    }
+    pictures = {
+        of: drawn for of in found
+        if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], page.TITLES[of])) is not None
+    }  # fmt: skip
+    text = page.markdown_of(verdicts, found, measured, facts, ran, pictures)
+    tested = {one.named.id: one.named.sha256 for one in verdicts if not one.missing}
+    known = {of: {**facts[of], "test": sha256} for of, sha256 in tested.items() if of in facts}
+    named = {picture.PICTURE.format(of): drawn for of, drawn in pictures.items()}
+    return {
+        PAGE: text.encode(), "claims.html": page.html_of(text, size, named).encode(), **named,
+        FACTS: (json.dumps({"claims": known, "studies": ran}, indent=1, sort_keys=True) + "\n").encode(),
+        **tables.files_of(verdicts, measured, published),
+    }  # fmt: skip
+
+
+def published_at(root: Path, size: str) -> Published:
+    """The committed numbers of a checkout. Only size small has some."""
+    return read(root / COMMITTED) if size != "smoke" else Published()
+
+
+def _ran(found: Sequence[Verdict], known: Published, paper: str, study: str) -> str | None:
+    """What the committed page says on a study, if the claims take its numbers from there."""
+    own = [one for one in found if (one.named.paper, one.named.claim.study) == (paper, study)]
+    return known.studies.get(f"{paper} {study}") if any(one.published for one in own) else None
 
 
 def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> dict[str, Named]:
@@ -79,6 +112,10 @@ def measured_of(claims: Claims, root: Path) -> Measured:
     return measured
 
 
-def judged_all(found: Mapping[str, Claims], measured: Mapping[str, Measured]) -> list[Verdict]:
-    """The verdicts on all claims, adjusted together."""
-    return adjusted([judged(measured[of], one) for of, claims in found.items() for one in claims.claims.values()])
+def judged_all(
+    found: Mapping[str, Claims], measured: Mapping[str, Measured], known: Published | None = None
+) -> list[Verdict]:
+    """The verdicts on all claims, adjusted together. `known`: the committed numbers."""
+    return adjusted(
+        [judged(measured[of], one, known) for of, claims in found.items() for one in claims.claims.values()]
+    )

@@ -11,7 +11,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from fedml_noniid.pipelines.papers.claims.published import Published
 from fedml_noniid.pipelines.papers.claims.quantities import Part, is_counted, parts, step
+from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Named
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.reporting.comparison import LEVEL, Comparison, holm, paired, seeds_needed
@@ -58,6 +60,8 @@ class Verdict(NamedTuple):
     missing: tuple[str, ...]  # planned runs that have not ended
     diverged: tuple[str, ...]  # runs that ended without a model
     counted: bool
+    runs: tuple[Ran, ...]  # that ended, the diverged ones among them
+    published: bool = False  # whether the numbers are the committed ones
     p: float = 1.0  # of the weakest part
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the page
     tests: int = 1  # claims that Holm adjusts for
@@ -86,24 +90,33 @@ class Verdict(NamedTuple):
         return seeds_needed(self.weakest.compared, self.tests)
 
 
-def judged(measured: Measured, named: Named) -> Verdict:
-    """A claim by itself, before Holm's adjustment."""
+def judged(measured: Measured, named: Named, published: Published | None = None) -> Verdict:
+    """A claim by itself, before Holm's adjustment. `published`: where its numbers are if not all runs are here."""
     claim = named.claim
-    found = tuple(parts(named, measured))
-    ended = {f"{s}-{r}-{run.seed}" for s, r in claim.cells for run in measured.runs(_at(claim.study, s, r))}
-    failed = {
-        f"{s}-{r}-{seed}" for s, r in claim.cells for seed in measured.diverged(_at(claim.study, s, r))
-    }  # fmt: skip
-    missing = tuple(item for item in named.items if item not in ended | failed)
+    runs = {ran.item: ran for s, r in claim.cells for ran in _ran(measured, claim.study, s, r)}
+    known = published is not None and not all(item in runs for item in named.items) and published.has(named)
+    if published is not None and known:
+        runs = {item: published.runs[named.paper, claim.study][item] for item in named.items}
+        found = published.parts(named)
+    else:
+        found = tuple(parts(named, measured))
+    missing = tuple(item for item in named.items if item not in runs)
     tested = tuple(one for part in found for one in _tested(named, part))
     whole = len(tested) > 0 and all(len(one.compared.differences) > 1 for one in tested)
     weakest = min(tested, key=lambda one: one.t) if whole else None
-    diverged = tuple(item for item in named.items if item in failed)
+    diverged = tuple(item for item in named.items if item in runs and runs[item].diverged)
     counted = is_counted(claim)
     p = 1.0
     if weakest is not None and weakest.compared.p is not None and not (missing or diverged or counted):
         p = weakest.compared.p if weakest.t > 0 else min(1.0, len(tested) * weakest.compared.p)
-    return Verdict(named, found, tested, weakest, missing, diverged, counted, p)
+    return Verdict(named, found, tested, weakest, missing, diverged, counted, tuple(runs.values()), known, p)
+
+
+def _ran(measured: Measured, study: str, scenario: str, recipe: str) -> list[Ran]:
+    """The runs of a method on a scenario that ended."""
+    at = {"study": study, "scenario": scenario, "recipe": recipe}
+    early = [Ran.ended_early(study, f"{scenario}-{recipe}-{seed}") for seed in measured.diverged(at)]
+    return [*(Ran.of(study, run) for run in measured.runs(at)), *early]
 
 
 def adjusted(found: Sequence[Verdict]) -> list[Verdict]:
@@ -120,7 +133,3 @@ def _tested(named: Named, part: Part) -> list[Tested]:
         Tested(part, bound, side, paired(part.words, part.values, dict.fromkeys(part.values, bound), step(named.claim)))
         for bound, side in bounds
     ]
-
-
-def _at(study: str, scenario: str, recipe: str) -> dict[str, str]:
-    return {"study": study, "scenario": scenario, "recipe": recipe}
