@@ -41,7 +41,7 @@ class Ran(NamedTuple):
     @classmethod
     def ended_early(cls, study: str, item: str) -> Ran:
         """A run that diverged."""
-        return cls(study, item, *[None] * 3, *[""] * 6)
+        return cls(study, item, None, None, None, "", "", "", "", "", "")
 
     @classmethod
     def read(cls, line: Mapping[str, str]) -> Ran:

@@ -12,6 +12,7 @@ from fedml_noniid.pipelines.papers.claims import declared, page, picture, tables
 from fedml_noniid.pipelines.papers.claims.published import FACTS, Published, read
 from fedml_noniid.pipelines.papers.claims.spec import FILE, Claims, Named, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict, adjusted, judged
+from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.studies import PAPERS, RESULTS, folder_of
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.plugins.core.errors import UserError
@@ -72,7 +73,7 @@ def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Publ
     }
     pictures = {
         of: drawn for of in found
-        if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], page.TITLES[of])) is not None
+        if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], TITLES[of])) is not None
     }  # fmt: skip
     text = page.markdown_of(verdicts, found, measured, facts, ran, pictures)
     tested = {one.named.id: one.named.sha256 for one in verdicts if not one.missing}
