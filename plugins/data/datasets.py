@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import torch
+
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, options_of, refusal
+from fedml_noniid.plugins.data.checks import known, options_of, refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
 from fedml_noniid.plugins.data.readers import arrays as npz
 from fedml_noniid.plugins.data.readers import frames, images
@@ -28,6 +30,7 @@ from fedml_noniid.plugins.data.readers.own import fraction_for_test
 from fedml_noniid.plugins.data.readers.sent140 import sent140
 from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
+from fedml_noniid.plugins.data.splits import fewer
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 Reader = Callable[..., Raw]
@@ -48,10 +51,11 @@ OWN: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
 def check(name: str, options: Mapping[str, object]) -> None:
     """UserError unless data set `name` exists and takes these options. Only `load` checks them against the files.
 
-    Every data set takes `size` ([h, w], to scale its images to) and `normalise` (see `Dataset.of`) beside its own.
+    Beside its own, every data set takes `size` ([h, w], to scale its images to), `normalise` (see `Dataset.of`) and
+    `samples` (how many of the training set are used).
     """
     reader = DATASETS[known("data set", name, DATASETS)]
-    shared = {"size", "normalise"}
+    shared = {"size", "normalise", "samples"}
     options_of(reader, f"data set {name}", {k: v for k, v in options.items() if k not in shared}, also=shared)
     kinds = get_type_hints(reader)
     for key, value in options.items():
@@ -68,6 +72,8 @@ def check(name: str, options: Mapping[str, object]) -> None:
     fraction_for_test(options.get("test_share"))
     mean_and_deviation(options.get("normalise", "channel"))
     image_size(options.get("size"))
+    if options.get("samples") is not None:
+        whole_number("samples", options["samples"], 1)
 
 
 def sources(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
@@ -87,16 +93,29 @@ def load(name: str, root: Path, **options: object) -> Dataset:
     check(name, options)
     reader, root = DATASETS[name], Path(root)
     size, normalise = options.pop("size", None), options.pop("normalise", "channel")
+    samples = options.pop("samples", None)
     if "size" in inspect.signature(reader).parameters:
         options["size"] = size
     try:
         raw = reader(root, **options)
     except OSError as error:
         raise _unreadable(root, error) from None
+    if samples is not None:
+        raw = _thinned(raw, samples)
     shape = image_size(size)
     if shape is not None:
         raw = replace(raw, train_x=resized(raw.train_x, shape), test_x=resized(raw.test_x, shape))
     return Dataset.of(name, raw, normalise)
+
+
+def _thinned(raw: Raw, samples: object) -> Raw:
+    """With fewer training samples. UserError for a number that the training set does not have."""
+    if raw.train_owner is not None:
+        raise refusal("samples", samples, "none, since the data set has owners, who would lose theirs")
+    n = len(raw.train_y)
+    rows = torch.from_numpy(fewer(raw.train_y.numpy(), whole_number("samples", samples, 1)))
+    note = f"{len(rows)} of {n} training samples are used, drawn class by class"
+    return replace(raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note))
 
 
 def _unreadable(root: Path, error: OSError) -> UserError:

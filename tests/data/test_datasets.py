@@ -106,12 +106,24 @@ def test_unknown_names_and_options():
         load("digit", Path())
     with refuse("data set image_folder: option 'sizes' is unknown (did you mean 'size'?)"):
         load("image_folder", Path(), sizes=[8, 8])
-    with refuse("data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, size"):
+    with refuse("data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, samples, size"):
         load("digits", Path(), sises=[8, 8])
     with refuse("normalise 'chanel' is refused (did you mean 'channel'?)", "allowed: channel, half, none, or [mean"):
         load("digits", Path(), normalise="chanel")
     with refuse("data set ['digits'] is unknown"):
         load(["digits"], Path())
+
+
+def test_fewer_training_samples(digits):
+    """The test set stays, the scale is that of what is used, and a note says so."""
+    found = load("digits", Path(), samples=200)
+    assert len(found.train_y) == 200 and torch.equal(found.test_x, digits.test_x)
+    assert found.mean[0] == pytest.approx(found.train_x.double().mean().item())
+    assert found.notes == ("200 of 1437 training samples are used, drawn class by class",)
+    with refuse("samples=2000 is refused; allowed: 10 to 1437, all of the training set"):
+        load("digits", Path(), samples=2000)
+    with refuse("samples='few' is refused; allowed: a whole number from 1 up"):
+        load("digits", Path(), samples="few")
 
 
 # save and read

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.splits import hold_out
+from fedml_noniid.plugins.data.splits import fewer, hold_out
 
 LABELS = np.repeat(np.arange(10), 50)[np.random.default_rng(0).permutation(500)]
 
@@ -79,3 +79,26 @@ def test_the_largest_public_set_leaves_one_sample_of_the_rarest_class():
         hold_out(labels, 0, 12, seed=0)
     with pytest.raises(UserError, match="allowed: none "):
         hold_out(np.repeat([0, 1], [1, 9]), 0, 2, seed=0)
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=label_arrays, share=st.sampled_from([0.0, 0.1, 0.37, 0.9, 1.0]))
+def test_fewer_samples_keep_the_classes_in_proportion(labels, share):
+    sizes = np.bincount(labels)
+    wanted = max(len(sizes), round(share * len(labels)))
+    kept = fewer(labels, wanted)
+    assert len(kept) == wanted and (np.diff(kept) > 0).all()
+    own = np.bincount(labels[kept], minlength=len(sizes))
+    assert (own > 0).all()
+    assert (np.abs(own - wanted / len(labels) * sizes) <= len(sizes)).all()
+    assert (kept == fewer(labels, wanted)).all()
+
+
+@pytest.mark.parametrize("samples", [0, 9, 501, 1.5, True])
+def test_fewer_samples_than_classes_or_more_than_all(samples):
+    with pytest.raises(UserError, match="samples"):
+        fewer(LABELS, samples)
+
+
+def test_fewer_samples_of_equal_classes_are_equal():
+    assert (np.bincount(LABELS[fewer(LABELS, 100)]) == 10).all()

@@ -151,7 +151,7 @@ class Claims:
         data, train, scenarios = content["data"], content["train"], content["scenarios"]
         every = itertools.product(content["scenario_names"], content["recipe_names"]) if cells is None else cells
         shares = sum(float(scenarios[scenario].get("participation", 1)) for scenario, _ in every)
-        images = IMAGES[data["name"]] * (1 - data["validation"]) - data["public"]
+        images = data.get("samples", IMAGES[data["name"]]) * (1 - data["validation"]) - data["public"]
         passes = images * shares * len(content["seeds"]) * train["rounds"] * train["epochs"]
         return float(passes / self.speeds[study] / 3600)
 

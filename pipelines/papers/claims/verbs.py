@@ -48,12 +48,13 @@ def claims(
     wanted = chosen(found, paper, name)
     if running:
         commits = {of: declared.commit_of(one.path) for of, one in found.items()}
-        declared.declare(folder, wanted.values(), commits)
         # Imported here: it imports mlflow, which takes seconds.
         from fedml_noniid.pipelines.papers.study import execute
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in wanted.values()):
             own = found[of]
+            begun = [one for one in wanted.values() if (one.paper, one.claim.study) == (of, study)]
+            declared.declare(folder, begun, commits)
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
             execute(place, own.studies[study])
     for file, content in files_of(found, place.root, size, published_at(place.root, size)).items():

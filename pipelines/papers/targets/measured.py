@@ -33,6 +33,7 @@ ABOUT_CLIENTS = (
     "noise",
     "label_noise",
     "rotation",
+    "drift",
 )  # columns of clients.csv before the classes
 # Statistics that depend on the machine, from the final accuracy and the seconds of each round.
 OF_TIME: Mapping[str, Callable[[float, Sequence[float]], float]] = {
