@@ -20,8 +20,10 @@ from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from fedml_noniid.cli import claims as cli
+from fedml_noniid.pipelines.experiment.config import checked
+from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page, published, verbs
+from fedml_noniid.pipelines.papers.claims import declared, page, published, trials, tuned, verbs
 from fedml_noniid.pipelines.papers.claims.quantities import parts
 from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
@@ -486,6 +488,46 @@ def test_write_copies_the_page_and_its_numbers(tmp_path: Path, monkeypatch: pyte
         "claims-runs.csv", "claims-values.csv", "claims.csv", "claims.json", "claims.md",
     ]  # fmt: skip
     assert page.ABOUT["small"] in (results / "claims.md").read_text()
+
+
+def test_a_tuned_study_runs_with_the_best_trial_of_each_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """b's second trial is the best; a's first diverged. The study keeps what no trial changes."""
+    study = verbs.files(by_hand.SIZE, ROOT)["fednnnn"].studies["claims-mnist-tuned"]
+    trials_ = {
+        "fedavg": [_trial("fedavg", {"train": {"lr": 0.5}}), _trial("fedavg", {"train": {"lr": 0.1}}, 0.3)],
+        "fednnnn": [
+            _trial("fednnnn", {"train": {"lr": 0.2}, "fednnnn": {"beta": 1.0}}, 0.4),
+            _trial("fednnnn", {"train": {"lr": 0.1}, "fednnnn": {"beta": 0.5}}, 0.6),
+        ],
+    }
+    monkeypatch.setattr(tuned, "prepared", lambda place, data: None)
+    monkeypatch.setattr(tuned, "tried", lambda place, settings, scenarios, title: {scenarios[0]: trials_})
+    found = tuned.settled(Workspace.of(tmp_path, {}), study)
+    assert found.content["recipes"]["fedavg"] == {"train": {"lr": 0.1}}
+    assert found.content["recipes"]["fednnnn"] == {"fednnnn": {"beta": 0.5, "gamma": 0.8}, "train": {"lr": 0.1}}
+    assert "tune" not in found.content and found.items == study.items and found.folder == study.folder
+    said = trials.read(tmp_path, study)
+    assert trials.lines("p", "s", said)[:2] == [
+        ["p", "s", "fedavg", "lr 0.1", "100", 0.3, "yes"], ["p", "s", "fedavg", "lr 0.5", "100", None, ""],
+    ]  # fmt: skip
+    assert "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5" in trials.words(said)
+    trials_["fedavg"].pop()
+    with pytest.raises(UserError, match="all trials of fedavg diverged"):
+        tuned.settled(Workspace.of(tmp_path, {}), study)
+
+
+def _trial(recipe: str, values: dict[str, dict[str, Any]], *accuracies: float) -> Trial:
+    return Trial(Point(recipe, f"{recipe}-x", values), accuracies)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_tuned_methods_have_equal_budgets(ours: dict[str, dict[str, Claims]], paper: str) -> None:
+    """The seeds of the trials are none of the study's, and every method has points enough."""
+    for study in ours["small"][paper].studies.values():
+        if "tune" in study.content:
+            tune = study.content["tune"]
+            assert tune["trials"] == 6 and not set(tune["seeds"]) & set(study.content["seeds"])
+            assert all(len(own) == 6 for own in points(checked(study.content, "claims.yaml")).values())
 
 
 def test_smoke_is_not_written_to_the_results() -> None:

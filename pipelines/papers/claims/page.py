@@ -37,7 +37,8 @@ Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<
   **undecided**: neither. {counted} claims are about counted numbers (bytes, equal weights): no test, every seed must
   agree.
 - A claim of several numbers (each other method, each scenario) holds only if all do. The weakest is shown.
-- Nothing was tuned: step sizes and coefficients are the paper's where it gives them, else those of the study.
+- Step sizes and coefficients are the paper's where it gives them, else those of the study. Claims that end in `-tuned`
+  are the exception: each method tried equally many values on the validation split, with seeds of their own.
 - Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
   or claims share count in each. Measured: from the rounds' seconds; the sum counts each run once."""
 

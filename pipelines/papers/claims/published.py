@@ -5,7 +5,7 @@ A claim takes its numbers from there if its own runs are not all here, and if it
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ from fedml_noniid.pipelines.experiment.results import record, table
 from fedml_noniid.pipelines.papers.claims.quantities import Cell, Part
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Named
+from fedml_noniid.pipelines.papers.claims.trials import PER_TRIAL, TRIALS
 from fedml_noniid.plugins.core.errors import UserError
 
 FACTS, VALUES, RUNS, ROUNDS = "claims.json", "claims-values.csv", "claims-runs.csv", "claims-rounds-{}.csv"
@@ -50,6 +51,13 @@ class Published(NamedTuple):
                 cells[seed] = (*cells.get(seed, ()), cell)
             found.append(Part(words, values, cells))
         return tuple(found)
+
+    def trials(self, studies: Collection[tuple[str, str]]) -> list[list[str]]:
+        """The lines on tuning of (paper, study)."""
+        path = self.folder / TRIALS if self.folder else None
+        if path is None or not path.is_file():
+            return []
+        return [[line[key] for key in PER_TRIAL] for line in table(path) if (line["paper"], line["study"]) in studies]
 
     def rounds(self, paper: str, studies: Sequence[str]) -> list[list[str]]:
         """The lines by round of studies."""

@@ -152,7 +152,10 @@ class Claims:
         every = itertools.product(content["scenario_names"], content["recipe_names"]) if cells is None else cells
         shares = sum(float(scenarios[scenario].get("participation", 1)) for scenario, _ in every)
         images = data.get("samples", IMAGES[data["name"]]) * (1 - data["validation"]) - data["public"]
-        passes = images * shares * len(content["seeds"]) * train["rounds"] * train["epochs"]
+        runs = shares * len(content["seeds"])
+        if cells is None and (tune := content.get("tune")):
+            runs += tune["trials"] * len(tune["seeds"]) * len(content["recipe_names"])
+        passes = images * runs * train["rounds"] * train["epochs"]
         return float(passes / self.speeds[study] / 3600)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from fedml_noniid.pipelines.papers.claims import trials
 from fedml_noniid.pipelines.papers.claims.published import PER_ROUND, PER_VALUE, ROUNDS, RUNS, VALUES, Published
 from fedml_noniid.pipelines.papers.claims.runs import Ran
+from fedml_noniid.pipelines.papers.claims.trials import PER_TRIAL, TRIALS
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.reporting.text import as_csv
@@ -25,12 +27,22 @@ def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], publish
         VALUES: as_csv(PER_VALUE, (line for one in found for line in _values(one))),
         RUNS: as_csv(["paper", *Ran._fields], ([paper, *ran] for (paper, *_), ran in runs.items())),
     }
+    kept = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if one.published)
+    every = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if not one.published)
+    tried = [line for paper, study in every for line in _trials(measured[paper], paper, study)]
+    tried += published.trials(kept)
+    if tried:
+        files[TRIALS] = as_csv(PER_TRIAL, tried, digits=6)
     for paper in dict.fromkeys(one.named.paper for one in found):
         own = [one for one in found if one.named.paper == paper]
         lines = _rounds(own, measured[paper], published, paper)
         if lines:
             files[ROUNDS.format(paper)] = as_csv(PER_ROUND, lines, digits=6)
     return files
+
+
+def _trials(measured: Measured, paper: str, study: str) -> list[list[object]]:
+    return trials.lines(paper, study, trials.read(measured.root, measured.studies[study]))
 
 
 def _tests(one: Verdict) -> Iterator[list[object]]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page, picture, tables
+from fedml_noniid.pipelines.papers.claims import declared, page, picture, tables, trials
 from fedml_noniid.pipelines.papers.claims.published import FACTS, Published, read
 from fedml_noniid.pipelines.papers.claims.spec import FILE, Claims, Named, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict, adjusted, judged
@@ -49,6 +49,7 @@ def claims(
     if running:
         commits = {of: declared.commit_of(one.path) for of, one in found.items()}
         # Imported here: it imports mlflow, which takes seconds.
+        from fedml_noniid.pipelines.papers.claims import tuned
         from fedml_noniid.pipelines.papers.study import execute
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in wanted.values()):
@@ -56,7 +57,7 @@ def claims(
             begun = [one for one in wanted.values() if (one.paper, one.claim.study) == (of, study)]
             declared.declare(folder, begun, commits)
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
-            execute(place, own.studies[study])
+            execute(place, tuned.settled(place, own.studies[study]))
     for file, content in files_of(found, place.root, size, published_at(place.root, size)).items():
         write_whole(folder / file, content)
     return folder / PAGE
@@ -68,7 +69,8 @@ def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Publ
     verdicts = judged_all(found, measured, published)
     facts = {**declared.read(root / RESULTS / "claims" / size), **published.facts}
     ran = {
-        f"{of} {name}": _ran(verdicts, published, of, name) or page.what_was_run(one, name, measured[of])
+        f"{of} {name}": _ran(verdicts, published, of, name)
+        or trials.words(trials.read(root, one.studies[name])) + page.what_was_run(one, name, measured[of])
         for of, one in found.items()
         for name in one.studies
     }
