@@ -52,7 +52,7 @@ class Published(NamedTuple):
             found.append(Part(words, values, cells))
         return tuple(found)
 
-    def trials(self, studies: Collection[tuple[str, str]]) -> list[list[str]]:
+    def trials(self, studies: Collection[tuple[str, str]]) -> list[list[object]]:
         """The lines on tuning of (paper, study)."""
         path = self.folder / TRIALS if self.folder else None
         if path is None or not path.is_file():

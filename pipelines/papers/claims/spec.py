@@ -145,18 +145,23 @@ class Claims:
     claims: Mapping[str, Named]
     speeds: Mapping[str, float]  # images a second and core, by study
 
-    def hours(self, study: str, cells: Iterable[tuple[str, str]] | None = None) -> float:
-        """CPU hours of a study, or of some (scenario, recipe) of it, reckoned from the images that are trained on."""
+    def images(self, study: str, scenario: str) -> float:
+        """Images that one run trains on, each as often as it is used."""
         content = self.studies[study].content
-        data, train, scenarios = content["data"], content["train"], content["scenarios"]
+        data, train = content["data"], content["train"]
+        held = data.get("samples", IMAGES[data["name"]]) * (1 - data["validation"]) - data["public"]
+        share = float(content["scenarios"][scenario].get("participation", 1))
+        return float(held * share * train["rounds"] * train["epochs"])
+
+    def hours(self, study: str, cells: Iterable[tuple[str, str]] | None = None) -> float:
+        """CPU hours of a study with its trials, or of some (scenario, recipe) of it, reckoned from the images."""
+        content = self.studies[study].content
         every = itertools.product(content["scenario_names"], content["recipe_names"]) if cells is None else cells
-        shares = sum(float(scenarios[scenario].get("participation", 1)) for scenario, _ in every)
-        images = data.get("samples", IMAGES[data["name"]]) * (1 - data["validation"]) - data["public"]
-        runs = shares * len(content["seeds"])
+        images = sum(self.images(study, scenario) for scenario, _ in every) * len(content["seeds"])
         if cells is None and (tune := content.get("tune")):
-            runs += tune["trials"] * len(tune["seeds"]) * len(content["recipe_names"])
-        passes = images * runs * train["rounds"] * train["epochs"]
-        return float(passes / self.speeds[study] / 3600)
+            trials = tune["trials"] * len(tune["seeds"]) * len(content["recipe_names"])
+            images += trials * self.images(study, content["scenario_names"][0])
+        return images / self.speeds[study] / 3600
 
 
 def of_paper(paper: str, size: str, root: Path) -> Claims:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.papers.claims import declared, page, picture, tables, trials
+from fedml_noniid.pipelines.papers.claims import costs, declared, page, picture, tables, trials
 from fedml_noniid.pipelines.papers.claims.published import FACTS, Published, read
 from fedml_noniid.pipelines.papers.claims.spec import FILE, Claims, Named, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict, adjusted, judged
@@ -79,6 +79,7 @@ def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Publ
         if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], TITLES[of])) is not None
     }  # fmt: skip
     text = page.markdown_of(verdicts, found, measured, facts, ran, pictures)
+    text += "".join(f"\n{section}\n" for section in [costs.section(verdicts, found, root)] if section)
     tested = {one.named.id: one.named.sha256 for one in verdicts if not one.missing}
     known = {of: {**facts[of], "test": sha256} for of, sha256 in tested.items() if of in facts}
     named = {picture.PICTURE.format(of): drawn for of, drawn in pictures.items()}
