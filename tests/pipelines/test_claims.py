@@ -297,6 +297,28 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     assert "data:image/png;base64," in (folder / "claims.html").read_text()
 
 
+def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp_path: Path) -> None:
+    """b is 10 points below a: the claim on b does not hold, and the cause is supported. Holm counts one claim."""
+    root = written(tmp_path, {"of": ["b"], "less": ["a"]})
+    why = CLAIM | {"explains": "c0", "cause": "It is b."}
+    path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
+    with path.open("a") as file:
+        own = {key: value for key, value in why.items() if key not in ("quote", "place")}
+        YAML(typ="safe", pure=True).dump({"why": {"w0": own}}, file)
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    (found,) = verdicts(root)
+    assert (found.word, found.tests) == ("not held", 1)
+    text = shown(root)
+    assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
+    assert "**supported** (no run yet, w0)" in text
+    values = (root / "papers" / "claims" / by_hand.SIZE / "claims-values.csv").read_text()
+    assert {line["claim"] for line in csv.DictReader(io.StringIO(values))} == {"c0", "w0"}
+    path.write_text(path.read_text().replace("explains: c0", "explains: c1"))
+    with pytest.raises(UserError, match="w0: claim 'c1' is unknown"):
+        shown(root)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from typing import cast
 
 from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.papers.claims import declared
 from fedml_noniid.pipelines.papers.claims.picture import FOREST, PICTURE
-from fedml_noniid.pipelines.papers.claims.spec import Claims
+from fedml_noniid.pipelines.papers.claims.spec import Claims, Why
 from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -39,15 +40,25 @@ Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<
 - A claim of several numbers (each other method, each scenario) holds only if all do. The weakest is shown.
 - Step sizes and coefficients are the paper's where it gives them, else those of the study. Claims that end in `-tuned`
   are the exception: each method tried equally many values on the validation split, with seeds of their own.
+- "Why?" names a suspected cause of a verdict and an experiment on it, written down before that experiment's first run.
+  Their tests are adjusted among themselves.
 - Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
   or claims share count in each. Measured: from the rounds' seconds; the sum counts each run once."""
 
 
 def markdown_of(
-    found: Sequence[Verdict], files: Mapping[str, Claims], measured: Mapping[str, Measured], facts: declared.Facts,
-    ran: Mapping[str, str], pictures: Collection[str],
-) -> str:  # fmt: skip
-    """The page. `found`: all claims of all papers, adjusted together. `ran`: what was run of "paper study"."""
+    found: Sequence[Verdict],
+    whys: Sequence[Verdict],
+    files: Mapping[str, Claims],
+    measured: Mapping[str, Measured],
+    facts: declared.Facts,
+    ran: Mapping[str, str],
+    pictures: Collection[str],
+) -> str:
+    """The page. `found`: all claims of all papers, adjusted together; `whys`: the experiments on causes.
+
+    `ran`: what was run of "paper study". `pictures`: the papers that have one.
+    """
     size = next(iter(files.values())).size
     counted = sum(one.counted for one in found)
     parts = [
@@ -63,8 +74,8 @@ def markdown_of(
         if paper in pictures:
             parts.append(f"![{FOREST.format(TITLES[paper])}]({PICTURE.format(paper)})")
         parts.append(_table(own))
-        parts += [_details(one, claims, measured[paper], facts) for one in own]
-        used = dict.fromkeys(one.named.claim.study for one in own)
+        parts += [_details(one, claims, measured[paper], facts, whys) for one in own]
+        used = dict.fromkeys(one.named.claim.study for one in (*own, *whys) if one.named.paper == paper)
         said = [f"- {name}: {ran[f'{paper} {name}']}." for name in used]
         parts.append(f"### What was run for {TITLES[paper]}\n\n" + "\n".join([*said, *_machines(own)]))
     return "\n\n".join(parts) + "\n"
@@ -134,7 +145,9 @@ def _measured(one: Verdict, tested: Tested | None) -> str:
     return f"{mean} ({low:+z.{claim.decimals}f} to {high:+z.{claim.decimals}f})"
 
 
-def _details(one: Verdict, claims: Claims, measured: Measured, facts: declared.Facts) -> str:
+def _details(
+    one: Verdict, claims: Claims, measured: Measured, facts: declared.Facts, whys: Sequence[Verdict]
+) -> str:  # fmt: skip
     claim = one.named.claim
     taken = sum(ran.seconds or 0 for ran in one.runs) / 3600
     hours = f"about {_hours(claims.hours(claim.study, claim.cells))} CPU hours"
@@ -149,7 +162,19 @@ def _details(one: Verdict, claims: Claims, measured: Measured, facts: declared.F
     ]  # fmt: skip
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
+    lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
     return f"### {one.named.id}\n\n> {_plain(claim.quote)}\n\n{claim.place}\n\n" + "\n".join(f"- {x}" for x in lines)
+
+
+def _cause(why: Verdict, facts: declared.Facts) -> str:
+    """One experiment on the cause of a verdict."""
+    claim = cast("Why", why.named.claim)
+    word = {HELD: "supported", NOT_HELD: "not supported"}.get(why.word, why.word)
+    wanted = f"{claim.holds.words} {claim.unit}".strip()
+    return (
+        f"Why? {claim.cause} Tested: {claim.tests}; supported if {wanted}. Measured: {_measured(why, why.weakest)}. "
+        f"**{word}** ({declared.words(why.named, facts)}, {why.named.id})"
+    )
 
 
 def _why(one: Verdict, measured: Measured) -> str:

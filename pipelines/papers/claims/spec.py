@@ -1,9 +1,9 @@
 """A claim: a sentence of a paper, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
 
-The file has two sections. `studies` are written as in the paper's params.yaml and may be `like` a study of that file.
+The file has three sections. `studies` are written as in the paper's params.yaml and may be `like` a study of that file.
 Their own settings are those of size `small`, and the keys under `smoke` replace some of them at that size. A study's
 `images_per_second` is the measured speed of one core, from which the page reckons hours. `claims` maps an ID to the
-keys of `Claim`.
+keys of `Claim`. `why` maps an ID to the keys of `Why`: experiments on the causes of verdicts. It may be left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FILE = "claims.yaml"
 SIZES = ("smoke", "small")
 LEAST_SEEDS = 5  # of a study, at size small
 SPEED = "images_per_second"
-SECTIONS = ("studies", "claims")
+SECTIONS, WHY = ("studies", "claims"), "why"
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Training images of each data set that a claim's study may have.
 IMAGES = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000}
@@ -113,6 +113,15 @@ class Claim(Section):
         return tuple((scenario, recipe) for scenario in scenarios for recipe in recipes)
 
 
+class Why(Claim):
+    """An experiment on the cause of a verdict, written down after the verdict and before its own first run."""
+
+    quote: str = ""
+    place: str = ""
+    explains: str  # the claim's ID
+    cause: str  # the suspected cause, in a sentence; it is supported if the test holds
+
+
 @dataclass(frozen=True)
 class Named:
     """A claim with its place in the file."""
@@ -143,6 +152,7 @@ class Claims:
     path: Path
     studies: Mapping[str, Study]
     claims: Mapping[str, Named]
+    whys: Mapping[str, Named]
     speeds: Mapping[str, float]  # images a second and core, by study
 
     def images(self, study: str, scenario: str) -> float:
@@ -171,20 +181,29 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
     path = folder / FILE
     found = read_yaml(path)
     for key in found:
-        known(f"{path}: section", key, SECTIONS)
+        known(f"{path}: section", key, (*SECTIONS, WHY))
     for key in SECTIONS:
         if not isinstance(found.get(key), dict) or not found[key]:
             raise UserError(f"{path}: the section {key!r} is missing or empty")
     studies, speeds = _studies(paper, size, path, found["studies"], read_yaml(folder / "params.yaml")["studies"])
-    claims = dict(_claims(path, found["claims"], studies, paper))
-    used = {name: {cell for one in claims.values() if one.claim.study == name for cell in one.claim.cells}
+    claims = dict(_claims(path, found["claims"], studies, paper, Claim))
+    whys = dict(_claims(path, found.get(WHY) or {}, studies, paper, Why))
+    for name, why in whys.items():
+        if name in claims:
+            raise UserError(f"{path}: {WHY}: {name}: is the ID of a claim too; allowed: another one")
+        assert isinstance(why.claim, Why)
+        known(f"{path}: {name}: claim", why.claim.explains, claims)
+    every = [*claims.values(), *whys.values()]
+    used = {name: {cell for one in every if one.claim.study == name for cell in one.claim.cells}
             for name in studies}  # fmt: skip
     for name, cells in used.items():
         if not cells:
             raise UserError(f"{path}: study {name!r} is in no claim")
     narrowed = {name: _only(study, used[name]) for name, study in studies.items()}
-    claims = {name: replace(one, study=narrowed[one.claim.study]) for name, one in claims.items()}
-    return Claims(paper, size, path, narrowed, claims, speeds)
+    claims, whys = (
+        {name: replace(one, study=narrowed[one.claim.study]) for name, one in own.items()} for own in (claims, whys)
+    )
+    return Claims(paper, size, path, narrowed, claims, whys, speeds)
 
 
 def _studies(
@@ -221,16 +240,16 @@ def _speed(name: str, own: Mapping[str, Any]) -> object:
 
 
 def _claims(
-    path: Path, found: Mapping[str, Any], studies: Mapping[str, Study], paper: str
+    path: Path, found: Mapping[str, Any], studies: Mapping[str, Study], paper: str, kind: type[Claim]
 ) -> Iterator[tuple[str, Named]]:
     for name, values in found.items():
         where = f"{path}: {name}"
         if not ID.fullmatch(str(name)):
             raise UserError(f"{where}: the ID is refused; allowed: small letters, digits and single dashes")
         try:
-            claim = Claim.model_validate(values)
+            claim = kind.model_validate(values)
         except ValidationError as error:
-            lines = mistakes(error, {"": Claim, "holds": Holds})
+            lines = mistakes(error, {"": kind, "holds": Holds})
             raise UserError("\n".join(f"{where}: {line}" for line in lines)) from None
         study = studies[known(f"{where}: study", claim.study, studies)]
         for scenario, recipe in claim.cells:

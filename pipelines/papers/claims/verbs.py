@@ -29,7 +29,7 @@ def files(size: str, root: Path) -> dict[str, Claims]:
     found = {paper: of_paper(paper, size, root) for paper in PAPERS if (folder_of(paper, root) / FILE).is_file()}
     owners: dict[str, Claims] = {}
     for claims in found.values():
-        for name in claims.claims:
+        for name in (*claims.claims, *claims.whys):
             if name in owners:
                 raise UserError(f"{claims.path}: {name}: the ID is in {owners[name].path} too; allowed: another one")
             owners[name] = claims
@@ -66,10 +66,11 @@ def claims(
 def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Published) -> dict[str, bytes]:
     """The page and all that lies beside it."""
     measured = {of: measured_of(one, root) for of, one in found.items()}
-    verdicts = judged_all(found, measured, published)
+    verdicts, whys = judged_all(found, measured, published), judged_all(found, measured, published, whys=True)
+    every = [*verdicts, *whys]
     facts = {**declared.read(root / RESULTS / "claims" / size), **published.facts}
     ran = {
-        f"{of} {name}": _ran(verdicts, published, of, name)
+        f"{of} {name}": _ran(every, published, of, name)
         or trials.words(trials.read(root, one.studies[name])) + page.what_was_run(one, name, measured[of])
         for of, one in found.items()
         for name in one.studies
@@ -78,15 +79,15 @@ def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Publ
         of: drawn for of in found
         if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], TITLES[of])) is not None
     }  # fmt: skip
-    text = page.markdown_of(verdicts, found, measured, facts, ran, pictures)
-    text += "".join(f"\n{section}\n" for section in [costs.section(verdicts, found, root)] if section)
-    tested = {one.named.id: one.named.sha256 for one in verdicts if not one.missing}
+    text = page.markdown_of(verdicts, whys, found, measured, facts, ran, pictures)
+    text += "".join(f"\n{section}\n" for section in [costs.section(every, found, root)] if section)
+    tested = {one.named.id: one.named.sha256 for one in every if not one.missing}
     known = {of: {**facts[of], "test": sha256} for of, sha256 in tested.items() if of in facts}
     named = {picture.PICTURE.format(of): drawn for of, drawn in pictures.items()}
     return {
         PAGE: text.encode(), "claims.html": page.html_of(text, size, named).encode(), **named,
         FACTS: (json.dumps({"claims": known, "studies": ran}, indent=1, sort_keys=True) + "\n").encode(),
-        **tables.files_of(verdicts, measured, published),
+        **tables.files_of(every, measured, published),
     }  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> 
     if paper is not None:
         known("paper with claims", paper, found)
     own = [claims for of, claims in found.items() if paper in (None, of)]
-    every = {id_: one for claims in own for id_, one in claims.claims.items()}
+    every = {id_: one for claims in own for id_, one in (*claims.claims.items(), *claims.whys.items())}
     return every if name is None else {name: every[known("claim", name, every)]}
 
 
@@ -118,9 +119,8 @@ def measured_of(claims: Claims, root: Path) -> Measured:
 
 
 def judged_all(
-    found: Mapping[str, Claims], measured: Mapping[str, Measured], known: Published | None = None
+    found: Mapping[str, Claims], measured: Mapping[str, Measured], known: Published | None = None, whys: bool = False
 ) -> list[Verdict]:
-    """The verdicts on all claims, adjusted together. `known`: the committed numbers."""
-    return adjusted(
-        [judged(measured[of], one, known) for of, claims in found.items() for one in claims.claims.values()]
-    )
+    """The verdicts on all claims, or on all causes (`whys`), adjusted together. `known`: the committed numbers."""
+    own = {of: claims.whys if whys else claims.claims for of, claims in found.items()}
+    return adjusted([judged(measured[of], one, known) for of, named in own.items() for one in named.values()])
