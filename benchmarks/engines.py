@@ -58,6 +58,8 @@ def ours(workload: Workload) -> list[Engine]:
     ]
     if network(workload).dense:  # on a CPU, vectorized convolutions are slower than sequential ones
         found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
+    else:  # dense models are slower in bf16; its weights differ, so the final loss is compared
+        found.append(Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False))
     return found
 
 

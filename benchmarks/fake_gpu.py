@@ -7,6 +7,9 @@ mixes devices raises. A dispatch mode sees every operation below autograd and co
 - copies: from the host to the device.
 - waits: the host needs a value of the device (`.item()`, a copy to the host, a shape that depends on data).
 
+While a CUDA graph is recorded, an operation is no launch, and a wait or a copy raises, as on a GPU. A replay is one
+launch.
+
 Autograd's engine wants a real CUDA context. So its backward pass gives zeros here and is not counted: a network with a
 written-out gradient is counted whole, every other one without its backward pass.
 """
@@ -17,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -30,6 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DEVICE = torch.device("cuda")
 # Operations that only reserve memory.
 ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+REPLAY = "replay of a CUDA graph"
 OURS = "/plugins/"
 
 
@@ -52,6 +56,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         self.launched: Counter[str] = Counter()  # by operation
         self.copied: Counter[str] = Counter()  # by line of our code
         self.waited: Counter[str] = Counter()  # by line of our code
+        self.recording = False
 
     @property
     def counts(self) -> Counts:
@@ -62,27 +67,65 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, name = kwargs or {}, func._schema.name
-        on_device = bool(args) and isinstance(args[0], Tensor) and args[0].device.type == "cuda"
+        of = args[0][0] if args and isinstance(args[0], list) and args[0] else args[0] if args else None
+        on_device = isinstance(of, Tensor) and of.device.type == "cuda"
         stand_in = STAND_INS.get(name)
         if stand_in is not None:
             if on_device:
-                self.waited[_line()] += 1
+                self._note(self.waited, "a wait")
             return stand_in(*args, **kwargs)
+        with self:  # in inference mode, torch leaves this to the operation's kernel
+            found = func.decompose(*args, **kwargs) if func.namespace == "aten" else NotImplemented
+        if found is not NotImplemented:
+            return found
         found = func(*args, **kwargs)
         first = found[0] if isinstance(found, tuple | list) and found else found
+        if on_device and found is None:  # an operation on lists, in place
+            self.launched[name] += not self.recording
         if not isinstance(first, Tensor):
             return found
         if on_device and first.device.type == "cpu":
-            self.waited[_line()] += 1
+            self._note(self.waited, "a copy to the host")
         elif first.device.type == "cuda":
             given = [leaf for leaf in args if isinstance(leaf, Tensor)]
             is_copy = name in ("aten::_to_copy", "aten::copy_") and any(leaf.device.type == "cpu" for leaf in given)
             is_view = any(of.alias_info is not None and not of.alias_info.is_write for of in func._schema.returns)
             if is_copy:
-                self.copied[_line()] += 1
-            elif not is_view and name not in ALLOCATIONS:
+                self._note(self.copied, "a copy from the host")
+            elif not is_view and name not in ALLOCATIONS and not self.recording:
                 self.launched[name] += 1
         return found
+
+    def _note(self, counter: Counter[str], what: str) -> None:
+        """Counts what a CUDA graph can't record."""
+        if self.recording:
+            raise RuntimeError(f"{what} at {_line()}: operation not permitted when stream is capturing")
+        counter[_line()] += 1
+
+    @contextmanager
+    def graph(self, graph: _Graph, **_: object) -> Iterator[None]:
+        """In place of `torch.cuda.graph`."""
+        graph.watch, self.recording = self, True
+        try:
+            yield
+        finally:
+            self.recording = False
+
+
+class _Stream:
+    """In place of `torch.cuda.Stream`."""
+
+    def wait_stream(self, other: _Stream) -> None:
+        pass
+
+
+class _Graph:
+    """In place of `torch.cuda.CUDAGraph`."""
+
+    watch: Watch
+
+    def replay(self) -> None:
+        self.watch.launched[REPLAY] += 1
 
 
 def _item(value: Tensor) -> float | int | bool:
@@ -127,6 +170,14 @@ def fake_gpu() -> Iterator[Watch]:
         patch.object(torch.autograd, "grad", _zeros),
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),
         patch.object(torch.Tensor, "pin_memory", lambda self, *_: self),
+        patch.multiple(
+            torch.cuda,
+            Stream=_Stream,
+            CUDAGraph=_Graph,
+            graph=watch.graph,
+            current_stream=_Stream,
+            stream=lambda _: nullcontext(),
+        ),
         patch.object(torch.Tensor, "tolist", _list),
         warnings.catch_warnings(),
         FakeTensorMode(allow_non_fake_inputs=True),

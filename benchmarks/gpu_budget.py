@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.fake_gpu import DEVICE, Counts, fake_gpu
+from benchmarks.fake_gpu import DEVICE, REPLAY, Counts, fake_gpu
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.clients import LocalTraining
@@ -25,7 +25,7 @@ from fedml_noniid.plugins.models import build
 
 FOLDER = Path("docs") / "results"
 FILE = FOLDER / "gpu-budget.csv"
-COLUMNS = ("recipe", "engine", *Counts._fields, "launches_per_step", "waits_at")
+COLUMNS = ("recipe", "engine", *Counts._fields, "launches_per_step", "launches_per_step_in_graphs", "waits_at")
 Settings = Mapping[str, Mapping[str, object]]
 
 
@@ -52,13 +52,19 @@ class Cost(NamedTuple):
 
     counts: Counts
     waits: Counter[str]
+    replays: int  # of CUDA graphs, among the launches
 
 
-def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> Cost:
-    """The second round, with `steps` local steps: in the first one, memory is made that later rounds use again."""
+def of_round(
+    recipe: str, settings: Settings, engine: str, setting: Setting, steps: int, cuda_graphs: bool = False
+) -> Cost:
+    """The second round, with `steps` local steps: in the first one, memory is made that later rounds use again.
+
+    UserError if a step can't be recorded.
+    """
     n = sum(setting.sizes)
     clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
-    local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps)
+    local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps, cuda_graphs=cuda_graphs)
     with fake_gpu() as watch:
         x = torch.empty(n + 20, *setting.shape, device=DEVICE)
         y = torch.zeros(n + 20, dtype=torch.int64, device=DEVICE)
@@ -69,22 +75,25 @@ def of_round(recipe: str, settings: Settings, engine: str, setting: Setting, ste
         )  # fmt: skip
         rounds = simulation.rounds()
         next(rounds)
-        before, waits = watch.counts, watch.waited.copy()
+        before, waits, replays = watch.counts, watch.waited.copy(), watch.launched[REPLAY]
         next(rounds)
-        return Cost(watch.counts - before, watch.waited - waits)
+        return Cost(watch.counts - before, watch.waited - waits, watch.launched[REPLAY] - replays)
 
 
-def per_step(recipe: str, settings: Settings, engine: str, setting: Setting) -> float:
+def per_step(recipe: str, settings: Settings, engine: str, setting: Setting, cuda_graphs: bool = False) -> float:
     """Launches of one more step: of all clients side by side, or of one client."""
-    few, many = (of_round(recipe, settings, engine, setting, steps).counts.launches for steps in (2, 4))
-    return (many - few) / 2 / (1 if engine == "vectorized" else setting.cohort)
+    # With graphs, every shape of a batch has to come so often that its step is recorded.
+    at = (32, 64) if cuda_graphs else (2, 4)
+    few, many = (of_round(recipe, settings, engine, setting, steps, cuda_graphs).counts.launches for steps in at)
+    return (many - few) / (at[1] - at[0]) / (1 if engine == "vectorized" else setting.cohort)
 
 
 def row(name: str, recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> list[object]:
     """A line of the table."""
     cost = of_round(recipe, settings, engine, setting, steps)
     places = ", ".join(f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items()))
-    return [name, engine, *cost.counts, f"{per_step(recipe, settings, engine, setting):g}", places]
+    launches = (f"{per_step(recipe, settings, engine, setting, graphs):g}" for graphs in (False, True))
+    return [name, engine, *cost.counts, *launches, places]
 
 
 def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
@@ -108,7 +117,8 @@ def page(lines: list[dict[str, str]]) -> str:
         "The first line is a round of [pfl's CIFAR-10 benchmark](https://arxiv.org/abs/2404.06430): 50 clients side by "
         "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients with 5 to 18 samples, "
         "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client (sequential), or of all "
-        "clients side by side (vectorized).\n\n"
+        "clients side by side (vectorized). `launches_per_step_in_graphs`: the same with `cuda_graphs: true`. A step "
+        "with dropout copies what was drawn before it.\n\n"
         "Command: `noniid budget`. `make test` fails if a method launches, copies or waits more than here.\n\n"
     )
     cells = [[line[column] for column in COLUMNS[:-1]] for line in lines]

@@ -1,4 +1,4 @@
-"""Measures our simulation: `python -m benchmarks.ours RESULT sequential|vectorized|workers:N JOB`."""
+"""Measures our simulation: `python -m benchmarks.ours RESULT [bf16-]sequential|vectorized|workers:N JOB`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ LOOKED_AT = 10  # samples of the evaluation after the last round
 def simulation(
     job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None, checkpoint: Path | None = None
 ) -> Simulation:
-    """The job as one of our simulations. `workers:N` is the sequential engine in N processes."""
+    """The job as one of our simulations. `workers:N` is the sequential engine in N processes, `bf16-` a precision."""
     settings = Workload(**job.settings)
     indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
-    local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch)
+    precision = "bf16" if engine.startswith("bf16-") else "float32"
+    local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch, precision=precision)
     rounds = settings.warm + settings.rounds
-    kind, _, workers = engine.partition(":")
+    kind, _, workers = engine.removeprefix("bf16-").partition(":")
     return Simulation(
         recipe, {}, network(settings), Samples(job.x, job.y), indices,
         Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), None, public, local,

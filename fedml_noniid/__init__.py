@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedml_noniid.api import (
+        Advice,
         Data,
         Result,
         Results,
         Split,
         UserError,
+        advise,
         from_arrays,
         from_frame,
         from_texts,
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Data", "Result", "Results", "Split", "UserError", "from_arrays", "from_frame", "from_texts", "load", "partition",
-    "run", "sweep",
+    "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
+    "load", "partition", "run", "sweep",
 ]  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.baselines.fedbabu import FedBABU
+from fedml_noniid.plugins.baselines.fedbn import FedBN
 from fedml_noniid.plugins.baselines.feddc import FedDC
 from fedml_noniid.plugins.baselines.feddf import FedDF
 from fedml_noniid.plugins.baselines.feddyn import FedDyn
@@ -49,6 +50,7 @@ METHODS: dict[str, type[Component]] = {
         FedAdagrad,
         FedAdam,
         FedBABU,
+        FedBN,
         FedDC,
         FedDF,
         FedDyn,

@@ -11,6 +11,7 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "datasharing": {"share": 0.5},
     "fedadam": {"server_lr": 0.03, "tau": 0.05, "beta1": 0.5},
     "fedbabu": {"weights": "uniform"},
+    "fedbn": {},
     "feddc": {"alpha": 0.3},
     "feddf": {"steps": 4, "batch_size": 6, "server_lr": 1e-5},
     "feddyn": {"alpha": 0.3},
@@ -60,6 +61,7 @@ UNSOUND = {
     "feddyn+fednnnn": "server step",
     "feddc+fednnnn": "server step",
     "rfedavg+rfedavg_plus": "feature distribution regulariser",
+    "fedbn+fnr": "outside of local training",
 }
 PAIRS = tuple(
     pair

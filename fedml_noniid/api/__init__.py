@@ -11,6 +11,7 @@ Names, defaults and checks are those of params.yaml, and the same settings give 
 True
 """
 
+from fedml_noniid.api.advice import Advice, advise
 from fedml_noniid.api.data import Data, from_arrays, from_frame, from_texts, load
 from fedml_noniid.api.result import Result, Results
 from fedml_noniid.api.running import run, sweep
@@ -18,6 +19,6 @@ from fedml_noniid.api.split import Split, partition
 from fedml_noniid.plugins.core.errors import UserError
 
 __all__ = [
-    "Data", "Result", "Results", "Split", "UserError", "from_arrays", "from_frame", "from_texts", "load", "partition",
-    "run", "sweep",
+    "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
+    "load", "partition", "run", "sweep",
 ]  # fmt: skip

@@ -74,6 +74,8 @@ def of(
         settings = config.checked(content, config.FILE)
         if from_memory:
             settings = settings.model_copy(update={"data": DataSettings.model_construct(**whole, **data)})
+        if where != "partition" and (late := settings.late()):  # dealing knows no rounds
+            raise UserError("\n".join(late))
         missing = settings.scenarios[name].availability
         if missing is not None:
             missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)

@@ -109,6 +109,7 @@ def partition(
     noise: Mapping[str, Any] | None = None,
     label_noise: Mapping[str, Any] | None = None,
     rotation: Mapping[str, Any] | None = None,
+    drift: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Split:
     """Deals the training set to clients.
@@ -116,7 +117,8 @@ def partition(
     `partition` and its own `options` are those of a scenario in params.yaml. `validation`: the share that is held out.
     `public`: the number of samples that no client holds. `noise`: `{"sigma": ...}` adds noise to each client's samples.
     `label_noise`: `{"rate": ...}` makes some labels of the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the
-    images of each client by one angle. UserError for an unknown name or option, and for values that don't fit the data.
+    images of each client by one angle. `drift`: `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1 and 7 from
+    round 20 on. UserError for an unknown name or option, and for values that don't fit the data.
 
     >>> import fedml_noniid as nd
     >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
@@ -124,7 +126,7 @@ def partition(
     """
     check_data("partition", data, Data)
     given = {"partition": partition, "clients": clients, "validation": validation, "public": public, **options}
-    skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation}
+    skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation, "drift": drift}
     given |= {key: skew for key, skew in skews.items() if skew is not None}
     known = settings.options()
     own = [key for key, section in known.items() if section in ("data", "scenario") and key not in OF_RUN]

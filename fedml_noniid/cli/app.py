@@ -11,7 +11,7 @@ import typer
 from typer.exceptions import TyperException
 
 import fedml_noniid
-from fedml_noniid.cli import checkout, claims, deploy, experiment, init, methods, papers, tracking
+from fedml_noniid.cli import advise, checkout, claims, deploy, experiment, init, methods, papers, tracking
 from fedml_noniid.cli.verb import SETTINGS, Group, said, say
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
@@ -24,7 +24,7 @@ EXAMPLES = (
 UNTOLD = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK")  # libraries send no reports of their use
 # typer makes its --install-completion and --show-completion options for the outermost group only.
 app = typer.Typer(cls=Group, context_settings=SETTINGS, epilog="\n".join(EXAMPLES))
-for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
+for module in (init, experiment, advise, methods, papers, claims, deploy, tracking, checkout):
     module.add(app)
 
 

@@ -14,8 +14,8 @@ from fedml_noniid.plugins.core.errors import UserError
 
 
 def check(settings: config.Config) -> None:
-    """Raises UserError with a line for each recipe that can't be composed."""
-    errors: dict[str, None] = {}  # a set in the order of the recipes
+    """Raises UserError with a line for each drift after the last round, and each recipe that can't be composed."""
+    errors = dict.fromkeys(f"{config.FILE}: {line}" for line in settings.late())  # a set, in order
     for name in settings.recipe_names:
         for scenario in settings.scenario_names:
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import NoneType
 from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.errors import UserError, nearest
-from fedml_noniid.plugins.data import datasets, label_noise, noise, rotation
+from fedml_noniid.plugins.data import datasets, drift, label_noise, noise, rotation
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
@@ -37,7 +38,7 @@ from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
 from fedml_noniid.plugins.settings import Count, Decay, LocalSettings, Momentum, Section, mistakes
 
 FILE = "params.yaml"
-SKEWS = ("noise", "label_noise", "rotation")  # of a scenario, beside the options of its partition
+SKEWS = ("noise", "label_noise", "rotation", "drift")  # of a scenario, beside the options of its partition
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -126,6 +127,33 @@ class RotationSettings(Section):
         return f"images rotated by {', '.join(map(str, self.degrees))} degrees"
 
 
+class DriftSettings(Section):
+    """Concept drift: clients swap the labels of two classes from some round on."""
+
+    at: Count  # the first round with other labels
+    swap: list[list[int]]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
+    kind: str = drift.KINDS[0]
+    every: Count | None = None  # rounds from one group of clients to the next, or until the first labels come back
+
+    @model_validator(mode="after")
+    def _fits(self) -> DriftSettings:
+        drift.check(self.kind, self.every, self.swap)
+        return self
+
+    @property
+    def last(self) -> int:
+        """The last round in which labels change."""
+        steps = {"incremental": len(self.swap) - 1, "recurrent": 1}.get(self.kind, 0)
+        return self.at + steps * (self.every or 0)
+
+    @property
+    def words(self) -> str:
+        """`sudden drift from round 20, swapped classes 1-7, 3-4`."""
+        pairs = ", ".join("-".join(map(str, pair)) or "none" for pair in self.swap)
+        often = "" if self.every is None else f" every {self.every}"
+        return f"{self.kind} drift from round {self.at}{often}, swapped classes {pairs}"
+
+
 class AvailabilitySettings(Section):
     """The clients that are missing from rounds: at random, or as a file lists them."""
 
@@ -179,6 +207,7 @@ class Scenario(Section):
     noise: NoiseSettings | None = None
     label_noise: LabelNoiseSettings | None = None
     rotation: RotationSettings | None = None
+    drift: DriftSettings | None = None
     availability: AvailabilitySettings | None = None
 
     @model_validator(mode="after")
@@ -195,6 +224,8 @@ class Scenario(Section):
             raise UserError("\n".join(map(str, wrong)))
         if self.rotation is not None and len(self.rotation.degrees) > self.clients:
             raise refusal("rotation.degrees", self.rotation.degrees, f"at most one angle per client, {self.clients}")
+        if self.drift is not None and len(self.drift.swap) > self.clients:
+            raise refusal("drift.swap", self.drift.swap, f"at most one pair per client, {self.clients}")
         return self
 
     @property
@@ -288,6 +319,7 @@ class TrainSettings(LocalSettings):
     threads: Annotated[int, Field(ge=1, le=256)] = 1
     evaluate_every: Count = 1
     portable: bool = False
+    cuda_graphs: bool = False
 
     @field_validator("model", "optimizer", "engine", "device")
     @classmethod
@@ -305,7 +337,7 @@ class TrainSettings(LocalSettings):
     @property
     def local(self) -> LocalTraining:
         """What a client does in a round."""
-        return self.training(self.optimizer, self.lr)
+        return replace(self.training(self.optimizer, self.lr), cuda_graphs=self.cuda_graphs)
 
 
 class MachineSettings(Section):
@@ -436,6 +468,16 @@ class Config(Section):
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
         return self.data.name in datasets.OWN or any(given is not None and given.file for given in scenarios)
 
+    def late(self) -> list[str]:
+        """A line for each drift that would go on after the last round."""
+        drifts = {name: self.scenarios[name].drift for name in self.scenario_names}
+        return [
+            f"scenarios.{name}.drift: labels change until round {given.last}; allowed: until {self.train.rounds}, the "
+            "last round"
+            for name, given in drifts.items()
+            if given is not None and given.last > self.train.rounds
+        ]
+
     def composition(self, recipe: str) -> str:
         """The recipe that an entry stands for."""
         return self.recipes[recipe].recipe or recipe
@@ -565,5 +607,6 @@ def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]
 SECTIONS: dict[str, type[BaseModel]] = {
     "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
     "noise": NoiseSettings, "label_noise": LabelNoiseSettings, "rotation": RotationSettings,
+    "drift": DriftSettings,
     "availability": AvailabilitySettings, "tune": TuneSettings, "tuned": Tuned,
 }  # fmt: skip

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import label_noise, rotation, statistics
+from fedml_noniid.plugins.data import drift, label_noise, rotation, statistics, unlikeness
 from fedml_noniid.plugins.data.alike import alike, of_owners
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
@@ -42,9 +42,11 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
         if scenario.noise is not None:
             columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
         skew = skewed(scenario, data, clients, seed)
+        deviations = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
     counts = statistics.class_counts(labels, clients, len(data.classes))
     # Some partitions leave samples out by definition.
     described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
+    described |= unlikeness.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
         columns["label_noise"] = [float((own != labels[positions]).mean()) for own, positions in pairs]
@@ -53,6 +55,9 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
     if skew.turns is not None:
         columns["rotation"] = (skew.turns * rotation.QUARTER).tolist()  # degrees
         described["rotations"] = len(set(columns["rotation"]))
+    if skew.drift is not None:
+        columns["drift"] = [*skew.drift.first()]  # rounds
+        described["drifting"] = sum(begins > 0 for begins in columns["drift"])
     test_clients = _test_clients(data, clients, counts, scenario.partition in BY_OWNER, seed)
     return Dealt(Indices(clients, split.validation, split.public, test_clients, skew), counts, described, columns)
 
@@ -65,7 +70,10 @@ def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int
         labels = label_noise.flipped(wrong.kind, rates, data.train_y.numpy(), clients, n_classes, seed)
     if scenario.rotation is not None:
         turns = rotation.turns(scenario.rotation.degrees, len(clients), data.train_x.shape[1:])
-    return Skew(labels, turns)
+    drifts = None
+    if (given := scenario.drift) is not None:
+        drifts = drift.drift(given.kind, given.at, given.every, given.swap, len(clients), len(data.classes))
+    return Skew(labels, turns, drifts)
 
 
 @contextmanager

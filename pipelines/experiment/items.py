@@ -69,10 +69,32 @@ class Item:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
     def test_of(self, client: int) -> Samples:
-        """The test set as a client sees images: turned by its angle, in its noise. The labels are the true ones."""
+        """The test set as a client sees it after the last round: images turned by its angle, in its noise, its labels.
+
+        Label noise is left out.
+        """
         turns = self.indices.skew.turns
         x = self.test.x if turns is None else turned(self.test.x, int(turns[client]))
-        return self.test._replace(x=x, noise=None if self.noise is None else alone(self.noise[client], x))
+        return self.test._replace(
+            x=x, y=self.labels_of(client), noise=None if self.noise is None else alone(self.noise[client], x)
+        )
+
+    def own_test_of(self, client: int) -> Samples:
+        """The client's own part of that test set."""
+        index = torch.from_numpy(self.indices.test_clients[client]).to(self.device)
+        x, y, noise = self.test_of(client)
+        return Samples(x[index], y[index], None if noise is None else noise._replace(row=noise.row[index]))
+
+    def own_tests(self) -> list[Samples]:
+        """Each client's own part of the test set as it sees it, with the true labels."""
+        owned = self.indices.test_clients
+        labels = (self.test.y[torch.from_numpy(positions).to(self.device)] for positions in owned)
+        return [self.own_test_of(client)._replace(y=y) for client, y in enumerate(labels)]
+
+    def labels_of(self, client: int) -> Tensor:
+        """The labels that a client gives to the test set after the last round."""
+        drift = self.indices.skew.drift
+        return self.test.y if drift is None else drift.seen(self.test.y, client, self.settings.train.rounds)
 
     def simulation(self, checkpoint: Path | None = None, fingerprint: str = "", workers: int = 1) -> Simulation:
         """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""
@@ -105,4 +127,6 @@ class Item:
             observing=train.observe,
             workers=workers,
             absent=nobody if scenario.availability is None else scenario.availability.absent(self.unit.seed),
+            drift=self.indices.skew.drift,
+            tests=self.own_tests,
         )

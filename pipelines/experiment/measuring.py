@@ -10,16 +10,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.statistics import class_counts
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.data.types import Floats
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
+from fedml_noniid.plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, pooled
 from fedml_noniid.plugins.engines.hashing import weights_sha256
+from fedml_noniid.plugins.engines.own import each, one
 
 LAST = 5  # last rounds, for their mean and spread
 
@@ -43,30 +45,47 @@ class Measured(NamedTuple):
 def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -> Measured:
     """Measures the model on the whole test set and sums up the rounds.
 
+    After a concept drift, each client has labels of its own: accuracies and loss are then means over the clients.
+    Where the clients keep a part of the model to themselves, each client's own model is measured. Accuracy and loss are
+    then those on the clients' own test samples, over all of them together; all else is on the test set as the client
+    sees it.
+
     `tensors`: the content of model.safetensors, on the item's device. `rows`: of rounds.csv.
     """
     params, buffers = final_model(tensors)
-    found = evaluate(item.network, params, buffers, item.test)
-    noisy = _noisy(item, params, buffers)
+    parts = own_parts(tensors)
+    found = _each_tested(item, params, buffers, parts) if parts else _tested(item, params, buffers)
+    noisy = _noisy(item, params, buffers, found if parts else [])
 
-    n_classes = len(item.data.classes)
-    per_class = found.per_class_accuracy.numpy()
+    n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
+    shares = [len(view.clients) / n_clients for view in found]
+    accuracy, loss, per_class = (
+        sum(share * getattr(view, key) for share, view in zip(shares, found, strict=True))
+        for key in ("accuracy", "loss", "per_class")
+    )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
-    # A client's accuracy: the mean over classes, weighted by its own mixture. A class without test samples has none.
-    measured = ~np.isnan(per_class)
-    held = samples * measured
-    per_client = np.where(measured, per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
-    per_client = np.where(held.sum(1) > 0, per_client, np.nan)
-
-    # The accuracy on the client's own test samples. Some clients have none.
     owned = item.indices.test_clients
-    hits = (found.predictions == item.data.test_y).numpy()
-    own = np.array([hits[positions].mean() if len(positions) else np.nan for positions in owned])
+    per_client, own = np.empty(n_clients), np.empty(n_clients)
+    for view in found:
+        # A client's accuracy: the mean over classes, weighted by its own mixture, without classes that have no test.
+        measured = ~np.isnan(view.per_class)
+        held = samples * measured
+        mixed = np.where(measured, view.per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
+        per_client[view.clients] = np.where(held.sum(1) > 0, mixed, np.nan)[view.clients]
+        # The accuracy on the client's own test samples. Some clients have none.
+        own[view.clients] = [view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients]
+
+    if parts:
+        mine = [item.own_test_of(k) for k in range(n_clients)]
+        scored = each(item.network, params, buffers, parts, mine, item.unit.seed)
+        own = np.array([np.nan if one is None else one.accuracy for one in scored])
+        if (whole := pooled(item.network, scored, mine)) is not None:
+            accuracy, loss = whole.accuracy, whole.loss
 
     accuracies = np.array([row["test_accuracy"] for row in rows])
     seen = accuracies[~np.isnan(accuracies)]
     metrics = {
-        "accuracy": found.accuracy, "loss": found.loss,
+        "accuracy": accuracy, "loss": loss,
         "accuracy_best": seen.max(),
         "accuracy_last5_mean": seen[-LAST:].mean(), "accuracy_last5_std": seen[-LAST:].std(),
         **_spread("client", per_client), **_spread("client_test", own),
@@ -75,9 +94,9 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     if noisy:
         # The copies have equal size, so their mean is the mean over all their samples.
         metrics |= {f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy]) for key in ("accuracy", "loss")}
-    sent = [leaf for key, leaf in params.items() if key not in item.network.frozen]
-    model_bytes = sum(leaf.nbytes for leaf in (*sent, *buffers.values()))
-    metrics |= _efficiency(item, rows, found.accuracy, model_bytes)
+    unsent = {*item.network.frozen, *(name for part in parts.values() for name in part)}
+    model_bytes = sum(leaf.nbytes for name, leaf in (params | buffers).items() if name not in unsent)
+    metrics |= _efficiency(item, rows, accuracy, model_bytes)
     tested = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     per_client_columns: dict[str, Sequence[object]] = {
         "client": range(len(samples)), "samples": samples.sum(1).tolist(), "accuracy": per_client.tolist(),
@@ -90,6 +109,56 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         per_client_columns,
         {name: float(value) for name, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)},
     )
+
+
+class _View(NamedTuple):
+    """The model on the test set as some clients label it. Classes are the true ones."""
+
+    clients: Ints
+    accuracy: float
+    loss: float
+    per_class: Floats  # [C]
+    hits: NDArray[np.bool_]  # [n]
+
+
+def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
+    """A view for each way in which clients label the test set after the last round: one without concept drift."""
+    drift, found = item.indices.skew.drift, []
+    n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
+    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.settings.train.rounds)
+    for number in np.unique(concept):
+        clients = np.flatnonzero(concept == number)
+        test = item.test._replace(y=item.labels_of(int(clients[0])))
+        seen = evaluate(item.network, params, buffers, test)
+        label = np.arange(n_classes) if drift is None else drift.concepts[number]  # of each class
+        hits = (seen.predictions == test.y.cpu()).numpy()
+        found.append(_View(clients, seen.accuracy, seen.loss, seen.per_class_accuracy.numpy()[label], hits))
+    return found
+
+
+def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
+    """A view for each client: its own model on the test set as it sees it."""
+    drift, found = item.indices.skew.drift, []
+    n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
+    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.settings.train.rounds)
+    for client in range(n_clients):
+        test = item.test_of(client)
+        seen = one(item.network, params, buffers, parts, test, client, item.unit.seed)
+        label = np.arange(n_classes) if drift is None else drift.concepts[concept[client]]  # of each class
+        hits = (seen.predictions == test.y.cpu()).numpy()
+        per_class = seen.per_class_accuracy.numpy()[label]
+        found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits))
+    return found
+
+
+def own_parts(tensors: Params) -> Tree:
+    """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they keep none."""
+    found: Tree = {}
+    for name, leaf in tensors.items():
+        if name.startswith("own/"):
+            _, part, key = name.split("/", 2)
+            found.setdefault(part, {})[key] = leaf
+    return found
 
 
 def final_model(tensors: Params) -> tuple[Params, Params]:
@@ -128,14 +197,21 @@ def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _noisy(item: Item, params: Params, buffers: Params) -> list[Evaluation]:
-    """The model on one copy of the test set per client, as that client sees images. Empty if all see the same."""
-    turns = item.indices.skew.turns
+def _noisy(item: Item, params: Params, buffers: Params, own: list[_View]) -> Sequence[Evaluation | _View]:
+    """The model on one copy of the test set per client, as that client sees images. Empty if all see the same.
+
+    `own`: the same of the clients' own models, if they have any.
+    """
+    turns, drift = item.indices.skew.turns, item.indices.skew.drift
     if item.noise is None and turns is None:
         return []
-    found: dict[int, Evaluation] = {}
-    # Without noise, clients with the same angle have the same copy.
-    copies = turns.tolist() if turns is not None and item.noise is None else range(len(item.indices.clients))
+    if own:
+        return own
+    found: dict[tuple[int, int], Evaluation] = {}
+    # Without noise, clients with the same angle and the same labels have the same copy.
+    images = turns.tolist() if turns is not None and item.noise is None else range(len(item.indices.clients))
+    labels = [0] * len(images) if drift is None else drift.concept(item.settings.train.rounds).tolist()
+    copies = list(zip(images, labels, strict=True))
     for client, copy in enumerate(copies):
         if copy not in found:
             drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)

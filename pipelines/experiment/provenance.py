@@ -39,6 +39,7 @@ NO_CODE = tuple(
 )  # fmt: skip
 SILO = "fedml_noniid.plugins.silo"
 TEMPLATES = ROOT / PACKAGE / "pipelines" / "reporting" / "templates"
+ADVICE = ROOT / PACKAGE / "pipelines" / "advise" / "base.csv"  # the report has advice that is learnt from it
 
 
 def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -178,7 +179,7 @@ def _dumped(node: ast.stmt) -> str:
 
 
 def _templates() -> dict[str, str]:
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(TEMPLATES.iterdir())}
+    return contents({path.name: path for path in (*sorted(TEMPLATES.iterdir()), ADVICE)})
 
 
 @cache

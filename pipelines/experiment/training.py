@@ -31,7 +31,7 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
         "composition": item.settings.composition(unit.recipe), "fingerprint": fingerprint,
         "data_hash": item.data.checksum, "engine": simulation.engine_name, "device": item.device.type,
         "public": SEEN.get(needs.public, "none"), "leak": "; ".join(leaks) or "none",
-        "federated": "no" if needs.pooled else "yes",
+        "federated": "no" if needs.pooled else "yes", **simulation.remarks,
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def trained(
     for row in simulation.rounds():
         hear(row)
     outcome, unit = simulation.outcome, item.unit
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.own)
     last = outcome.rows[-1]
     record = {
         **unit._asdict(), "composition": item.settings.composition(unit.recipe), "params": item.settings.params(unit),

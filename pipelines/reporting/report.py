@@ -19,7 +19,7 @@ import jinja2
 
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.reporting import chosen, figures, summary, tables
+from fedml_noniid.pipelines.reporting import advice, chosen, figures, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario
 from fedml_noniid.pipelines.reporting.text import markdown, plain
 from fedml_noniid.plugins.core.errors import UserError
@@ -34,6 +34,10 @@ LEAKS = " Lines marked LEAK have seen these samples in training. They show how m
 CLIENTS = (
     "Accuracy per client after the last round, the clients of all seeds together: a mark per client, a box around the "
     "middle half with the median, a line from the worst to the best"
+)
+DRIFT_NOTE = (
+    "Each round's accuracy is on the labels of that round: the mean over all clients, each with its own labels. The "
+    "best of any round may be one before the drift. The counts of classes are those of the true labels."
 )
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
@@ -60,7 +64,8 @@ def write(root: Path) -> Path:
     facts = _facts(settings, scenarios, found)
     context = {
         "title": settings.experiment, "intro": intro, "facts": facts, "values": chosen.table(settings),
-        "values_note": chosen.TABLE_NOTE, "sections": sections, "next": LOOK_NEXT,
+        "values_note": chosen.TABLE_NOTE, "sections": sections, "advice": advice.section(root, settings, scenarios),
+        "next": LOOK_NEXT,
     }  # fmt: skip
     files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}
     files["table.txt"] = ("\n".join(_terminal(section) for section in sections) + _places()).encode()
@@ -145,6 +150,8 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
         text += f" Some training labels of the clients are wrong ({scenario.label_noise.words})."
     if scenario.rotation is not None:
         text += f" Each client has one angle ({scenario.rotation.words})."
+    if scenario.drift is not None:
+        text += f" The clients' labels change with the round ({scenario.drift.words}). {DRIFT_NOTE}"
     if scenario.availability is not None:
         text += f" Availability: {scenario.availability.words}."
     path = root / "partitions" / partition / "clients.csv"

@@ -46,6 +46,7 @@ class Line:
     public: str  # the public split as it sees it: "labelled", "unlabelled", or ""
     leak: str  # how it sees the test set, in words, or ""
     federated: bool
+    remark: str = ""  # what a reader of its accuracies must know
 
     @property
     def compared(self) -> bool:
@@ -140,6 +141,7 @@ def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
         public=_tag(group[0], "public"),
         leak=_tag(group[0], "leak"),
         federated=group[0].tags.get("federated", "yes") == "yes",
+        remark=_tag(group[0], "own_models") or _tag(group[0], "no_effect"),
     )
 
 

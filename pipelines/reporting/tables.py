@@ -151,6 +151,7 @@ def notes(scenario: Scenario) -> list[str]:
         if not line.federated
     ]
     found += [f"LEAK: {line.recipe}: {line.leak}; its accuracy says nothing." for line in scenario.lines if line.leak]
+    found += [f"{line.recipe}: {line.remark}." for line in scenario.lines if line.remark]
     other = [f"{line.recipe} = {line.composition}" for line in scenario.lines if line.recipe != line.composition]
     if other:
         found.append(f"Named variants: {', '.join(other)}.")

@@ -63,6 +63,12 @@ def tried(
     found = tuning.points(settings)
     laid = tuning.laid_out(settings, found, scenarios)
     check.check(laid)
+    for recipe in found:
+        if on == tuning.SPLITS[0] and check.compose(settings, recipe, scenarios[0]).needs.own_norms:
+            raise UserError(
+                f"{FILE}: tune: recipe {recipe!r} has no {on} accuracy, as each client keeps its batch norms and the "
+                f"{on} samples are no client's; allowed: recipes without fedbn"
+            )
     partitions(place, laid)
     diverged = train(place, laid, title)
     measured = {run.key: run.column(f"{on}_accuracy") for run in results.read(place.root, place.repository)}

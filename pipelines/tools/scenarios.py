@@ -30,11 +30,14 @@ COLUMNS = {
     "entropy_min": ("lowest entropy", 2),
     "label_distance_mean": ("label distance", 3),
     "label_distance_max": ("largest label distance", 3),
+    "label_hellinger_mean": ("Hellinger distance", 3),
 }
-# For scenarios with these skews only.
+# For scenarios with these skews only; nothing of the first line for text.
 SKEWS = {
+    "feature_shift": ("feature shift", 3), "feature_spread": ("feature spread", 3), "class_clarity": ("clarity", 3),
     "noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3), "label_noise_mean": ("wrong labels", 3),
     "label_noise_max": ("most wrong labels", 3), "rotations": ("angles", 0),
+    "drifting": ("clients that drift", 0),
 }  # fmt: skip
 TITLES = COLUMNS | SKEWS
 NOTE = (
@@ -78,7 +81,7 @@ def described(scenario: config.Scenario) -> str:
     """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
     noise = "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
-    others = (scenario.label_noise, scenario.rotation, scenario.availability)
+    others = (scenario.label_noise, scenario.rotation, scenario.drift, scenario.availability)
     words = "".join(f", {other.words}" for other in others if other is not None)
     return scenario.partition + (f" ({options})" if options else "") + noise + words
 

@@ -43,7 +43,7 @@ class FedDF(Component):
     """Distils the ensemble of the clients into their average."""
 
     name: ClassVar[str] = "feddf"
-    needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED)
+    needs: ClassVar[Needs] = Needs(public=Public.UNLABELLED, whole_models=True)
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
 
     steps: CountOrNone = 500  # ours; authors' code: up to 10,000, see above

@@ -50,7 +50,7 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    needs: ClassVar[Needs] = Needs(own=True)
+    needs: ClassVar[Needs] = Needs(own=True, whole_models=True)
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
 
     iterations: CountOrNone = 10  # I, per round: authors' code

@@ -65,13 +65,9 @@ class Algorithm:
         for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
             if a.name == b.name:
                 raise RecipeError(f"recipe names {a.name!r} twice; a recipe is a set, name each method once")
-            if a.needs.pooled or b.needs.pooled:
-                raise RecipeError(
-                    f"{a.name!r} and {b.name!r} can't be combined: {(a if a.needs.pooled else b).name!r} trains one "
-                    "model on all data, so there are no clients for another method to act on; drop one of them"
-                )
-            if clash := sorted(claim.value for claim in a.claims & b.claims):
-                why = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
+            clash = sorted(claim.value for claim in a.claims & b.claims)
+            owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
+            if why := _apart(a, b) or _apart(b, a) or owned:
                 raise RecipeError(f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them")
         return Algorithm(found, setting)
 
@@ -127,18 +123,16 @@ class Algorithm:
         def each(hook: Callable[[Component, Server], T]) -> dict[Component, T]:
             return {c: hook(c, _seen(now, slices, c)) for c in components}
 
-        replies = yield Ask(
-            "train", at.cohort, now.params, now.buffers,
-            _named(each(lambda c, s: c.broadcast(s))), _named(each(lambda c, s: c.message(s))),
-        )  # fmt: skip
+        shared, own = _named(each(lambda c, s: c.broadcast(s))), _named(each(lambda c, s: c.message(s)))
+        replies = yield Ask("train", at.cohort, now.params, now.buffers, shared, own)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
         refined: dict[Component, Reply | None] = {}
         for c in components:
             refined[c] = yield from _asked(c, c.refine(_seen(now, slices, c)))
         found = self.owned(Claim.REFINEMENT, refined)
         if found is not None:
-            own = {c: reply.upload for c, reply in refined.items() if reply is not None}
-            now = replace(now, replies=replace(found, upload=replies.upload | _named(own)))
+            anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
+            now = replace(now, replies=replace(found, upload=replies.upload | _named(anew)))
 
         uniform = any(c.weights == "uniform" for c in components)
         weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
@@ -192,6 +186,15 @@ def _sound(c: Component, setting: Setting) -> None:
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
         why = "one model on the data of all, which may not leave their silos" if c.needs.pooled else "on the test set"
         raise RecipeError(f"{c.name!r} is for simulations and can't be deployed: it trains {why}")
+
+
+def _apart(a: Component, b: Component) -> str:
+    """Why `a` can't be combined with `b`, in what they need; "" if it can."""
+    if a.needs.pooled:
+        return f"{a.name!r} trains one model on all data, so there are no clients for another method to act on"
+    if a.needs.own_norms and b.needs.whole_models:
+        return f"{a.name!r} keeps the batch norms on the clients, and {b.name!r} needs them outside of local training"
+    return ""
 
 
 def _claimed(c: Component, claim: Claim) -> None:

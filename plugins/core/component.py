@@ -80,6 +80,8 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
+    own_norms: bool = False  # each client keeps its batch norms to itself: parameters and running statistics
+    whole_models: bool = False  # whole models, batch norms included, outside of the clients' local training
 
 
 class Exchanges(NamedTuple):
@@ -123,9 +125,7 @@ class Client:
     buffers: Params
     round: int  # 0 before the first
     own: Pass = absent("client.own is there for methods that declare Needs(own=True)")
-    public: Pass = absent(
-        "client.public is there for methods that declare Needs(public=...), if there is a public split"
-    )
+    public: Pass = absent("client.public is there for methods that declare Needs(public=...), if there is a split")
     shared: Tree = field(default_factory=dict)  # from `broadcast`
     each: Tree = field(default_factory=dict)  # this client's row of `message`
     memory: Tree = field(default_factory=dict)  # as the client left it when it last took part
@@ -338,10 +338,8 @@ class Component:
 
 # Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and `step`, an option may
 # decide whether the component owns it.
-OWNS = {
-    "logits": Claim.LOGITS, "refine": Claim.REFINEMENT, "average": Claim.AVERAGE, "learn": Claim.SERVER_LEARNING,
-    "finish": Claim.CLASSIFIER,
-}  # fmt: skip
+OWNS = {"logits": Claim.LOGITS, "refine": Claim.REFINEMENT, "average": Claim.AVERAGE, "learn": Claim.SERVER_LEARNING,
+        "finish": Claim.CLASSIFIER}  # fmt: skip
 
 
 def overrides(component: Component, hook: str) -> bool:

@@ -23,7 +23,7 @@ class Samples(NamedTuple):
 
 
 # (samples, index [...], step) -> the samples as a client reads them in this step, [..., *shape].
-Reader = Callable[[Samples, Tensor, int], Tensor]
+Reader = Callable[[Samples, Tensor, int | Tensor], Tensor]
 
 
 class Batch(NamedTuple):
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     live: Tensor | None = None  # 0-d bool; False: this client has no such step
     last_epoch: Tensor | None = None  # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
-    step: int = 0
+    step: int | Tensor = 0
     scope: int = 0  # a component's number among the keys of the step
 
     @property
@@ -76,7 +76,7 @@ class Pass:
             mask, live, last = (None if of is None else of[s] for of in (self.mask, self.live, self.last))
             yield Batch(self.seen(index, s), rows_at(self.samples.y, index), mask, live, last)
 
-    def seen(self, index: Tensor, step: int) -> Tensor:
+    def seen(self, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples of a batch, [B, ...]."""
         return rows_at(self.samples.x, index) if self.read is None else self.read(self.samples, index, step)
 

@@ -79,10 +79,9 @@ def autograd(loss: Loss, params: Params) -> tuple[Params, Tree]:
         watched = {key: value.detach().requires_grad_() for key, value in params.items()}
         value, aux = loss(watched)
         grads = torch.autograd.grad(value.sum(), list(watched.values()))
+    left = tree_map(torch.Tensor.detach, aux)
     # A convolution's gradient can come in its input's layout; parameters stay as they are.
-    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, tree_map(
-        torch.Tensor.detach, aux
-    )
+    return {key: grad.contiguous() for key, grad in zip(watched, grads, strict=True)}, left
 
 
 @dataclass(frozen=True)
@@ -92,6 +91,7 @@ class Task:
     network: Network
     optimizer: Optimizer
     fixed: Params = field(default_factory=dict)  # parameters that nobody trains; they are in no tree elsewhere
+    own: Tree = field(default_factory=dict)  # "params", "buffers" that a client keeps to itself: its own, or w_0's
     grad: ValueAndGrad = autograd
 
     @property
@@ -101,16 +101,20 @@ class Task:
 
     def whole(self, params: Params) -> Params:
         """All parameters of the network."""
-        return self.fixed | params
+        return {**self.fixed, **self.own.get("params", {}), **params}
+
+    def model(self, params: Params, buffers: Params) -> tuple[Params, Params]:
+        """All parameters and buffers of the network."""
+        return self.whole(params), self.own.get("buffers", {}) | buffers
 
     def train(self, params: Params, buffers: Params, batch: Batch) -> Output:
         """A forward pass in training."""
         drawn = batch.key if self.network.draws else None
-        return self.network(self.whole(params), buffers, batch.x, True, batch.mask, drawn)
+        return self.network(*self.model(params, buffers), batch.x, True, batch.mask, drawn)
 
     def eval(self, params: Params, buffers: Params, x: Tensor) -> Output:
         """A forward pass in evaluation."""
-        return self.network(self.whole(params), buffers, x, False, None, None)
+        return self.network(*self.model(params, buffers), x, False, None, None)
 
     def classify(self, params: Params, h: Tensor) -> Tensor:
         """Logits [B, C] of features [B, d]."""
@@ -118,8 +122,8 @@ class Task:
 
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
         """As `Network.activations`."""
-        return self.network.activations(self.whole(params), buffers, x)
+        return self.network.activations(*self.model(params, buffers), x)
 
     def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
         """As `Network.pre_activation`."""
-        return self.network.pre_activation(self.whole(params), buffers, x)
+        return self.network.pre_activation(*self.model(params, buffers), x)

@@ -31,8 +31,10 @@ def epochs(
     sizes, kept = _sizes(n, batch_size, drop_last)
     if steps:
         n_epochs = -(-steps // len(sizes))
-    passes = [_shuffled(indices, rng)[:kept] for _ in range(n_epochs)]
-    index = passes[0] if n_epochs == 1 else np.concatenate(passes or [indices[:0]])
+    if n_epochs == 1:
+        index = _shuffled(indices, rng)[:kept]
+    else:
+        index = np.concatenate([indices[:0], *(_shuffled(indices, rng)[:kept] for _ in range(n_epochs))])
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
     taken = (sizes * n_epochs)[:steps]

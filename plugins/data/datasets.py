@@ -14,6 +14,7 @@ import torch
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, options_of, refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
+from fedml_noniid.plugins.data.fewer import fewer
 from fedml_noniid.plugins.data.readers import arrays as npz
 from fedml_noniid.plugins.data.readers import frames, images
 from fedml_noniid.plugins.data.readers import text as texts
@@ -30,7 +31,6 @@ from fedml_noniid.plugins.data.readers.own import fraction_for_test
 from fedml_noniid.plugins.data.readers.sent140 import sent140
 from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
-from fedml_noniid.plugins.data.splits import fewer
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 Reader = Callable[..., Raw]

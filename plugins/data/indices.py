@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.data.types import Ints
+
+DRIFT = ("concepts", "rounds", "clients")  # the fields of a Drift
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +40,8 @@ class Indices:
             held["labels"] = [part.tolist() for part in self.skew.labels]
         if self.skew.turns is not None:
             held["quarter_turns"] = self.skew.turns.tolist()
+        if (drift := self.skew.drift) is not None:
+            held["drift"] = {key: getattr(drift, key).tolist() for key in DRIFT}
         return json.dumps(held)
 
 
@@ -62,7 +67,18 @@ def _skew(found: dict[str, Any], sizes: list[int]) -> Skew:
         raise ValueError("labels: not one for each sample of each client")
     if turns is not None and len(turns) != len(sizes):
         raise ValueError(f"{len(sizes)} clients, but {len(turns)} quarter_turns")
-    return Skew(labels, turns)
+    drift = _drift(found["drift"], len(sizes)) if "drift" in found else None
+    return Skew(labels, turns, drift)
+
+
+def _drift(found: dict[str, Any], n_clients: int) -> Drift:
+    """The drift in the file. ValueError if it is none of these clients."""
+    drift = Drift(*(_indices(found[key]) for key in DRIFT))
+    if drift.clients.shape != (len(drift.rounds), n_clients):
+        raise ValueError("drift: not one concept for each round and client")
+    if not np.isin(drift.clients, np.arange(len(drift.concepts))).all():
+        raise ValueError("drift: names a concept that it lacks")
+    return drift
 
 
 def _indices(part: object) -> Ints:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 
@@ -22,9 +23,10 @@ class Skew:
 
     labels: list[Ints] | None = None  # each client's labels of its samples, in the order of its positions
     turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
+    drift: Drift | None = None  # how their labels change with the round
 
     def seen(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The training set as its holders see it. `clients` are positions in `x` [n, ...] and `y` [n].
+        """The training set as its holders see it before any drift. `clients`: positions in `x` [n, ...], `y` [n].
 
         No position is in two clients. Positions that no client holds stay as they are.
         """

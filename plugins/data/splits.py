@@ -1,4 +1,4 @@
-"""What is cut from the training set before it is partitioned: samples to drop, a validation set, a public set."""
+"""The parts cut from the training set before it is partitioned: a validation set and FNR-FL's public set."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fedml_noniid.plugins.data.checks import real_number, refusal, whole_number
-from fedml_noniid.plugins.data.partitions.dealing import dealt, rounded
+from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
@@ -43,22 +44,6 @@ def hold_out(labels: Ints, validation: float, public: int, seed: int) -> Split:
         part[members[:n_validation]] = 1
         part[order_public.permutation(members[n_validation:])[:n_public]] = 2
     return Split(*dealt(part, 3))
-
-
-def fewer(labels: Ints, samples: int) -> Ints:
-    """Positions of `samples` of the n samples, ascending: stratified by class, the same draw every time. [n] -> [m]
-
-    A class keeps at least one sample where all n are not too many. UserError for a number that isn't allowed.
-    """
-    labels = np.asarray(labels)
-    classes, sizes = np.unique(labels, return_counts=True)
-    n, count = len(labels), whole_number("samples", samples, len(classes), len(labels), ", all of the training set")
-    counts = np.maximum(rounded(count / n * sizes, count), 1)
-    while counts.sum() > count:  # a class that rounds to none took one
-        counts[counts.argmax()] -= 1
-    rng = stream(0, "samples")
-    kept = [rng.permutation(np.flatnonzero(labels == label))[:own] for label, own in zip(classes, counts, strict=True)]
-    return np.sort(np.concatenate(kept))
 
 
 def _stratified(sizes: Ints, share: float) -> Ints:

@@ -32,6 +32,15 @@ def label_distance(counts: Ints) -> Floats:
     return np.asarray(0.5 * np.abs(_shares(counts) - p).sum(1))
 
 
+def hellinger(counts: Ints) -> Floats:
+    """Hellinger distance between each client's label distribution and that of all clients together.
+
+    sqrt(1 - sum_c sqrt(p_k(c) p(c))), from 0 (equal) to 1 (no class in common). [N, C] -> [N]
+    """
+    p = counts.sum(0) / counts.sum()
+    return np.asarray(np.sqrt(np.maximum(0, 1 - np.sqrt(_shares(counts) * p).sum(1))))
+
+
 def gini(sizes: Ints) -> float:
     """Gini coefficient of the clients' sizes [N]: 0 if all are equal, (N-1)/N if one client has everything."""
     ascending = np.sort(np.asarray(sizes, np.float64))
@@ -46,6 +55,7 @@ def summary(counts: Ints) -> dict[str, float]:
     bits, distance = entropy(counts), label_distance(counts)
     return {
         "clients": len(sizes),
+        "classes": counts.shape[1],
         "samples": int(sizes.sum()),
         "size_min": int(sizes.min()),
         "size_mean": float(sizes.mean()),
@@ -56,6 +66,7 @@ def summary(counts: Ints) -> dict[str, float]:
         "entropy_min": float(bits.min()),
         "label_distance_mean": float(distance.mean()),
         "label_distance_max": float(distance.max()),
+        "label_hellinger_mean": float(f"{hellinger(counts).mean():.10g}"),  # for any order of the sum
     }
 
 

@@ -23,10 +23,13 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.drift import Held
 from fedml_noniid.plugins.data.reading import PAD, Read
 from fedml_noniid.plugins.data.streams import Streams, key
 from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines.captured import tape_for
 from fedml_noniid.plugins.engines.cores import all_cores
+from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.models.forward import PRECISIONS, Model
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
@@ -47,6 +50,7 @@ class LocalTraining:
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
+    cuda_graphs: bool = False  # whether steps are recorded and replayed, see `plugins.engines.captured`
 
     def build(self) -> Optimizer:
         """The pure optimiser."""
@@ -61,6 +65,8 @@ class LocalTraining:
             raise UserError(
                 f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: float32, bf16"
             )
+        if self.cuda_graphs and device.type != "cuda":
+            raise UserError(f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false")
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(
                 f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
@@ -83,25 +89,29 @@ class Clients:
         params: Params,
         buffers: Params,
         observing: bool = False,
+        drift: Held | None = None,
     ) -> None:
         """`indices`: positions in `train` by client id; `params`, `buffers`: w_0, from which memories are initialised.
 
-        `observing`: whether replies have metrics.
+        `observing`: whether replies have metrics. `drift`: how the labels of `train` change with the round.
         """
         self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
         self.needs = algorithm.needs
         self.observing = observing
-        self.train, self.public = train, public
+        self.public, self.drift = public, drift
+        self.read(train)
         self.indices = dict(sorted(indices.items()))
         for client, positions in self.indices.items():
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
         local.check(tuple(train.x.shape[1:]), train.x.device)
+        self.tape = tape_for(cast("Model", task.network)) if local.cuda_graphs else None
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], storage of the engines: its rows are replaced in place, everything else here is pure.
         unmet = Client(task, params, buffers, 0)
         first = {c.name: c.init_client(unmet) for c in algorithm.components}
+        first |= {OWN: task.own} if task.own else {}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
         self.start: Params = {}  # w_t of the round in which they were trained
@@ -113,10 +123,26 @@ class Clients:
     def device(self) -> torch.device:
         return self.train.x.device
 
+    def read(self, train: Samples) -> None:
+        """Takes these samples, as they are before any drift."""
+        self.train, self._labels = train, train.y
+        if self.drift is not None:
+            self.train = train._replace(y=train.y.clone())
+
+    def enter(self, round_: int) -> None:
+        """Gives the samples the labels of a round, in place: recorded steps go on reading there."""
+        if self.drift is not None:
+            self.train.y.copy_(self.drift.labels(self._labels, round_))
+
     def steps(self, client: int, round_: int) -> Order:
         """The batches of a client's local training."""
-        rng, local = self._streams("batches", round_)(client), self.local
-        return epochs(self.indices[client], local.epochs, local.batch_size, rng, local.steps, local.drop_last)
+        return self.orders((client,), round_)[0]
+
+    def orders(self, clients: Iterable[int], round_: int) -> list[Order]:
+        """The batches of some clients' local training."""
+        streams, indices, local = self._streams("batches", round_), self.indices, self.local
+        passes, size, steps, drop_last = local.epochs, local.batch_size, local.steps, local.drop_last
+        return [epochs(indices[client], passes, size, streams(client), steps, drop_last) for client in clients]
 
     def _streams(self, name: str, round_: int) -> Streams:
         """The clients' streams of a round."""
@@ -144,7 +170,7 @@ class Clients:
             return repeat({})
         at = step_key(keys.unsqueeze(-1), torch.arange(max(len(order.sizes) for order in orders)))
         largest = max((size for order in orders for size in order.sizes), default=0)
-        return network.draws_ahead(self.task.whole(ask.params), ask.buffers, self.train.x[:1], at, largest)
+        return network.draws_ahead(*self.task.model(ask.params, ask.buffers), self.train.x[:1], at, largest)
 
     def reads(self, key: Tensor) -> tuple[Read | None, Read | None]:
         """How a client reads the batches of training, and a pass over its own samples; `key` is the client's.

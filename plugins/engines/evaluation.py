@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -37,11 +38,27 @@ def evaluate(
 ) -> Evaluation:
     """Eval mode, every sample once: as it is, or as `read` returns it."""
     predicted, loss = _passes(network, params, buffers, samples, batch_size, read)
-    predicted, y = predicted.cpu(), samples.y.cpu()
+    return _scored(network, predicted.cpu(), samples.y.cpu(), loss.item())
+
+
+def pooled(network: Network, found: Sequence[Evaluation | None], samples: Sequence[Samples]) -> Evaluation | None:
+    """The evaluations of several models as one, over all samples together; None if there are none.
+
+    `found[k]` is that of model k on `samples[k]`; None where these are none.
+    """
+    known = [(one, of.y.cpu()) for one, of in zip(found, samples, strict=True) if one is not None]
+    if not known:
+        return None
+    predicted, y = torch.cat([one.predictions for one, _ in known]), torch.cat([labels for _, labels in known])
+    loss = sum(one.loss * len(labels) for one, labels in known) / len(y)
+    return _scored(network, predicted, y, loss)
+
+
+def _scored(network: Network, predicted: Tensor, y: Tensor, loss: float) -> Evaluation:
     hits = (predicted == y).double()
     counts = torch.bincount(y, minlength=network.n_classes)
     per_class = torch.bincount(y, weights=hits, minlength=network.n_classes) / counts
-    return Evaluation(hits.mean().item(), loss.item(), per_class, predicted)
+    return Evaluation(hits.mean().item(), loss, per_class, predicted)
 
 
 @torch.no_grad()
@@ -49,6 +66,15 @@ def scores(network: Network, params: Params, buffers: Params, samples: Samples) 
     """(accuracy, mean cross-entropy) as in `evaluate`, 0-d float64. They stay on the device: the host does not wait."""
     predicted, loss = _passes(network, params, buffers, samples, BATCH, None)
     return (predicted == samples.y).double().mean(), loss
+
+
+@torch.no_grad()
+def totals(
+    network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
+) -> tuple[Tensor, Tensor]:
+    """(hits, cross-entropy), summed over the samples, 0-d float64. They stay on the device, as in `scores`."""
+    predicted, loss = _passes(network, params, buffers, samples, BATCH, read)
+    return (predicted == samples.y).double().sum(), loss * len(samples.y)
 
 
 def _passes(

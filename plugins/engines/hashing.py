@@ -8,16 +8,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.core.trees import Params, Tree
+from fedml_noniid.plugins.engines.packing import flatten
 
 
-def model_tensors(params: Params, evaluated: Params, buffers: Params) -> Params:
+def model_tensors(params: Params, evaluated: Params, buffers: Params, own: Tree | None = None) -> Params:
     """The content of `model.safetensors`: `params/<name>`, `buffers/<name>`, and `evaluated/<name>` where it differs.
 
+    Where clients keep a part to themselves, also `own/params/<name>` and `own/buffers/<name>`, [N, ...].
     The evaluated model differs from the sent one if their values do; object identity would not survive a restart.
     Tensors are contiguous copies on the CPU.
     """
-    parts = {"params": params, "buffers": buffers}
+    parts: Tree = {"params": params, "buffers": buffers, "own": flatten(own or {})}
     if any(not torch.equal(evaluated[key], params[key]) for key in params):
         parts["evaluated"] = evaluated
     return {

@@ -7,9 +7,9 @@ says how much each shortcut saves.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
 
 import torch
@@ -33,6 +33,8 @@ from fedml_noniid.plugins.core.training import (
     term,
 )
 from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
+from fedml_noniid.plugins.engines.captured import Tape, replayed
+from fedml_noniid.plugins.engines.own import OWN, joined, over, parted, personal
 from fedml_noniid.plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
@@ -101,36 +103,45 @@ def written_of(task: Task, axes: int, memory: Params) -> Written | None:
 
 def train(
     algorithm: Algorithm, task: Task, sent: Ask, own: Tree, steps: Pass, drawn: Iterator[Params], side: Side,
-    out: Params | None,
+    out: Params | None, tape: Tape | None = None,
 ) -> tuple[Descent, Tree]:  # fmt: skip
     """Local training from the received model: where it ended, and the answers' fields by component.
 
     `own`: "key", "each" and "memory" of the client, or of all. `drawn`: what the network draws, step by step. `out`:
-    memory that the trained parameters may take.
+    memory that the trained parameters may take. `tape`: records steps; None: each step runs as it comes.
     """
 
     def views(own: Tree) -> Views:
         given = sent._replace(each=own["each"])
-        return seen(algorithm, side.client(own), given, own["memory"], own.get("prepared"))
+        return seen(algorithm, personal(side.client(own), own["memory"]), given, own["memory"], own.get("prepared"))
 
     def first(own: Tree) -> Tree:
         """What is computed before the first step, and where the model, its buffers and the optimiser start."""
         prepared = {c.name: c.prepare(view) for c, view in views(own).items()}
         given = views(own | {"prepared": prepared})
-        state = started(algorithm, given)
+        state, (params, buffers) = started(algorithm, given), joined(sent.params, sent.buffers, own["memory"])
+        fresh = task.optimizer.init(params)
         return {
             "prepared": prepared,
             "factor": factor(given),
-            "params": sent.params,
-            "buffers": sent.buffers,
-            "state": task.optimizer.init(sent.params) if state is None else state,
+            "params": params,
+            "buffers": buffers,
+            "state": fresh if state is None else over(fresh, state),
         }
 
     # Lifting takes time even where there is nothing to lift.
     components = algorithm.components
     began = side.lift(first)(own) if components else side.every(first(own))
     own = own | {"prepared": began["prepared"]}
-    found = descend(side, task, began, steps, own["key"], drawn, _hooks(algorithm, own, views, side), out)
+    hooks, keeps = _hooks(algorithm, own, views, side), OWN in own["memory"]
+    if keeps:
+        hooks = _sharing(hooks, sent.params)
+        out = out and {name: torch.empty_like(leaf) for name, leaf in began["params"].items()} | out
+
+    def walk(began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor = 0) -> Descent:
+        return descend(side, task, began, steps, own["key"], drawn, hooks, out, first)
+
+    found = walk(began, steps, drawn, out) if tape is None else replayed(tape, walk, began, steps, drawn, out)
 
     def last(own: Tree, left: Tree) -> Tree:
         """What is sent, kept and recorded."""
@@ -140,8 +151,25 @@ def train(
             for field in ("upload", "memory", "metrics")
         }
 
+    if keeps:
+        memory, (params, buffers, state) = parted(own["memory"], found.params, found.buffers, found.state)
+        own, found = own | {"memory": memory}, found._replace(params=params, buffers=buffers, state=state)
     left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
-    return found, (side.lift(last) if components else last)(own, left)
+    answers = (side.lift(last) if components else last)(own, left)
+    if keeps:
+        answers["memory"][OWN] = own["memory"][OWN]
+    return found, answers
+
+
+def _sharing(hooks: Hooks, params: Params) -> Hooks:
+    """The hooks, of which each sees the parameters that are in `params`."""
+
+    def given(hook: Callable[..., Any] | None, place: int) -> Callable[..., Any] | None:
+        if hook is None:
+            return None
+        return lambda *args: hook(*args[:place], {name: args[place][name] for name in params}, *args[place + 1 :])
+
+    return Hooks(given(hooks.penalty, 0), given(hooks.logits, 1), given(hooks.term, 0))
 
 
 def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: Side) -> Hooks:
@@ -155,7 +183,7 @@ def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side
 
     at_once = views(own) if side.alone or some("gradient_term") else {}
 
-    def penalties(step: int, own: Tree, w: Params, out: Output, batch: Tree) -> Tree:
+    def penalties(step: int | Tensor, own: Tree, w: Params, out: Output, batch: Tree) -> Tree:
         found = penalty(at_once if side.alone else views(own), w, out, Batch(**batch, step=step))
         return {} if found is None else {"sum": found}
 
@@ -175,23 +203,38 @@ def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side
 
 
 def _fields(of: Batch) -> Tree:
-    """The tensors of a batch, as a tree."""
-    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor)}
+    """The tensors of a batch, as a tree; without the number of the step, which all clients share."""
+    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor) and key != "step"}
 
 
 def descend(
     side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, drawn: Iterator[Params], hooks: Hooks,
-    out: Params | None,
+    out: Params | None, first: int | Tensor = 0,
 ) -> Descent:  # fmt: skip
     """As `plugins.core.training.descend` for the batches of `steps`.
 
     `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step. `key`: of the
-    client, or of each [M]. `drawn`, `out`: as in `train`.
+    client, or of each [M]. `drawn`, `out`: as in `train`. `first`: the number of the first step.
     """
-    params, buffers, state, factor = (began[name] for name in ("params", "buffers", "state", "factor"))
-    forward = side.forward(task)
     # The written-out gradient is that of the loss without hooks.
     written = side.written(task) if hooks.penalty is None and hooks.logits is None else None
+    if written is None or plain_rate(task.optimizer) is None:
+        return _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
+    # No gradient is ever taken of these steps. In this mode torch keeps no record for one, which makes calls shorter.
+    with torch.inference_mode():
+        found = _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
+    # What is made in this mode can't be used where a gradient is taken; a copy can.
+    left = {field: tree for field, tree in found._asdict().items() if tree is not None}
+    return found._replace(**tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left))
+
+
+def _descended(
+    side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, drawn: Iterator[Params], hooks: Hooks,
+    written: Written | None, out: Params | None, first: int | Tensor,
+) -> Descent:  # fmt: skip
+    """As `descend`. `written`: the gradient, if it is written out."""
+    params, buffers, state, factor = (began[name] for name in ("params", "buffers", "state", "factor"))
+    forward = side.forward(task)
     step_of = side.lift(task.optimizer.step) if task.optimizer.clip else task.optimizer.step
     some = next(iter(params.values()))
     zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
@@ -210,12 +253,12 @@ def descend(
         return value, left if last is None else left | {"features": found.features}
 
     # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
-    for step, batch in enumerate(_batches(steps, in_place=written is not None)):
+    for step, batch in enumerate(_batches(steps, written is not None, first)):
         # In place, because the passes over memory take most of a step's time. The received model belongs to others
         # too, and so do the parameters of a client that has no such step.
         into = None if batch.live is not None else params if step > 0 else out
         if written is None:
-            keyed = batch._replace(keys=key, step=step)
+            keyed = batch._replace(keys=key, step=first + step)
             gradient, left = task.grad(partial(loss, keyed, buffers, next(drawn)), params)
         else:
             gradient, left = written(params, buffers, batch, next(drawn))
@@ -252,23 +295,32 @@ def plain_rate(optimizer: Optimizer) -> float | None:
     return optimizer.lr if plain else None
 
 
-def _batches(steps: Pass, in_place: bool) -> Iterator[Batch]:
-    """The batches in their order. `in_place`: a batch's samples may take the memory of the last batch's."""
-    samples, index = steps.samples, steps.index
-    x, sizes = samples.x, steps.sizes
-    most = max(sizes, default=0) if sizes is not None else math.prod(index.shape[1:])
-    out = x.new_empty(most, *x.shape[1:]) if in_place and steps.read is None else None
-    ys = None if sizes is not None else rows_at(samples.y, index)
-    for s, of in enumerate(torch.split(index, list(sizes)) if sizes is not None else index):
-        flat = of.reshape(-1)
-        if out is None:
-            seen = steps.seen(of, s)
-        else:
-            seen = torch.index_select(x, 0, flat, out=out[: len(flat)]).reshape(of.shape + x.shape[1:])
-        y = rows_at(samples.y, of) if ys is None else ys[s]
-        yield Batch(
-            seen, y, None if steps.mask is None else steps.mask[s], None if steps.live is None else steps.live[s]
-        )
+def _batches(steps: Pass, in_place: bool, first: int | Tensor = 0) -> Iterator[Batch]:
+    """The batches in their order. `in_place`: a batch's samples may take the memory of the last batch's.
+
+    `first`: the number of the first step. Whatever all steps can share is made before the first one: a call of Python
+    takes several times as long between two steps, whose tensors have taken the caches.
+    """
+    index, sizes = steps.index, steps.sizes
+    ys = rows_at(steps.samples.y, index)
+    parts, labels = (of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys))
+    if in_place and steps.read is None:
+        xs = _gathered(steps.samples.x, parts)
+    else:
+        xs = (steps.seen(of, first + s) for s, of in enumerate(parts))
+    masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
+    return map(Batch, xs, labels, masks, lives)
+
+
+def _gathered(x: Tensor, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    """x[part] of each part, all in the same memory."""
+    memory = x.new_empty(max((part.numel() for part in parts), default=0), *x.shape[1:])
+    kinds = {part.shape for part in parts}
+    rows = {kind: memory[: kind.numel()] for kind in kinds}
+    seen = {kind: rows[kind].reshape(kind + x.shape[1:]) for kind in kinds}
+    for kind, flat in [(part.shape, part.reshape(-1)) for part in parts]:
+        torch.index_select(x, 0, flat, out=rows[kind])
+        yield seen[kind]
 
 
 def _plus(grads: Params, added: Params, in_place: bool) -> Params:
@@ -303,8 +355,7 @@ def _added(params: Params, update: Params, amount: float, out: Params | None) ->
     """params + amount update, put into `out` if it is given."""
     if out is None:
         return tree_map(lambda p, u: torch.add(p, u, alpha=amount), params, update)
-    if out is params:  # vmap knows `add_`, but not `out`
-        for name, leaf in params.items():
-            leaf.add_(update[name], alpha=amount)
+    if out is params:
+        torch._foreach_add_(list(params.values()), [update[name] for name in params], alpha=amount)
         return params
     return tree_map(lambda p, u, into: torch.add(p, u, alpha=amount, out=into), params, update, out)

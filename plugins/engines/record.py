@@ -7,6 +7,7 @@ import io
 import math
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,8 +18,10 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaf_row_norms, norm, row_norms, together, tree_map
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import numbers, refuse_non_finite
 from fedml_noniid.plugins.engines.evaluation import evaluate, scores
+from fedml_noniid.plugins.engines.own import Personal
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
 
@@ -32,13 +35,25 @@ class Recorder:
     dropped their answers. Then `tensors` has the rounds since its last change only.
     """
 
-    def __init__(self, task: Task, test: Samples, validation: Samples | None, observing: bool = False) -> None:
+    def __init__(
+        self,
+        task: Task,
+        test: Samples,
+        validation: Samples | None,
+        observing: bool = False,
+        drift: Drift | None = None,
+        personal: Personal | None = None,
+    ) -> None:
         """`observing`: whether quantities that cost further passes are recorded too.
 
         They are the similarity of the clients' models to the next one, and the test accuracy of a model before and
-        after a client trains it again in the same round.
+        after a client trains it again in the same round. `drift`: how the clients' labels change with the round. The
+        model is then tested with the labels of the round, as the mean over all clients. `personal`: how the clients'
+        own models are tested, where they keep a part to themselves. No model is whole then without it; None: the cells
+        stay empty.
         """
         self.task, self.test, self.validation, self.observing = task, test, validation, observing
+        self.drift, self.personal = drift, personal
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
         self.tensors: dict[str, Tensor] = {}  # "<component>/<quantity>" of all rounds, [T, ...], on the CPU
@@ -67,8 +82,8 @@ class Recorder:
         if self.observing and ask.owner and reply.deltas:
             assert self._trained is not None, "what is trained again was trained in this round"
             name = f"{ask.owner}/{ask.job}"
-            self._observed[f"{name}.test_before"] = self._by_class(self._trained, reply.clients)
-            self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients)
+            self._observed[f"{name}.test_before"] = self._by_class(self._trained, reply.clients, round_)
+            self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients, round_)
 
     def end(self, round_: int, done: Round, evaluating: bool = True) -> dict[str, float]:
         """The row of the round that ends; cells of an evaluation that is not due are NaN.
@@ -79,7 +94,7 @@ class Recorder:
         evaluated = state.params if done.evaluated is None else done.evaluated
         found: dict[str, Tensor | float] = {}
         for name, samples in (("test", self.test), ("validation", self.validation)):
-            found |= self._evaluated(name, evaluated, state.buffers, samples if evaluating else None)
+            found |= self._evaluated(name, round_, evaluated, state.buffers, samples if evaluating else None)
         assert self._trained is not None, "every round trains"
         kept, self._trained = self._trained, None
         moved = {key: leaf_row_norms((leaf - self._start[key]).unsqueeze(0)) for key, leaf in state.params.items()}
@@ -89,7 +104,7 @@ class Recorder:
         # Few methods evaluate another model than they send. Then both are tested.
         found["sent_accuracy"] = found["test_accuracy"]
         if evaluating and done.evaluated is not None:
-            found |= self._evaluated("sent", state.params, state.buffers, self.test, ("accuracy",))
+            found |= self._evaluated("sent", round_, state.params, state.buffers, self.test, ("accuracy",))
         row: dict[str, float] = {"round": round_} | _on_host(found)
         length = row["update_norm_server"]
         if not math.isfinite(length):
@@ -110,22 +125,52 @@ class Recorder:
         self._keep({f"round/{name}": numbers(values, cpu) for name, values in columns.items()})
         return row
 
-    def _by_class(self, reply: Reply, clients: Sequence[int]) -> Tensor:
-        """Test accuracy of the models of some clients by class, [len(clients), C]; NaN for a class without samples."""
-        found = []
+    def _by_class(self, reply: Reply, clients: Sequence[int], round_: int) -> Tensor:
+        """Test accuracy of the models of some clients by class, [len(clients), C]; NaN for a class without samples.
+
+        The classes are those of the client's own labels.
+        """
+        found: list[Tensor] = []
         for row in map(reply.clients.index, clients):
             params = {key: self._start[key] + leaf[row] for key, leaf in reply.deltas.items()}
             buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
-            found.append(evaluate(self.task.network, self.task.whole(params), buffers, self.test).per_class_accuracy)
+            own = self.test._replace(y=self._seen(round_, self.test.y, clients[len(found)]))
+            found.append(evaluate(self.task.network, self.task.whole(params), buffers, own).per_class_accuracy)
         return torch.stack(found)
 
     def _evaluated(
-        self, name: str, params: Params, buffers: Params, samples: Samples | None, of: Sequence[str] = SCORES
+        self,
+        name: str,
+        round_: int,
+        params: Params,
+        buffers: Params,
+        samples: Samples | None,
+        of: Sequence[str] = SCORES,
     ) -> dict[str, Tensor | float]:
-        if samples is None:
+        # Nobody's batch norms belong to the validation samples.
+        own, mine = bool(self.task.own), None
+        if own and self.personal is not None and samples is self.test:
+            model = self.task.model(params, buffers)
+            mine = self.personal.scores(self.task.network, *model, partial(self._seen, round_))
+        if samples is None or (own and mine is None):
             return {f"{name}_{score}": math.nan for score in of}
-        found = dict(zip(SCORES, scores(self.task.network, self.task.whole(params), buffers, samples), strict=True))
+        whole = self.task.whole(params)
+        if mine is not None:
+            measured: tuple[Tensor, ...] = mine
+        elif self.drift is None:
+            measured = scores(self.task.network, whole, buffers, samples)
+        else:
+            views = self.drift.views(samples.y, round_)
+            seen = [scores(self.task.network, whole, buffers, samples._replace(y=y)) for _, y in views]
+            shares = torch.tensor([share for share, _ in views], dtype=torch.float64, device=samples.y.device)
+            accuracy, loss = ((torch.stack(values) * shares).sum() for values in zip(*seen, strict=True))
+            measured = accuracy, loss
+        found = dict(zip(SCORES, measured, strict=True))
         return {f"{name}_{score}": found[score] for score in of}
+
+    def _seen(self, round_: int, y: Tensor, client: int) -> Tensor:
+        """A client's labels in a round of samples of the classes `y` [n]."""
+        return y if self.drift is None else self.drift.seen(y, client, round_)
 
     def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
         """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more than one.

@@ -40,13 +40,14 @@ class Schedule:
 
 
 class Outcome(NamedTuple):
-    """The result of a run."""
+    """The result of a run. Where clients keep a part to themselves, the models have that of w_0."""
 
     params: Params  # the sent model
     evaluated: Params  # the evaluated one; the same object unless a method says otherwise
     buffers: Params
     rows: list[Row]
     tensors: Params  # "<component>/<quantity>", [T, ...]: what else was recorded, on the CPU
+    own: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
 
 
 def cohort_size(participation: float, n_clients: int) -> int:
@@ -101,9 +102,9 @@ class Run:
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        sent = self.task.whole(self.state.params)
+        sent, buffers = self.task.model(self.state.params, self.state.buffers)
         evaluated = sent if self.evaluated is None else self.task.whole(self.evaluated)
-        return Outcome(sent, evaluated, self.state.buffers, self.recorder.rows, self.recorder.tensors)
+        return Outcome(sent, evaluated, buffers, self.recorder.rows, self.recorder.tensors)
 
     def begin(self) -> Generator[Ask, Reply, None]:
         """Exchanges before the first round."""

@@ -19,6 +19,7 @@ from fedml_noniid.plugins.data.batches import Order
 from fedml_noniid.plugins.engines.arena import replace_row, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, to_device
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.engines.own import personal
 
 
 @dataclass
@@ -79,6 +80,7 @@ class Sequential:
 
         Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
+        self.clients.enter(round_)
         host, training = self.clients.keys(ask, round_), ask.job == "train"
         keys = host.to(self.clients.device)
         if self.clients.holds(ask):
@@ -105,7 +107,7 @@ class Sequential:
         side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)), self.gradient)
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         drawn = clients.drawn(ask, host_key, [order])
-        found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out)
+        found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape)
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
         if aliased(answers, found.params):
             answers = tree_map(torch.clone, answers)
@@ -121,7 +123,7 @@ class Sequential:
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[client]
         seen = replace(self._client(params, buffers, round_, key, client), job=ask.job)
         sent, memory = ask._replace(each=row(ask.each, position)), self._memory(client)
-        found = answer(clients.algorithm, seen, sent, memory)
+        found = answer(clients.algorithm, personal(seen, memory), sent, memory)
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {

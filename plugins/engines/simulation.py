@@ -19,13 +19,15 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines import checkpoint as checkpoints
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.clients import Clients, Engine, LocalTraining
+from fedml_noniid.plugins.engines.own import OWN, Personal, split
 from fedml_noniid.plugins.engines.record import Recorder
 from fedml_noniid.plugins.engines.run import Outcome, Row, Run, Schedule
 from fedml_noniid.plugins.engines.sequential import Sequential, plain
@@ -94,14 +96,16 @@ def start(
     params, buffers = initial_model(network, seed, like)
     classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
     fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
-    trained = {name: leaf for name, leaf in params.items() if name not in fixed}
+    trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
+    if algorithm.needs.own_norms:
+        trained, buffers, own = split(trained, buffers)
     if not trained:
         raise RecipeError(
             f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no layer "
             "before its classifier; use a model with a hidden layer, such as mlp"
         )
     configured = replace(cast("Any", network), precision=local.precision)
-    return algorithm.prepared(Task(configured, local.build(), fixed)), trained, buffers
+    return algorithm.prepared(Task(configured, local.build(), fixed, own)), trained, buffers
 
 
 def with_shared(
@@ -156,13 +160,17 @@ class Simulation:
         observing: bool = False,
         workers: int = 1,
         absent: Absent = nobody,
+        drift: Drift | None = None,
+        tests: Callable[[], Sequence[Samples]] | None = None,
     ) -> None:
         """Everything lies on the device of `train`. The run goes on from `checkpoint` if it exists. Raises UserError.
 
         `observing`: whether the clients' own quantities are recorded too, which may cost further passes over data.
         `workers`: how many processes the sequential engine may take on a CPU; the bits are the same.
         `absent`: which clients do not answer. They compute nothing, and their memory stays as it is. It does not count
-        where the method pools the data, as there is no client then.
+        where the method pools the data, as there is no client then. `drift`: how the labels of the clients and of
+        the tests change with the round. `tests`: each client's own test samples, as it sees them before any drift. They
+        count where clients keep a part of the model to themselves; None: the whole test set for each of them.
         """
         n, n_public = len(clients), 0 if public is None else len(public.y)
         if not 1 <= schedule.cohort <= n:
@@ -171,6 +179,7 @@ class Simulation:
         self.algorithm = recipes.build(recipe, settings, setting)
         if self.algorithm.needs.public is Public.TEST_SET:
             public = test
+        holders = clients
         if self.algorithm.needs.pooled:
             clients, schedule, absent = [np.concatenate(list(clients))], replace(schedule, cohort=1), nobody
         train, clients = with_shared(self.algorithm, train, clients, public)
@@ -180,7 +189,7 @@ class Simulation:
         task, params, buffers = start(self.algorithm, network, local, schedule.seed, train.x)
         store = Clients(
             self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params, buffers,
-            observing,
+            observing, None if drift is None else drift.held(holders, len(train.y)),
         )  # fmt: skip
         processes = min(workers, schedule.cohort) if train.x.device.type == "cpu" else 1
         self.engine: Engine
@@ -190,7 +199,9 @@ class Simulation:
             self.engine = Workers(store, processes, schedule.cohort)
         else:
             self.engine = Sequential(store)
-        recorder = Recorder(task, test, validation, observing)
+        given = tests() if task.own and tests is not None else [test] * n
+        personal = Personal(given, partial(_own, store), schedule.seed)
+        recorder = Recorder(task, test, validation, observing, drift, personal)
         n = len(clients)  # one where the method pools the data
         self.loop = Run(
             self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x, absent=absent
@@ -222,9 +233,28 @@ class Simulation:
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        return self.loop.outcome
+        return self.loop.outcome._replace(own=_own(self.engine.clients))
+
+    @property
+    def remarks(self) -> dict[str, str]:
+        """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect"."""
+        if not self.algorithm.needs.own_norms:
+            return {}
+        if self.loop.task.own:
+            return {
+                "own_models": "accuracies are those of the clients' own models, each on its own test samples as the "
+                "client sees them; with noise or rotation, compare with others by the noisy test"
+            }
+        return {"no_effect": f"{self.loop.task.network.name} has no batch norms that a client could keep to itself"}
 
     @property
     def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
         return self.loop.recorder.rows
+
+
+def _own(clients: Clients) -> Tree:
+    """The parts of the model that the clients keep to themselves, leaves [N, ...]."""
+    # No method of Simulation: as a cycle of references, it would keep the data in memory after the run.
+    own: Tree = clients.memory.get(OWN, {})
+    return own

@@ -25,6 +25,7 @@ from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.arena import rows_for
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
+from fedml_noniid.plugins.engines.own import personal
 from fedml_noniid.plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
@@ -37,7 +38,7 @@ def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list
     A group has at most `size` positions, and none has more than `apart` times the steps of another.
     """
     found: list[list[int]] = []
-    for position in sorted(range(len(lengths)), key=lambda position: lengths[position]):
+    for position in sorted(range(len(lengths)), key=lengths.__getitem__):
         if not found or len(found[-1]) == size or lengths[position] > apart * lengths[found[-1][0]]:
             found.append([])
         found[-1].append(position)
@@ -57,6 +58,7 @@ class Beside:
     count: int  # M
     dense: bool  # whether the network takes several clients' trees itself
     seen: Callable[[Tree], Client]
+    memory: Params  # of gradients, one chunk's after the other's
     alone: ClassVar[bool] = False
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -85,7 +87,7 @@ class Beside:
         return forward
 
     def written(self, task: Task) -> Written | None:
-        return written_of(task, 1, {}) if self.dense else None
+        return written_of(task, 1, self.memory) if self.dense else None
 
     def client(self, own: Tree) -> Client:
         return self.seen(own)
@@ -94,7 +96,7 @@ class Beside:
 class Vectorized:
     """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
 
-    As there, the updates of a round take the memory of the last round's.
+    As there, the updates and gradients of a round take the memory of the last round's.
     """
 
     def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
@@ -102,13 +104,16 @@ class Vectorized:
         self.memory_mb = memory_mb
         self._lifted = replace(clients.task, grad=functional)  # the task of hooks, which vmap transforms
         self._sizes: dict[str, int] = {}  # of chunks, by job
-        self._updates: Params = {}  # memory for the updates of a cohort: fresh memory costs page faults
+        # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs page faults.
+        self._updates: Params = {}
+        self._gradient: Params = {}
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         clients, training = self.clients, ask.job == "train"
-        orders = [clients.steps(client, round_) if training else NO_STEPS for client in ask.to]
+        clients.enter(round_)
+        orders = clients.orders(ask.to, round_) if training else [NO_STEPS] * len(ask.to)
         host, pieces = clients.keys(ask, round_), []
         keys = host.to(clients.device)
         # A GPU has memory for clients that wait, and needs few launches.
@@ -118,17 +123,17 @@ class Vectorized:
         parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], apart)
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
-            rows = numbers((clients.row[ask.to[position]] for position in chunk), clients.device)
-            own: Tree = {"each": row(ask.each, numbers(chunk, clients.device)), "memory": row(clients.memory, rows)}
-            own["key"] = keys[numbers(chunk, clients.device)]
+            ids = [ask.to[position] for position in chunk]
+            here, rows = numbers(chunk, clients.device), numbers(map(clients.row.__getitem__, ids), clients.device)
+            own: Tree = {"each": row(ask.each, here), "memory": row(clients.memory, rows), "key": keys[here]}
             if clients.needs.own:
-                own["own"] = self._batched([clients.own_pass(ask.to[position]) for position in chunk], live=False)
+                own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
             if training:
                 moving = [orders[position] for position in chunk]
                 drawn = clients.drawn(ask, host[chunk], moving)
                 found = self._trained(ask, round_, own, moving, drawn, out)
             else:
-                found = self._answered(ask, round_, own, [ask.to[position] for position in chunk])
+                found = self._answered(ask, round_, own, ids)
             # Rows of different clients: no two writes meet.
             memory, kept = found.pop("memory"), clients.memory
             tree_map(lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new), {k: kept[k] for k in memory}, memory)
@@ -139,7 +144,7 @@ class Vectorized:
         order = [position for chunk in parts for position in chunk]
         if order != sorted(order):
             stacked = row(stacked, numbers(order, clients.device).argsort())
-        n = numbers((len(clients.indices[client]) for client in ask.to), clients.device)
+        n = numbers(map(len, map(clients.indices.__getitem__, ask.to)), clients.device)
         params = stacked.pop("params")
         if clients.holds(ask):
             clients.start = tree_map(torch.clone, ask.params)
@@ -155,7 +160,7 @@ class Vectorized:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of all layers."""
         clients = self.clients
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
-        outputs = cast("Model", clients.task.network).outputs(clients.task.whole(params), buffers, clients.train.x[:1])
+        outputs = cast("Model", clients.task.network).outputs(*clients.task.model(params, buffers), clients.train.x[:1])
         # Parameters, gradient, update, their successors and the received model; forward and backward of a batch.
         model = 8 * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
@@ -192,8 +197,9 @@ class Vectorized:
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
-        side = Beside(len(orders), cast("Model", task.network).dense, partial(self._client, ask, round_))
-        found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out)
+        dense, seen = cast("Model", task.network).dense, partial(self._client, ask, round_)
+        side = Beside(len(orders), dense, seen, self._gradient)
+        found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape)
         # The models become differences in place. A component that sends one of their tensors sends a copy.
         models = {leaf.data_ptr() for leaf in found.params.values()}
         answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)
@@ -210,7 +216,8 @@ class Vectorized:
 
         def one(own: Tree) -> Tree:
             sent = ask._replace(each=own["each"])
-            found = answer(clients.algorithm, self._client(ask, round_, own), sent, own["memory"])
+            seen = personal(self._client(ask, round_, own), own["memory"])
+            found = answer(clients.algorithm, seen, sent, own["memory"])
             named = {field: {ask.owner: getattr(found, field)} for field in ("upload", "memory", "metrics")}
             return named | {"params": found.params, "buffers": found.buffers}
 
@@ -223,7 +230,7 @@ class Vectorized:
         if self.clients.reads(keys)[0] is None:
             return None
 
-        def read(samples: Samples, index: Tensor, step: int) -> Tensor:
+        def read(samples: Samples, index: Tensor, step: int | Tensor) -> Tensor:
             def one(key: Tensor, index: Tensor) -> Tensor:
                 reading, _ = self.clients.reads(key)
                 assert reading is not None

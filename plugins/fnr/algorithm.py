@@ -66,7 +66,7 @@ class FNR(Component):
 
     @property
     def needs(self) -> Needs:
-        return Needs(public=Public.LABELLED)
+        return Needs(public=Public.LABELLED, whole_models=True)
 
     def n_refined(self, cohort: int) -> int:
         """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 = 28.999..."""

@@ -53,7 +53,8 @@ class Forward:
         """Memory for the gradient of a parameter `like` this: the last pass's, if it has its shape."""
         found = self.out.get(name)
         if found is None or found.shape != like.shape:
-            found = self.out[name] = like.new_empty(like.shape)
+            with torch.inference_mode(False):  # it is kept for passes outside of this mode
+                found = self.out[name] = like.new_empty(like.shape)
         return found
 
     def activate(self, layer: str, z: Tensor) -> Tensor:

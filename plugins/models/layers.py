@@ -489,6 +489,12 @@ class Stacked(Model):
     def _order(self) -> Order:
         return Order(self.blocks)
 
+    @cached_property
+    def _first(self) -> int:
+        """The place of the first block with parameters: no gradient is needed before it."""
+        trained = (n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv))
+        return next(trained, len(self._order.fast))
+
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.blocks, self.head), generator)
 
@@ -499,9 +505,7 @@ class Stacked(Model):
             x, pull = block.traced(run, x)
             pulls.append(pull)
         logits, last = self.head.traced(run, x)
-        # The gradient is not needed before the first block with parameters.
-        trained = (n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv))
-        first = next(trained, len(pulls))
+        first = self._first
 
         def back(grad: Tensor) -> Params:
             passed, found = last(grad, first < len(pulls))

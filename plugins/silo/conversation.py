@@ -11,6 +11,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines import checkpoint
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.record import Recorder
@@ -36,15 +37,17 @@ class Conversation:
         on_round: Callable[[Mapping[str, float]], None] | None = None,
         kept: Path | None = None,
         run: str = "",
+        drift: Drift | None = None,
     ) -> None:
         """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
+        `drift`: how the labels of all clients change with the round.
 
         A checkpoint is written to `kept` before the first Ask and after every round. If that file exists, the run goes
         on from there, under the name `run` that it had. UserError if the file is damaged or of other settings.
         """
         self.terms, self.on_round, self.kept, self.run = terms, on_round, kept, run
         task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, test.x)
-        recorder = Recorder(task, test, validation)
+        recorder = Recorder(task, test, validation, drift=drift)
         self.loop = Run(
             terms.algorithm, plain(task), params, buffers, terms.silos, terms.schedule, recorder, public, test.x, settle
         )

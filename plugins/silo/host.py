@@ -26,6 +26,7 @@ from fedml_noniid.plugins.core.component import overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.noise import alone
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
@@ -84,13 +85,21 @@ class HostTrainer(_Hooked, ClientTrainer):
 
     recipe: ClassVar[str]
 
-    def __init__(self, model: Model, args: Any, public: Samples | None = None, noise: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        args: Any,
+        public: Samples | None = None,
+        noise: Tensor | None = None,
+        drift: Drift | None = None,
+    ) -> None:
         """`public` is the public split, if the recipe needs one. `noise`: the standard deviations [...] of Gaussian
-        noise on the silo's samples, which simulates feature skew. Raises UserError.
+        noise on the silo's samples, which simulates feature skew. `drift`: how the labels of these samples change with
+        the round, which simulates concept drift. Raises UserError.
         """
         super().__init__(model, args)
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
-        self.public, self.noise = public, noise
+        self.public, self.noise, self.drift = public, noise, drift
         self.silo: Silo | None = None
         self._data: object = None
         self._down: Down | None = None
@@ -127,7 +136,7 @@ class HostTrainer(_Hooked, ClientTrainer):
         device = device or torch.device("cpu")
         self._data = data or self.local_train_dataset
         public = None if self.public is None else _samples([self.public[:2]], device)
-        self.silo = Silo(self.terms, self.id, self._train(self._data, device), public, kept, run)
+        self.silo = Silo(self.terms, self.id, self._train(self._data, device), public, kept, run, self.drift)
 
     def _train(self, data: Any, device: torch.device) -> Samples:
         train = _samples(data, device)
@@ -159,15 +168,16 @@ class HostAggregator(_Hooked, ServerAggregator):
         on_round: Callable[[Mapping[str, float]], None] | None = None,
         kept: Path | None = None,
         run: str = "",
+        drift: Drift | None = None,
     ) -> None:
         """`public` is the silos' public split; `on_round` gets each new row. `kept`: the file for the checkpoint of the
-        run `run`, see `Conversation`. Raises UserError.
+        run `run`, see `Conversation`. `drift`: how the labels of all silos change with the round. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
         super().__init__(model, args)
         _refuse_protection(terms)
-        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round, kept, run)
+        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round, kept, run, drift)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
         if self._shown is not None:

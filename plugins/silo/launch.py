@@ -10,6 +10,7 @@ import argparse
 import fcntl
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -129,10 +130,9 @@ class Process:
 
         def on_round(row: Mapping[str, float]) -> None:
             assert aggregator is not None and coordinator is not None, "they call this"
-            line = (
-                f"round {row['round']:.0f} of {rounds}: test accuracy {row['test_accuracy']:.4f}, "
-                f"loss {row['test_loss']:.4f}, {row['seconds']:.1f} s"
-            )
+            measured = f"test accuracy {row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}"
+            found = measured if math.isfinite(row["test_accuracy"]) else "test accuracy not measured"
+            line = f"round {row['round']:.0f} of {rounds}: {found}, {row['seconds']:.1f} s"
             missing = aggregator.conversation.missing
             late = sorted({k for (t, _), clients in missing.items() if t == row["round"] for k in clients})
             self._tables(aggregator)
@@ -145,9 +145,15 @@ class Process:
         checkpoint = self.folder / results.CHECKPOINT
         aggregator = pair[1](
             model, args, parts["test"], parts.get("validation"), parts.get("public"), on_round, checkpoint,
-            secrets.token_hex(8),
+            secrets.token_hex(8), self.shard.drift,
         )  # fmt: skip
         conversation = aggregator.conversation
+        if conversation.loop.task.own:
+            LOG.warning(
+                "recipe %s: each silo keeps its batch norms to itself, so the server has no model to test; test "
+                "accuracies are measured in simulations only",
+                conversation.terms.algorithm.name,
+            )
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
             self._tables(aggregator)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
@@ -180,7 +186,7 @@ class Process:
 
         parts, k = self.shard.parts, self.rank - 1
         train = parts["train"]
-        trainer = pair[0](model, args, parts.get("public"), self.shard.noise)
+        trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift)
         n = len(train.y)
         adapter = TrainerDistAdapter(
             args, torch.device("cpu"), self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer

@@ -123,6 +123,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
         outcome = Simulation(
             train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,
             parts.public, local, deployment.schedule, engine="sequential", absent=listed(missing or {}),
+            drift=parts.drift,
         ).run()  # fmt: skip
     finally:
         torch.set_num_threads(threads)

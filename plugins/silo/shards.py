@@ -14,7 +14,8 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import noise, sealed
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.data.indices import DRIFT, read_indices
 from fedml_noniid.plugins.data.skew import CLEAN, Skew
 from fedml_noniid.plugins.data.types import Ints
 
@@ -32,6 +33,7 @@ class Parts:
     public: Samples | None
     n_classes: int
     embedding: torch.Tensor | None = None  # [V, width], for text only: every process has it, none sends it
+    drift: Drift | None = None  # how the labels of all clients change with the round
 
     @staticmethod
     def cut(
@@ -55,7 +57,7 @@ class Parts:
 
         test = Samples(data.normalised("test"), data.test_y)
         n_classes = len(data.classes)
-        return Parts(train, clients, test, samples(validation), samples(public), n_classes, data.embedding)
+        return Parts(train, clients, test, samples(validation), samples(public), n_classes, data.embedding, skew.drift)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +70,7 @@ class Shard:
     parts: dict[str, Samples]  # test and perhaps validation on rank 0, train on others, on all perhaps public
     noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
     embedding: torch.Tensor | None = None  # as in `Parts`
+    drift: Drift | None = None  # of all clients on rank 0, on others of the client
 
     @property
     def n_public(self) -> int:
@@ -88,21 +91,24 @@ class Shard:
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of its file, by name."""
         found = {f"{part}/{axis}": getattr(self.parts[part], axis) for part in sorted(self.parts) for axis in "xy"}
-        return found | {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
+        found |= {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
+        drift = {} if self.drift is None else {key: torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
+        return found | {f"drift/{key}": leaf for key, leaf in drift.items()}
 
 
 def write(template: str, parts: Parts) -> None:
     """Writes the files of all ranks; `template` contains {rank}. A part that is None is left out."""
     for rank in range(len(parts.clients) + 1):
-        std = None
+        std, drift = None, parts.drift
         if rank == 0:
             held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
         else:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
             held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
+            drift = drift and drift.only(rank - 1)
         present = {key: samples for key, samples in held.items() if samples is not None}
-        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding)
+        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding, drift)
         save(Path(template.replace("{rank}", str(rank))), shard)
 
 
@@ -128,8 +134,9 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
     # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
     own = {key: leaf.clone() for key, leaf in tensors.items()}
     parts = {key: Samples(own[f"{key}/x"], own[f"{key}/y"]) for key in head["parts"]}
-    optional = (own.get(key) for key in OPTIONAL)
-    return Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, *optional)
+    noise, embedding = (own.get(key) for key in OPTIONAL)
+    drift = Drift(*(own[f"drift/{key}"].numpy() for key in DRIFT)) if f"drift/{DRIFT[0]}" in own else None
+    return Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, noise, embedding, drift)
 
 
 def cut(
@@ -138,8 +145,8 @@ def cut(
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of silos. UserError.
 
     `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every silo gets the public
-    split. `sigma`, `form`: of the noise on the silos' samples, if they have any. Label noise and rotation stand in
-    `indices`.
+    split. `sigma`, `form`: of the noise on the silos' samples, if they have any. Label noise, rotation and drift
+    stand in `indices`.
     """  # fmt: skip
     held, whole = read_indices(indices), Dataset.read(data)
     std = None

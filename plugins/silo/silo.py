@@ -15,6 +15,7 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.sequential import Sequential
@@ -55,9 +56,16 @@ class Silo:
     """
 
     def __init__(
-        self, terms: Terms, client: int, train: Samples, public: Samples | None, kept: Path | None = None, run: str = ""
+        self,
+        terms: Terms,
+        client: int,
+        train: Samples,
+        public: Samples | None,
+        kept: Path | None = None,
+        run: str = "",
+        drift: Drift | None = None,
     ) -> None:
-        """`client` counts from 0; `train` is this silo's shard.
+        """`client` counts from 0; `train` is this silo's shard. `drift`: how the labels of this client change.
 
         The silo's memory is kept in the file `kept` for the run `run`, and goes on from there. UserError if that file
         is damaged, or of another run.
@@ -69,8 +77,11 @@ class Silo:
         own = self._arranged(train)
         indices = {client: np.arange(len(own.y))}
         self.engine = Sequential(
-            _OwnShard(terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers)
-        )
+            _OwnShard(
+                terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers,
+                drift=None if drift is None else drift.held([np.arange(len(train.y))], len(own.y)),
+            )
+        )  # fmt: skip
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
@@ -86,7 +97,7 @@ class Silo:
 
     def read(self, train: Samples) -> None:
         """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
-        self.engine.clients.train = self._arranged(train)
+        self.engine.clients.read(self._arranged(train))
 
     def answer(self, down: Down) -> Tree | None:
         """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""

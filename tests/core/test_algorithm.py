@@ -351,6 +351,9 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
+        elif any(alone[one].needs.own_norms and alone[other].needs.whole_models for one, other in ((a, b), (b, a))):
+            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the batch norms on the clients"):
+                build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:
                 build(f"{a}+{b}", {}, SETTING)

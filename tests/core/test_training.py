@@ -15,6 +15,7 @@ from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import descend, train
 from fedml_noniid.plugins.core.trees import Params, Tree, row, sub, tree_map
 from fedml_noniid.plugins.engines.arena import replace_row
+from fedml_noniid.plugins.engines.own import OWN, joined, parted
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -30,13 +31,18 @@ class Plain(Sequential):
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
         steps = self._pass(clients.steps(client, round_), clients.train, read, clients.needs.last_epoch)
-        seen = self._client(ask.params, ask.buffers, round_, key, client)
         memory = self._memory(client)
+        # The plain loop trains whatever it is given, so here the client's own part too.
+        seen = self._client(*joined(ask.params, ask.buffers, memory), round_, key, client)
         trace, answers = train(clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps)
         found: Tree = {
             field: {name: getattr(answer, field) for name, answer in answers.items()}
             for field in ("upload", "memory", "metrics")
         }
+        if OWN in memory:
+            kept, (params, buffers, _) = parted(memory, trace.params, trace.buffers, {})
+            trace = trace._replace(params=params, buffers=buffers)
+            found["memory"][OWN] = kept[OWN]
         replace_row(clients.memory, clients.row[client], found.pop("memory"))
         if clients.holds(ask):
             clients.hold(client, trace.params, trace.buffers)

@@ -106,7 +106,9 @@ def test_unknown_names_and_options():
         load("digit", Path())
     with refuse("data set image_folder: option 'sizes' is unknown (did you mean 'size'?)"):
         load("image_folder", Path(), sizes=[8, 8])
-    with refuse("data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, samples, size"):
+    with refuse(
+        "data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, samples, size"
+    ):
         load("digits", Path(), sises=[8, 8])
     with refuse("normalise 'chanel' is refused (did you mean 'channel'?)", "allowed: channel, half, none, or [mean"):
         load("digits", Path(), normalise="chanel")

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.splits import fewer, hold_out
+from fedml_noniid.plugins.data.fewer import fewer
+from fedml_noniid.plugins.data.splits import hold_out
 
 LABELS = np.repeat(np.arange(10), 50)[np.random.default_rng(0).permutation(500)]
 

@@ -48,6 +48,12 @@ def test_batches_do_not_depend_on_what_was_asked_before() -> None:
     assert clients.steps(3, 2).index.tolist() == wanted
 
 
+def test_batches_of_several_clients_are_those_of_each_alone() -> None:
+    asked = (4, 1, 3)
+    found = federation.simulation("fedavg").engine.clients.orders(asked, 2)
+    assert [(one.index.tolist(), one.sizes) for one in found] == [order("fedavg", client, 2) for client in asked]
+
+
 def test_clients_of_equal_size_read_in_different_orders() -> None:
     of = federation.federation(sizes=(12, 12))
     first, second = (order("fedavg", k, 1, of=of, cohort=2)[0] for k in (0, 1))

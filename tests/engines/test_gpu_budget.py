@@ -34,14 +34,14 @@ def budget() -> dict[tuple[str, str], Counts]:
 def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
     allowed = budget().get((entry, engine))
     assert allowed is not None, f"{entry} has no line in {gpu_budget.FILE}; `noniid budget` writes it"
-    counts, waits = of_round(*ALONE[entry], engine, SMALL, 2)
+    counts, waits, _ = of_round(*ALONE[entry], engine, SMALL, 2)
     for what, found, most in zip(Counts._fields, counts, allowed, strict=True):
         assert found <= most, f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"
 
 
 def test_the_round_of_pfls_benchmark_meets_the_target() -> None:
     """At most 60 launches a step, and two waits: one look at the uploads, one at the row."""
-    counts, waits = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
+    counts, waits, _ = of_round("fedavg", {}, "vectorized", gpu_budget.PFL, 5)
     assert counts.waits <= 2, waits
     assert gpu_budget.per_step("fedavg", {}, "vectorized", gpu_budget.PFL) <= 60
 
@@ -59,7 +59,7 @@ def spoiled(monkeypatch: pytest.MonkeyPatch, spoil: Any) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_copy_to_the_host_breaks_the_budget(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoiled(monkeypatch, lambda leaf: leaf.cpu().to(leaf.device))
-    counts, _ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
+    counts, *_ = of_round("fedprox", ALONE["fedprox"][1], engine, SMALL, 2)
     assert counts.waits > budget()["fedprox", engine].waits
     assert counts.copies > budget()["fedprox", engine].copies
 
@@ -83,3 +83,5 @@ def test_what_counts_is_counted() -> None:
         assert len(torch.nonzero(y)) == 12  # a shape that depends on data
         y.cpu()
         assert watch.counts == Counts(2, 1, 3)
+        torch._foreach_add_([x, y], [x, y])  # all leaves of a tree at once
+        assert watch.counts == Counts(3, 1, 3)

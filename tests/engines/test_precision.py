@@ -21,12 +21,12 @@ from tests import federation
 MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True}, "cnn": {"channels": 4, "hidden": 8}}
 
 
-def run(model: str, precision: str, engine: str, rounds: int = 4) -> Outcome:
+def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int = 1) -> Outcome:
     of = federation.images(torch.float32)
     return Simulation(
         "scaffold", {}, build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]), of.train,
         of.clients, of.test, None, None, LocalTraining("sgd", 0.1, 3, 4, precision=precision), Schedule(rounds, 4, 0),
-        engine=engine,
+        engine=engine, workers=workers,
     ).run()  # fmt: skip
 
 
@@ -45,6 +45,31 @@ def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) ->
     assert low.rows[-1]["local_loss"] == pytest.approx(exact.rows[-1]["local_loss"], rel=0.05)
     again = run(model, "bf16", engine)
     assert federation.equal(again, low), "it repeats to the bit"
+
+
+@pytest.mark.parametrize("workers", [2, 4])
+def test_bf16_has_the_same_bits_in_any_number_of_processes(workers: int) -> None:
+    """The runtime of silos has them too: tests/silo/test_host.py."""
+    assert federation.equal(run("cnn", "bf16", "sequential", workers=workers), run("cnn", "bf16", "sequential"))
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_bf16_learns(model: str) -> None:
+    """Above the third that guessing gets of three classes, and near to the exact run.
+
+    Batch norm is left out: these clients have batches of one sample, with which the exact run does not learn either.
+    """
+    exact, low = (run(model, precision, "sequential", rounds=12).rows for precision in ("float32", "bf16"))
+    assert low[-1]["local_loss"] < 0.7 * low[0]["local_loss"]
+    assert low[-1]["test_accuracy"] > 0.6
+    assert abs(low[-1]["test_accuracy"] - exact[-1]["test_accuracy"]) <= 0.1
+
+
+def test_bf16_leaves_no_trace() -> None:
+    """A run in float32 has the same bits before and after a run in bf16."""
+    before = run("cnn", "float32", "sequential", rounds=1)
+    run("cnn", "bf16", "sequential", rounds=1)
+    assert federation.equal(run("cnn", "float32", "sequential", rounds=1), before)
 
 
 def test_only_training_is_of_fewer_bits() -> None:

@@ -65,6 +65,36 @@ def test_a_tight_bound_gives_the_same_result() -> None:
     close(bounded.run().params, federation.run("scaffold", dtype=torch.float64, engine="vectorized").params)
 
 
+@pytest.mark.parametrize("size", [2, 4])
+def test_memory_that_is_used_again_leaves_no_trace(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even NaN. Gradients lie where those of the last chunk did, of this round or the one before."""
+    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
+    used, fresh = (federation.simulation("fedavg", engine="vectorized") for _ in range(2))
+    ask = Ask("train", (0, 1, 3, 5), used.loop.state.params, used.loop.state.buffers)
+    spoiled = ask._replace(params=tree_map(lambda leaf: torch.full_like(leaf, math.nan), ask.params))
+    used.engine.answer(spoiled, 1)
+    assert isinstance(used.engine, Vectorized)
+    before = {name: leaf.data_ptr() for name, leaf in used.engine._gradient.items()}
+    found, wanted = (simulation.engine.answer(ask, 1).deltas for simulation in (used, fresh))
+    assert all(torch.equal(found[name], leaf) and leaf.isfinite().all() for name, leaf in wanted.items())
+    assert before == {name: leaf.data_ptr() for name, leaf in used.engine._gradient.items()} != {}
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_gradient_can_be_taken_of_what_training_leaves(
+    engine: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the steps run in torch's inference mode. Some clients have fewer steps than their chunk."""
+    monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
+    simulation = federation.simulation("fednova", engine=engine)
+    state = simulation.loop.state
+    ask = Ask("train", (0, 1, 3, 5), state.params, state.buffers, {"fednova": {}}, {"fednova": {}})
+    reply = simulation.engine.answer(ask, 1)
+    left = [*flatten({"deltas": reply.deltas, "upload": reply.upload}).values(), reply.loss, reply.steps]
+    assert not any(leaf.is_inference() for leaf in left)
+
+
 def test_replies_come_back_in_the_order_of_the_ask() -> None:
     """Though the engine sorts by length: clients 1, 3, 4, 5 have 4, 12, 2 and 9 samples."""
     replies = []

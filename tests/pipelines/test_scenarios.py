@@ -22,7 +22,7 @@ TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]
 STATISTICS = {
     "clients": 4, "samples": 1000, "size_min": 100, "size_mean": 250.0, "size_max": 400, "size_gini": 0.25,
     "classes_per_client_mean": 5.5, "entropy_mean": 1.5, "entropy_min": 0.5, "label_distance_mean": 0.5,
-    "label_distance_max": 0.75, "samples_left_out": 0,
+    "label_distance_max": 0.75, "label_hellinger_mean": 0.4, "samples_left_out": 0,
 }  # fmt: skip
 
 

@@ -43,9 +43,7 @@ def test_pair_equals_simulation(entry, batch_norm):
     expected = world.simulated(recipe, settings, batch_norm)
     found = world.run(*world.pair(recipe, settings, batch_norm))
     assert world.digest(found) == world.digest(expected)
-    for ours, theirs in zip(found.rows, expected.rows, strict=True):
-        for key in theirs.keys() - {"seconds"}:
-            assert ours[key] == theirs[key] or math.isnan(theirs[key]), (key, ours[key], theirs[key])
+    world.compare(found.rows, expected.rows, bool(expected.own))
 
 
 @pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
@@ -66,6 +64,21 @@ def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
     aggregator, trainers = world.pair(recipe, settings, True, skewed=True)
     trainers[2].noise = None
     assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), "the noise is the silo's to add"
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr+rfedavg_plus+ccn"])
+def test_pair_equals_simulation_in_bf16(recipe):
+    settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
+    expected = world.simulated(recipe, settings, True, precision="bf16")
+    assert world.digest(world.run(*world.pair(recipe, settings, True, precision="bf16"))) == world.digest(expected)
+    assert world.digest(expected) != world.digest(world.simulated(recipe, settings, True))
+
+
+def test_server_and_silos_agree_on_precision():
+    aggregator, _ = world.pair("fedavg", {})
+    _, others = world.pair("fedavg", {}, precision="bf16")
+    with pytest.raises(UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"):
+        world.uploads(aggregator.get_model_params(), others[:1])
 
 
 def test_server_and_silos_agree_on_augmentation():

@@ -33,6 +33,7 @@ def until(true: Callable[[], object], what: str) -> None:
     ("recipe", "cohort"),
     [("fnr", 0), ("fednnnn", 0), ("ccn", 0), ("fednlr", 2), ("rfedavg", 0), ("rfedavg_plus", 0),
      ("fedbabu+ccn", 0),  # only the body travels
+     ("fedbn", 0),  # the batch norms stay on the silos
      ("ccvr+feddf", 0),  # the server learns on public data, and asks once more after the last round
      ("scaffold+fnr+rfedavg_plus+ccn", 2),
      *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from itertools import pairwise
 from types import SimpleNamespace
@@ -91,13 +92,13 @@ def deployment(recipe: str, rounds: int = ROUNDS, comm: dict | None = None, **tr
 
 def simulated(
     recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS,
-    absent: Absent = nobody,
+    absent: Absent = nobody, precision: str = "float32",
 ) -> Outcome:  # fmt: skip
     data = parts(skewed=skewed)
     return Simulation(
         recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
-        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed), Schedule(rounds, cohort or 3, SEED),
-        engine="sequential", absent=absent,
+        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision),
+        Schedule(rounds, cohort or 3, SEED), engine="sequential", absent=absent,
     ).run()  # fmt: skip
 
 
@@ -130,6 +131,18 @@ def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0,
         trainer.update_dataset(batches(own), None, len(client))
         trainers.append(trainer)
     return aggregator, trainers
+
+
+def compare(ours: list[dict], theirs: list[dict], kept: bool) -> None:
+    """The rows of a deployment equal those of a simulation, where that measured something.
+
+    `kept`: whether the silos keep a part of the model. The server measures no accuracy then.
+    """
+    scores = {"test_accuracy", "test_loss", "sent_accuracy"} if kept else set()
+    for mine, other in zip(ours, theirs, strict=True):
+        assert all(math.isnan(mine[key]) and not math.isnan(other[key]) for key in scores)
+        for key in other.keys() - {"seconds"} - scores:
+            assert mine[key] == other[key] or math.isnan(other[key]), (key, mine[key], other[key])
 
 
 def uploads(message: object, trainers: list) -> list[tuple[int, dict]]:

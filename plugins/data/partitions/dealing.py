@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import real_number, whole_number
-from fedml_noniid.plugins.data.types import Floats, Ints
+from fedml_noniid.plugins.data.types import Ints
 
 # Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need 5 on average.
 # With many clients and classes there are fewer attempts, so that a refusal takes seconds, not minutes.
@@ -103,13 +103,6 @@ def cut(positions: Ints, sizes: Ints) -> list[Ints]:
 def joined(*dealt: Sequence[Ints]) -> list[Ints]:
     """What each client got of several deals; positions, ascending."""
     return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
-
-
-def rounded(exact: Floats, total: int) -> Ints:
-    """Whole numbers that add up to `total`: rounded down, then one more for the largest remainders. [N] -> [N]"""
-    whole = np.floor(exact).astype(np.int64)
-    whole[np.argsort(whole - exact, kind="stable")[: total - whole.sum()]] += 1
-    return np.asarray(whole)
 
 
 def dealt(client: Ints, n_clients: int) -> list[Ints]:

@@ -18,8 +18,8 @@ from fedml_noniid.plugins.data.partitions.dealing import (
     dirichlet_counts,
     drawn_until,
     least,
-    rounded,
 )
+from fedml_noniid.plugins.data.rounding import rounded
 from fedml_noniid.plugins.data.types import Floats, Ints
 
 # Relative sizes of a number of clients.

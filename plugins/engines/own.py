@@ -1,0 +1,128 @@
+"""What a client keeps to itself, where a method declares `Needs(own_norms=True)`: its batch norms.
+
+The own part is {"params": ..., "buffers": ...}. `split` cuts it off w_0. So no model has it that is sent, averaged or
+kept by the server. Each client has its own in its memory, under OWN. It begins with that of w_0. Local training trains
+both parts together. Other methods see the shared part only. Their passes take the client's own part from `client.task`;
+after local training, that is the trained one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.component import Client
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.task import Network
+from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.data.reading import Read
+from fedml_noniid.plugins.data.streams import key
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, totals
+
+OWN = "own"  # among the names of methods in a client's memory
+
+
+def split(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
+    """(shared parameters, shared buffers, own part): own are the layers that have buffers. No own part: {}."""
+    norms = {name.rpartition(".")[0] for name in buffers}
+    own = {name: leaf for name, leaf in params.items() if name.rpartition(".")[0] in norms}
+    shared = {name: leaf for name, leaf in params.items() if name not in own}
+    return shared, {}, {"params": own, "buffers": buffers} if buffers else {}
+
+
+def personal(client: Client, memory: Tree) -> Client:
+    """The client whose passes take its own part."""
+    return replace(client, task=replace(client.task, own=memory[OWN])) if OWN in memory else client
+
+
+def joined(params: Params, buffers: Params, memory: Tree) -> tuple[Params, Params]:
+    """The received model with the client's own part, as it trains."""
+    own = memory.get(OWN, {})
+    return params | own.get("params", {}), buffers | own.get("buffers", {})
+
+
+def parted(memory: Tree, params: Params, buffers: Params, state: Tree) -> tuple[Tree, tuple[Params, Params, Tree]]:
+    """(memory with the trained own part, and without it: parameters, buffers, the optimiser's state)."""
+    names = {name for tree in memory[OWN].values() for name in tree}
+    trained = {"params": params, "buffers": buffers}
+    own = {part: {name: trained[part][name] for name in tree} for part, tree in memory[OWN].items()}
+    return memory | {OWN: own}, (without(params, names), without(buffers, names), without(state, names))
+
+
+def over(base: Tree, top: Tree) -> Tree:
+    """The tree `base` with the leaves that `top` has."""
+    return {
+        name: over(leaf, top.get(name, {})) if isinstance(leaf, dict) else top.get(name, leaf)
+        for name, leaf in base.items()
+    }
+
+
+def without(tree: Tree, names: set[str]) -> Tree:
+    """The tree without the leaves of these names, at any depth."""
+    return {
+        name: without(leaf, names) if isinstance(leaf, dict) else leaf
+        for name, leaf in tree.items()
+        if name not in names
+    }
+
+
+def each(
+    network: Network, params: Params, buffers: Params, own: Tree, tests: Sequence[Samples], seed: int
+) -> list[Evaluation | None]:
+    """Each client's model, the given one with its own part, on `tests` of the same client; None without samples.
+
+    `own`: the clients' own parts, leaves [N, ...]. Noise of the test samples is drawn from `seed` and the client.
+    """
+    return [
+        one(network, params, buffers, own, samples, client, seed) if len(samples.y) else None
+        for client, samples in enumerate(tests)
+    ]
+
+
+def one(
+    network: Network, params: Params, buffers: Params, own: Tree, samples: Samples, client: int, seed: int
+) -> Evaluation:
+    """The model with a client's own part on samples; as in `each`."""
+    return evaluate(network, *_whole(params, buffers, own, client), samples, read=_noise(samples, client, seed))
+
+
+def _whole(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
+    mine = row(own, client)
+    return params | mine["params"], buffers | mine["buffers"]
+
+
+def _noise(samples: Samples, client: int, seed: int) -> Read | None:
+    if samples.noise is None:
+        return None
+    return Read(torch.tensor(key(seed, "noisy test", client), device=samples.x.device))
+
+
+@dataclass(frozen=True)
+class Personal:
+    """The evaluation of the clients' own models, each on its own test samples."""
+
+    tests: Sequence[Samples]  # by client, as the client sees them
+    own: Callable[[], Tree]  # the clients' own parts, leaves [N, ...]
+    seed: int
+
+    def scores(
+        self, network: Network, params: Params, buffers: Params, seen: Callable[[Tensor, int], Tensor]
+    ) -> tuple[Tensor, Tensor] | None:
+        """(accuracy, mean cross-entropy) over all clients' test samples together, 0-d float64 on the device.
+
+        None if there are no samples. `seen`: a client's labels of its samples.
+        """
+        found, own = [], self.own()
+        for client, samples in enumerate(self.tests):
+            if len(samples.y):
+                labelled = samples._replace(y=seen(samples.y, client))
+                model = _whole(params, buffers, own, client)
+                found.append(totals(network, *model, labelled, _noise(samples, client, self.seed)))
+        if not found:
+            return None
+        n = sum(len(samples.y) for samples in self.tests)
+        hits, losses = zip(*found, strict=True)
+        return torch.stack(hits).sum() / n, torch.stack(losses).sum() / n

@@ -1,0 +1,422 @@
+"""Concept drift: who has which labels in which round, by hand; the same run in every runtime; honest tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedml_noniid as nd
+from fedml_noniid.pipelines.experiment import check, results
+from fedml_noniid.pipelines.experiment.config import Unit
+from fedml_noniid.pipelines.experiment.dealing import deal
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.provenance import of_training
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
+from fedml_noniid.pipelines.stages.partition import partitions
+from fedml_noniid.pipelines.tools import scenarios
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.drift import Drift, drift
+from fedml_noniid.plugins.data.indices import Indices, read_indices
+from fedml_noniid.plugins.data.skew import Skew
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.hashing import model_tensors
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.silo import loopback, shards
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import up
+from tests import federation
+from tests.data.test_skew import dealt, item, settings
+from tests.silo import world
+from tests.test_parity import close
+
+SUDDEN: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7]]}}
+MIXED: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7], [3, 4], []]}}
+INCREMENTAL: dict[str, Any] = {"drift": {"kind": "incremental", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}}
+RECURRENT: dict[str, Any] = {"drift": {"kind": "recurrent", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}}
+DRIFTS = pytest.mark.parametrize("skews", [SUDDEN, MIXED, INCREMENTAL, RECURRENT], ids=["all", "mixed", "one", "back"])
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return datasets.load("digits", Path())
+
+
+def drifting(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
+    return item(data, skews, recipe, rounds=3, **train)
+
+
+def ran(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Outcome:
+    return drifting(data, skews, recipe, **train).simulation().run()
+
+
+# who has which labels -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "wanted"),
+    [
+        ("sudden", None, {0: [0, 0, 0, 0], 2: [0, 0, 0, 0], 3: [1, 2, 0, 1], 9: [1, 2, 0, 1]}),
+        ("incremental", 2, {2: [0, 0, 0, 0], 3: [1, 0, 0, 1], 4: [1, 0, 0, 1], 5: [1, 2, 0, 1], 9: [1, 2, 0, 1]}),
+        ("recurrent", 2, {2: [0, 0, 0, 0], 3: [1, 2, 0, 1], 4: [1, 2, 0, 1], 5: [0, 0, 0, 0], 9: [0, 0, 0, 0]}),
+    ],
+)
+def test_concepts_by_hand(kind: str, every: int | None, wanted: dict[int, list[int]]) -> None:
+    """Four clients: the first and the last swap 1 and 2, the second swaps 0 and 3, the third keeps its labels."""
+    found = drift(kind, 3, every, [[1, 2], [0, 3], []], 4, 4)
+    assert {round_: found.concept(round_).tolist() for round_ in wanted} == wanted
+    assert found.concepts[:3].tolist() == [[0, 1, 2, 3], [0, 2, 1, 3], [3, 1, 2, 0]]
+    assert found.first() == [3, 5 if kind == "incremental" else 3, 0, 3]
+
+
+def test_labels_by_hand() -> None:
+    """Position 1 is nobody's. Client 0 swaps 1 and 2 in round 3, client 1 keeps its labels."""
+    found = drift("sudden", 3, None, [[1, 2], []], 2, 4)
+    y = torch.tensor([1, 1, 2, 0, 2, 3])
+    held = found.held([np.array([4, 0]), np.array([2, 3])], 6)
+    assert held.labels(y, 2).tolist() == [1, 1, 2, 0, 2, 3]
+    assert held.labels(y, 3).tolist() == [2, 1, 2, 0, 1, 3]
+    assert [found.seen(y, client, 3).tolist() for client in (0, 1)] == [[2, 2, 1, 0, 1, 3], y.tolist()]
+    assert [found.only(client).seen(y, 0, 3).tolist() for client in (0, 1)] == [[2, 2, 1, 0, 1, 3], y.tolist()]
+    assert [(share, of.tolist()) for share, of in found.views(y, 2)] == [(1.0, y.tolist())]
+    assert [(share, of.tolist()) for share, of in found.views(y, 3)] == [(0.5, y.tolist()), (0.5, [2, 2, 1, 0, 1, 3])]
+
+
+def test_wrong_labels_drift_too(digits: Dataset) -> None:
+    """A wrong label is what a client says before the drift; the public split and the tests keep their labels."""
+    noisy: dict[str, Any] = {"label_noise": {"rate": 0.4}}
+    clean, own = (drifting(digits, noisy | more).simulation() for more in ({}, SUDDEN))
+    before, after = clean.engine.clients, own.engine.clients
+    swapped = torch.tensor([0, 7, 2, 3, 4, 5, 6, 1, 8, 9])
+    positions = np.concatenate(list(after.indices.values()))
+    for round_ in (1, 2, 1):  # a round is entered in any order
+        after.enter(round_)
+        wanted = before.train.y.clone()
+        wanted[positions] = swapped[wanted[positions]] if round_ == 2 else wanted[positions]
+        assert torch.equal(after.train.y, wanted) and torch.equal(after.train.x, before.train.x)
+    assert torch.equal(after.public.y, before.public.y)
+    assert torch.equal(own.loop.recorder.test.y, digits.test_y)
+
+
+@pytest.mark.parametrize("recipe", ["centralised", "datasharing"])
+def test_pooled_samples_drift_and_shared_ones_do_not(digits: Dataset, recipe: str) -> None:
+    of = drifting(digits, MIXED, recipe)
+    clients = of.simulation().engine.clients
+    first = clients.train.y.clone()
+    clients.enter(2)
+    changed = (clients.train.y != first).nonzero().flatten().tolist()
+    wanted = []
+    for client, positions in enumerate(of.indices.clients):
+        pair = MIXED["drift"]["swap"][client % 3]
+        wanted += [position for position in positions.tolist() if first[position] in pair]
+    assert changed == sorted(wanted)
+    assert torch.equal(clients.train.y[len(digits.train_y) :], first[len(digits.train_y) :])
+
+
+# the file and the words ---------------------------------------------------------------------------------------------
+
+
+def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
+    wanted = dealt(digits, settings(MIXED)).indices
+    (tmp_path / "indices.json").write_text(wanted.text)
+    found = read_indices(tmp_path / "indices.json")
+    assert found.text == wanted.text and found.skew.drift is not None
+    assert json.loads(wanted.text)["drift"]["clients"] == [[1, 2, 0, 1, 2]]
+    plain = json.loads(dealt(digits, settings({})).indices.text)
+    assert plain == {key: value for key, value in json.loads(wanted.text).items() if key != "drift"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("clients", [[1]], "drift: not one concept for each round and client"),
+        ("rounds", [2, 3], "drift: not one concept for each round and client"),
+        ("clients", [[1, 2]], "drift: names a concept that it lacks"),
+        ("concepts", None, "not a readable partition"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, message: str) -> None:
+    clients: list[Any] = [np.arange(2), np.arange(0)]
+    skew = Skew(drift=drift("sudden", 2, None, [[0, 1]], 2, 2))
+    held = json.loads(Indices(clients, np.arange(0), np.arange(0), clients, skew).text)
+    held["drift"][key] = value
+    (tmp_path / "indices.json").write_text(json.dumps(held))
+    with pytest.raises(UserError, match=message) as error:
+        read_indices(tmp_path / "indices.json")
+    assert "\n" not in str(error.value)
+
+
+def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> None:
+    of, place = settings(MIXED), Workspace.of(tmp_path, {})
+    digits.save(place.dataset("digits"))
+    partitions(place, of)
+    found = results.table(place.partition("s", 3) / "clients.csv")
+    assert [row["drift"] for row in found] == ["2", "2", "0", "2", "2"]
+    assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
+    words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
+    assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0), {words}"
+    text = report._about(tmp_path, of.scenarios["s"], "s-3")
+    assert f"labels change with the round ({words})" in text and "Each round's accuracy is on the labels of" in text
+    held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
+    assert f" training samples of {report._range(held)} classes" in text, "the round is no class"
+
+
+def test_from_python_as_from_a_file(digits: Dataset) -> None:
+    given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **MIXED}
+    split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
+    assert split.indices.text == dealt(digits, settings(MIXED)).indices.text
+    late = nd.partition(nd.load("digits"), "iid", 5, drift={"at": 50, "swap": [[1, 7]]})
+    with pytest.raises(UserError, match="drift: labels change until round 50; allowed: until 4, the last round"):
+        nd.run("fedavg", late, rounds=4)
+
+
+def test_the_fingerprint_has_the_drift() -> None:
+    unit = Unit("s", "fedavg", 3)
+    found = {of_training(settings(skews), unit) for skews in ({}, SUDDEN, MIXED, INCREMENTAL, RECURRENT)}
+    assert len(found) == 5
+
+
+# the same in every runtime ------------------------------------------------------------------------------------------
+
+
+def swapped(of: Item) -> Item:
+    """The item with 1 and 7 swapped in its data: in the samples of the clients, in validation and test."""
+    label = torch.tensor([0, 7, 2, 3, 4, 5, 6, 1, 8, 9])
+    held = np.concatenate([*of.indices.clients, of.indices.validation])
+    y = of.data.train_y.clone()
+    y[held] = label[y[held]]
+    return replace(of, data=replace(of.data, train_y=y, test_y=label[of.data.test_y]))
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "fedlc"])
+def test_a_drift_is_a_change_of_the_data_between_two_rounds(
+    digits: Dataset, tmp_path: Path, recipe: str, engine: str
+) -> None:
+    """Round 1 on the first labels; rounds 2 and 3, from its checkpoint, on data with swapped labels."""
+    item(digits, {}, recipe, engine=engine, rounds=1).simulation(tmp_path / "checkpoint").run()
+    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation(tmp_path / "checkpoint").run()
+    found = ran(digits, SUDDEN, recipe, engine=engine)
+    assert federation.equal(found, wanted)
+    assert not federation.equal_models(found, ran(digits, {}, recipe, engine=engine))
+
+
+@DRIFTS
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
+def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> None:
+    a, b = (ran(digits, skews, recipe, engine=engine) for engine in ("sequential", "vectorized"))
+    close(b.params, a.params, 1e-4)
+    assert [row["test_accuracy"] for row in b.rows] == pytest.approx([row["test_accuracy"] for row in a.rows], abs=0.01)
+
+
+def test_processes_end_with_the_same_bits(digits: Dataset) -> None:
+    one, two = (drifting(digits, MIXED, engine="sequential").simulation(workers=n).run() for n in (1, 2))
+    assert federation.equal(one, two)
+
+
+@DRIFTS
+def test_a_resumed_run_ends_with_the_same_bits(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+    of, whole = drifting(digits, skews, "scaffold"), ran(digits, skews, "scaffold")
+    often = of.settings.machine.model_copy(update={"checkpoint_every": 1})
+    of = replace(of, settings=of.settings.model_copy(update={"machine": often}))
+    for done in range(2):  # killed after every round
+        simulation = of.simulation(tmp_path / "checkpoint")
+        assert simulation.start_round == done
+        rounds = simulation.rounds()
+        next(rounds), next(rounds)  # the checkpoint of a round is written when the next one begins
+    assert federation.equal(of.simulation(tmp_path / "checkpoint").run(), whole)
+
+
+def test_a_drift_that_is_not_there_yet_changes_no_bit(digits: Dataset) -> None:
+    """The last round before the drift: the same rows and weights as without it."""
+    plain, later = (ran(digits, skews, "scaffold+fnr") for skews in ({}, {"drift": {"at": 4, "swap": [[1, 7]]}}))
+    assert federation.equal(plain, later)
+
+
+@DRIFTS
+def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+    of, place = settings(skews), Workspace.of(tmp_path, {})
+    digits.save(place.dataset("digits"))
+    indices = place.partition("s", 3) / "indices.json"
+    indices.parent.mkdir(parents=True)
+    indices.write_text(dealt(digits, of).indices.text)
+    shards.cut(place.dataset("digits"), indices, tmp_path / "shards")
+    whole = dealt(digits, of).indices.skew.drift
+    stage = parts_of_deploy(place, of).drift
+    server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).drift
+    assert whole is not None and stage is not None and server is not None
+    for round_ in range(5):
+        assert stage.concept(round_).tolist() == server.concept(round_).tolist() == whole.concept(round_).tolist()
+        for client in range(5):
+            own = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).drift
+            assert own is not None
+            assert own.clients.shape[1] == 1, "nobody else's"
+            assert torch.equal(own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_))
+
+
+OF_WORLD = drift("incremental", 2, 1, [[0, 1], [2, 3], []], 3, world.CLASSES)
+
+
+def world_of(kept: Drift | None) -> shards.Parts:
+    return replace(world.parts(public=False), drift=kept)
+
+
+@pytest.mark.parametrize("kept", [None, OF_WORLD], ids=["without", "drift"])
+def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None) -> None:
+    parts, deployment = world_of(kept), world.deployment("scaffold", rounds=3)
+    network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
+    terms = world.silo_settings.terms(deployment, "scaffold", network, 0)
+    conversation = Conversation(terms, parts.test, parts.validation, None, drift=kept)
+    own = [Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients]
+    silos = [Silo(terms, k, held, None, drift=kept and kept.only(k)) for k, held in enumerate(own)]
+    while (down := conversation.down).ask is not None:
+        conversation.feed(conversation.open({k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}))
+    outcome = conversation.loop.outcome
+    digest = loopback.weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+    assert digest == loopback.simulate(deployment, parts)
+    assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
+
+
+def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:
+    """FedML's attacks give a silo other labels."""
+    terms, parts = world.terms("fedavg", {}), world.parts()
+    x, y = (leaf[parts.clients[0]] for leaf in (parts.train.x, parts.train.y))
+    silo = Silo(terms, 0, Samples(x, y), None, drift=OF_WORLD.only(0))
+    silo.read(Samples(x, torch.zeros_like(y)))
+    for round_, label in ((1, 0), (2, 1)):
+        silo.engine.clients.enter(round_)
+        assert silo.engine.clients.train.y.unique().tolist() == [label]
+
+
+@pytest.mark.slow  # FedML's import and four processes
+def test_processes_of_silos_end_with_the_weights_of_the_simulation(tmp_path: Path) -> None:
+    parts, deployment = world_of(OF_WORLD), world.deployment("scaffold", rounds=3)
+    assert loopback.run(deployment, parts, tmp_path, 120.0) == loopback.simulate(deployment, parts)
+
+
+# what is tested -----------------------------------------------------------------------------------------------------
+
+
+@DRIFTS
+def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict[str, Any]) -> None:
+    """Accuracy and loss of the last round, of evaluation, by class and by client: each from single evaluations."""
+    of = drifting(digits, skews)
+    outcome = of.simulation().run()
+    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    held = of.indices.skew.drift
+    assert held is not None
+    own = []
+    for client in range(5):
+        pair = skews["drift"]["swap"][client % len(skews["drift"]["swap"])]
+        label = np.arange(10)
+        label[pair] = pair[::-1]
+        label = np.arange(10) if skews is RECURRENT else label  # the first labels are back in round 3
+        y = torch.from_numpy(label)[digits.test_y]
+        one = evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(y=y))
+        own.append(one)
+        hits = (one.predictions == y).numpy()
+        positions = of.indices.test_clients[client]
+        assert found.per_client["test_accuracy"][client] == pytest.approx(hits[positions].mean())
+        by_class = np.array([hits[digits.test_y == c].mean() for c in range(10)])
+        counts = np.bincount(digits.train_y[of.indices.clients[client]], minlength=10)
+        assert found.per_client["accuracy"][client] == pytest.approx(by_class @ counts / counts.sum())
+    for key in ("accuracy", "loss"):
+        mean = pytest.approx(np.mean([getattr(one, key) for one in own]))
+        assert found.metrics[key] == mean and outcome.rows[-1][f"test_{key}"] == mean
+    assert np.mean(np.array(found.per_class["accuracy"]) * found.per_class["samples"]) * 10 == pytest.approx(
+        found.metrics["accuracy"] * len(digits.test_y)
+    )
+
+
+def test_each_round_is_tested_with_its_own_labels(digits: Dataset) -> None:
+    """A model that nothing moves: only the labels of the tests and the validation change, and come back."""
+    of = item(digits, RECURRENT, rounds=3, lr=1e-30)
+    rows = of.simulation().run().rows
+    plain = item(digits, {}, rounds=3, lr=1e-30).simulation().run().rows
+    for key in ("test_accuracy", "test_loss", "validation_loss"):
+        assert rows[0][key] == rows[2][key] == plain[0][key] == plain[1][key]
+        assert rows[1][key] != plain[1][key]
+
+
+def test_turned_images_and_swapped_labels(digits: Dataset) -> None:
+    """The copy of the test set that a client sees has its angle and its labels."""
+    of = drifting(digits, MIXED | {"rotation": {"degrees": [0, 90]}})
+    outcome = of.simulation().run()
+    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    for client, accuracy in enumerate(found.per_client["accuracy_noisy"]):
+        label, pair = np.arange(10), MIXED["drift"]["swap"][client % 3]
+        label[pair] = pair[::-1]
+        seen = Samples(torch.rot90(of.test.x, client % 2, (2, 3)), torch.from_numpy(label)[digits.test_y])
+        assert accuracy == evaluate(of.network, outcome.params, outcome.buffers, seen).accuracy
+
+
+def test_observed_accuracies_have_the_clients_labels(digits: Dataset) -> None:
+    """FNR-FL's refinement, by class: class 1 of client 0 is what the data call 7."""
+    tensors = {at: ran(digits, {"drift": {"at": at, "swap": [[1, 7]]}}, "fnr", observe=True).tensors for at in (3, 4)}
+    (key,) = (name for name in tensors[3] if name.endswith("test_before"))
+    early, late = (tensors[at][key] for at in (3, 4))
+    assert torch.equal(early[:2], late[:2]) and not torch.equal(early[2], late[2])
+
+
+# what is refused ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"swap": [[1, 7]]}, "scenarios.s.drift.at is missing"),
+        ({"at": 2}, "scenarios.s.drift.swap is missing"),
+        ({"at": 0, "swap": [[1, 7]]}, "scenarios.s.drift.at = 0 is refused"),
+        ({"at": 2, "swap": []}, "drift.swap=[] is refused; allowed: a list of pairs of two classes such as [[1, 2], "),
+        ({"at": 2, "swap": [[]]}, "drift.swap=[[]] is refused; allowed: a list of pairs"),
+        ({"at": 2, "swap": [[1, 2, 3]]}, "drift.swap=[1, 2, 3] is refused; allowed: a list of pairs"),
+        ({"at": 2, "swap": [[1, 1]]}, "drift.swap=[1, 1] is refused; allowed: a list of pairs"),
+        ({"at": 2, "swap": [7]}, "scenarios.s.drift.swap.0 = 7 is refused: input should be a valid list"),
+        ({"at": 2, "swap": [[1, 7]] * 6}, "is refused; allowed: at most one pair per client, 5"),
+        ({"at": 2, "swap": [[1, 7]], "kind": "suden"}, "drift.kind 'suden' is unknown (did you mean 'sudden'?); allo"),
+        ({"at": 2, "swap": [[1, 7]], "every": 3}, "drift.every=3 is refused; allowed: incremental, recurrent drift"),
+        ({"at": 2, "swap": [[1, 7]], "kind": "recurrent"}, "drift.every=None is refused; allowed: a number of rounds"),
+        ({"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0}, "scenarios.s.drift.every = 0 is refused"),
+        ({"at": 2, "swop": [[1, 7]], "swap": [[1, 7]]}, "'scenarios.s.drift.swop' (did you mean 'swap'?); allowed: at"),
+        (2, "scenarios.s.drift = 2 is refused"),
+    ],
+)
+def test_one_line_per_mistake(given: object, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        settings({"drift": given})
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "last"),
+    [
+        ({"at": 3, "swap": [[1, 7]]}, 3),
+        ({"at": 1, "every": 2, "kind": "recurrent", "swap": [[1, 7]]}, 3),
+        ({"at": 1, "every": 1, "kind": "incremental", "swap": [[1, 7], [], [3, 4]]}, 3),
+    ],
+)
+def test_a_drift_after_the_last_round_is_refused(given: dict[str, Any], last: int) -> None:
+    check.check(settings({"drift": given}, rounds=3))
+    with pytest.raises(UserError) as error:
+        check.check(settings({"drift": given}, rounds=2))
+    wanted = f"params.yaml: scenarios.s.drift: labels change until round {last}; allowed: until 2, the last round"
+    assert str(error.value) == wanted
+
+
+def test_a_class_that_the_data_lack_is_refused(digits: Dataset) -> None:
+    of = settings({"drift": {"at": 2, "swap": [[1, 10]]}})
+    with pytest.raises(UserError) as error:
+        deal(digits, of.data, of.scenarios["s"], "s", 0)
+    assert str(error.value) == "scenarios.s: drift.swap=10 is refused; allowed: 0 to 9, the 10 classes"

@@ -1,0 +1,277 @@
+"""FedBN (Li et al. 2021) against the same federation of `torch.nn` modules, in float64."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row
+from fedml_noniid.plugins.data.rotation import turned
+from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.own import OWN
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.models import build as network
+from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.recipes import METHODS, build
+from tests import federation
+from tests.methods import by_hand as hand
+from tests.silo.test_resume import Federation as Silos
+from tests.silo.test_resume import run as talk
+
+SIZES, LR, EPOCHS, ROUNDS, COHORT, MU = (4, 6, 5), 0.1, 2, 4, 2, 0.7
+RNG = np.random.default_rng(1)
+X, Y = RNG.normal(size=(sum(SIZES), 3)), RNG.integers(0, 3, sum(SIZES))
+CLIENTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
+TESTS = [hand.samples(RNG.normal(size=(n, 3)) + k, RNG.integers(0, 3, n)) for k, n in enumerate((7, 0, 4))]
+SHARED = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
+NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
+# In the order of `torch.nn`.
+THEIRS = {"fc1": "0", "bn1": "1", "fc2": "3", "mean": "running_mean", "var": "running_var"}
+REFUSED = {"fnr", "fnr_authors", "feddf", "fedftg"}
+COMPOSES = sorted(METHODS.keys() - REFUSED - {"fedbn", "centralised"})
+
+
+def theirs(name: str) -> str:
+    return ".".join(THEIRS.get(part, part) for part in name.split("."))
+
+
+@dataclass
+class Modules:
+    """Clients as modules. What the server averages goes by name; nothing here knows of a batch norm's role."""
+
+    clients: list[nn.Sequential]
+    shared: dict[str, Tensor]
+
+    def train(self, k: int, mu: float) -> None:
+        model = self.clients[k]
+        model.load_state_dict(self.shared, strict=False)
+        model.train()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        x, y = torch.tensor(X[CLIENTS[k]]), torch.tensor(Y[CLIENTS[k]])
+        for _ in range(EPOCHS):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            for name, leaf in model.named_parameters():
+                if name in self.shared and leaf.grad is not None:
+                    leaf.grad += mu * (leaf.detach() - self.shared[name])
+            optimizer.step()
+
+    def round(self, cohort: Sequence[int], n: Sequence[float], mu: float) -> None:
+        for k in cohort:
+            self.train(k, mu)
+        states = [copy.deepcopy(self.clients[k].state_dict()) for k in cohort]
+        parts = [weight / sum(n) for weight in n]
+        self.shared = {
+            name: torch.stack([p * state[name] for p, state in zip(parts, states, strict=True)]).sum(0)
+            for name in self.shared
+        }
+
+    @torch.no_grad()
+    def scores(self) -> tuple[float, float]:
+        """Accuracy and loss of each client's model on its own test samples, over all samples."""
+        hits = loss = n = 0.0
+        for model, test in zip(self.clients, TESTS, strict=True):
+            model.load_state_dict(self.shared, strict=False)
+            model.eval()
+            logits = model(test.x)
+            hits += (logits.argmax(1) == test.y).sum().item()
+            loss += nn.functional.cross_entropy(logits, test.y, reduction="sum").item()
+            n += len(test.y)
+        return hits / n, loss / n
+
+
+def simulation(recipe: str, settings: Any = None, engine: str = "sequential", cohort: int = COHORT) -> Simulation:
+    return Simulation(
+        recipe, settings or {}, mlp((3,), 3, hidden=4, batch_norm=True), hand.samples(X, Y), CLIENTS,
+        hand.samples(X, Y), hand.samples(X, Y), None, LocalTraining("sgd", LR, EPOCHS, 8), Schedule(ROUNDS, cohort, 0),
+        engine=engine, tests=lambda: TESTS,
+    )  # fmt: skip
+
+
+def modules(of: Simulation) -> Modules:
+    """The modules with the weights that a simulation starts from."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3)).double()
+    shared = {theirs(name): leaf.clone() for name, leaf in of.loop.state.params.items()}
+    model.load_state_dict(shared, strict=False)
+    return Modules([copy.deepcopy(model) for _ in SIZES], shared)
+
+
+def same(found: Params, wanted: dict[str, Tensor], names: Sequence[str]) -> None:
+    assert found.keys() == set(names)
+    for name, leaf in found.items():
+        torch.testing.assert_close(leaf, wanted[theirs(name)], rtol=1e-12, atol=1e-12, msg=name)
+
+
+def own(of: Simulation, k: int) -> Params:
+    parts: Tree = row(of.engine.clients.memory[OWN], k)
+    return parts["params"] | parts["buffers"]
+
+
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+@pytest.mark.parametrize("recipe", ["fedbn", "fedprox+fedbn"])
+def test_it_is_the_federation_of_modules(recipe: str, weights: str, engine: str) -> None:
+    """Two of three clients a round, so a client's batch norms wait for it. FedProx pulls at the shared part only."""
+    settings: dict[str, dict[str, object]] = {"fedbn": {"weights": weights}}
+    if recipe != "fedbn":
+        settings["fedprox"] = {"mu": MU}
+    ours = simulation(recipe, settings, engine)
+    reference = modules(ours)
+    for t, found in enumerate(ours.rounds(), start=1):
+        cohort = draw_cohort(0, t, len(SIZES), COHORT)
+        n = [SIZES[k] if weights == "size" else 1 for k in cohort]
+        reference.round(cohort, n, MU if "fedprox" in settings else 0.0)
+        same(ours.loop.state.params, reference.shared, SHARED)
+        for k, module in enumerate(reference.clients):
+            same(own(ours, k), module.state_dict(), NORM)
+        accuracy, loss = reference.scores()
+        assert found["test_accuracy"] == found["sent_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert found["test_loss"] == pytest.approx(loss, rel=1e-12)
+        assert np.isnan(found["validation_accuracy"]), "nobody's batch norms belong to the validation split"
+    assert t == ROUNDS
+
+
+def test_other_methods_see_the_trained_batch_norms(engine: str) -> None:
+    """CCN's z: the mean feature of the client's own model after training."""
+    ours = simulation("fedbn+ccn", engine=engine, cohort=3)
+    reference, exchanges = modules(ours), hand.tapped(ours)
+    next(ours.rounds())
+    _, reply = exchanges[0]
+    for k, module in enumerate(reference.clients):
+        reference.train(k, 0.0)
+        with torch.no_grad():
+            z = module.eval()[:3](torch.tensor(X[CLIENTS[k]])).mean(0)
+        torch.testing.assert_close(reply.upload["ccn"]["z"][k], z, rtol=1e-12, atol=1e-12)
+
+
+def test_batch_norms_never_leave_the_client(engine: str) -> None:
+    """Of 4*3 + 4 + 3*4 + 3 shared numbers of 8 bytes, and 4 + 4 + 4 + 4 of the batch norm."""
+    ours = simulation("fedbn", engine=engine)
+    exchanges = hand.tapped(ours)
+    for found in ours.rounds():
+        assert found["bytes_up"] == found["bytes_down"] == COHORT * 31 * 8
+    for ask, reply in exchanges:
+        assert ask.params.keys() == reply.deltas.keys() == set(SHARED)
+        assert not [*leaves(ask.buffers), *leaves(ask.shared), *leaves(reply.buffers), *leaves(reply.upload)]
+    server = {key.rpartition("/")[2] for key in flatten(ours.loop.state._asdict())}
+    assert server == set(SHARED)
+
+
+def test_a_client_that_never_took_part_has_the_first_batch_norms() -> None:
+    ours = simulation("fedbn", cohort=1)
+    ours.run()
+    took_part = {k for t in range(1, ROUNDS + 1) for k in draw_cohort(0, t, len(SIZES), 1)}
+    assert 0 < len(took_part) < len(SIZES)
+    first = dict(zip(NORM, (1.0, 0.0, 0.0, 1.0), strict=True))
+    for k in range(len(SIZES)):
+        assert all((leaf == first[name]).all() for name, leaf in own(ours, k).items()) is (k not in took_part)
+
+
+@pytest.mark.parametrize("others", ["", "+scaffold+ccn"])
+def test_without_batch_norm_it_changes_no_bit_and_says_so(others: str, engine: str) -> None:
+    with_it = federation.simulation(f"fedbn{others}", engine=engine)
+    assert federation.equal(with_it.run(), federation.run(f"fedavg{others}", engine=engine))
+    assert with_it.remarks == {"no_effect": "mlp has no batch norms that a client could keep to itself"}
+    assert federation.simulation(f"fedavg{others}").remarks == {}
+    assert list(federation.simulation("fedbn", batch_norm=True).remarks) == ["own_models"]
+
+
+@pytest.mark.parametrize("method", COMPOSES)
+def test_other_methods_see_the_shared_part_only(method: str) -> None:
+    """No state, memory or message has a batch norm. Both engines end at the same place, and the batch norms move."""
+    ends = []
+    for engine in ("sequential", "vectorized"):
+        ours = federation.simulation(f"fedbn+{method}", dtype=torch.float64, batch_norm=True, engine=engine)
+        exchanges = hand.tapped(ours)
+        out = ours.run()
+        memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != OWN}
+        said = [{"ask": ask.params | ask.shared | ask.each, "reply": reply.deltas | reply.buffers | reply.upload}
+                for ask, reply in exchanges]  # fmt: skip
+        for tree in ({"state": ours.loop.state._asdict()}, memory, *said):
+            assert not {key.rpartition("/")[2] for key in flatten(tree)} & set(NORM)
+        assert out.own["params"]["bn1.weight"].std(0).min() > 0, "each client has its own"
+        ends.append(out.params | flatten(out.own))
+    for key, leaf in ends[0].items():
+        torch.testing.assert_close(ends[1][key], leaf, rtol=1e-8, atol=1e-10, msg=key)
+
+
+@pytest.mark.parametrize("method", sorted(REFUSED))
+def test_methods_that_need_the_batch_norms_elsewhere_are_refused(method: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        build(f"{method}+fedbn", {}, Setting(4, 2, n_public=10))
+    words = "'fedbn' keeps the batch norms on the clients"
+    assert words in str(refused.value) and f"'{method}' needs them outside of local training" in str(refused.value)
+
+
+@pytest.mark.parametrize("recipe", ["fedbn", "fedbn+scaffold"])
+def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -> None:
+    whole = federation.run(recipe, batch_norm=True)
+    beside = federation.run(recipe, batch_norm=True, workers=2)
+    file = tmp_path / "checkpoint"
+    killed: Iterator[Any] = federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds()
+    next(killed), next(killed)
+    resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
+    assert resumed.start_round == 1
+    for found in (beside, resumed.run()):
+        assert federation.equal(found, whole)
+        kept, wanted = flatten(found.own), flatten(whole.own)
+        assert kept.keys() == wanted.keys() and all(torch.equal(kept[key], leaf) for key, leaf in wanted.items())
+
+
+def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path) -> None:
+    """Server and silos, message by message: the same bits on every silo, and none of them on the server."""
+    from tests.silo import world
+
+    silos = Silos("fedbn", {}, tmp_path)
+    talk(silos)
+    expected = world.simulated("fedbn", {}, True, rounds=3)
+    for k, silo in enumerate(silos.silos):
+        found, wanted = flatten(row(silo.engine.clients.memory[OWN], 0)), flatten(row(expected.own, k))
+        assert found.keys() == wanted.keys() and all(torch.equal(found[key], leaf) for key, leaf in wanted.items())
+    outcome = silos.server.outcome
+    assert outcome is not None and not outcome.own
+    assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
+
+
+def test_on_rotated_digits_own_models_are_better_than_the_one_model() -> None:
+    """The paper's claim for feature skew, on four angles and eight clients with labels alike.
+
+    Each client is tested on its own test images, turned as its own. FedAvg has the same data, batches and weights.
+    """
+    gains = np.array([_accuracy("fedbn", seed) - _accuracy("fedavg", seed) for seed in range(4)])
+    assert gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(len(gains)), gains
+
+
+def _accuracy(recipe: str, seed: int) -> float:
+    images, labels = load_digits(return_X_y=True)
+    order = np.random.default_rng(seed).permutation(len(labels))
+    x = torch.tensor(images[order].reshape(-1, 1, 8, 8) / 16, dtype=torch.float32)
+    y, n = torch.tensor(labels[order]), 8
+    clients, owned = np.array_split(np.arange(1000), n), np.array_split(np.arange(1000, len(y)), n)
+    for k in range(n):
+        x[clients[k]], x[owned[k]] = turned(x[clients[k]], k % 4), turned(x[owned[k]], k % 4)
+    tests = [Samples(x[part], y[part]) for part in owned]
+    test = Samples(x[1000:], y[1000:])  # every image turned as its client's: FedAvg's one model sees the same
+    net = network("mlp", (1, 8, 8), 10, {"hidden": 64, "batch_norm": True})
+    run = Simulation(
+        recipe, {}, net, Samples(x[:1000], y[:1000]), clients, test, None, None, LocalTraining("sgd", 0.1, 1, 16),
+        Schedule(10, n, seed, 10), engine="sequential", tests=lambda: tests,
+    )  # fmt: skip
+    out = run.run()
+    if recipe == "fedavg":
+        assert evaluate(net, out.params, out.buffers, test).accuracy == out.rows[-1]["test_accuracy"]
+    return out.rows[-1]["test_accuracy"]

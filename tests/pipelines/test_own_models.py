@@ -1,0 +1,116 @@
+"""Where clients keep a part of the model to themselves: what is trained, measured and reported."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.config import Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages.tune import tried
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.rotation import turned
+from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.models import build
+from tests.pipelines.small import PARAMS, run_stages
+
+# A warning of mlflow's own use of SQLAlchemy.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+
+TEXT = (
+    PARAMS.replace("[fedavg, scaffold+fnr]", "[fedavg, fedbn]")
+    .replace("scaffold+fnr: {fnr: {p: 0.5}}", "fedbn: {}")
+    .replace("every: 1}", "every: 1, processes: 1}")
+    .replace("participation: 1.0", "participation: 0.5, SKEW")
+    .replace("model: mlp", "model: mlp, model_options: {batch_norm: true, hidden: 16}")
+)
+SKEWS = {
+    "rotation": "rotation: {degrees: [0, 90, 180]}",
+    "noise": "noise: {sigma: 0.5}",
+    "drift": "drift: {at: 2, swap: [[0, 1], [2, 3]]}",
+}
+
+
+@pytest.fixture(scope="module", params=SKEWS)
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """A skew, and a folder in which the stages have run on clients with it."""
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "params.yaml").write_text(TEXT.replace("SKEW", SKEWS[request.param]))
+    run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
+    return request.param, folder
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> None:
+    """Against passes of each client's network, put together here from the file of the weights."""
+    skew, folder = made
+    settings = config.load(folder)
+    item = Item.load(Workspace.of(folder, {}), settings, Unit("skewed", "fedbn", 0))
+    tensors = load_file(folder / "runs/skewed-fedbn-0/model.safetensors")
+    net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
+    hits, n, own, worst = 0.0, 0, [], []
+    counts = np.stack([np.bincount(item.data.train_y.numpy()[part], minlength=10) for part in item.indices.clients])
+    for k, positions in enumerate(item.indices.test_clients):
+        params, buffers = (
+            {name.removeprefix(f"{part}/"): leaf for name, leaf in tensors.items() if name.startswith(f"{part}/")}
+            | {name.removeprefix(f"own/{part}/"): leaf[k] for name, leaf in tensors.items() if f"own/{part}/" in name}
+            for part in ("params", "buffers")
+        )
+        x, y = item.test.x, item.test.y
+        if skew == "rotation":
+            x = turned(x, k % 3)
+        if skew == "drift":
+            pair = torch.tensor([[0, 1], [2, 3]][k % 2])
+            label = torch.arange(10).index_put((pair,), pair.flip(0))
+            y = label[y]
+        right = (evaluate(net, params, buffers, item.test._replace(x=x)).predictions == y).double()
+        own.append(right[positions].mean().item())
+        hits, n = hits + right[positions].sum().item(), n + len(positions)
+        by_class = np.array([right[item.test.y == c].mean().item() for c in range(10)])
+        worst.append((by_class * counts[k]).sum() / counts[k].sum())
+    metrics = json.loads((folder / "evaluation/skewed-fedbn-0/metrics.json").read_text())
+    final = json.loads((folder / "runs/skewed-fedbn-0/run.json").read_text())["final"]
+    assert "validation_accuracy" not in final
+    # With noise, the rounds and the evaluation draw the same; the sums here are of clean samples.
+    assert metrics["accuracy"] == pytest.approx(final["test_accuracy"], rel=1e-12)
+    assert metrics["loss"] == pytest.approx(final["test_loss"], rel=1e-6)
+    if skew != "noise":
+        assert metrics["accuracy"] == pytest.approx(hits / n, rel=1e-12)
+        found = rows(folder / "evaluation/skewed-fedbn-0/per_client.csv")
+        assert [float(row["test_accuracy"]) for row in found] == pytest.approx(own)
+        assert [float(row["accuracy"]) for row in found] == pytest.approx(worst)
+        assert metrics["client_worst"] == pytest.approx(min(worst))
+    assert ("accuracy_noisy" in metrics) is (skew != "drift")
+    shared = sum(leaf.nbytes for name, leaf in tensors.items() if "/fc" in name)
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 3 * 2 * shared, "three rounds, two clients"
+
+
+def test_the_report_says_whose_accuracy_it_is(made: tuple[str, Path]) -> None:
+    _, folder = made
+    report = (folder / "report/report.md").read_text()
+    assert report.count("fedbn: accuracies are those of the clients' own models") == 1
+    assert "fedavg: accuracies" not in report
+    tags = {recipe: json.loads((folder / f"runs/skewed-{recipe}-0/run.json").read_text())["tags"]
+            for recipe in ("fedavg", "fedbn")}  # fmt: skip
+    assert "own_models" in tags["fedbn"] and not {"own_models", "no_effect"} & tags["fedavg"].keys()
+
+
+def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Path) -> None:
+    tune = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
+    (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + tune)
+    run_stages(tmp_path, ("prepare",))
+    with pytest.raises(UserError, match=r"params.yaml: tune: recipe 'fedbn' has no validation accuracy"):
+        tried(Workspace.of(tmp_path, {}), config.load(tmp_path), ["skewed"], "tuning")
+    assert not (tmp_path / "runs").exists()
