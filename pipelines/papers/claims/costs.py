@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.reporting.text import NONE, markdown
 BUDGET = Path("docs") / "results" / "gpu-budget.csv"  # in a checkout; `noniid budget` makes it
 LAUNCH = 5e-6  # seconds, of one kernel: what a busy host needs to launch it
 SAYS = f"""\
-- CPU hours: measured, of one core, all runs of the study that claims read.
+- CPU hours: the rounds' wall seconds of one core, all runs of the study that claims read; other work is in them.
 - GPU hours: reckoned, never measured. Small networks on a GPU wait for the host, so a step takes its launches times
   {1e6 * LAUNCH:g} us. Launches are those of the sequential engine (gpu-budget.md), one client after another.
 - MiB: really sent in one run, both ways, mean over seeds; from the method with the least to the one with the most."""

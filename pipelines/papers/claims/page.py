@@ -43,7 +43,8 @@ Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<
 - "Why?" names a suspected cause of a verdict and an experiment on it, written down before that experiment's first run.
   Their tests are adjusted among themselves.
 - Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
-  or claims share count in each. Measured: from the rounds' seconds; the sum counts each run once."""
+  or claims share count in each. Measured: the rounds' wall seconds, so other work on the machine is in them. The sum
+  counts each run once."""
 
 
 def markdown_of(
