@@ -58,9 +58,15 @@ def ours(workload: Workload) -> list[Engine]:
     ]
     if network(workload).dense:  # on a CPU, vectorized convolutions are slower than sequential ones
         found.insert(1, Engine("ours, vectorized", "benchmarks.ours", "vectorized"))
-    else:  # dense models are slower in bf16; its weights differ, so the final loss is compared
-        found.append(Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False))
     return found
+
+
+def variants(workload: Workload) -> list[Engine]:
+    """Our engines with a choice that is not the default, for the comparison of engines alone."""
+    if network(workload).dense:
+        return [Engine("ours, vectorized, steps in Python", "benchmarks.ours", "python-vectorized")]
+    # Dense models are slower in bf16. Its weights differ, so the final loss is compared.
+    return [Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False)]
 
 
 def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], list[str]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks import methods, repeatability, scaling
 from benchmarks.comparison import compare
-from benchmarks.engines import Engine, others, ours
+from benchmarks.engines import Engine, others, ours, variants
 from benchmarks.machine import Watch
 from benchmarks.plot import picture
 from benchmarks.processes import FailedError, measure
@@ -46,7 +46,9 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         "methods": {},
         "repeatability": [],
     }
-    found["workloads"] = {w.name: compare(w, [*ours(w), *simulators], repetitions, folder, _log) for w in taken}
+    found["workloads"] = {
+        w.name: compare(w, [*ours(w), *variants(w), *simulators], repetitions, folder, _log) for w in taken
+    }
     for workload in taken:
         if workload.name in scaling.SPLIT:
             found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)

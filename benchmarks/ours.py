@@ -1,7 +1,8 @@
-"""Measures our simulation: `python -m benchmarks.ours RESULT [bf16-]sequential|vectorized|workers:N JOB`."""
+"""Measures our simulation: `python -m benchmarks.ours RESULT [bf16-|python-]sequential|vectorized|workers:N JOB`."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.compiled import SWITCH
 from fedml_noniid.plugins.engines.run import Schedule
 from fedml_noniid.plugins.engines.simulation import Simulation
 
@@ -22,13 +24,17 @@ LOOKED_AT = 10  # samples of the evaluation after the last round
 def simulation(
     job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None, checkpoint: Path | None = None
 ) -> Simulation:
-    """The job as one of our simulations. `workers:N` is the sequential engine in N processes, `bf16-` a precision."""
+    """The job as one of our simulations. `workers:N` is the sequential engine in N processes, `bf16-` a precision.
+
+    Steps in C++ are used where there are any, though the job is short; `python-` does without.
+    """
     settings = Workload(**job.settings)
     indices = [np.arange(job.own(k).start, job.own(k).stop) for k in range(settings.clients)]
     precision = "bf16" if engine.startswith("bf16-") else "float32"
     local = LocalTraining("sgd", settings.lr, settings.epochs, settings.batch, precision=precision)
     rounds = settings.warm + settings.rounds
-    kind, _, workers = engine.removeprefix("bf16-").partition(":")
+    os.environ[SWITCH] = "0" if engine.startswith("python-") else "1"
+    kind, _, workers = engine.removeprefix("bf16-").removeprefix("python-").partition(":")
     return Simulation(
         recipe, {}, network(settings), Samples(job.x, job.y), indices,
         Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), None, public, local,

@@ -74,7 +74,10 @@ def test_quick_run_writes_all_its_parts(
     found = json.loads((tmp_path / "bench.json").read_text())
     assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
-    assert list(rows) == ["bare loop", "ours, sequential", "ours, vectorized", "ours, two workers"]
+    assert list(rows) == [
+        "bare loop", "ours, sequential", "ours, vectorized", "ours, two workers", "ours, vectorized, steps in Python",
+    ]  # fmt: skip
+    assert rows["ours, vectorized"]["checksum"] == rows["ours, vectorized, steps in Python"]["checksum"]
     assert not any(one["problem"] for one in rows.values())
     numbers = ("wall_s", "cpu_s", "steps_per_wall_s", "steps_per_cpu_s", "ratio_wall", "ratio_cpu", "peak_mb", "loss")
     assert all(one[key] > 0 for one in rows.values() for key in numbers)

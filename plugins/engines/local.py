@@ -34,6 +34,7 @@ from fedml_noniid.plugins.core.training import (
 )
 from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
 from fedml_noniid.plugins.engines.captured import Tape, replayed
+from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.own import OWN, joined, over, parted, personal
 from fedml_noniid.plugins.models.forward import Model
 
@@ -62,6 +63,10 @@ class Side(Protocol):
 
     def written(self, task: Task) -> Written | None:
         """Its gradient, if it is written out."""
+        ...
+
+    def compiled(self) -> Compiled | None:
+        """The steps in C++, if there are any. They are for plain SGD, without hooks."""
         ...
 
     def client(self, own: Tree) -> Client:
@@ -218,8 +223,16 @@ def descend(
     """
     # The written-out gradient is that of the loss without hooks.
     written = side.written(task) if hooks.penalty is None and hooks.logits is None else None
-    if written is None or plain_rate(task.optimizer) is None:
+    rate = plain_rate(task.optimizer)
+    if written is None or rate is None:
         return _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
+    plain = hooks.term is None and not began["factor"] and steps.read is None and steps.last is None
+    compiled = side.compiled() if plain and len(steps) else None
+    if compiled is not None:
+        params, losses = compiled(began["params"], steps, rate, out)
+        total = _step_losses(losses.unbind(), steps, True).sum(0)
+        count = torch.zeros_like(total) + _length(steps)
+        return Descent(params, began["buffers"], began["state"], count, total, None)
     # No gradient is ever taken of these steps. In this mode torch keeps no record for one, which makes calls shorter.
     with torch.inference_mode():
         found = _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
@@ -284,9 +297,14 @@ def _descended(
             params, state = select(live, stepped, params), select(live, next_state, state)
             buffers = select(live, left["buffers"], buffers)
     mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
-    count = zero + (len(steps) if steps.live is None else steps.live.sum(0))
+    count = zero + _length(steps)
     total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
     return Descent(params, buffers, state, count, total, mean)
+
+
+def _length(steps: Pass) -> int | Tensor:
+    """How many steps there are, or each client has, [M]."""
+    return len(steps) if steps.live is None else steps.live.sum(0)
 
 
 def plain_rate(optimizer: Optimizer) -> float | None:
@@ -341,11 +359,11 @@ def _scaled(update: Params, factor: Params, in_place: bool) -> Params:
     return update
 
 
-def _step_losses(losses: list[Tensor], steps: Pass, by_sample: bool) -> Tensor:
+def _step_losses(losses: Sequence[Tensor], steps: Pass, by_sample: bool) -> Tensor:
     """The mean loss of each step, [S, ...], 0 where a client has no such step."""
     if steps.sizes is not None:
         return torch.stack([loss.mean() for loss in losses])
-    found = torch.stack(losses)
+    found = torch.stack(list(losses))
     if by_sample:  # means of all steps at once: step by step, they take longer than the losses themselves
         return masked_mean(found, steps.mask, found.ndim - 1)
     return found if steps.live is None else torch.where(steps.live, found, 0)

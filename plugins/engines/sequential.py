@@ -42,6 +42,9 @@ class Alone:
     def written(self, task: Task) -> Written | None:
         return written_of(task, 0, self.memory)
 
+    def compiled(self) -> None:
+        return None
+
     def client(self, own: Tree) -> Client:
         return self.seen()
 

@@ -194,7 +194,7 @@ class Simulation:
         processes = min(workers, schedule.cohort) if train.x.device.type == "cpu" else 1
         self.engine: Engine
         if self.engine_name == "vectorized":
-            self.engine = Vectorized(store, memory_mb)
+            self.engine = Vectorized(store, memory_mb, schedule.rounds * max(per_round))
         elif processes > 1:
             self.engine = Workers(store, processes, schedule.cohort)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -24,6 +24,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.arena import rows_for
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
+from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
 from fedml_noniid.plugins.engines.own import personal
 from fedml_noniid.plugins.models.forward import Model
@@ -59,6 +60,7 @@ class Beside:
     dense: bool  # whether the network takes several clients' trees itself
     seen: Callable[[Tree], Client]
     memory: Params  # of gradients, one chunk's after the other's
+    compiled: Callable[[], Compiled | None]
     alone: ClassVar[bool] = False
 
     def lift(self, fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -99,7 +101,8 @@ class Vectorized:
     As there, the updates and gradients of a round take the memory of the last round's.
     """
 
-    def __init__(self, clients: Clients, memory_mb: int = 2048) -> None:
+    def __init__(self, clients: Clients, memory_mb: int = 2048, planned: int = 0) -> None:
+        """`planned`: about how many steps of all clients the run has, one after the other."""
         self.clients = clients
         self.memory_mb = memory_mb
         self._lifted = replace(clients.task, grad=functional)  # the task of hooks, which vmap transforms
@@ -107,6 +110,7 @@ class Vectorized:
         # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs page faults.
         self._updates: Params = {}
         self._gradient: Params = {}
+        self._planned = planned
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -166,6 +170,12 @@ class Vectorized:
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
 
+    @cached_property
+    def _compiled(self) -> Compiled | None:
+        """The steps in C++: found, or even compiled, when they are needed first."""
+        network, on_cpu = cast("Model", self.clients.task.network), self.clients.device.type == "cpu"
+        return compiled_for(network, self._gradient, self._planned) if on_cpu else None
+
     def _memory(self, ask: Ask) -> Params:
         if not self._updates or len(next(iter(self._updates.values()))) != len(ask.to):
             self._updates = rows_for(ask.params, len(ask.to))
@@ -198,7 +208,7 @@ class Vectorized:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
         dense, seen = cast("Model", task.network).dense, partial(self._client, ask, round_)
-        side = Beside(len(orders), dense, seen, self._gradient)
+        side = Beside(len(orders), dense, seen, self._gradient, lambda: self._compiled)
         found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape)
         # The models become differences in place. A component that sends one of their tensors sends a copy.
         models = {leaf.data_ptr() for leaf in found.params.values()}
