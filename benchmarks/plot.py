@@ -7,7 +7,6 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-
 OURS, OTHERS = "#0072B2", "#AAAAAA"
 COLUMNS = 2  # panels in a row
 
