@@ -297,6 +297,17 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     assert "data:image/png;base64," in (folder / "claims.html").read_text()
 
 
+def test_running_one_claim_notes_all_claims_on_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its runs decide them too."""
+    root = written(tmp_path, {}, {"of": ["b"], "less": ["a"]})
+    ran: list[str] = []
+    monkeypatch.setattr(tuned, "settled", lambda place, study: study)
+    monkeypatch.setattr("fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name))
+    verbs.claims(Workspace.of(root, {}), by_hand.SIZE, name="c1")
+    assert ran == ["own"]
+    assert set(declared.read(root / "papers" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
+
+
 def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp_path: Path) -> None:
     """b is 10 points below a: the claim on b does not hold, and the cause is supported. Holm counts one claim."""
     root = written(tmp_path, {"of": ["b"], "less": ["a"]})

@@ -54,7 +54,8 @@ def claims(
 
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in wanted.values()):
             own = found[of]
-            begun = [one for one in wanted.values() if (one.paper, one.claim.study) == (of, study)]
+            # All claims on the study: its runs decide them too.
+            begun = [one for one in (*own.claims.values(), *own.whys.values()) if one.claim.study == study]
             declared.declare(folder, begun, commits)
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
             execute(place, tuned.settled(place, own.studies[study]))
