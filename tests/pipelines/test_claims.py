@@ -27,7 +27,8 @@ from fedml_noniid.pipelines.papers.claims import declared, page, published, tria
 from fedml_noniid.pipelines.papers.claims.quantities import parts
 from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
-from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, SKIPPED
+from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, SKIPPED, Study
+from fedml_noniid.pipelines.papers.studies import of_paper as of_studies
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets
 from tests.pipelines import by_hand
@@ -475,6 +476,35 @@ def test_every_study_is_a_sound_experiment(
     for study in ours[size][paper].studies.values():
         settings = by_hand.sound(study, tmp_path)
         assert settings.data.name == ("digits" if size == "smoke" else study.content["data"]["name"])
+
+
+SHARED = {  # paper -> recipes of its small studies
+    "fnr": {"single-resnet": ["fedavg", "fnr", "fedprox", "scaffold", "fednova"], "composed": ["fedprox+fnr"]},
+    "fednnnn": {"mnist-noniid-b": ["fedavg", "fednnnn"], "mnist-noniid-ub": ["fedavg"], "cifar-noniid-b": ["momentum"]},
+    "ccn": {"cifar10-adam": ["fedavg", "fedbabu+ccn"], "cifar10-sgd": ["scaffold", "sgdm+ccn"]},
+    "fednlr": {"cifar10": ["fedavg", "fednlr"], "cifar10-dyn": ["feddyn"], "ratios": ["width-1"], "lr-001": ["fedavg"]},
+    "rfedavg": {"mnist-device": ["fedavg"], "mnist-device-fedprox": ["fedprox"], "cifar-silo": ["rfedavg_plus"]},
+}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_tables_of_size_small_are_made_of_the_claims_runs(
+    tmp_path: Path, ours: dict[str, dict[str, Claims]], paper: str
+) -> None:
+    """A run with the same settings is trained once, whoever asks first."""
+
+    def items(study: Study) -> dict[str, list[dict[str, object]]]:
+        settings = by_hand.sound(study, tmp_path)
+        found: dict[str, list[dict[str, object]]] = {}
+        for unit in settings.units():
+            found.setdefault(unit.recipe, []).append(settings.params(unit))
+        return found
+
+    studies = ours["small"][paper].studies.values()
+    claimed = [item for study in studies for several in items(study).values() for item in several]
+    for name, recipes in SHARED[paper].items():
+        own = items(of_studies(paper, "small", ROOT)[name])
+        assert [item for recipe in recipes for item in own[recipe] if item not in claimed] == [], name
 
 
 @pytest.mark.parametrize("paper", PAPERS)

@@ -169,11 +169,11 @@ def test_every_study_is_a_sound_experiment(size: str, tmp_path: Path) -> None:
             continue
         settings = sound(one, tmp_path)
         assert all(" " not in name and "leak" not in name for name in settings.recipe_names)
-        assert settings.data.validation == 0
+        assert settings.data.validation == 0 or size == "small"
         if size == "smoke":
             assert settings.data.name == "digits" and settings.train.rounds <= 6
         if size == "small":
-            assert settings.data.name in ("mnist", "cifar10") and settings.data.options == {}
+            assert settings.data.name in ("mnist", "cifar10")
     tables = {"cifar100", "cifar100-dyn", "cinic", "cinic-dyn"}
     assert left_out == (tables if size == "small" else set())
 
