@@ -6,8 +6,9 @@ import sys
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import provenance
+from fedml_noniid.pipelines.experiment import config, provenance
 from fedml_noniid.plugins import recipes
+from tests.pipelines.small import ROOT
 
 SHARED = {
     "core/algorithm.py", "core/randomness.py", "engines/simulation.py", "engines/vectorized.py", "models/layers.py",
@@ -51,3 +52,14 @@ def test_nothing_that_a_training_imports_is_left_out() -> None:
     outside = ("silo/", "data/readers/", "data/partitions/", "data/datasets.py", "data/splits.py", "data/statistics.py",
                "data/alike.py", "settings.py")  # fmt: skip
     assert {name for name in rest if not name.startswith(outside) and not name.endswith("pair.py")} == set()
+
+
+def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two makers' CPUs with the same instructions were measured to give other bits."""
+    settings = config.load(ROOT)
+    found = []
+    for vendor in ("GenuineIntel", "AuthenticAMD"):
+        monkeypatch.setattr(provenance, "_of_cpu", {"vendor_id": vendor}.__getitem__)
+        found.append((provenance.machine_kind(settings), provenance.of_training(settings, settings.units()[0])))
+    (first, one), (second, other) = found
+    assert first | {"vendor": "AuthenticAMD"} == second and one != other
