@@ -323,7 +323,7 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp
     assert (found.word, found.tests) == ("not held", 1)
     text = shown(root)
     assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
-    assert "**supported** (no run yet, w0)" in text
+    assert "**supported** (NOT written down before its first run, w0)" in text
     values = (root / "papers" / "claims" / by_hand.SIZE / "claims-values.csv").read_text()
     assert {line["claim"] for line in csv.DictReader(io.StringIO(values))} == {"c0", "w0"}
     path.write_text(path.read_text().replace("explains: c0", "explains: c1"))

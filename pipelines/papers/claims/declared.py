@@ -52,11 +52,11 @@ def commit_of(path: Path) -> str:
     return f"{commit}, changed since" if changed else commit
 
 
-def words(one: Named, facts: Facts) -> str:
-    """Whether the claim is as it was before its first run, for people."""
+def words(one: Named, facts: Facts, has_run: bool) -> str:
+    """Whether the claim is as it was before its first run, for people. `has_run`: whether any of its runs is there."""
     fact = facts.get(one.id)
     if fact is None:
-        return "no run yet"
+        return "NOT written down before its first run" if has_run else "no run yet"
     same = fact["sha256"] == one.sha256
     return f"written down before its first run ({fact['commit']})" if same else (
         f"CHANGED after its first run (first written at {fact['commit']})"

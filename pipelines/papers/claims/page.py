@@ -157,7 +157,7 @@ def _details(
         f"Tested: {claim.tests}. Statistic `{claim.statistic}`.",
         f"Held if {claim.holds.words} {claim.unit}".rstrip() + ".",
         f"Differs from the paper: {claim.differs}",
-        f"Test: {declared.words(one.named, facts)}.",
+        f"Test: {declared.words(one.named, facts, bool(one.runs))}.",
         f"Runs: {len(one.named.items)} of study {claim.study}, {hours}{COMMITTED if one.published else ''}.",
         f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
     ]  # fmt: skip
@@ -174,7 +174,7 @@ def _cause(why: Verdict, facts: declared.Facts) -> str:
     wanted = f"{claim.holds.words} {claim.unit}".strip()
     return (
         f"Why? {claim.cause} Tested: {claim.tests}; supported if {wanted}. Measured: {_measured(why, why.weakest)}. "
-        f"**{word}** ({declared.words(why.named, facts)}, {why.named.id})"
+        f"**{word}** ({declared.words(why.named, facts, bool(why.runs))}, {why.named.id})"
     )
 
 
