@@ -491,7 +491,7 @@ SHARED = {  # paper -> recipes of its small studies
 def test_tables_of_size_small_are_made_of_the_claims_runs(
     tmp_path: Path, ours: dict[str, dict[str, Claims]], paper: str
 ) -> None:
-    """A run with the same settings is trained once, whoever asks first."""
+    """Runs with the same settings are trained once."""
 
     def items(study: Study) -> dict[str, list[dict[str, object]]]:
         settings = by_hand.sound(study, tmp_path)
