@@ -22,6 +22,7 @@ def add(app: typer.Typer) -> None:
         app, "claims",
         "noniid claims fednnnn --size smoke",
         "noniid claims --size small --no-run    # judge what has run",
+        "noniid claims --size small --missing   # run what has no committed numbers",
         "noniid claims ccn --size small --claim ccn-weights-move",
     )(claims)  # fmt: skip
 
@@ -47,6 +48,9 @@ def claims(
         str | None, typer.Option(metavar="ID", help="Only the study of this claim is run.", autocompletion=_complete)
     ] = None,
     run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or judge what has run.")] = True,
+    missing: Annotated[
+        bool, typer.Option("--missing", help="Run only studies of claims without committed numbers in docs/results.")
+    ] = False,
     write: Annotated[bool, typer.Option("--write", help="Copy the page to docs/results. Needs a checkout.")] = False,
     root: Root = Path(),
 ) -> None:  # fmt: skip
@@ -61,7 +65,7 @@ def claims(
     place = workspace(root)
     from fedml_noniid.pipelines.papers.claims import verbs
 
-    page = verbs.claims(place, size, paper, claim, run)
+    page = verbs.claims(place, size, paper, claim, run, missing)
     say(f"page: {page}")
     if to is not None:
         for file in sorted(set(page.parent.glob("claims*")) - {page.with_suffix(".html")}):  # the site makes its own

@@ -309,6 +309,31 @@ def test_running_one_claim_notes_all_claims_on_its_study(tmp_path: Path, monkeyp
     assert set(declared.read(root / "papers" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
 
 
+@pytest.mark.parametrize(("change", "wanted"), [({}, []), ({"holds": {"above": -5}}, ["own"])])
+def test_missing_runs_only_what_has_no_committed_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], wanted: list[str]
+) -> None:
+    """A claim that was changed since has none."""
+    root = written(tmp_path, {})
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    folder = root / "papers" / "claims" / by_hand.SIZE
+    claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
+    declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
+    shown(root)
+    shutil.copytree(folder, tmp_path / "results")
+    written(root, change)
+    ran: list[str] = []
+    monkeypatch.setattr(verbs, "published_at", lambda root, size: published.read(tmp_path / "results"))
+    monkeypatch.setattr(tuned, "settled", lambda place, study: study)
+    monkeypatch.setattr("fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name))
+    place = Workspace.of(root, {})
+    verbs.claims(place, by_hand.SIZE, missing=True)
+    assert ran == wanted
+    verbs.claims(place, by_hand.SIZE)
+    assert ran == [*wanted, "own"]
+
+
 def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp_path: Path) -> None:
     """b is 10 points below a: the claim on b does not hold, and the cause is supported. Holm counts one claim."""
     root = written(tmp_path, {"of": ["b"], "less": ["a"]})

@@ -37,29 +37,38 @@ def files(size: str, root: Path) -> dict[str, Claims]:
 
 
 def claims(
-    place: Workspace, size: str, paper: str | None = None, name: str | None = None, running: bool = True
+    place: Workspace,
+    size: str,
+    paper: str | None = None,
+    name: str | None = None,
+    running: bool = True,
+    missing: bool = False,
 ) -> Path:
     """Runs the studies of the named paper's claims, or of one claim, and writes the page of all claims.
 
-    `running`: False only judges what has run. Returns the page. UserError.
+    `running`: False only judges what has run. `missing`: only studies of claims without committed numbers are run.
+    Returns the page. UserError.
     """
-    found = files(size, place.root)
+    found, published = files(size, place.root), published_at(place.root, size)
     folder = place.root / RESULTS / "claims" / size
-    wanted = chosen(found, paper, name)
+    wanted = chosen(found, paper, name).values()
+    needed = [one for one in wanted if not (missing and published.has(one))]
+    if len(needed) < len(wanted):
+        log.info("%d of %d claims have committed numbers", len(wanted) - len(needed), len(wanted))
     if running:
         commits = {of: declared.commit_of(one.path) for of, one in found.items()}
         # Imported here: it imports mlflow, which takes seconds.
         from fedml_noniid.pipelines.papers.claims import tuned
         from fedml_noniid.pipelines.papers.study import execute
 
-        for of, study in dict.fromkeys((one.paper, one.claim.study) for one in wanted.values()):
+        for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
             own = found[of]
             # All claims on the study: its runs decide them too.
             begun = [one for one in (*own.claims.values(), *own.whys.values()) if one.claim.study == study]
             declared.declare(folder, begun, commits)
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
             execute(place, tuned.settled(place, own.studies[study]))
-    for file, content in files_of(found, place.root, size, published_at(place.root, size)).items():
+    for file, content in files_of(found, place.root, size, published).items():
         write_whole(folder / file, content)
     return folder / PAGE
 
