@@ -220,7 +220,9 @@ def _fedml(rank: int, deployment: Deployment, folder: Path) -> None:
     cpu, n, k = torch.device("cpu"), len(own.y), rank - 1
     if rank:
         dataset = (n, 0, None, None, {k: n}, {k: batches(own)}, None, shard.n_classes)
-        fedml.FedMLRunner(args, cpu, dataset, model, trainer_class(model, args, public, shard.noise))
+        fedml.FedMLRunner(
+            args, cpu, dataset, model, trainer_class(model, args, public, shard.noise, test=shard.parts.get("test"))
+        )
         return
     aggregator = aggregator_class(model, args, own, shard.parts.get("validation"), public)
     fedml.FedMLRunner(args, cpu, (0, 0, None, None, {}, {}, None, shard.n_classes), model, None, aggregator)

@@ -119,6 +119,9 @@ def shards(
     public: Annotated[
         bool, typer.Option("--public", help="Give every silo the public split, which FNR-FL needs.")
     ] = False,
+    test: Annotated[
+        bool, typer.Option("--test", help="Give every silo its own test samples, for FedBN's models.")
+    ] = False,
     sigma: Annotated[float | None, typer.Option(help="Noise on the silos' samples: noise.sigma.")] = None,
     form: Annotated[str | None, typer.Option(help="The scenario's noise.form.", show_default="level")] = None,
 ) -> None:
@@ -129,7 +132,7 @@ def shards(
     from fedml_noniid.plugins.data import noise
     from fedml_noniid.plugins.silo import shards as cutting
 
-    count = cutting.cut(data, indices, out, public, sigma, form or noise.FORMS[0])
+    count = cutting.cut(data, indices, out, public, sigma, form or noise.FORMS[0], test)
     say(f"{count} shards and the server's file are in {out}")
 
 

@@ -9,13 +9,12 @@ from typing import NamedTuple
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import drift, label_noise, rotation, statistics, unlikeness
-from fedml_noniid.plugins.data.alike import alike, of_owners
+from fedml_noniid.plugins.data.alike import test_parts
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
-from fedml_noniid.plugins.data.partitions import BY_OWNER, partition
+from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.splits import hold_out
-from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -58,7 +57,7 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
         described["drifting"] = sum(begins > 0 for begins in columns["drift"])
-    test_clients = _test_clients(data, clients, counts, scenario.partition in BY_OWNER, seed)
+    test_clients = test_parts(data, clients, scenario.partition, seed)
     return Dealt(Indices(clients, split.validation, split.public, test_clients, skew), counts, described, columns)
 
 
@@ -83,10 +82,3 @@ def blamed(key: str) -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{key}: {error}") from None
-
-
-def _test_clients(data: Dataset, clients: list[Ints], counts: Ints, by_owner: bool, seed: int) -> list[Ints]:
-    """Each client's part of the test set. If the data name users, it holds the samples of the client's users."""
-    if by_owner and data.train_owner is not None and data.test_owner is not None:
-        return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
-    return alike(counts, data.test_y.numpy(), stream(seed, "test clients"))

@@ -87,9 +87,10 @@ class Item:
 
     def own_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
-        owned = self.indices.test_clients
-        labels = (self.test.y[torch.from_numpy(positions).to(self.device)] for positions in owned)
-        return [self.own_test_of(client)._replace(y=y) for client, y in enumerate(labels)]
+        found = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
+        if self.noise is None:
+            return found
+        return [own._replace(noise=alone(std, own.x)) for own, std in zip(found, self.noise, strict=True)]
 
     def labels_of(self, client: int) -> Tensor:
         """The labels that a client gives to the test set after the last round."""

@@ -16,6 +16,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.dealing import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.alike import test_parts
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import read_indices
@@ -75,20 +76,22 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
     indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
-    clients, skew = indices.clients, indices.skew
+    clients, tests, skew = indices.clients, indices.test_clients, indices.skew
     if len(clients) != wanted.silos:
         try:
             clients = partition(
                 scenario.partition, data.train_y.numpy(), np.concatenate(clients), wanted.silos, wanted.seed,
                 data.train_owner, f"data set {data.name!r}", **scenario.options,
             )  # fmt: skip
+            tests = test_parts(data, clients, scenario.partition, wanted.seed)
             skew = skewed(scenario, data, clients, wanted.seed)
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
-    needed = loopback.needs_public(settings.composition(wanted.recipe))
-    public: Ints = indices.public if needed else indices.public[:0]
+    recipe = settings.composition(wanted.recipe)
+    public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
     std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    return Parts.cut(data, clients, indices.validation, public, std, skew)
+    own = tests if loopback.keeps_own(recipe) else None
+    return Parts.cut(data, clients, indices.validation, public, std, skew, own)
 
 
 def _sizes(parts: Parts) -> str:

@@ -7,9 +7,9 @@ client's last training left them, and are never sent. All else is trained, sent 
 - The paper has no client that misses a round. Here a client that never took part has the batch norms of w_0.
 
 Every client has a model of its own: the sent one with its batch norms. So accuracies are those of the clients' models,
-each on the client's own test samples, over all samples together. The server has no such model. In a deployment it has
-no accuracy, and on the validation split nobody has one. A model without batch norms is trained as by FedAvg, to the
-bit.
+each on the client's own test samples, over all samples together. The clients test them, in a deployment too
+(`plugins.engines.own_tests`). On the validation split nobody has an accuracy. A model without batch norms is trained as
+by FedAvg, to the bit.
 
 Meeting others: other methods see the shared part only, so norms, momenta, control variates and proximal terms leave the
 batch norms alone. What a method evaluates on a client is the client's model; after local training, it has the trained

@@ -166,7 +166,7 @@ class Answer(NamedTuple):
 class Ask(NamedTuple):
     """A request of the server to some clients. Without a model they use what they trained in this round."""
 
-    job: str  # "train", or a word of the component that asks
+    job: str  # "train", a runtime's "test", or a word of the component that asks
     to: tuple[int, ...]  # ascending client ids
     params: Params = {}
     buffers: Params = {}

@@ -6,8 +6,23 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.partitions import BY_OWNER
 from fedml_noniid.plugins.data.partitions.dealing import dealt
+from fedml_noniid.plugins.data.statistics import class_counts
+from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
+
+
+def test_parts(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> list[Ints]:
+    """Each client's positions in the test set, for a partition of this `kind`: those of its users, or alike.
+
+    They are of the client's users if the data name the users and the partition goes by them.
+    """
+    if kind in BY_OWNER and data.train_owner is not None and data.test_owner is not None:
+        return of_owners(clients, data.train_owner.numpy(), data.test_owner.numpy())
+    counts = class_counts(data.train_y.numpy(), clients, len(data.classes))
+    return alike(counts, data.test_y.numpy(), stream(seed, "test clients"))
 
 
 def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:

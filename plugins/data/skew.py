@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
@@ -38,6 +39,12 @@ class Skew:
                 if len(index):
                     x = x.index_put((index,), turned(x[index], quarters))
         return x, y
+
+    def tests(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> list[Samples]:
+        """Each client's own test samples as it sees them, with the true labels. `clients`: positions in `x`, `y`."""
+        turns = [0] * len(clients) if self.turns is None else self.turns.tolist()
+        indices = [torch.from_numpy(mine).to(y.device) for mine in clients]
+        return [Samples(turned(x[index], turn), y[index]) for index, turn in zip(indices, turns, strict=True)]
 
 
 CLEAN = Skew()

@@ -90,15 +90,18 @@ class Clients:
         buffers: Params,
         observing: bool = False,
         drift: Held | None = None,
+        tests: Mapping[int, Samples] | None = None,
     ) -> None:
         """`indices`: positions in `train` by client id; `params`, `buffers`: w_0, from which memories are initialised.
 
-        `observing`: whether replies have metrics. `drift`: how the labels of `train` change with the round.
+        `observing`: whether replies have metrics. `drift`: how the labels of `train` change with the round. `tests`:
+        each client's own test samples, as it sees them before any drift; they count where it keeps a part of the model.
         """
         self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
         self.needs = algorithm.needs
         self.observing = observing
         self.public, self.drift = public, drift
+        self.tests = {client: samples for client, samples in (tests or {}).items() if len(samples.y)}
         self.read(train)
         self.indices = dict(sorted(indices.items()))
         for client, positions in self.indices.items():

@@ -8,11 +8,10 @@ after local training, that is the trained one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Client
 from fedml_noniid.plugins.core.data import Samples
@@ -20,7 +19,7 @@ from fedml_noniid.plugins.core.task import Network
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate, totals
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
 
 OWN = "own"  # among the names of methods in a client's memory
 
@@ -86,43 +85,17 @@ def one(
     network: Network, params: Params, buffers: Params, own: Tree, samples: Samples, client: int, seed: int
 ) -> Evaluation:
     """The model with a client's own part on samples; as in `each`."""
-    return evaluate(network, *_whole(params, buffers, own, client), samples, read=_noise(samples, client, seed))
+    return evaluate(network, *whole(params, buffers, own, client), samples, read=noise_of(samples, client, seed))
 
 
-def _whole(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
+def whole(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
+    """The model with a client's own part; `own`: as in `each`."""
     mine = row(own, client)
     return params | mine["params"], buffers | mine["buffers"]
 
 
-def _noise(samples: Samples, client: int, seed: int) -> Read | None:
+def noise_of(samples: Samples, client: int, seed: int) -> Read | None:
+    """How a client reads its test samples; None: as they are."""
     if samples.noise is None:
         return None
     return Read(torch.tensor(key(seed, "noisy test", client), device=samples.x.device))
-
-
-@dataclass(frozen=True)
-class Personal:
-    """The evaluation of the clients' own models, each on its own test samples."""
-
-    tests: Sequence[Samples]  # by client, as the client sees them
-    own: Callable[[], Tree]  # the clients' own parts, leaves [N, ...]
-    seed: int
-
-    def scores(
-        self, network: Network, params: Params, buffers: Params, seen: Callable[[Tensor, int], Tensor]
-    ) -> tuple[Tensor, Tensor] | None:
-        """(accuracy, mean cross-entropy) over all clients' test samples together, 0-d float64 on the device.
-
-        None if there are no samples. `seen`: a client's labels of its samples.
-        """
-        found, own = [], self.own()
-        for client, samples in enumerate(self.tests):
-            if len(samples.y):
-                labelled = samples._replace(y=seen(samples.y, client))
-                model = _whole(params, buffers, own, client)
-                found.append(totals(network, *model, labelled, _noise(samples, client, self.seed)))
-        if not found:
-            return None
-        n = sum(len(samples.y) for samples in self.tests)
-        hits, losses = zip(*found, strict=True)
-        return torch.stack(hits).sum() / n, torch.stack(losses).sum() / n

@@ -7,7 +7,6 @@ import io
 import math
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, leaf_row_norms, norm, 
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import numbers, refuse_non_finite
 from fedml_noniid.plugins.engines.evaluation import evaluate, scores
-from fedml_noniid.plugins.engines.own import Personal
+from fedml_noniid.plugins.engines.own_tests import scores as own_scores
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.traffic import Meter
 
@@ -42,18 +41,15 @@ class Recorder:
         validation: Samples | None,
         observing: bool = False,
         drift: Drift | None = None,
-        personal: Personal | None = None,
     ) -> None:
         """`observing`: whether quantities that cost further passes are recorded too.
 
         They are the similarity of the clients' models to the next one, and the test accuracy of a model before and
         after a client trains it again in the same round. `drift`: how the clients' labels change with the round. The
-        model is then tested with the labels of the round, as the mean over all clients. `personal`: how the clients'
-        own models are tested, where they keep a part to themselves. No model is whole then without it; None: the cells
-        stay empty.
+        model is then tested with the labels of the round, as the mean over all clients.
         """
         self.task, self.test, self.validation, self.observing = task, test, validation, observing
-        self.drift, self.personal = drift, personal
+        self.drift = drift
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
         self.tensors: dict[str, Tensor] = {}  # "<component>/<quantity>" of all rounds, [T, ...], on the CPU
@@ -85,9 +81,10 @@ class Recorder:
             self._observed[f"{name}.test_before"] = self._by_class(self._trained, reply.clients, round_)
             self._observed[f"{name}.test_after"] = self._by_class(reply, reply.clients, round_)
 
-    def end(self, round_: int, done: Round, evaluating: bool = True) -> dict[str, float]:
+    def end(self, round_: int, done: Round, evaluating: bool = True, own: Reply | None = None) -> dict[str, float]:
         """The row of the round that ends; cells of an evaluation that is not due are NaN.
 
+        `own`: the clients' answers to the test of their own models, where they keep a part of the model.
         Raises NonFiniteError when the server's update is not finite.
         """
         state = done.state
@@ -105,6 +102,7 @@ class Recorder:
         found["sent_accuracy"] = found["test_accuracy"]
         if evaluating and done.evaluated is not None:
             found |= self._evaluated("sent", round_, state.params, state.buffers, self.test, ("accuracy",))
+        found |= {} if own is None else own_scores(own)
         row: dict[str, float] = {"round": round_} | _on_host(found)
         length = row["update_norm_server"]
         if not math.isfinite(length):
@@ -147,18 +145,12 @@ class Recorder:
         samples: Samples | None,
         of: Sequence[str] = SCORES,
     ) -> dict[str, Tensor | float]:
-        # Nobody's batch norms belong to the validation samples.
-        own, mine = bool(self.task.own), None
-        if own and self.personal is not None and samples is self.test:
-            model = self.task.model(params, buffers)
-            mine = self.personal.scores(self.task.network, *model, partial(self._seen, round_))
-        if samples is None or (own and mine is None):
+        # Where clients keep a part, no model here is whole: they test their own, and nobody the validation samples.
+        if samples is None or self.task.own:
             return {f"{name}_{score}": math.nan for score in of}
         whole = self.task.whole(params)
-        if mine is not None:
-            measured: tuple[Tensor, ...] = mine
-        elif self.drift is None:
-            measured = scores(self.task.network, whole, buffers, samples)
+        if self.drift is None:
+            measured: tuple[Tensor, ...] = scores(self.task.network, whole, buffers, samples)
         else:
             views = self.drift.views(samples.y, round_)
             seen = [scores(self.task.network, whole, buffers, samples._replace(y=y)) for _, y in views]

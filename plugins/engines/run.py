@@ -6,6 +6,7 @@ begin ─► round 1 ─► ... ─► round T ─► finish, at the end of roun
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -19,6 +20,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.streams import key, stream
+from fedml_noniid.plugins.engines import own_tests
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint
 from fedml_noniid.plugins.engines.clients import numbers
@@ -37,6 +39,11 @@ class Schedule:
     cohort: int  # M, clients per round
     seed: int
     evaluate_every: int = 1  # rounds; the last one always
+
+    @property
+    def evaluations(self) -> int:
+        """Rounds after which the model is evaluated."""
+        return math.ceil(self.rounds / self.evaluate_every)
 
 
 class Outcome(NamedTuple):
@@ -128,7 +135,11 @@ class Run:
         evaluated = None if done.evaluated is None else self.settle(done.evaluated)
         done = done._replace(state=done.state._replace(params=sent), evaluated=evaluated)
         self.state, self.evaluated, self.done = done.state, done.evaluated, t
-        return self.recorder.end(t, done, last or t % schedule.evaluate_every == 0)
+        due = last or t % schedule.evaluate_every == 0
+        own: Reply | None = None
+        if due and self.task.own:
+            own = yield from self._exchanged(own_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t)
+        return self.recorder.end(t, done, due, own)
 
     def checkpoint(self, memory: Tree, notes: dict[str, Any] | None = None) -> Checkpoint:
         """The run between two rounds. `memory`: of the clients, where they are; `notes`: as JSON, for a runtime."""
@@ -161,7 +172,8 @@ class Run:
                 self.missing.update(self.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
                 # Addressed again: while the Ask was out, `missing` may have grown.
-                self.recorder.exchange(self._addressed(ask, t), reply, t)
+                if ask.job != own_tests.TEST or ask.owner:
+                    self.recorder.exchange(self._addressed(ask, t), reply, t)
                 self.exchange += 1
                 ask = asks.send(reply)
         except StopIteration as stop:

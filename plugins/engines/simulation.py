@@ -27,7 +27,8 @@ from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines import checkpoint as checkpoints
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.clients import Clients, Engine, LocalTraining
-from fedml_noniid.plugins.engines.own import OWN, Personal, split
+from fedml_noniid.plugins.engines.own import OWN, split
+from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.record import Recorder
 from fedml_noniid.plugins.engines.run import Outcome, Row, Run, Schedule
 from fedml_noniid.plugins.engines.sequential import Sequential, plain
@@ -187,9 +188,10 @@ class Simulation:
         together = abreast(per_round, schedule.cohort)
         self.engine_name, self.engine_reason = choose_engine(engine, network, train.x.device, together)
         task, params, buffers = start(self.algorithm, network, local, schedule.seed, train.x)
+        mine = {} if not task.own else dict(enumerate(tests())) if tests is not None else dict.fromkeys(range(n), test)
         store = Clients(
             self.algorithm, task, local, schedule.seed, train, dict(enumerate(clients)), public, params, buffers,
-            observing, None if drift is None else drift.held(holders, len(train.y)),
+            observing, None if drift is None else drift.held(holders, len(train.y)), mine,
         )  # fmt: skip
         processes = min(workers, schedule.cohort) if train.x.device.type == "cpu" else 1
         self.engine: Engine
@@ -199,9 +201,7 @@ class Simulation:
             self.engine = Workers(store, processes, schedule.cohort)
         else:
             self.engine = Sequential(store)
-        given = tests() if task.own and tests is not None else [test] * n
-        personal = Personal(given, partial(_own, store), schedule.seed)
-        recorder = Recorder(task, test, validation, observing, drift, personal)
+        recorder = Recorder(task, test, validation, observing, drift)
         n = len(clients)  # one where the method pools the data
         self.loop = Run(
             self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x, absent=absent
@@ -221,7 +221,7 @@ class Simulation:
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, answer = self.loop, self.engine.answer
+        loop, answer = self.loop, partial(answered, self.engine)
         if loop.done == 0:
             drive(loop.begin(), partial(answer, round_=0))
         while loop.done < loop.schedule.rounds:
@@ -233,7 +233,7 @@ class Simulation:
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        return self.loop.outcome._replace(own=_own(self.engine.clients))
+        return self.loop.outcome._replace(own=self.engine.clients.memory.get(OWN, {}))
 
     @property
     def remarks(self) -> dict[str, str]:
@@ -251,10 +251,3 @@ class Simulation:
     def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
         return self.loop.recorder.rows
-
-
-def _own(clients: Clients) -> Tree:
-    """The parts of the model that the clients keep to themselves, leaves [N, ...]."""
-    # No method of Simulation: as a cycle of references, it would keep the data in memory after the run.
-    own: Tree = clients.memory.get(OWN, {})
-    return own

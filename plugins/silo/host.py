@@ -92,14 +92,16 @@ class HostTrainer(_Hooked, ClientTrainer):
         public: Samples | None = None,
         noise: Tensor | None = None,
         drift: Drift | None = None,
+        test: Samples | None = None,
     ) -> None:
         """`public` is the public split, if the recipe needs one. `noise`: the standard deviations [...] of Gaussian
         noise on the silo's samples, which simulates feature skew. `drift`: how the labels of these samples change with
-        the round, which simulates concept drift. Raises UserError.
+        the round, which simulates concept drift. `test`: the silo's own test samples, for a recipe that keeps a part of
+        the model on the silo. Raises UserError.
         """
         super().__init__(model, args)
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
-        self.public, self.noise, self.drift = public, noise, drift
+        self.public, self.noise, self.drift, self.tested = public, noise, drift, test
         self.silo: Silo | None = None
         self._data: object = None
         self._down: Down | None = None
@@ -125,7 +127,7 @@ class HostTrainer(_Hooked, ClientTrainer):
             self.begin(data=data, device=device)
         assert self.silo is not None, "made by now"
         if data is not self._data:
-            self.silo.read(self._train(data, device))
+            self.silo.read(self._read(data, device))
             self._data = data
         self._reply = self.silo.answer(self._down)
 
@@ -136,11 +138,13 @@ class HostTrainer(_Hooked, ClientTrainer):
         device = device or torch.device("cpu")
         self._data = data or self.local_train_dataset
         public = None if self.public is None else _samples([self.public[:2]], device)
-        self.silo = Silo(self.terms, self.id, self._train(self._data, device), public, kept, run, self.drift)
+        test = None if self.tested is None else self._read(batches(self.tested), device)
+        self.silo = Silo(self.terms, self.id, self._read(self._data, device), public, kept, run, self.drift, test)
 
-    def _train(self, data: Any, device: torch.device) -> Samples:
-        train = _samples(data, device)
-        return train if self.noise is None else train._replace(noise=alone(self.noise, train.x))
+    def _read(self, data: Any, device: torch.device) -> Samples:
+        """The silo's samples, in its noise."""
+        found = _samples(data, device)
+        return found if self.noise is None else found._replace(noise=alone(self.noise, found.x))
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
         """FedML's hook (local privacy noise) sees all that leaves the silo but n, steps and loss."""

@@ -150,8 +150,8 @@ class Process:
         conversation = aggregator.conversation
         if conversation.loop.task.own:
             LOG.warning(
-                "recipe %s: each silo keeps its batch norms to itself, so the server has no model to test; test "
-                "accuracies are measured in simulations only",
+                "recipe %s: each silo keeps its batch norms to itself and tests its own model; accuracies are over "
+                "the test samples in the silos' files (noniid deploy shards --test)",
                 conversation.terms.algorithm.name,
             )
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
@@ -186,7 +186,7 @@ class Process:
 
         parts, k = self.shard.parts, self.rank - 1
         train = parts["train"]
-        trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift)
+        trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
         n = len(train.y)
         adapter = TrainerDistAdapter(
             args, torch.device("cpu"), self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer

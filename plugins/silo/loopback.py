@@ -25,6 +25,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
+from fedml_noniid.plugins.data.alike import test_parts
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
@@ -123,7 +124,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
         outcome = Simulation(
             train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,
             parts.public, local, deployment.schedule, engine="sequential", absent=listed(missing or {}),
-            drift=parts.drift,
+            drift=parts.drift, tests=parts.own_tests,
         ).run()  # fmt: skip
     finally:
         torch.set_num_threads(threads)
@@ -133,6 +134,11 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
 def needs_public(recipe: str) -> bool:
     """Whether a method of the recipe needs the public split. A method that only records facts about it does not."""
     return any(recipes.METHODS[method]().needs.public >= Public.UNLABELLED for method in recipes.parse(recipe))
+
+
+def keeps_own(recipe: str) -> bool:
+    """Whether a method of the recipe keeps a part of the model on the silos, so that they test it themselves."""
+    return any(recipes.METHODS[method]().needs.own_norms for method in recipes.parse(recipe))
 
 
 def process(rank: int, config: str, output: str) -> None:
@@ -225,7 +231,9 @@ def _parts(deployment: settings.Deployment) -> Parts:
         f"data set {data.name!r}", **params,
     )  # fmt: skip
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
-    return Parts.cut(data, clients, split.validation, public)
+    mine = keeps_own(deployment.train_args.recipe)
+    tests = test_parts(data, clients, data_args.partition_method, seed) if mine else None
+    return Parts.cut(data, clients, split.validation, public, tests=tests)
 
 
 def compare(config: Path, recipe: str | None, silos: int | None, out: Path, say: Callable[[str], object]) -> None:

@@ -252,12 +252,13 @@ class Terms:
     schedule: Schedule
     silos: int  # N
     fingerprint: str
+    tests: int  # exchanges in which the silos test models of their own
 
     @property
     def comm_round(self) -> int:
         """The exchanges of a whole run: what FedML calls rounds."""
         asks = self.algorithm.exchanges
-        return asks.begin + self.schedule.rounds * asks.round + asks.finish
+        return asks.begin + self.schedule.rounds * asks.round + asks.finish + self.tests
 
 
 def local_training(train: TrainArgs) -> LocalTraining:
@@ -284,4 +285,6 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         "threads": deployment.device_args.threads,
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
-    return Terms(algorithm, network, local, schedule, silos, fingerprint)
+    normed = algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]  # batch norms have buffers
+    tests = schedule.evaluations if normed else 0
+    return Terms(algorithm, network, local, schedule, silos, fingerprint, tests)

@@ -12,7 +12,8 @@ import torch
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import noise, sealed
+from fedml_noniid.plugins.data import noise as noises
+from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.indices import DRIFT, read_indices
@@ -34,6 +35,7 @@ class Parts:
     n_classes: int
     embedding: torch.Tensor | None = None  # [V, width], for text only: every process has it, none sends it
     drift: Drift | None = None  # how the labels of all clients change with the round
+    tests: Sequence[Samples] | None = None  # each client's own test samples, as it sees them without noise and drift
 
     @staticmethod
     def cut(
@@ -43,21 +45,33 @@ class Parts:
         public: Ints,
         std: torch.Tensor | None = None,
         skew: Skew = CLEAN,
+        tests: Sequence[Ints] | None = None,
     ) -> Parts:
         """The parts of a data set. All arrays are indices into the training set; an empty array leaves its part out.
 
         `std`: the standard deviations [N, ...] of the clients' noise, if they have any (`plugins.data.noise`).
-        `skew`: what they see in place of their samples.
+        `skew`: what they see in place of their samples. `tests`: each client's positions in the test set, if silos test
+        models of their own.
         """
         x, y = data.normalised("train"), data.train_y
-        train = Samples(*skew.seen(clients, x, y), None if std is None else noise.held(std, clients, x))
+        train = Samples(*skew.seen(clients, x, y), None if std is None else noises.held(std, clients, x))
 
         def samples(indices: Ints) -> Samples | None:
             return Samples(x[indices], y[indices]) if len(indices) else None
 
         test = Samples(data.normalised("test"), data.test_y)
-        n_classes = len(data.classes)
-        return Parts(train, clients, test, samples(validation), samples(public), n_classes, data.embedding, skew.drift)
+        return Parts(
+            train, clients, test, samples(validation), samples(public), len(data.classes), data.embedding, skew.drift,
+            None if tests is None else skew.tests(tests, test.x, test.y),
+        )  # fmt: skip
+
+    def own_tests(self) -> list[Samples]:
+        """Each client's own test samples in its noise, without any drift; none if nobody has some."""
+        noise = self.train.noise
+        return [
+            own if noise is None else own._replace(noise=noises.alone(noise.std[k], own.x))
+            for k, own in enumerate(self.tests or [])
+        ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +81,9 @@ class Shard:
     rank: int
     silos: int
     n_classes: int
-    parts: dict[str, Samples]  # test and perhaps validation on rank 0, train on others, on all perhaps public
+    parts: dict[
+        str, Samples
+    ]  # test and perhaps validation on rank 0, train and perhaps test on others, on all perhaps public
     noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
     embedding: torch.Tensor | None = None  # as in `Parts`
     drift: Drift | None = None  # of all clients on rank 0, on others of the client
@@ -104,7 +120,8 @@ def write(template: str, parts: Parts) -> None:
             held = {"test": parts.test, "validation": parts.validation, "public": parts.public}
         else:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
-            held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "public": parts.public}
+            test = None if parts.tests is None else parts.tests[rank - 1]
+            held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "test": test, "public": parts.public}
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
             drift = drift and drift.only(rank - 1)
         present = {key: samples for key, samples in held.items() if samples is not None}
@@ -140,18 +157,26 @@ def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
 
 
 def cut(
-    data: Path, indices: Path, out: Path, public: bool = False, sigma: float | None = None, form: str = noise.FORMS[0]
+    data: Path,
+    indices: Path,
+    out: Path,
+    public: bool = False,
+    sigma: float | None = None,
+    form: str = noises.FORMS[0],
+    tests: bool = False,
 ) -> int:
     """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of silos. UserError.
 
     `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every silo gets the public
     split. `sigma`, `form`: of the noise on the silos' samples, if they have any. Label noise, rotation and drift
-    stand in `indices`.
-    """  # fmt: skip
+    stand in `indices`. `tests`: whether every silo gets its own test samples.
+    """
     held, whole = read_indices(indices), Dataset.read(data)
     std = None
     if sigma is not None:
-        std = noise.deviations(form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale)
+        std = noises.deviations(form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale)
     given = held.public if public else held.public[:0]
-    write(str(out / "{rank}.safetensors"), Parts.cut(whole, held.clients, held.validation, given, std, held.skew))
+    own = held.test_clients if tests else None
+    parts = Parts.cut(whole, held.clients, held.validation, given, std, held.skew, own)
+    write(str(out / "{rank}.safetensors"), parts)
     return len(held.clients)

@@ -17,6 +17,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
+from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import start, with_shared
@@ -64,8 +65,10 @@ class Silo:
         kept: Path | None = None,
         run: str = "",
         drift: Drift | None = None,
+        test: Samples | None = None,
     ) -> None:
-        """`client` counts from 0; `train` is this silo's shard. `drift`: how the labels of this client change.
+        """`client` counts from 0; `train` is this silo's shard. `drift`: how the labels of this client change. `test`:
+        its own test samples, for a recipe that keeps a part of the model here.
 
         The silo's memory is kept in the file `kept` for the run `run`, and goes on from there. UserError if that file
         is damaged, or of another run.
@@ -80,6 +83,7 @@ class Silo:
             _OwnShard(
                 terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers,
                 drift=None if drift is None else drift.held([np.arange(len(train.y))], len(own.y)),
+                tests=None if test is None else {client: test},
             )
         )  # fmt: skip
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
@@ -143,7 +147,7 @@ class Silo:
         device = self.engine.clients.device
         here = wire.mapped(lambda leaf: leaf.to(device), ask)
         own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
-        return self.engine.answer(own, round_)
+        return answered(self.engine, own, round_)
 
     @staticmethod
     def parts(reply: Reply) -> Tree:

@@ -273,20 +273,25 @@ def world_of(kept: Drift | None) -> shards.Parts:
     return replace(world.parts(public=False), drift=kept)
 
 
+@pytest.mark.parametrize("recipe", ["scaffold", "fedbn"])
 @pytest.mark.parametrize("kept", [None, OF_WORLD], ids=["without", "drift"])
-def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None) -> None:
-    parts, deployment = world_of(kept), world.deployment("scaffold", rounds=3)
+def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: str) -> None:
+    """FedBN's silos test their own models, with their labels of the round."""
+    parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
-    terms = world.silo_settings.terms(deployment, "scaffold", network, 0)
+    terms = world.silo_settings.terms(deployment, recipe, network, 0)
     conversation = Conversation(terms, parts.test, parts.validation, None, drift=kept)
     own = [Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients]
-    silos = [Silo(terms, k, held, None, drift=kept and kept.only(k)) for k, held in enumerate(own)]
+    tests = parts.own_tests()
+    silos = [Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k]) for k, held in enumerate(own)]
     while (down := conversation.down).ask is not None:
         conversation.feed(conversation.open({k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}))
     outcome = conversation.loop.outcome
     digest = loopback.weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
     assert digest == loopback.simulate(deployment, parts)
     assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
+    settings = deployment.train_args.settings
+    world.compare(outcome.rows, world.simulated(recipe, settings, True, rounds=3, drift=kept).rows)
 
 
 def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:

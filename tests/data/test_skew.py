@@ -213,10 +213,12 @@ def test_silos_hold_what_the_simulation_trains_on(digits: Dataset, tmp_path: Pat
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
     indices.write_text(dealt(digits, of).indices.text)
-    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True) == 5
-    parts = parts_of_deploy(place, of)
+    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True) == 5
+    parts, tests = parts_of_deploy(place, of), item(digits, skews).own_tests()
     for client, positions in clients.indices.items():
-        train = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts["train"]
+        mine = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts
+        assert torch.equal(mine["test"].x, tests[client].x) and torch.equal(mine["test"].y, tests[client].y)
+        train = mine["train"]
         for held in (train, type(train)(parts.train.x[parts.clients[client]], parts.train.y[parts.clients[client]])):
             assert torch.equal(held.x, clients.train.x[positions]) and torch.equal(held.y, clients.train.y[positions])
     server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).parts["test"]

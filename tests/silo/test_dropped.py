@@ -58,7 +58,7 @@ def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
 def setup(recipe: str, methods: dict, cohort: int = 0, rounds: int = 3) -> tuple[Conversation, list[Silo]]:
     terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    silos = [Silo(terms, k, samples, data.public) for k, samples in enumerate(own)]
+    silos = [Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)]
     return Conversation(terms, data.test, data.validation, data.public), silos
 
 

@@ -47,6 +47,7 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_
     rows = (tmp_path / "run" / "rounds.csv").read_text().splitlines()
     assert len(rows) == 1 + world.ROUNDS
     assert rows[0].startswith("round,test_accuracy,test_loss,validation_accuracy")
+    assert all(0 <= float(row.split(",")[1]) <= 1 for row in rows[1:])
     log = launch.log_file(tmp_path / "run", 0).read_text().splitlines()
     assert len(log) <= 1 + 5 * world.ROUNDS
 

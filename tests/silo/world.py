@@ -12,6 +12,7 @@ import torch
 
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.noise import deviations, held
 from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.clients import LocalTraining
@@ -24,6 +25,7 @@ from fedml_noniid.plugins.silo.shards import Parts
 from tests.recipe_table import PARAMETERS
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
+TESTS = (30, 50, 0)  # their own test samples
 ROUNDS, SEED, BATCH, EPOCHS, LR = 2, 3, 16, 2, 0.1
 HIDDEN, CLASSES, SKEWED = 8, 4, 6
 
@@ -46,7 +48,9 @@ def parts(public: bool = True, skewed: bool = False) -> Parts:
     if skewed:
         std = deviations("level", 0.5, len(clients), (1, size, size), torch.tensor([2.0]))
         train = train._replace(noise=held(std, clients, train.x))
-    return Parts(train, clients, cut(120, 200), cut(200, 230), cut(230, 260) if public else None, CLASSES)
+    held_out = cut(230, 260) if public else None
+    tests = [cut(120 + a, 120 + b) for a, b in pairwise(np.cumsum((0, *TESTS)).tolist())]
+    return Parts(train, clients, cut(120, 200), cut(200, 230), held_out, CLASSES, tests=tests)
 
 
 def network(batch_norm: bool, skewed: bool = False):
@@ -92,13 +96,14 @@ def deployment(recipe: str, rounds: int = ROUNDS, comm: dict | None = None, **tr
 
 def simulated(
     recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS,
-    absent: Absent = nobody, precision: str = "float32",
+    absent: Absent = nobody, precision: str = "float32", drift: Drift | None = None,
 ) -> Outcome:  # fmt: skip
     data = parts(skewed=skewed)
     return Simulation(
         recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
         data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision),
         Schedule(rounds, cohort or 3, SEED), engine="sequential", absent=absent,
+        drift=drift, tests=data.own_tests,
     ).run()  # fmt: skip
 
 
@@ -126,6 +131,7 @@ def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0,
             args(recipe, settings, batch_norm, cohort, **more),
             data.public,
             data.train.noise and data.train.noise.std[k],
+            test=data.tests[k],
         )
         trainer.set_id(k)
         trainer.update_dataset(batches(own), None, len(client))
@@ -133,15 +139,15 @@ def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0,
     return aggregator, trainers
 
 
-def compare(ours: list[dict], theirs: list[dict], kept: bool) -> None:
+def compare(ours: list[dict], theirs: list[dict]) -> None:
     """The rows of a deployment equal those of a simulation, where that measured something.
 
-    `kept`: whether the silos keep a part of the model. The server measures no accuracy then.
+    Both test, unless no silo with test samples of its own has answered.
     """
-    scores = {"test_accuracy", "test_loss", "sent_accuracy"} if kept else set()
     for mine, other in zip(ours, theirs, strict=True):
-        assert all(math.isnan(mine[key]) and not math.isnan(other[key]) for key in scores)
-        for key in other.keys() - {"seconds"} - scores:
+        for key in ("test_accuracy", "test_loss", "sent_accuracy"):
+            assert math.isnan(mine[key]) == math.isnan(other[key]), key
+        for key in other.keys() - {"seconds"}:
             assert mine[key] == other[key] or math.isnan(other[key]), (key, mine[key], other[key])
 
 
