@@ -599,6 +599,11 @@ def test_a_tuned_study_runs_with_the_best_trial_of_each_method(tmp_path: Path, m
         ["p", "s", "fedavg", "lr 0.1", "100", 0.3, "yes"], ["p", "s", "fedavg", "lr 0.5", "100", None, ""],
     ]  # fmt: skip
     assert "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5" in trials.words(said)
+    assert [line.split(" | ")[2:] for line in trials.section(trials.lines("p", "s", said)).splitlines()[-2:]] == [
+        ["fedavg", "lr 0.1", "2", "the smallest |"], ["fednnnn", "lr 0.1, fednnnn.beta 0.5", "2", "the smallest |"],
+    ]  # fmt: skip
+    within = [["p", "s", "a", f"lr {rate:g}", "1", 0.5, yes] for rate, yes in ((1e-3, ""), (0.1, "yes"), (1, ""))]
+    assert trials.section(within).endswith("| within |") and trials.section([]) == ""
     trials_["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
         tuned.settled(Workspace.of(tmp_path, {}), study)

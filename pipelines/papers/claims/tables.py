@@ -27,11 +27,7 @@ def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], publish
         VALUES: as_csv(PER_VALUE, (line for one in found for line in _values(one))),
         RUNS: as_csv(["paper", *Ran._fields], ([paper, *ran] for (paper, *_), ran in runs.items())),
     }
-    kept = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if one.published)
-    every = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if not one.published)
-    tried = [line for paper, study in every for line in _trials(measured[paper], paper, study)]
-    tried += published.trials(kept)
-    if tried:
+    if tried := trials_of(found, measured, published):
         files[TRIALS] = as_csv(PER_TRIAL, tried, digits=6)
     for paper in dict.fromkeys(one.named.paper for one in found):
         own = [one for one in found if one.named.paper == paper]
@@ -39,6 +35,14 @@ def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], publish
         if lines:
             files[ROUNDS.format(paper)] = as_csv(PER_ROUND, lines, digits=6)
     return files
+
+
+def trials_of(found: Sequence[Verdict], measured: Mapping[str, Measured], published: Published) -> list[list[object]]:
+    """The lines on tuning: of the studies here, and the committed ones."""
+    kept = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if one.published)
+    every = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if not one.published)
+    tried = [line for paper, study in every for line in _trials(measured[paper], paper, study)]
+    return tried + published.trials(kept)
 
 
 def _trials(measured: Measured, paper: str, study: str) -> list[list[object]]:
