@@ -132,7 +132,8 @@ def test_a_silo_needs_its_own_shard_only(folder):
     shard = launch.Process.of(2, Path("config.yaml")).shard
     data = world.parts()
     assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
-    assert shard.parts.keys() == {"train", "public"}
+    assert torch.equal(shard.parts["test"].x, data.tests[1].x)
+    assert shard.parts.keys() == {"train", "test", "public"}
 
 
 def test_a_shard_has_its_own_silos_noise(folder):
