@@ -44,7 +44,8 @@ NOTE = (
     "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of sizes: 0 if all clients "
     "have equally many samples. Entropy: of a client's labels. Label distance: half the sum over classes of the "
     "absolute difference between a client's class fractions and those of all clients together, from 0 (alike) to 1. "
-    "Both are means over clients."
+    "Both are means over clients. docs/advise.md explains the Hellinger distance, feature shift, feature spread and "
+    "clarity."
 )
 
 
