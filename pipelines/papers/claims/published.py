@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.errors import UserError
 
 FACTS, VALUES, RUNS, ROUNDS = "claims.json", "claims-values.csv", "claims-runs.csv", "claims-rounds-{}.csv"
 PER_VALUE = ["paper", "claim", "part", "seed", "number", "role", "scenario", "recipe", "value", "item"]
-PER_ROUND = ["study", "item", "round", "test_accuracy"]
+PER_RUN = ["study", "item"]  # of the test accuracies by round; then a column per round
 
 
 class Published(NamedTuple):
@@ -59,12 +59,12 @@ class Published(NamedTuple):
             return []
         return [[line[key] for key in PER_TRIAL] for line in table(path) if (line["paper"], line["study"]) in studies]
 
-    def rounds(self, paper: str, studies: Sequence[str]) -> list[list[str]]:
-        """The lines by round of studies."""
+    def rounds(self, paper: str, studies: Sequence[str]) -> list[list[object]]:
+        """The runs of studies: study, item, accuracy of each round."""
         path = self.folder / ROUNDS.format(paper) if self.folder else None
         if path is None or not path.is_file():
             return []
-        return [[line[key] for key in PER_ROUND] for line in table(path) if line["study"] in studies]
+        return [list(line.values()) for line in table(path) if line["study"] in studies]
 
 
 def read(folder: Path) -> Published:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedml_noniid.pipelines.papers.claims import trials
-from fedml_noniid.pipelines.papers.claims.published import PER_ROUND, PER_VALUE, ROUNDS, RUNS, VALUES, Published
+from fedml_noniid.pipelines.papers.claims.published import PER_RUN, PER_VALUE, ROUNDS, RUNS, VALUES, Published
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.trials import PER_TRIAL, TRIALS
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
@@ -33,7 +33,10 @@ def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], publish
         own = [one for one in found if one.named.paper == paper]
         lines = _rounds(own, measured[paper], published, paper)
         if lines:
-            files[ROUNDS.format(paper)] = as_csv(PER_ROUND, lines, digits=6)
+            most = max(map(len, lines))
+            header = [*PER_RUN, *map(str, range(1, most - len(PER_RUN) + 1))]
+            padded = ([*line, *[None] * (most - len(line))] for line in lines)
+            files[ROUNDS.format(paper)] = as_csv(header, padded, digits=6)
     return files
 
 
@@ -75,12 +78,12 @@ def _values(one: Verdict) -> Iterator[list[object]]:
                 ]  # fmt: skip
 
 
-def _rounds(found: Sequence[Verdict], measured: Measured, published: Published, paper: str) -> list[Sequence[object]]:
-    """Accuracy by round of every run behind the claims: those of this folder, and the committed ones."""
+def _rounds(found: Sequence[Verdict], measured: Measured, published: Published, paper: str) -> list[list[object]]:
+    """Study, item and accuracy of each round of every run behind the claims: of this folder, and the committed ones."""
     studies = dict.fromkeys(one.named.claim.study for one in found)
     kept = dict.fromkeys(one.named.claim.study for one in found if one.published)
-    lines: list[Sequence[object]] = []
+    lines: list[list[object]] = []
     for study in studies:
         runs = [] if study in kept else measured.of_study(study)
-        lines += [[study, run.key, int(row["round"]), row["test_accuracy"]] for run in runs for row in run.rows]
+        lines += [[study, run.key, *(row["test_accuracy"] for row in run.rows)] for run in runs]
     return lines + published.rounds(paper, list(kept))
