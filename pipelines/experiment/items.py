@@ -76,14 +76,10 @@ class Item:
         turns = self.indices.skew.turns
         x = self.test.x if turns is None else turned(self.test.x, int(turns[client]))
         return self.test._replace(
-            x=x, y=self.labels_of(client), noise=None if self.noise is None else alone(self.noise[client], x)
+            x=x,
+            y=self.labelled(self.test.y, client),
+            noise=None if self.noise is None else alone(self.noise[client], x),
         )
-
-    def own_test_of(self, client: int) -> Samples:
-        """The client's own part of that test set."""
-        index = torch.from_numpy(self.indices.test_clients[client]).to(self.device)
-        x, y, noise = self.test_of(client)
-        return Samples(x[index], y[index], None if noise is None else noise._replace(row=noise.row[index]))
 
     def own_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
@@ -92,10 +88,10 @@ class Item:
             return found
         return [own._replace(noise=alone(std, own.x)) for own, std in zip(found, self.noise, strict=True)]
 
-    def labels_of(self, client: int) -> Tensor:
-        """The labels that a client gives to the test set after the last round."""
+    def labelled(self, y: Tensor, client: int) -> Tensor:
+        """The labels that a client gives after the last round to samples of the classes `y` [n]."""
         drift = self.indices.skew.drift
-        return self.test.y if drift is None else drift.seen(self.test.y, client, self.settings.train.rounds)
+        return y if drift is None else drift.seen(y, client, self.settings.train.rounds)
 
     def simulation(self, checkpoint: Path | None = None, fingerprint: str = "", workers: int = 1) -> Simulation:
         """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""

@@ -76,7 +76,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         own[view.clients] = [view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients]
 
     if parts:
-        mine = [item.own_test_of(k) for k in range(n_clients)]
+        mine = [seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.own_tests())]
         scored = each(item.network, params, buffers, parts, mine, item.unit.seed)
         own = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, mine)) is not None:
@@ -128,7 +128,7 @@ def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.settings.train.rounds)
     for number in np.unique(concept):
         clients = np.flatnonzero(concept == number)
-        test = item.test._replace(y=item.labels_of(int(clients[0])))
+        test = item.test._replace(y=item.labelled(item.test.y, int(clients[0])))
         seen = evaluate(item.network, params, buffers, test)
         label = np.arange(n_classes) if drift is None else drift.concepts[number]  # of each class
         hits = (seen.predictions == test.y.cpu()).numpy()

@@ -28,9 +28,14 @@ def asking(
     return (yield Ask(TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}))
 
 
+def is_test(ask: Ask) -> bool:
+    """Whether the run asks, not a component whose job has the same name."""
+    return (ask.job, ask.owner) == (TEST, "")
+
+
 def answered(engine: Engine, ask: Ask, round_: int) -> Reply:
     """The replies to an Ask of a run: to a test from here, to all else from the engine."""
-    return _tested(engine.clients, ask, round_) if (ask.job, ask.owner) == (TEST, "") else engine.answer(ask, round_)
+    return _tested(engine.clients, ask, round_) if is_test(ask) else engine.answer(ask, round_)
 
 
 def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:

@@ -172,7 +172,7 @@ class Run:
                 self.missing.update(self.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
                 # Addressed again: while the Ask was out, `missing` may have grown.
-                if ask.job != own_tests.TEST or ask.owner:
+                if not own_tests.is_test(ask):
                     self.recorder.exchange(self._addressed(ask, t), reply, t)
                 self.exchange += 1
                 ask = asks.send(reply)
