@@ -198,6 +198,21 @@ def test_each_kind_of_number(tmp_path: Path, change: dict[str, Any], wanted: lis
         assert [found.counted for found in verdicts(root)] == [True]
 
 
+def test_rounds_until_an_accuracy_that_no_run_reaches_say_nothing(tmp_path: Path) -> None:
+    """0.62 is reached by every a and by two of b, 0.95 by none: equal numbers are no result there."""
+    claim = {"scale": 1, "unit": "rounds", "holds": {"below": 0}}
+    root = written(tmp_path, *({"statistic": f"rounds_to:{level}"} | claim for level in (0.62, 0.95)))
+    ends(root, "near", "a", A)
+    ends(root, "near", "b", B)
+    some, none = verdicts(root)
+    assert some.never == (3, 10), "b ends at 0.60, 0.65, 0.60, 0.69, 0.61"
+    assert none.never == (10, 10) and none.word == "undecided" and none.weakest is None and none.p == 1
+    text = shown(root)
+    assert "3 of 10 runs never reach the accuracy. Each counts as a round more than all." in text
+    assert "| below 0 rounds | - | - | - | - | **undecided** |" in text
+    assert "Verdict: **undecided**. Where no run reaches the accuracy, nothing is compared." in text
+
+
 def test_a_trend_over_three_points_is_the_least_squares_slope(tmp_path: Path) -> None:
     """10, 20, 60 at 0, 1, 2: the slope is (60 - 10) / 2 = 25."""
     root = written(tmp_path, {"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 1, "c": 2}})

@@ -161,6 +161,9 @@ def _details(
         f"Runs: {len(one.named.items)} of study {claim.study}, {hours}{COMMITTED if one.published else ''}.",
         f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
     ]  # fmt: skip
+    late, every = one.never
+    if late:
+        lines.append(f"{late} of {every} runs never reach the accuracy. Each counts as a round more than all.")
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
     lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
@@ -188,6 +191,8 @@ def _why(one: Verdict, measured: Measured) -> str:
         return f"{len(one.missing)} of {len(one.named.items)} runs are missing: {some}."
     if one.diverged:
         return f"{len(one.diverged)} runs diverge: {', '.join(one.diverged)}."
+    if one.weakest is None and one.never[0]:
+        return "Where no run reaches the accuracy, nothing is compared."
     if one.weakest is None:
         return "Fewer than two seeds have the number."
     if one.word in (HELD, NOT_HELD):

@@ -50,6 +50,18 @@ def is_counted(claim: Claim) -> bool:
     return claim.contrast == "same" or COUNTED.fullmatch(claim.statistic) is not None
 
 
+def never(named: Named, part: Part) -> tuple[set[str], set[str]]:
+    """The runs of a part that never reach the accuracy of `rounds_to`, and all of its runs.
+
+    Both are empty for another statistic.
+    """
+    if REACH.fullmatch(named.claim.statistic) is None:
+        return set(), set()
+    most = named.claim.scale * (named.study.content["train"]["rounds"] + 1)
+    values = {cell.run.item: cell.value for cells in part.cells.values() for cell in cells}
+    return {item for item, value in values.items() if value >= most}, set(values)
+
+
 def step(claim: Claim) -> float:
     """The smallest step of the tested number; 0 if it is none to speak of."""
     return abs(float(claim.scale)) if COUNT.fullmatch(claim.statistic) and claim.contrast != "trend" else 0.0

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedml_noniid.pipelines.papers.claims.published import Published
-from fedml_noniid.pipelines.papers.claims.quantities import Part, is_counted, parts, step
+from fedml_noniid.pipelines.papers.claims.quantities import Part, is_counted, never, parts, step
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Named
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -83,6 +83,12 @@ class Verdict(NamedTuple):
         return UNDECIDED
 
     @property
+    def never(self) -> tuple[int, int]:
+        """How many runs never reach the accuracy of `rounds_to`, and of how many; zeros for another statistic."""
+        found = [never(self.named, part) for part in self.parts]
+        return len(set().union(*(late for late, _ in found))), len(set().union(*(every for _, every in found)))
+
+    @property
     def seeds_needed(self) -> int | None:
         """The fewest seeds that would decide it, if mean and deviation stay. None: more than a hundred, or no test."""
         if self.counted or self.weakest is None or self.weakest.compared.p is None:
@@ -101,8 +107,10 @@ def judged(measured: Measured, named: Named, published: Published | None = None)
     else:
         found = tuple(parts(named, measured))
     missing = tuple(item for item in named.items if item not in runs)
-    tested = tuple(one for part in found for one in _tested(named, part))
-    whole = len(tested) > 0 and all(len(one.compared.differences) > 1 for one in tested)
+    # Where no run reaches the accuracy, the rounds until then are unknown. That all numbers are equal says nothing.
+    compared = [part for part in found if not _all_late(named, part)]
+    tested = tuple(one for part in compared for one in _tested(named, part))
+    whole = len(tested) > 0 and len(compared) == len(found) and all(len(one.compared.differences) > 1 for one in tested)
     weakest = min(tested, key=lambda one: one.t) if whole else None
     diverged = tuple(item for item in named.items if item in runs and runs[item].diverged)
     counted = is_counted(claim)
@@ -110,6 +118,11 @@ def judged(measured: Measured, named: Named, published: Published | None = None)
     if weakest is not None and weakest.compared.p is not None and not (missing or diverged or counted):
         p = weakest.compared.p if weakest.t > 0 else min(1.0, len(tested) * weakest.compared.p)
     return Verdict(named, found, tested, weakest, missing, diverged, counted, tuple(runs.values()), known, p)
+
+
+def _all_late(named: Named, part: Part) -> bool:
+    late, every = never(named, part)
+    return bool(late) and late == every
 
 
 def _ran(measured: Measured, study: str, scenario: str, recipe: str) -> list[Ran]:
