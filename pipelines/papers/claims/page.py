@@ -162,7 +162,7 @@ def _details(
         f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
     ]  # fmt: skip
     late, every = one.never
-    if late:
+    if late and one.weakest:
         lines.append(f"{late} of {every} runs never reach the accuracy. Each counts as a round more than all.")
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
