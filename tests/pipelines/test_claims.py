@@ -310,6 +310,7 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     (found,) = [one for one in rounds if one["item"] == "near-b-0"]
     assert (float(found["1"]), float(found["2"])) == pytest.approx((B[0] / 2, B[0]))
     assert "data:image/png;base64," in (folder / "claims.html").read_text()
+    assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in (folder / "claims.md").read_text()
 
 
 def test_running_one_claim_notes_all_claims_on_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
