@@ -14,9 +14,9 @@ from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
-from fedml_noniid.plugins.engines.arena import replace_row, rows_for
+from fedml_noniid.plugins.engines.arena import apart, replace_row, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, to_device
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
 from fedml_noniid.plugins.engines.own import personal
@@ -112,8 +112,7 @@ class Sequential:
         drawn = clients.drawn(ask, host_key, [order])
         found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape)
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
-        if aliased(answers, found.params):
-            answers = tree_map(torch.clone, answers)
+        answers = apart(answers, found.params)
         if clients.holds(ask):
             clients.hold(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
@@ -157,9 +156,3 @@ class Sequential:
         n, device = len(order.sizes), self.clients.device
         late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
         return Pass(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)
-
-
-def aliased(tree: Tree, params: Params) -> bool:
-    """Whether a tree has memory of these parameters, which become differences in place."""
-    own = {leaf.data_ptr() for leaf in params.values()}
-    return any(leaf.data_ptr() in own for leaf in leaves(tree))

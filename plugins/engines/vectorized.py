@@ -22,7 +22,7 @@ from fedml_noniid.plugins.core.task import Loss, Output, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.arena import rows_for
+from fedml_noniid.plugins.engines.arena import apart, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
@@ -211,8 +211,7 @@ class Vectorized:
         side = Beside(len(orders), dense, seen, self._gradient, lambda: self._compiled)
         found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape)
         # The models become differences in place. A component that sends one of their tensors sends a copy.
-        models = {leaf.data_ptr() for leaf in found.params.values()}
-        answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)
+        answers = apart(answers, found.params)
         mean = found.loss / found.steps.clamp(min=1)
         return answers | {"params": found.params, "buffers": found.buffers, "steps": found.steps, "loss": mean}
 
