@@ -1,7 +1,7 @@
 """Fingerprints: one hash over everything that a result depends on. Also the facts of a run that change no result.
 
-Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count. Of the
-methods, only those of the recipe count.
+Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count, and other
+files that code names beside itself, such as C++ and templates. Of the methods, only those of the recipe count.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fedml_noniid.plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
-REGISTRY = "fedml_noniid.plugins.recipes"  # imports every method, but only the recipe's methods count
-# Modules that change no result: settings count by their values; the others only observe or move files.
+REGISTRY = "fedml_noniid.plugins.recipes"
+# These count without their imports: they name every method, data set and partition. What is used counts elsewhere.
+LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plugins.settings")
+# Modules that change no result: they only observe or move files.
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.edge", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.edge", "pipelines.experiment.kept", "pipelines.experiment.portable",
         "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
-        "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
+        "pipelines.experiment.workspace", "pipelines.tracking",
     )
 )  # fmt: skip
 SILO = "fedml_noniid.plugins.silo"
-TEMPLATES = ROOT / PACKAGE / "pipelines" / "reporting" / "templates"
-ADVICE = ROOT / PACKAGE / "pipelines" / "advise" / "base.csv"  # the report has advice that is learnt from it
 
 
 def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -54,7 +54,7 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
     used, deploy = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}, settings.deploy
     entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
     local = settings.train.model_dump()
-    reported = [data, split, used, entries, settings.seeds, local, settings.experiment, _templates()]
+    reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
     deployed += [settings.train_of(deploy.recipe).model_dump(), settings.composition(deploy.recipe)]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
@@ -116,7 +116,7 @@ def code(*modules: str, silo: bool = False) -> str:
 
 @cache
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
-    """The files of some modules and of all their imports."""
+    """The files of some modules and of all their imports, with the files that they name beside themselves."""
     found: dict[str, Path] = {}
     todo = list(modules)
     while todo:
@@ -129,8 +129,8 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
         found[name] = path
         # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
-        todo += [] if name == REGISTRY else _imports(path)
-    return tuple(sorted(found.values()))
+        todo += [other for other in _imports(path) if name not in LISTS or other in LISTS]
+    return tuple(sorted({*found.values(), *(file for path in found.values() for file in _beside(path))}))
 
 
 def _methods(recipe: str) -> list[str]:
@@ -155,6 +155,14 @@ def _imports(path: Path) -> list[str]:
     return [name for name in _named(_tree(path)) if name.split(".")[0] == PACKAGE]
 
 
+def _beside(path: Path) -> Iterator[Path]:
+    """The files beside a module that are no modules, and that its texts name, themselves or by their folder."""
+    texts = {node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Constant)}
+    for place in path.parent.iterdir():
+        if place.name in texts and place.suffix != ".py" and not (place / "__init__.py").exists():
+            yield from sorted(place.iterdir()) if place.is_dir() else (place,)
+
+
 def _named(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -166,7 +174,9 @@ def _named(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def _hash(path: Path) -> str:
-    """Hash of a file's code. The registry counts without its imports and its table of all methods."""
+    """Hash of a file, for a module of its code. The registry counts without its imports and its table of methods."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     body = _tree(path).body
     if path == _file(REGISTRY):
         body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
@@ -181,10 +191,6 @@ def _dumped(node: ast.stmt) -> str:
             body[:1] = []
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return "" if is_text else ast.dump(node)
-
-
-def _templates() -> dict[str, str]:
-    return contents({path.name: path for path in (*sorted(TEMPLATES.iterdir()), ADVICE)})
 
 
 @cache

@@ -93,7 +93,6 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     made = Copy(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "ROOT", folder)
-        patch.setattr(provenance, "TEMPLATES", folder / "fedml_noniid" / "pipelines" / "reporting" / "templates")
         forget()
         yield made
     forget()
@@ -149,6 +148,10 @@ def at_the_end(file: str, text: str) -> Callable[[Copy], None]:
 
 STATEMENT = "_NEW = 1"
 WITH_MINE = (("[fedavg, ", "[fedavg, mine, "), ("recipes:\n", "recipes:\n  mine: {}\n"))
+EVERYTHING = {
+    "prepare": {"digits"}, "partition": {"skewed-0"}, "train": BOTH, "evaluate": {"code"}, "report": {"all"},
+    "deploy": {"fedavg"},
+}  # fmt: skip
 # What changed: in the code, in params.yaml, and the parts of the plan that are others than before.
 ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...], Mapping[str, set[str]]]] = {
     "a comment in a method that runs": (at_the_end("plugins/fnr/algorithm.py", "# a comment"), (), {}),
@@ -194,6 +197,13 @@ ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...]
         at_the_end("plugins/core/algorithm.py", STATEMENT), (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
+    "the steps in C++": (
+        at_the_end("plugins/engines/steps.cpp", "// words"), (),
+        {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
+    ),
+    "what settings mean": (at_the_end("pipelines/experiment/config.py", STATEMENT), (), EVERYTHING),
+    "what settings of local training mean": (at_the_end("plugins/settings.py", STATEMENT), (), EVERYTHING),
+    "the base of the advice": (at_the_end("pipelines/advise/base.csv", "words"), (), {"report": {"all"}}),
     "the code of a partition": (
         at_the_end("plugins/data/partitions/label.py", STATEMENT), (),
         {"partition": {"skewed-0"}, "deploy": {"fedavg"}},
