@@ -297,7 +297,7 @@ class Component:
 
     def answer(self, client: Client) -> Answer:
         """The client's side of an Ask of this component; `client.job` says of which."""
-        raise NotImplementedError(f"{self.name} asks {client.job!r} but does not answer it")
+        raise RecipeError(f"{self.name} asks {client.job!r} but does not answer it")
 
     # server: leaves of replies are [M, ...]; a hook that asks nothing is a plain function --------------------------
 

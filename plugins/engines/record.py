@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Round, State
+from fedml_noniid.plugins.core.algorithm import TRAIN, Round, State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError
@@ -69,7 +69,7 @@ class Recorder:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
         refuse_non_finite(reply, round_)
         self.meter.count(ask, reply)
-        if ask.job == "train":
+        if ask.job == TRAIN:
             self._trained = reply
         what = f"{ask.job}." if ask.owner else ""
         for key, leaf in flatten(reply.metrics).items():

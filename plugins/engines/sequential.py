@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
 from fedml_noniid.plugins.core.task import Task
@@ -70,7 +71,7 @@ class Sequential:
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         m = len(ask.to)
-        if ask.job != "train":
+        if ask.job != TRAIN:
             return Reply(ask.to, **self.some(ask, round_, range(m)))
         if not self.updates or len(next(iter(self.updates.values()))) < m:
             self.updates = rows_for(ask.params, m)
@@ -84,7 +85,7 @@ class Sequential:
         Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
         self.clients.enter(round_)
-        host, training = self.clients.keys(ask, round_), ask.job == "train"
+        host, training = self.clients.keys(ask, round_), ask.job == TRAIN
         keys = host.to(self.clients.device)
         if self.clients.holds(ask):
             self.clients.start = tree_map(torch.clone, ask.params)

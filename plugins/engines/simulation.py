@@ -32,6 +32,7 @@ from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.record import Recorder
 from fedml_noniid.plugins.engines.run import Outcome, Row, Run, Schedule
 from fedml_noniid.plugins.engines.sequential import Sequential, plain
+from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.engines.workers import Workers
 from fedml_noniid.plugins.models.forward import Model
@@ -221,7 +222,12 @@ class Simulation:
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, answer = self.loop, partial(answered, self.engine)
+        loop, trial = self.loop, Trial(self.engine.clients)
+
+        def answer(ask: Ask, round_: int) -> Reply:
+            trial(ask, round_)
+            return answered(self.engine, ask, round_)
+
         if loop.done == 0:
             drive(loop.begin(), partial(answer, round_=0))
         while loop.done < loop.schedule.rounds:

@@ -21,6 +21,7 @@ from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import start, with_shared
+from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.ends import SetBackError
 from fedml_noniid.plugins.silo.settings import Terms
@@ -86,6 +87,7 @@ class Silo:
                 tests=None if test is None else {client: test},
             )
         )  # fmt: skip
+        self._trial = Trial(self.engine.clients)
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
@@ -147,6 +149,7 @@ class Silo:
         device = self.engine.clients.device
         here = wire.mapped(lambda leaf: leaf.to(device), ask)
         own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
+        self._trial(own, round_)
         return answered(self.engine, own, round_)
 
     @staticmethod
