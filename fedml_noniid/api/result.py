@@ -211,6 +211,13 @@ class Result:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])
 
 
+class Comparison(pd.DataFrame):
+    """A data frame that is printed with all its columns. pandas would hide the interval on a narrow terminal."""
+
+    def __repr__(self) -> str:
+        return self.to_string(index=False, float_format="{:.4f}".format)
+
+
 class Results(Sequence[Result]):
     """The results of a sweep: one `Result` for each setting and recipe, by number.
 
@@ -304,7 +311,8 @@ class Results(Sequence[Result]):
         `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95 % interval of the
         paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for all comparisons of the setting; the
         `verdict` goes by it. `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
-        federated or have seen the test set are left out. UserError if `other` has no result.
+        federated or have seen the test set are left out. It is printed with all columns. UserError if `other` has no
+        result.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
@@ -324,7 +332,7 @@ class Results(Sequence[Result]):
                 values = (one.mean if n else None, one.low, one.high, one.p, one.holm_p, one.higher, n, one.verdict)
                 rows.append({**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))})
         frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
-        return frame.astype(dict.fromkeys(COMPARED[:5], float))
+        return Comparison(frame.astype(dict.fromkeys(COMPARED[:5], float)))
 
     def plot(self, ax: Axes | None = None) -> list[Axes]:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
