@@ -235,11 +235,14 @@ def _executed(
                 if place is not None:
                     done.files.write(place, key)
             display.done(key, done.reason, known=False)
-    return _collected(points, found, failed)
+    return _collected(whole, points, found, failed)
 
 
 def _collected(
-    points: Sequence[tuple[Mapping[str, Any], Config]], found: Mapping[int, Files], failed: Mapping[int, str]
+    data: Data,
+    points: Sequence[tuple[Mapping[str, Any], Config]],
+    found: Mapping[int, Files],
+    failed: Mapping[int, str],
 ) -> list[Result]:
     """The files and the failures, by the number of the item, as a result for each point and recipe."""
     results, number = [], 0
@@ -250,7 +253,7 @@ def _collected(
             own = {unit.seed: at for unit, at in numbers.items() if unit.recipe == recipe}
             runs = {seed: found[at] for seed, at in own.items() if at in found}
             reasons = {seed: failed[at] for seed, at in own.items() if at in failed}
-            results.append(Result(recipe, dict(point), checked, runs, reasons))
+            results.append(Result(recipe, dict(point), checked, data, runs, reasons))
     return results
 
 

@@ -25,6 +25,5 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
     Upper and lower case count as the same.
     """
-    found = {name.casefold(): name for name in allowed}
-    close = difflib.get_close_matches(word.casefold(), found, n=1)
+    close = difflib.get_close_matches(word.casefold(), found := {name.casefold(): name for name in allowed}, n=1)
     return f" (did you mean {found[close[0]]!r}?)" if close else ""
