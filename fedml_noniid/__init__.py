@@ -6,6 +6,7 @@ names of this package too. They are imported when they are first used, so the pa
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With both arguments, Python names the near miss.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(importlib.import_module("fedml_noniid.api"), name)
 
 
