@@ -17,6 +17,7 @@ Its FedML pair is `make_pair("ccvr")`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -38,7 +39,7 @@ from fedml_noniid.plugins.core.component import (
 )
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies, one_hot
 from fedml_noniid.plugins.core.optimizers import SGD
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.core.training import descend
 from fedml_noniid.plugins.core.trees import Params, Tree
@@ -51,6 +52,7 @@ class CCVR(Component):
     name: ClassVar[str] = "ccvr"
     needs: ClassVar[Needs] = Needs(own=True)
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLASSIFIER})
+    ranges: ClassVar[Mapping[str, Range]] = {"n": Range(0)}
 
     samples: Count = 200  # M_c, virtual features per class: FL-bench; 2000 in Fed-CCVR
     epochs: CountOrNone = 10  # over the virtual features: Fed-CCVR

@@ -23,7 +23,7 @@ that enter the average. The student is the model after all methods' server steps
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, ClassVar, Literal
@@ -52,6 +52,7 @@ class FedFTG(Component):
     name: ClassVar[str] = "fedftg"
     needs: ClassVar[Needs] = Needs(own=True, whole_models=True)
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code

@@ -25,7 +25,7 @@ FedDF. "Own prediction" is that of the model, before another method changes the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,7 +37,7 @@ from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, ge
 from fedml_noniid.plugins.core.component import Answer, Change, Client, Component, Needs, Server, Trace
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import descend
@@ -50,6 +50,7 @@ class FedGen(Component):
 
     name: ClassVar[str] = "fedgen"
     needs: ClassVar[Needs] = Needs(own=True)
+    ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     generative_alpha: NonNegative = 10.0  # of the client's CE on G(y'): authors' code, MNIST
     generative_beta: NonNegative = 10.0  # of the client's KL on G(y): authors' code, MNIST

@@ -27,6 +27,7 @@ because `mu` is the same term. Its FedML pair is `make_pair("fednova")`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -34,7 +35,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
 from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import NonNegative, RecipeError
+from fedml_noniid.plugins.core.options import NonNegative, Range, RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map, weighted_sum
 
@@ -45,6 +46,7 @@ class FedNova(Component):
 
     name: ClassVar[str] = "fednova"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.AVERAGE, Claim.PROXIMAL, Claim.OPTIMIZER_MEMORY})
+    ranges: ClassVar[Mapping[str, Range]] = {"a": Range(0.1), "tau": Range(1)}  # a is 1 after one step
 
     mu: NonNegative = 0.0  # the authors' code
     nu: Literal["direction", "weights"] = "direction"

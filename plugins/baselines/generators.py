@@ -40,7 +40,8 @@ def diversity(eps: Tensor, out: Tensor) -> Tensor:
 def draw_labels(key: Tensor, counts: Tensor, n: int) -> Tensor:
     """`n` labels with p(y) proportional to sum_k n_k^y; counts [M, C]."""
     up_to = counts.double().sum(0).cumsum(0)  # [C]
-    return torch.searchsorted(up_to, uniform(key, n, dtype=torch.float64) * up_to[-1], right=True)
+    drawn = torch.searchsorted(up_to, uniform(key, n, dtype=torch.float64) * up_to[-1], right=True)
+    return drawn.clamp(max=len(up_to) - 1)  # silos may say that they have nothing
 
 
 def label_weights(counts: Tensor) -> Tensor:

@@ -15,12 +15,13 @@ FedML pair is `make_pair("qfedavg")`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from fedml_noniid.plugins.core.component import Answer, Claim, Client, Component, Needs, Server, Trace, Weights
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
-from fedml_noniid.plugins.core.options import NonNegative
+from fedml_noniid.plugins.core.options import NonNegative, Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row_norms, weighted_sum
 
 
@@ -31,6 +32,7 @@ class QFedAvg(Component):
     name: ClassVar[str] = "qfedavg"
     needs: ClassVar[Needs] = Needs(own=True)
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.AVERAGE})
+    ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0)}  # h_k divides by it, to the power of q
     weights: ClassVar[Weights] = "uniform"
 
     q: NonNegative = 1.0  # rFedAvg, section VI-A; there 1e-4 on Sent140

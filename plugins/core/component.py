@@ -24,7 +24,7 @@ component acts before another. A hook that a component does not override costs n
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.optimizers import Optimizer
-from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.options import Range, RecipeError
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
@@ -240,6 +240,9 @@ class Component:
     """FedAvg's behaviour at every hook. A method overrides what its paper changes."""
 
     name: ClassVar[str]
+    # Uploads, by name, of which the server takes some numbers only, such as what it divides by. In a deployment, an
+    # upload beyond its range costs that silo its place in the exchange. Ends belong to the range.
+    ranges: ClassVar[Mapping[str, Range]] = {}
 
     @property
     def needs(self) -> Needs:

@@ -29,10 +29,7 @@ def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
 def leaves(tree: Tree) -> Iterator[Tensor]:
     """The tensors of a tree, in insertion order."""
     for value in tree.values():
-        if isinstance(value, dict):
-            yield from leaves(value)
-        else:
-            yield value
+        yield from leaves(value) if isinstance(value, dict) else (value,)
 
 
 def zeros_like(tree: Tree) -> Tree:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.clients import Clients, Engine, numbers
 from fedml_noniid.plugins.engines.evaluation import totals
@@ -19,6 +20,7 @@ from fedml_noniid.plugins.engines.own import OWN, noise_of, whole
 
 TEST = "test"  # the job of the Ask, which no component owns
 SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
+RANGES = {TEST: Range(0)}  # of an answer
 
 
 def asking(

@@ -23,6 +23,7 @@ FedML pair: `FNRTrainer`, `FNRAggregator`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -45,7 +46,7 @@ from fedml_noniid.plugins.core.component import (
     Trace,
 )
 from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction
+from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction, Range
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.training import descend
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
@@ -58,6 +59,7 @@ class FNR(Component):
 
     name: ClassVar[str] = "fnr"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.REFINEMENT})
+    ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0), "A": Range(0, 1)}
 
     p: Fraction = 0.5  # fraction of the cohort that is refined
     lam: float = 1.0  # lambda

@@ -26,6 +26,7 @@ Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 # Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a GPU wants few kernels.
 AHEAD = {"cpu": 1 << 16, "cuda": 1 << 25}
 DROPOUT = 0x64726F706F7574  # separates the keys of dropout from other keys of the same step
+VARIANCE = ".var"  # ends the name of a batch norm's running variance
 
 
 class Block:
@@ -180,7 +181,7 @@ class BatchNorm(Weighted):
     @cached_property
     def running(self) -> tuple[str, str]:
         """Names of the running mean and variance."""
-        return f"{self.name}.mean", f"{self.name}.var"
+        return f"{self.name}.mean", f"{self.name}{VARIANCE}"
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         weight, bias = self.own(run)

@@ -10,7 +10,7 @@ import torch
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, row
+from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines import checkpoint
 from fedml_noniid.plugins.engines.packing import stack
@@ -19,6 +19,7 @@ from fedml_noniid.plugins.engines.run import Outcome, Row, Run
 from fedml_noniid.plugins.engines.sequential import plain
 from fedml_noniid.plugins.engines.simulation import start
 from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
@@ -59,7 +60,9 @@ class Conversation:
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
         self._probe = Silo(terms, 0, sample, sample if public is not None else None)
+        self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
+        self._ranges = wire.ranges(terms.algorithm.components)
         self.resumed = kept is not None and kept.exists()
         if kept is not None and self.resumed:
             self._restore(kept)
@@ -86,11 +89,22 @@ class Conversation:
 
     def opened(self, upload: Up, client: int) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError."""
-        reply = wire.opened(upload, client, self.down, self.schema)
+        reply = wire.opened(upload, client, self.down, self.schema, self._ranges)
         if reply is not None:
             where = f"round {self._round}, {wire.silo(client)}"
             wire.same_samples(int(reply["n"]), self._samples.get(client), where)
+            self._try(reply, where)
         return reply
+
+    def _try(self, reply: Tree, where: str) -> None:
+        """Raises RefusedError if the model of a reply overflows: a deep network multiplies its weights."""
+        if reply["deltas"]:
+            params = add(self.loop.state.params, reply["deltas"])
+            with torch.no_grad():
+                out = self.loop.task.eval(params, reply["buffers"], self._sample)
+            # Written so that NaN is refused too.
+            if not torch.cat([out.features, out.logits], dim=1).abs().max() <= wire.LARGEST**3:
+                raise RefusedError("range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}")
 
     def without(self, late: Collection[int]) -> None:
         """These clients don't answer the present message: they are left out for the rest of the round."""

@@ -36,6 +36,7 @@ class Coordinator:
         self.bytes_in = self.bytes_out = 0
         self._news = threading.Condition()
         self._sessions: dict[int, str] = {}
+        self._samples: dict[int, int] = {}  # client -> n_k, as it says when it comes
         self._attending: dict[int, int] = {}  # client -> its open streams
         self._seen: dict[int, float] = {}  # client -> last contact, monotonic
         self._down: Down | None = None
@@ -59,9 +60,13 @@ class Coordinator:
                 f"{where}: its configuration is not the server's; train_args, model_args, random_seed and threads must "
                 "be the same in both files",
             )
-        self._plausible(samples, where)
+        if not 1 <= samples <= self.comm.max_samples:
+            raise RefusedError(
+                "samples", f"{where}: says it has {samples} samples; allowed: 1 to comm_args.max_samples = "
+                f"{self.comm.max_samples}",
+            )  # fmt: skip
         with self._news:
-            self._sessions[client] = session
+            self._sessions[client], self._samples[client] = session, samples
             self._failed.pop(client, None)  # it may be repaired
             self._news.notify_all()
         return {"run": self.run, "epoch": self.epoch}
@@ -128,7 +133,7 @@ class Coordinator:
         """Takes a checked answer. Raises RefusedError."""
         try:
             self._check(up, client)
-            self._plausible(int(up["leaves"]["n"]), wire.silo(client))
+            wire.same_samples(int(up["leaves"]["n"]), self._samples.get(client), wire.silo(client))
         except RefusedError as refusal:
             self.fail(client, up["exchange"], str(refusal))
             raise
@@ -261,13 +266,6 @@ class Coordinator:
             raise RefusedError("duplicate", f"{where}: exchange {exchange} was answered already")
         if not self._open(client):
             raise RefusedError("extra", f"{where}: was not asked in exchange {exchange}")
-
-    def _plausible(self, samples: int, where: str) -> None:
-        if not 1 <= samples <= self.comm.max_samples:
-            raise RefusedError(
-                "samples", f"{where}: says it has {samples} samples; allowed: 1 to comm_args.max_samples = "
-                f"{self.comm.max_samples}",
-            )  # fmt: skip
 
     def _there(self) -> list[int]:
         return sorted(k for k, streams in self._attending.items() if streams)

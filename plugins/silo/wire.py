@@ -8,15 +8,17 @@ Under stock FedML 0.8.30 the type of a message's content matters. This file alon
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Ask
+from fedml_noniid.plugins.core.component import Ask, Component
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
+from fedml_noniid.plugins.engines import own_tests
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.models.layers import VARIANCE
 from fedml_noniid.plugins.silo.frames import Leaf, RefusedError, form
 
 Up = dict[str, Any]
@@ -25,6 +27,11 @@ PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
 KEYS = {"client", "exchange", "leaves"}
 TREES = ("params", "buffers", "shared", "each")  # the tensors of an Ask
 FIRST = -1  # the exchange before any: no answer has been counted yet
+# No number of an upload is larger. The server's arithmetic then stays finite in float32: a product of three such
+# numbers is 2^90, and float32 ends at 2^128, so 2^38 of them may be added up. An update that helps is far smaller.
+LARGEST = 2.0**30
+REMEDY = "lower the learning rate or the method's coefficients"
+Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
 
 
 class Down(NamedTuple):
@@ -94,11 +101,27 @@ def up(client: int, exchange: int, reply: Tree | None) -> Up:
     return {"client": client, "exchange": exchange, "leaves": leaves}
 
 
-def opened(message: object, client: int, sent: Down, schema: Tree) -> Tree | None:
+def ranges(components: Iterable[Component]) -> Ranges:
+    """The ranges of what these components upload, and of all other numbers that have one."""
+    found = {"n": Range(1), "steps": Range(0)}
+    found |= {f"upload/{key}": allowed for key, allowed in own_tests.RANGES.items()}
+    return found | {f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()}
+
+
+def allowed(key: str, ranges: Ranges) -> Range:
+    """The numbers that the tensor `key` of an upload may have."""
+    if key == "n":
+        return ranges[key]  # the limit is what the silo said when it joined
+    names = [name for name in ranges if f"{key}/".startswith(f"{name}/")]
+    found = ranges[names[0]] if names else Range(0) if key.endswith(VARIANCE) else Range()
+    return Range(max(found.low, -LARGEST), min(found.high, LARGEST))
+
+
+def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
     """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None if the silo was not asked.
 
     Raises RefusedError that names the silo if the upload is no answer to `sent`: a tensor is missing or unknown, a
-    shape or dtype is wrong, a number is not finite.
+    shape or dtype is wrong, a number is not finite or beyond its range.
     """
     where = f"round {sent.round}, {silo(client)}"
     if type(message) is not dict or message.keys() != KEYS:
@@ -117,13 +140,12 @@ def opened(message: object, client: int, sent: Down, schema: Tree) -> Tree | Non
     where = f"{where}, job {name(sent.ask)!r}"
     fit(leaves, schema, where)
     for key, leaf in leaves.items():
-        if not torch.isfinite(leaf).all():
-            raise RefusedError(
-                "non-finite",
-                f"{where}: upload's {key!r} is not finite; lower the learning rate or the method's coefficients",
-            )
-    if leaves["n"] < 1:
-        raise RefusedError("samples", f"{where}: upload counts n = {int(leaves['n'])} samples; at least 1")
+        limit = allowed(key, limits)
+        for number in (bound.item() for bound in leaf.aminmax() if leaf.numel()):
+            if not math.isfinite(number):
+                raise RefusedError("non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}")
+            if number not in limit:
+                raise RefusedError("range", f"{where}: upload's {key!r} has {number:g}, which must {limit}; {REMEDY}")
     return unflatten(leaves, schema)
 
 

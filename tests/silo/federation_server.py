@@ -75,13 +75,15 @@ class Averaging:
 class Federation:
     """A server, and silos that do as they should. The other silos are a test's own."""
 
-    def __init__(self, kits: Path, silos: int, honest: Collection[int], rounds: int, **comm: object) -> None:
+    def __init__(
+        self, kits: Path, silos: int, honest: Collection[int], rounds: int, recipe: str = "fedavg", **comm: object
+    ) -> None:
         self.kits, self.honest, self.data = kits, honest, world.parts()
         self.comm = CommArgs(server=address(), **comm)
-        args = world.args("fedavg", {}, False)
+        args = world.args(recipe, {}, False)
         args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
         public = self.data.public
-        self.terms = settings.terms(settings.from_args(args), "fedavg", world.network(False), len(public.y))
+        self.terms = settings.terms(settings.from_args(args), recipe, world.network(False), len(public.y))
         self.conversation = Conversation(self.terms, self.data.test, self.data.validation, public, run="this run")
         self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, self.conversation.run)
         self.endpoint = Endpoint(self.comm, kits / "0", self.coordinator)

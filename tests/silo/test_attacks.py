@@ -563,8 +563,8 @@ def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
         assert [outcome(each.exception()) for each in calls] == ["cancelled"] * 3
         never.set()
         assert sent(line, "Answer", *frames.Body(schema).frames()) == "malformed"  # heard
-        good = frames.Body(schema | {"n": torch.tensor(1)})
-        monkeypatch.setattr(coordinator, "_schema", schema | {"n": torch.tensor(1)})
+        good = frames.Body(schema | {"n": torch.tensor(17)})
+        monkeypatch.setattr(coordinator, "_schema", schema | {"n": torch.tensor(17)})
         assert sent(line, "Answer", frames.head(head), *good.frames()) == "ok"  # the exchange was still open
     asking.join(LONG)
     assert port._running[0] == 0

@@ -208,7 +208,7 @@ def received(frames: list[bytes], up: bool) -> None:
     wire.fit(leaves, SCHEMA, "here")
     assert max(leaf.stop for leaf in leaves.values()) == SIZE  # before memory is taken
     upload = wire.Up(client=1, exchange=start["exchange"], leaves=read(rest, leaves))
-    reply = wire.opened(upload, 1, DOWN, SCHEMA)
+    reply = wire.opened(upload, 1, DOWN, SCHEMA, wire.ranges(()))
     assert reply is not None
     found, expected = flatten(reply), flatten(SCHEMA)
     assert {key: (leaf.dtype, leaf.shape) for key, leaf in found.items()} == {
@@ -299,7 +299,7 @@ def test_a_mutated_message_is_valid_or_refused(messages):
             error.add_note(f"message {i}, {'up' if up else 'down'}: {frames}")
             raise
     # All kinds were met, and some messages passed: a changed weight is as good as another.
-    values = {"non-finite", "stale", "samples"}
+    values = {"non-finite", "stale", "range"}
     assert set(refused) == values | {"malformed", "oversize", "truncated", "missing", "extra", "shape", "dtype"}
     assert messages // 100 < messages - refused.total() < messages // 2
     assert longest <= 1000

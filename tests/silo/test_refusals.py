@@ -68,8 +68,9 @@ UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
     "wrong dtype": (changed(torch.Tensor.double), "dtype", "is float64"),
     "missing tensor": (changed(lambda _: None), "missing", "lacks 'deltas/"),
     "extra tensor": (lambda good: good | {"deltas/more": torch.zeros(1)}, "extra", "has 'deltas/more'"),
-    "absurd samples": (lambda good: good | {"n": torch.tensor(10**9)}, "samples", "1000000000 samples"),
-    "no samples": (lambda good: good | {"n": torch.tensor(0)}, "samples", "n = 0 samples"),
+    "too large": (changed(filled(1e20)), "range", "has 1e+20, which must lie in"),
+    "absurd samples": (lambda good: good | {"n": torch.tensor(10**9)}, "samples", "1000000000 samples; it was 17"),
+    "no samples": (lambda good: good | {"n": torch.tensor(0)}, "range", "'n' has 0, which must be at least 1"),
 }
 # Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).
 BODIES: dict[str, tuple[Callable[[Leaves], list[bytes]], str, str]] = {
@@ -141,6 +142,21 @@ def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(kits, kind):
     assert isinstance(federation.error, QuorumError)
     said = str(federation.error)
     assert "silo 2 (rank 3)" in said and why in said and "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("recipe", "key", "value"), [("qfedavg", "upload/qfedavg/F", -5.0), ("fednova", "upload/fednova/a", 0.0)]
+)
+def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_take(kits, recipe, key, value):
+    """q-FedAvg takes a power of F and divides by it, FedNova divides by a."""
+    federation = Federation(kits, 3, (0, 1), 2, recipe, quorum=2, deadline_s=3600.0, gone_s=0.0)
+    with federation, Traitor(federation, TRAITOR) as traitor:
+        assert traitor.upload(federation.answer(**{key: torch.tensor(value)})) == "range"
+        assert f"silo 2 (rank 3), job 'train': upload's '{key}' has" in federation.coordinator.status()["failed"]["2"]
+        traitor.line.close()
+        assert federation.ended()
+    assert federation.error is None
+    assert federation.conversation.missing == {(1, 0): {TRAITOR}, (2, 0): {TRAITOR}}
 
 
 def test_a_silo_that_can_not_train_ends_a_run_that_needs_all(kits):
@@ -419,7 +435,7 @@ def test_a_silo_that_comes_back_after_a_failure_is_asked_again():
     with there(state, 0, 1, 2):
         found = asked(state)
         state.fail(0, 4, "no disk")
-        state.hello(0, "s", state.terms, 5)
+        state.hello(0, "s", state.terms, 17)
         for client in range(3):
             answer(state, client)
         assert list(found.result(LONG)) == [0, 1, 2]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 
 import pytest
 import torch
 
+from fedml_noniid.plugins.baselines.qfedavg import QFedAvg
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import wire
@@ -19,6 +21,7 @@ SCHEMA = {
     "steps": torch.tensor(1.0),
     "loss": torch.tensor(1.0),
 }
+RANGES = wire.ranges([QFedAvg()])
 SENT = wire.down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}), "terms")
 
 
@@ -30,7 +33,7 @@ def upload(client: int = 2, **leaves: object) -> wire.Up:
 
 
 def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
-    found = wire.opened(pickle.loads(pickle.dumps(upload())), 2, SENT, SCHEMA)
+    found = wire.opened(pickle.loads(pickle.dumps(upload())), 2, SENT, SCHEMA, RANGES)
     assert found["upload"]["scaffold"]["dc"]["w"].shape == (2, 3)
     assert found["buffers"] == {}
     assert found["n"] == 1
@@ -48,12 +51,25 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
         ({"deltas/v": torch.zeros(2)}, r"upload has 'deltas/v', which the server did not ask for"),
         ({"deltas/w": torch.full((2, 3), float("nan"))}, r"'deltas/w' is not finite"),
         ({"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))}, r"'upload/scaffold/dc/w' is not finite"),
-        ({"n": torch.tensor(0)}, r"counts n = 0 samples"),
+        ({"n": torch.tensor(0)}, r"'n' has 0, which must be at least 1"),
+        ({"steps": torch.tensor(-1.0)}, r"'steps' has -1, which must lie in \[0, 1.07374e\+09\]"),
+        ({"deltas/w": torch.full((2, 3), 1e20)}, r"'deltas/w' has 1e\+20, which must lie in \[-1.07374e\+09, 1.07"),
     ],
 )
 def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
     with pytest.raises(UserError, match=r"^round 2, silo 2 \(rank 3\), job 'train': .*" + message):
-        wire.opened(upload(**leaves), 2, SENT, SCHEMA)
+        wire.opened(upload(**leaves), 2, SENT, SCHEMA, RANGES)
+
+
+def test_a_number_has_the_range_of_its_component_its_kind_or_any():
+    """2^30 where nothing else is said; n is limited by what the silo said when it joined."""
+    for key, low, high in (
+        ("deltas/w", -(2**30), 2**30), ("buffers/bn1.mean", -(2**30), 2**30), ("buffers/bn1.var", 0, 2**30),
+        ("upload/fnr_authors/buffers/bn1.var", 0, 2**30), ("upload/qfedavg/F", 0, 2**30), ("n", 1, math.inf),
+        ("upload/qfedavg/Fs", -(2**30), 2**30), ("upload/test/n", 0, 2**30),
+    ):  # fmt: skip
+        found = wire.allowed(key, RANGES)
+        assert (found.low, found.high) == (low, high), key
 
 
 def test_the_component_that_asks_travels_and_is_named():
@@ -61,22 +77,22 @@ def test_the_component_that_asks_travels_and_is_named():
     sent = pickle.loads(pickle.dumps(wire.down(4, 2, SENT.ask._replace(job="refine", owner="fnr"), "terms")))
     assert (sent.ask.job, sent.ask.owner) == ("refine", "fnr")
     with pytest.raises(UserError, match=r"silo 2 \(rank 3\), job 'fnr.refine': upload lacks 'n'"):
-        wire.opened(upload(n=None), 2, sent, SCHEMA)
+        wire.opened(upload(n=None), 2, sent, SCHEMA, RANGES)
 
 
 def test_wrong_envelopes():
     with pytest.raises(UserError, match=r"silo 2 \(rank 3\): upload is not one of this protocol"):
-        wire.opened({"w": torch.zeros(2)}, 2, SENT, SCHEMA)
+        wire.opened({"w": torch.zeros(2)}, 2, SENT, SCHEMA, RANGES)
     with pytest.raises(UserError, match="client 1, exchange 4; expected client 2, exchange 4"):
-        wire.opened(upload(client=1), 2, SENT, SCHEMA)
+        wire.opened(upload(client=1), 2, SENT, SCHEMA, RANGES)
     with pytest.raises(UserError, match="client 2, exchange 3; expected client 2, exchange 4"):
-        wire.opened(wire.up(2, 3, SCHEMA), 2, SENT, SCHEMA)
+        wire.opened(wire.up(2, 3, SCHEMA), 2, SENT, SCHEMA, RANGES)
 
 
 def test_a_silo_that_was_not_asked_sends_nothing():
-    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA) is None
+    assert wire.opened(wire.up(1, 4, None), 1, SENT, SCHEMA, RANGES) is None
     with pytest.raises(UserError, match="this silo was not asked"):
-        wire.opened(upload(client=1), 1, SENT, SCHEMA)
+        wire.opened(upload(client=1), 1, SENT, SCHEMA, RANGES)
 
 
 def test_what_fedml_looks_at():

@@ -1,0 +1,150 @@
+"""Every number of every upload: what is refused by silo, and that the server's arithmetic bears what is not.
+
+Without FedML and without a network, so that every method can go through it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.silo import wire
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.frames import RefusedError
+from fedml_noniid.plugins.silo.silo import Silo
+from tests.recipe_table import ALONE
+from tests.silo import world
+
+LIAR = 2
+N = len(world.SIZES)
+# What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than no sample, ...
+BELOW = {
+    "n": 0, "steps": -1, "qfedavg/F": -5, "fednova/a": 0, "fednova/tau": 0, "fedgen/counts": -1, "fedftg/counts": -1,
+    "ccvr/n": -1, "fnr/F": -1, "fnr/A": -0.5, "fnr_authors/F": -1, "fnr_authors/A": -0.5, "bn1.var": -1,
+    "test/sent": -1, "test/n": -1,
+}  # fmt: skip
+ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
+TABLE = [(recipe, methods, batch_norm) for recipe, methods in ALONE.values() for batch_norm in (False, True)]
+
+
+def server(recipe: str, methods: dict, batch_norm: bool) -> Conversation:
+    data = world.parts()
+    terms = world.terms(recipe, methods, batch_norm)
+    return Conversation(terms, data.test, data.validation, data.public)
+
+
+def silos(conversation: Conversation) -> list[Silo]:
+    data = world.parts()
+    own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
+    return [Silo(conversation.terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)]
+
+
+def ends(key: str, name: str) -> bool:
+    return f"/{key}".endswith(f"/{name}")
+
+
+def lies(key: str, leaf: torch.Tensor) -> Iterator[tuple[float, str]]:
+    """Values for one number of a tensor, and the name of the refusal."""
+    if leaf.is_floating_point():
+        yield from ((value, "non-finite") for value in (math.nan, math.inf, -math.inf))
+        yield from ((value, "range") for value in (1e20, -1e20, 2.0**31))
+    elif key != "n":
+        yield from ((value, "range") for value in (2**31, -(2**31)))
+    yield from ((value, "range") for of in (BELOW, ABOVE) for name, value in of.items() if ends(key, name))
+
+
+def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
+    changed = leaf.clone()
+    changed.view(-1)[-1] = value
+    return changed
+
+
+def ids(value: object) -> str | None:
+    return value if isinstance(value, str) else "batch_norm" if value is True else "plain" if value is False else ""
+
+
+@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
+def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, methods, batch_norm):
+    conversation = server(recipe, methods, batch_norm)
+    honest = silos(conversation)
+    while (ask := conversation.down.ask) is not None:
+        down = conversation.down
+        ups = {k: wire.up(k, down.exchange, honest[k].answer(wire.row_of(down, k))) for k in ask.to}
+        if LIAR in ups and len(ups) > 1:
+            good = ups.pop(LIAR)
+            assert conversation.opened(good, LIAR) is not None
+            for key, leaf in good["leaves"].items():
+                for value, name in lies(key, leaf) if leaf.numel() else ():
+                    with pytest.raises(RefusedError) as refused:
+                        conversation.opened(good | {"leaves": good["leaves"] | {key: with_one(leaf, value)}}, LIAR)
+                    said = str(refused.value)
+                    assert refused.value.name == name, said
+                    assert said.startswith(f"round {down.round}, silo 2 (rank 3), job {wire.name(ask)!r}: ")
+                    assert f"upload's {key!r} " in said
+            conversation.without([LIAR])
+        conversation.feed(conversation.open(ups))
+    assert len(conversation.rows) == world.ROUNDS
+    assert all(math.isfinite(row["update_norm_server"]) for row in conversation.rows)
+
+
+def test_the_walk_meets_every_range_of_the_table():
+    """A method whose upload is renamed would leave the table above without effect."""
+    met = set()
+    for recipe, methods, batch_norm in TABLE:
+        conversation = server(recipe, methods, batch_norm)
+        while conversation.down.ask is not None:
+            met |= set(flatten(conversation.schema))
+            conversation.feed(conversation.open(answers(conversation)))
+    assert all(any(ends(key, name) for key in met) for name in (*BELOW, *ABOVE))
+
+
+def answers(conversation: Conversation, extreme: str = "") -> dict[int, wire.Up]:
+    """Zeros, or the number next to zero that is allowed. The liar's numbers are as "low" or "high" as is allowed."""
+    down, found = conversation.down, {}
+    for k in down.ask.to:
+        leaves = {}
+        for key, like in flatten(conversation.schema).items():
+            limit = wire.allowed(key, conversation._ranges)
+            value = {"": 0.0, "low": limit.low, "high": limit.high}[extreme if k == LIAR and key != "n" else ""]
+            value = max(value, limit.low)
+            leaves[key] = torch.full_like(like, 17 if key == "n" else value)
+        found[k] = wire.Up(client=k, exchange=down.exchange, leaves=leaves)
+    return found
+
+
+@pytest.mark.parametrize("extreme", ["low", "high"])
+@pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
+def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, batch_norm, extreme):
+    """Refused are only models that overflow. Once the server's model does, nobody is left."""
+    conversation = server(recipe, methods, batch_norm)
+    while conversation.down.ask is not None:
+        found, why = {}, []
+        for k, up in answers(conversation, extreme).items():
+            try:
+                found[k] = conversation.opened(up, k)
+            except RefusedError as refusal:
+                why.append(str(refusal))
+        assert all("model overflows on a test sample" in said for said in why)
+        if not found:
+            break
+        conversation.without([k for k in conversation.down.ask.to if k not in found])
+        conversation.feed(found)
+    assert conversation.rows
+    assert all(math.isfinite(row["update_norm_server"]) for row in conversation.rows)
+
+
+def test_a_model_that_overflows_is_refused():
+    """Weights of 2^29 are allowed, but not in layers that multiply them: 2^29 to the fourth is 2^116."""
+    conversation = server("feddf", {"feddf": {"steps": 2, "batch_size": 6}}, False)
+    sent = conversation.down
+    good = answers(conversation)[LIAR]
+    conversation._sample = conversation._sample + 2.0**40  # in place of two more layers
+    large = {key: torch.full_like(leaf, 2.0**29) for key, leaf in good["leaves"].items() if key.startswith("deltas/")}
+    with pytest.raises(RefusedError, match=r"^round 1, silo 2 \(rank 3\): upload's model overflows on a test sample"):
+        conversation.opened(good | {"leaves": good["leaves"] | large}, LIAR)
+    assert conversation.down is sent
