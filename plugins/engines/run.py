@@ -148,13 +148,13 @@ class Run:
         recorder = self.recorder
         meter, differs = recorder.meter.state(self.state.params), self.evaluated is not None
         trees = self.trees(memory)
-        return Checkpoint(self.done, trees, meter, recorder.rows, recorder.tensors, differs, notes or {})
+        return Checkpoint(self.done, trees, meter, recorder.rows, recorder.recorded, differs, notes or {})
 
     def restore(self, found: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
         self.done, self.state = found.round, State(**found.trees["server"])
         self.evaluated = found.trees["evaluated"] if found.differs else None
-        self.recorder.rows, self.recorder.tensors = found.rows, found.recorded
+        self.recorder.rows, self.recorder.recorded = found.rows, found.recorded
         self.recorder.meter.restore(self.state.params, found.meter)
 
     def trees(self, memory: Tree) -> Tree:

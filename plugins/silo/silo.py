@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
@@ -34,18 +33,6 @@ class _OwnShard(Clients):
     def holds(self, ask: Ask) -> bool:
         """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
         return ask.job == "train"
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A silo's file."""
-
-    head: dict[str, Any]
-    tensors: Params
-
-    @property
-    def checksum(self) -> str:
-        return sealed.checksum(self.head, self.tensors)
 
 
 class Silo:
@@ -167,17 +154,21 @@ class Silo:
         if self._further and self.client in clients.held:
             params, buffers = clients.held[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.start}
-        head = {
+        head: dict[str, Any] = {
             "run": self._run, "silo": self.client, "round": self._round, "trained": self._trained,
             "states": list(self._states), "held": "params" in trees,
         }  # fmt: skip
-        # Copies: several names may share memory, which safetensors refuses.
-        made = _Kept(head, {key: leaf.cpu().clone() for key, leaf in sorted(flatten(trees).items())})
+        made = sealed.Plain(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
         sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
 
     def _restore(self, path: Path) -> None:
         found = sealed.read(
-            path, "silo", _Kept, what="the memory of a silo", origin="", remedy="delete it to start the run again"
+            path,
+            "silo",
+            sealed.Plain,
+            what="the memory of a silo",
+            origin="",
+            remedy="delete it to start the run again",
         )
         head, clients = found.head, self.engine.clients
         if (head["run"], head["silo"]) != (self._run, self.client):
