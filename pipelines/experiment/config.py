@@ -20,8 +20,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
@@ -31,6 +29,7 @@ from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
 from fedml_noniid.plugins.engines.run import cohort_size
@@ -587,21 +586,6 @@ def checked(content: Mapping[str, Any], name: str) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise UserError("\n".join(f"{name}: {line}" for line in mistakes(error, SECTIONS))) from None
-
-
-def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]:
-    """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number, and a key given twice is an error."""
-    try:
-        content = YAML(typ="safe", pure=True).load(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"{path.name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
-        ) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path.name}: holds no settings; {wanted}")
-    return content
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -158,7 +158,7 @@ def test_the_default_experiment_is_good() -> None:
             )
         ),
         ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
-        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["not YAML", "duplicate key", "lr"]),
+        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["line ", "'lr' is there twice"]),
         ("train:", "train: [", ["not YAML"]),
     ],
 )

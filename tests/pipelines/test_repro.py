@@ -1,4 +1,4 @@
-"""`noniid run`: one at a time, checked first, with DVC's exit code, and a table at the end. DVC is a script here."""
+"""`noniid run`: one at a time, checked first, with the exit code of its stage, and a table. DVC is a script here."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.pipelines import edge
+from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.tools import repro
 from tests.pipelines.small import NAMED, PARAMS
 
@@ -24,7 +26,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with settings and a `dvc` that notes its arguments."""
     program = tmp_path / "bin" / "dvc"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {CALLS}\nexit $(cat code)\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {CALLS}\n[ -f ended ] && cp ended "$NONIID_STAGE_ENDED"\nexit $(cat code)\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))  # whose programs come first
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
@@ -66,10 +70,33 @@ def test_a_part_of_the_stages_has_no_table(place: Path, capfd: pytest.CaptureFix
     assert "the table" not in capfd.readouterr().out
 
 
-def test_dvc_s_failure_is_its_own(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [("2", 2), ("1", 1), ("130", 130), ("", 2), ("0", 2)],
+    ids=["bad input", "a crash", "interrupted", "no stage ran", "DVC fails behind a stage"],
+)
+def test_a_failure_has_the_stage_s_exit_code(
+    place: Path, capfd: pytest.CaptureFixture[str], stage: str, expected: int
+) -> None:
+    """DVC's own is always 255. A code that an earlier run left does not count."""
+    (place / ".dvc" / "tmp").mkdir()
+    (place / repro.STAGE_ENDED).write_text("7")
     (place / "code").write_text("255")
-    assert main(["run"]) == 255
+    if stage:
+        (place / "ended").write_text(stage)
+    assert main(["run"]) == expected
     assert "the table" not in capfd.readouterr().out
+
+
+def test_a_stage_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "params.yaml").write_text("seeds: [0]\n")
+    monkeypatch.setenv(edge.ENDED, str(tmp_path / "ended"))
+    assert stages.main(["--root", str(tmp_path), "prepare"]) == 2
+    assert (tmp_path / "ended").read_text() == "2"
+    monkeypatch.setattr(stages, "run", lambda stage, place: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stages.main(["--root", str(tmp_path), "prepare"])
+    assert (tmp_path / "ended").read_text() == "1"
 
 
 def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +137,7 @@ def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: st
 def test_nothing_runs_after_a_plan_that_fails(place: Path) -> None:
     (place / "params.yaml").write_text(TABLE)
     (place / "code").write_text("255")
-    assert main(["run"]) == 255
+    assert main(["run"]) == 2
     assert calls(place) == [PLAN]
 
 

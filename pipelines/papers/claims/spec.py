@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.papers.studies import Study, folder_of, resolved
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.settings import Section, mistakes
 
 FILE = "claims.yaml"
