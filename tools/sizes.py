@@ -22,7 +22,7 @@ MOST = {
     "plugins/ccn/algorithm.py": 90,
     "plugins/fednlr/algorithm.py": 90,
     "plugins/rfedavg/algorithm.py": 90,
-    "plugins/silo": 1800,
+    "plugins/silo": 1900,
 }
 CONTRACT = "plugins/core/component.py"
 MEMBERS, TYPES = 27, 14  # of `Component`; of its file

@@ -197,9 +197,9 @@ def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyP
 
 
 def test_every_hook_has_a_rule() -> None:
-    """`check`, `exchanges` and the three properties are no hooks."""
+    """`check`, `exchanges` and the class variables are no hooks."""
     public = {name for name in vars(Component) if not name.startswith("_")}
-    assert HOOKS.keys() == public - {"check", "exchanges", "needs", "claims", "weights"}
+    assert HOOKS.keys() == public - {"check", "exchanges", "needs", "claims", "weights", "ranges"}
 
 
 def test_a_factor_of_the_update_still_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:
