@@ -44,7 +44,7 @@ def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> N
         ({"needs": Needs}, "needs = .* is refused"),
         ({"claims": frozenset({"average"})}, "claims = .* is refused"),
     ],
-    ids=str,
+    ids=["hook", "other hook", "variable", "property", "weights", "needs", "claims"],
 )
 def test_a_misspelt_name_is_refused(members: dict[str, Any], words: str) -> None:
     with pytest.raises(RecipeError, match=f"^'made': {words}"):
