@@ -6,7 +6,7 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,6 +37,10 @@ from fedml_noniid.plugins.models import build
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Column of the summary: the spread of a line whose mean it is.
+MEANS = {
+    "majority_accuracy": "majority", "balanced_accuracy": "balanced", "macro_f1": "f1", "worst_client": "worst",
+}  # fmt: skip
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
 
 
@@ -333,16 +337,20 @@ class Results(Sequence[Result]):
         """A row per setting and recipe, the best of a setting first.
 
         `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the ends `low` and
-        `high` of the 95 % interval of the mean by the t distribution. `worst_client`: the lowest accuracy of a client,
-        mean over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over seeds.
-        `rank`: within the setting; missing if the recipe is not federated or has seen the test set. `note` says so, and
-        names the public data that the recipe sees.
+        `high` of the 95 % interval of the mean by the t distribution. `majority_accuracy`: of always naming
+        the most frequent class of the training data. `balanced_accuracy`: mean of the accuracies on each class.
+        `macro_f1`: mean of the F1 of each class. `worst_client`: the lowest accuracy of a client. All four are
+        means over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over
+        seeds.
+        `rank`: within the setting; missing if the recipe is not federated, has seen the test set, or is no
+        better than a constant answer. `note` says so, and names the public data that the recipe sees.
         """
         rows = []
         for point, group in self._scenarios():
             for line in group.lines:
                 n, std = line.final.n, line.final.std
                 half = None if std is None else comparison.per_deviation(n) * std
+                measured = [(name, getattr(line, spread)) for name, spread in MEANS.items()]
                 seconds = [sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe]
                 rows.append(
                     {
@@ -353,7 +361,7 @@ class Results(Sequence[Result]):
                         "std": std,
                         "low": None if half is None else line.final.mean - half,
                         "high": None if half is None else line.final.mean + half,
-                        "worst_client": line.worst.mean if line.worst else None,
+                        **{name: value.mean if value else None for name, value in measured},
                         "mib_per_round": line.traffic_round.mean / MIB,
                         "mib": line.traffic_total.mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
@@ -362,7 +370,7 @@ class Results(Sequence[Result]):
                     }
                 )
         frame = pd.DataFrame(rows)
-        floats = {name: float for name in ("std", "low", "high", "worst_client") if name in frame}
+        floats = dict.fromkeys(("std", "low", "high", *MEANS), float)
         return frame.astype(floats | {"rank": "Int64"} if rows else {})
 
     def compare(self, other: str = "fedavg") -> pd.DataFrame:
@@ -471,11 +479,13 @@ class Results(Sequence[Result]):
             runs = [run for result in group for run in result._runs]
             seeds = [*dict.fromkeys(seed for result in group for seed in result.settings.seeds)]
             name = group[0].settings.scenario_names[0]
-            found = summary.scenario(name, runs, [result.recipe for result in group], seeds)
+            first = next((result for result in group if result.files), None)
+            if first is None:
+                continue
+            tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
+            found = summary.scenario(name, runs, [result.recipe for result in group], seeds, tested)
             if found is not None:
-                first = next(result for result in group if result.files)
-                tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
-                yield group[0].point, replace(found, test_samples=tested)
+                yield group[0].point, found
 
     def _joined(self, name: str) -> pd.DataFrame:
         """One table of all results."""
@@ -510,4 +520,6 @@ def _seeds(seeds: Collection[int]) -> str:
 def _note(line: Line) -> str:
     """What sets a recipe apart from the others."""
     said = [f"LEAK: {line.leak}"] if line.leak else [f"sees {line.public} public data"] if line.public else []
+    said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
+    said += [] if line.is_above_majority else ["no better than the majority class"]
     return "; ".join(said + ([] if line.federated else ["not federated"]))

@@ -17,8 +17,8 @@ from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
-from fedml_noniid.pipelines.reporting.comparison import TINY
 from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.summary import TINY
 from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
 COMMITTED = "; its numbers are the committed ones of docs/results, since not all runs are here"
