@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import resource
 import threading
 import time
 from collections import Counter
@@ -37,6 +38,7 @@ AT_ONCE = 4  # calls of one silo that run at a time
 HEAD_S = 10.0  # the time for the first message of a call
 CALLS, PER_SECOND, FOR_AN_ANSWER = 60.0, 5.0, 10.0  # a silo's calls: at most, back by the second, back for an answer
 UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
+CONNECTIONS = 4096  # at most, also those before TLS; less if the process may open few files
 OPERATOR = -1  # who has the server's own kit
 Call = Callable[[int, bytes, Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 KEEPALIVE = [
@@ -60,10 +62,15 @@ class Endpoint:
         self._running: Counter[int] = Counter()
         self._calls: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
         self._lock = threading.Lock()
+        # A quarter of the file descriptors is left for files, whatever strangers do.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        files = min(hard, 2 * CONNECTIONS) if hard > 0 else 2 * CONNECTIONS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        most = [("grpc.max_allowed_incoming_connections", min(CONNECTIONS, files * 3 // 4))]
         # Silos can fill all threads but eight. There, calls that are turned away wait for milliseconds.
         threads = AT_ONCE * coordinator.silos + 8
         self._server = grpc.server(
-            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS, maximum_concurrent_rpcs=10 * threads
+            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS + most, maximum_concurrent_rpcs=10 * threads
         )
         # All are streams: a unary call would wait for its message in a thread before the server knows who calls.
         handlers = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import authority, endpoint, frames, link, wire
+from fedml_noniid.plugins.silo import authority, certificates, endpoint, frames, link, wire
 from fedml_noniid.plugins.silo.coordinator import Coordinator
 from fedml_noniid.plugins.silo.endpoint import SERVICE, Endpoint
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -123,8 +124,8 @@ def test_an_expired_certificate_on_a_living_connection_leaves_a_line(server, kit
     _, comm = server
     with link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
-        later = endpoint.certificates.now() + 400 * endpoint.certificates.datetime.timedelta(days=1)
-        monkeypatch.setattr(endpoint.certificates, "now", lambda: later)
+        later = certificates.now() + datetime.timedelta(days=400)
+        monkeypatch.setattr(certificates, "now", lambda: later)
         with pytest.raises(grpc.RpcError) as refused:
             line.unary_unary(f"/{SERVICE}/Hello")(hello(0), timeout=LONG)
         assert outcome(refused.value) == "permission_denied"
