@@ -54,7 +54,6 @@ def of(
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
     own: dict[str, Any] = {} if from_memory else dict(data)
     whole = {"validation": 0.0, "public": 0, **own, **sections["data"]}
-    first = seeds[0] if isinstance(seeds, list) and seeds else 0
     with spoken(where):
         filled = _with_methods(entries, sections["method"])
         content = {
@@ -68,8 +67,6 @@ def of(
             "seeds": seeds,
             "train": {**TRAIN, **sections["train"]},
             "machine": sections["machine"],
-            # Needed by params.yaml, and not used here.
-            "deploy": {"recipe": next(iter(filled), ""), "scenario": name, "seed": first, "silos": 2},
         }
         settings = config.checked(content, config.FILE)
         if from_memory:
@@ -136,7 +133,7 @@ def spoken(where: str) -> Iterator[None]:
         yield
     except UserError as error:
         lines = [in_words(line) for line in str(error).splitlines()]
-        kept = dict.fromkeys(line for line in lines if not line.startswith("deploy"))
+        kept = dict.fromkeys(lines)
         raise type(error)("\n".join(f"{where}: {line}" for line in kept)) from None
 
 

@@ -27,7 +27,7 @@ class Dealt(NamedTuple):
     columns: Mapping[str, Sequence[float]]  # what the scenario's skews are for each client, [N] by name
 
 
-def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, seed: int) -> Dealt:
+def assign(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, seed: int) -> Indices:
     """The partition of a scenario with a seed. UserErrors name the key: `data` or `scenarios.<name>`."""
     labels = data.train_y.numpy()
     with blamed("data"):
@@ -37,14 +37,23 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
             scenario.partition, labels, split.train, scenario.clients, seed,
             data.train_owner, f"data set {data.name!r}", **scenario.options,
         )  # fmt: skip
-        columns: dict[str, list[float]] = {}
-        if scenario.noise is not None:
-            columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
         skew = skewed(scenario, data, clients, seed)
-        deviations = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
+        if scenario.noise is not None:
+            scenario.noise.deviations(len(clients), data)  # refuses data without a scale
+    return Indices(clients, split.validation, split.public, test_parts(data, clients, scenario.partition, seed), skew)
+
+
+def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, seed: int) -> Dealt:
+    """The partition of a scenario with a seed, described. UserErrors as in `assign`."""
+    indices, labels = assign(data, held_out, scenario, name, seed), data.train_y.numpy()
+    clients, skew, columns, deviations = indices.clients, indices.skew, dict[str, list[float]](), None
+    if scenario.noise is not None:
+        columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
+        deviations = scenario.noise.deviations(len(clients), data)
     counts = statistics.class_counts(labels, clients, len(data.classes))
     # Some partitions leave samples out by definition.
-    described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
+    left_out = len(labels) - len(indices.validation) - len(indices.public) - int(counts.sum())
+    described = statistics.summary(counts) | {"samples_left_out": left_out}
     described |= unlikeness.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
@@ -57,8 +66,7 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
         described["drifting"] = sum(begins > 0 for begins in columns["drift"])
-    test_clients = test_parts(data, clients, scenario.partition, seed)
-    return Dealt(Indices(clients, split.validation, split.public, test_clients, skew), counts, described, columns)
+    return Dealt(indices, counts, described, columns)
 
 
 def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int) -> Skew:

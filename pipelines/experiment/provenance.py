@@ -49,29 +49,49 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
     `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare` has them. The
     hashes leave out prepared data and earlier results. DVC tracks those as dependencies of the stages.
     """
-    data = {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+    data = _read(settings)
     split = [settings.data.validation, settings.data.public]
-    used, deploy = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}, settings.deploy
+    used = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}
     entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
     local = settings.train.model_dump()
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
-    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
-    deployed += [settings.train_of(deploy.recipe).model_dump(), settings.composition(deploy.recipe)]
-    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    methods = _methods(settings.composition(deploy.recipe))
     cut = code("fedml_noniid.pipelines.stages.partition")
     dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
     return {
         "machine": machine_kind(settings),
-        "prepare": {settings.data.name: digest(data, own_files or {}, code("fedml_noniid.pipelines.stages.prepare"))},
+        "prepare": preparing(settings, own_files),
         "partition": {
             f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
         },
         "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
         "evaluate": {"code": code("fedml_noniid.pipelines.stages.evaluate")},
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
-        "deploy": {deploy.recipe: digest(deployed, code("fedml_noniid.pipelines.stages.deploy", *methods, silo=True))},
+        "deploy": _deploying(settings, split),
     }  # fmt: skip
+
+
+def preparing(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The entry `prepare` of `plan`."""
+    code_of_stage = code("fedml_noniid.pipelines.stages.prepare")
+    return {settings.data.name: digest(_read(settings), own_files or {}, code_of_stage)}
+
+
+def _read(settings: Config) -> dict[str, object]:
+    """The settings that decide what is read; the rest of the section `data` decides what is held out."""
+    return {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+
+
+def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
+    """The entry `deploy` of `plan`; empty without a deployment."""
+    deploy = settings.deploy
+    if deploy is None:
+        return {}
+    composition = settings.composition(deploy.recipe)
+    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
+    deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
+    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
+    stage = code("fedml_noniid.pipelines.stages.deploy", *_methods(composition), silo=True)
+    return {deploy.recipe: digest(deployed, stage)}
 
 
 def of_training(settings: Config, unit: Unit) -> str:

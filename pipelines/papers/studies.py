@@ -121,8 +121,6 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
         content.setdefault(names, list(content.get(entries) or {}))
     content["experiment"] = f"{paper}-{name}-{size}"
     content["machine"] = {"checkpoint_every": 1}  # rounds may take minutes
-    first = {key: (content.get(f"{key}_names") or [None])[0] for key in ("recipe", "scenario")}
-    content["deploy"] = first | {"seed": (content.get("seeds") or [0])[0], "silos": 2}
     return Study(paper, name, size, str(whole.get("what", name)), content)
 
 

@@ -36,15 +36,16 @@ def repro(place: Workspace, stage: str | None = None) -> int:
     for name in ("params.yaml", *NEEDED):
         if not (root / name).exists():
             raise UserError(f"{root / name}: is missing; `noniid init` makes the folder of an experiment")
+    if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
+        raise UserError(f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study that has it")
     if shutil.which("dvc", path=_path()) is None:
         raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
     with _alone(root):
         if not _is_checked(root):
             # Imported here: it imports torch, which takes seconds.
-            from fedml_noniid.pipelines.experiment import check, config
+            from fedml_noniid.pipelines.tools import fits
 
-            settings = config.load(root)
-            check.check(settings)
+            settings, _ = fits.checked(place)
             (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the store.

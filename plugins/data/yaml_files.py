@@ -34,8 +34,8 @@ def parsed(path: Path, name: str) -> object:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{name}: line {line}: is not UTF-8 (byte {error.object[error.start]:#04x}); save the file as "
-                        "UTF-8") from None  # fmt: skip
+        byte = f"{content[error.start]:#04x}"
+        raise UserError(f"{name}: line {line}: is not UTF-8 (byte {byte}); save the file as UTF-8") from None
     try:
         return YAML(typ="safe", pure=True).load(text)
     except ReaderError as error:

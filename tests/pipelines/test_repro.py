@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(PARAMS)
     (tmp_path / "code").write_text("0")
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {deploy: {}}\n")
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.txt").write_text("the table\n")
@@ -111,16 +111,23 @@ def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.C
 
 ABSENT = PARAMS.replace("participation: 1.0", "participation: 1.0, availability: {file: absent.csv}")
 TABLE = PARAMS.replace("name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y")
+
+
+def own_table(place: Path) -> None:
+    """The file of TABLE: one feature, two classes."""
+    (place / "a.csv").write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(300)))
+
+
 PLAN = "repro --force --single-item plan"
 
 
 @pytest.mark.parametrize(
     ("params", "stages", "expected"),
     [
-        (PARAMS, "stages: {plan: {cmd: x}}", []),
-        (TABLE, "stages: {plan: {cmd: x}}", [PLAN]),
-        (ABSENT, "stages: {plan: {cmd: x}}", [PLAN]),
-        (TABLE, "stages: {plan: {always_changed: true}}", []),
+        (PARAMS, "stages: {deploy: {}, plan: {cmd: x}}", []),
+        (TABLE, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
+        (ABSENT, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
+        (TABLE, "stages: {deploy: {}, plan: {always_changed: true}}", []),
     ],
     ids=["no own file", "own data", "missing clients", "DVC always plans"],
 )
@@ -128,6 +135,7 @@ def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: st
     """DVC does not see them, so the stage `plan` runs, also if nothing else has changed."""
     (place / "params.yaml").write_text(params)
     (place / "dvc.yaml").write_text(stages)
+    own_table(place)
     (place / "absent.csv").write_text("round,exchange,client\n1,0,3\n")
     for times in (1, 2):
         assert main(["run", "train"]) == 0
@@ -135,6 +143,7 @@ def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: st
 
 
 def test_nothing_runs_after_a_plan_that_fails(place: Path) -> None:
+    own_table(place)
     (place / "params.yaml").write_text(TABLE)
     (place / "code").write_text("255")
     assert main(["run"]) == 2

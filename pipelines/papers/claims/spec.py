@@ -265,5 +265,4 @@ def _only(study: Study, cells: set[tuple[str, str]]) -> Study:
         "scenario_names": [name for name in study.content["scenario_names"] if name in scenarios],
         "recipe_names": [name for name in study.content["recipe_names"] if name in recipes],
     }
-    deploy = study.content["deploy"] | {"scenario": names["scenario_names"][0], "recipe": names["recipe_names"][0]}
-    return replace(study, content={**study.content, **names, "deploy": deploy})
+    return replace(study, content={**study.content, **names})
