@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         from_frame,
         from_texts,
         load,
+        notebook,
         partition,
         run,
         sweep,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
-    "load", "partition", "run", "sweep",
+    "load", "notebook", "partition", "run", "sweep",
 ]  # fmt: skip
 
 

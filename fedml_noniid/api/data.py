@@ -193,15 +193,15 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
-    found = {key: None if value is None else _array(key, value) for key, value in optional.items()}
+    found = {key: None if value is None else to_array(key, value) for key, value in optional.items()}
     try:
         raw = of_arrays(
-            _array("x", x), _array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
+            to_array("x", x), to_array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
             test_owner=found["test_owner"], layout=layout, test_share=test_share,
         )  # fmt: skip
     except UserError as error:
         raise UserError(re.sub(r"\btrain_([xy])\b", r"\1", str(error))) from None  # the names of the arguments
-    few = _array("x", x)[:2], np.arange(2)  # their kind and shape; a test set decides about neither
+    few = to_array("x", x)[:2], np.arange(2)  # their kind and shape; a test set decides about neither
     return _of(name, raw, normalise, partial(_as_arrays, *few, layout))
 
 
@@ -251,7 +251,7 @@ def _as_rows(
 
 def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) -> Tensor:
     """New arrays as samples."""
-    found = _array("x", x)
+    found = to_array("x", x)
     try:
         return of_arrays(some_x, some_y, found, np.zeros(len(found), np.int64), layout=layout).test_x
     except UserError as error:
@@ -260,7 +260,7 @@ def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) 
 
 def _like(dataset: Dataset, x: object) -> Tensor:
     """An array as raw samples. UserError unless it has their shape and kind of numbers."""
-    found, own = _array("x", x), dataset.train_x
+    found, own = to_array("x", x), dataset.train_x
     if found.shape[1:] != tuple(own.shape[1:]) or found.dtype.kind not in "biuf":
         shape = ", ".join(["n", *map(str, own.shape[1:])])
         raise UserError(f"x is {found.dtype} {list(found.shape)}; allowed: numbers [{shape}]")
@@ -291,7 +291,8 @@ def _path(key: str, path: object) -> Path:
     return Path(path)
 
 
-def _array(key: str, values: object) -> NDArray[Any]:
+def to_array(key: str, values: object) -> NDArray[Any]:
+    """The values as an array. UserError if they are none."""
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device

@@ -269,8 +269,8 @@ def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Ind
             if isinstance(data, Split) and data.seed == unit.seed:
                 made[key] = data.indices
             else:
-                whole = data.data if isinstance(data, Split) else data
-                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed).indices
+                whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
+                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given).indices
         found.append(made[key])
     return found
 
