@@ -52,9 +52,11 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             code = _wait(_start(root, "repro", "--force", "--single-item", "plan"))
         code = code or _wait(_start(root, "repro", *([stage] if stage else [])))
         if code == 0:
+            from fedml_noniid.pipelines.tracking.store import spared
             from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
 
-            bring_up_to_date(place)
+            with spared("the new results"):
+                bring_up_to_date(place)
         return code
 
 
