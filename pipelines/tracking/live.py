@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from fedml_noniid.pipelines.tracking import runs
+from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store, spared
 
 
@@ -31,6 +31,9 @@ class Live:
         def begin() -> None:
             self._run = runs.start(store, experiment, name, params, tags, system_metrics)
             self.run_id = self._run.run_id
+            client = store.client()
+            with store.lock("view"):  # a page that is open shows the run in its group
+                view.prepare(client, runs.of_name(store, client, experiment))
 
         self._record(begin)
 
