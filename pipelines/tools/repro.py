@@ -56,9 +56,11 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             code = _dvc(root, "--force", "--single-item", "plan")
         code = code or _dvc(root, *([stage] if stage else []))
         if code == 0:
+            from fedml_noniid.pipelines.tracking.store import spared
             from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
 
-            bring_up_to_date(place)
+            with spared("the new results"):
+                bring_up_to_date(place)
         return code
 
 

@@ -42,7 +42,7 @@ def record(place: Workspace, folder: Path, config: Path, to: str | None, experim
     store = Store(place.repository, place.tracking_uri if to is None else to)
     experiment = experiment or _experiment(place.root / "params.yaml")
     fresh = deployments.add(store, experiment, found)
-    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.address)
+    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.shown)
 
 
 def _experiment(path: Path) -> str:

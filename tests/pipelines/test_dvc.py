@@ -54,6 +54,15 @@ def test_every_output_is_cached(file: str) -> None:
             assert isinstance(out, str) or all(options == {"persist": True} for options in out.values())
 
 
+def test_a_dry_run_works_in_a_fresh_clone(tmp_path: Path) -> None:
+    """As docs/experiments.md has it: nothing was made or pulled."""
+    command = "dvc repro --dry --allow-missing"
+    assert f"\n{command} " in (ROOT / "docs" / "experiments.md").read_text()
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
+    said = Repository(tmp_path / "clone").run(*command.split())
+    assert all(f"'{name}'" in said for name in STAGES)
+
+
 def test_machine_is_no_parameter_of_dvc() -> None:
     """Nor is `tune`. Everything else that stands in params.yaml is one."""
     known = set(stages()["plan"]["params"])

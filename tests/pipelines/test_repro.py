@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -61,6 +62,18 @@ def calls(place: Path) -> list[str]:
 def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run"]) == 0
     assert calls(place) == ["repro"]
+    assert "\nthe table\n" in capfd.readouterr().out
+
+
+def test_a_dead_tracking_server_costs_a_warning_and_not_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert main(["run"]) == 0
+    warned, advice = caplog.messages
+    assert warned.startswith(f"WARNING: {address}: no answer from MLflow's server") and "`noniid sync`" in advice
     assert "\nthe table\n" in capfd.readouterr().out
 
 
