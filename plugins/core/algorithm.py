@@ -136,10 +136,10 @@ class Algorithm:
 
         uniform = any(c.weights == "uniform" for c in components)
         weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
-        weights = weights / weights.sum()  # [M]
+        base = weights = weights / weights.sum()  # [M]
         for factor in each(lambda c, s: c.weigh(s)).values():
             weights = weights if factor is None else weights * factor.double() / (weights @ factor.double())
-        now = replace(now, weights=weights)
+        now = replace(now, base=base, weights=weights)
         average = self.owned(Claim.AVERAGE, each(lambda c, s: c.average(s)))
         now = replace(now, update=weighted_sum(weights, now.replies.deltas) if average is None else average)
 

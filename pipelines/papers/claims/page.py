@@ -12,13 +12,15 @@ from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.papers.claims import declared
 from fedml_noniid.pipelines.papers.claims.picture import FOREST, PICTURE
+from fedml_noniid.pipelines.papers.claims.quantities import Part
 from fedml_noniid.pipelines.papers.claims.spec import Claims, Why
 from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
-from fedml_noniid.pipelines.reporting.comparison import TINY
+from fedml_noniid.pipelines.reporting.comparison import TINY, interval
 from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
 COMMITTED = "; its numbers are the committed ones of docs/results, since not all runs are here"
@@ -169,6 +171,7 @@ def _details(
         lines.append(f"{late} of {every} runs never reach the accuracy. Each counts as a round more than all.")
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
+    lines += [f"Beside it, not tested: {part.words}, {_shown(one, part)}." for part in one.beside if part.values]
     lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
     return f"### {one.named.id}\n\n> {_plain(claim.quote)}\n\n{claim.place}\n\n" + "\n".join(f"- {x}" for x in lines)
 
@@ -184,6 +187,13 @@ def _levels(one: Verdict) -> str:
         f"{scenario}: " + ", ".join(f"{recipe} {fmean(own.values()):z.{decimals}f}" for recipe, own in recipes.items())
         for scenario, recipes in found.items()
     )
+
+
+def _shown(one: Verdict, part: Part) -> str:
+    """A number that is not tested: its mean over the seeds, with the interval."""
+    decimals, ends = one.named.claim.decimals, interval(spread(part.values.values()))
+    mean = f"{fmean(part.values.values()):z.{decimals}f}"
+    return mean if ends is None else f"{mean} ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"
 
 
 def _cause(why: Verdict, facts: declared.Facts) -> str:
@@ -210,7 +220,8 @@ def _why(one: Verdict, measured: Measured) -> str:
     if one.weakest is None and one.never[0]:
         return "Where no run reaches the accuracy, nothing is compared."
     if one.weakest is None:
-        return "Fewer than two seeds have the number."
+        have = min((len(one.compared.differences) for one in one.tested), default=0)
+        return f"{have} of {len(one.named.study.content['seeds'])} seeds have the number."
     if one.word in (HELD, NOT_HELD):
         return f"Weakest number: {one.weakest.part.words}." if len(one.tested) > 1 else ""
     if one.word == UNDECIDED and not one.counted:

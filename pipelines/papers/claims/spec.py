@@ -33,6 +33,8 @@ SECTIONS, WHY = ("studies", "claims"), "why"
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Training images of each data set that a claim's study may have.
 IMAGES = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000}
+# Keys that a SHA-256 leaves out: what a paper states, remarks, and what an experiment is for.
+SAID, CAUSE = {"quote", "place", "differs", "decimals"}, {"explains", "cause"}
 CONTRASTS = Literal["level", "difference", "ratio", "order", "trend", "same"]
 
 
@@ -84,6 +86,7 @@ class Claim(Section):
     holds: Holds
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
+    beside: dict[str, str] = Field(default_factory=dict)  # words -> a statistic that is shown, not tested
 
     @model_validator(mode="after")
     def _fits(self) -> Claim:
@@ -133,8 +136,16 @@ class Named:
 
     @property
     def sha256(self) -> str:
-        """Of everything that the file says about the claim and its study, at this size."""
-        said = [self.claim.model_dump(), self.study.content]
+        """Of the test, its study at this size, and the suspected cause."""
+        return self._sha256(SAID)
+
+    @property
+    def test(self) -> str:
+        """Of what the numbers depend on: the test and its study."""
+        return self._sha256({*SAID, *CAUSE})
+
+    def _sha256(self, without: set[str]) -> str:
+        said = [self.claim.model_dump(exclude=without), self.study.content]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     @property
