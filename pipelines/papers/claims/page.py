@@ -31,7 +31,8 @@ ABOUT = {
     "verdict is about this setting: it does not refute a paper at its own scale.",
 }  # fmt: skip
 READING = """\
-Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<paper>/claims.yaml` before it ran.
+{claims} tests of {statements} statements of the papers. The statements are in our words, with their place in the paper.
+Each test was written in `pipelines/papers/<paper>/claims.yaml` before it ran. A claim says so where it was not.
 
 - A number is paired by seed: methods of one seed have the same partition, first weights and batches.
 - "Measured" is the mean over seeds with the 95 % interval of the t test, before adjustment.
@@ -68,7 +69,12 @@ def markdown_of(
     parts = [
         f"# The papers' claims, size {size}",
         ABOUT[size],
-        READING.format(tests=len(found) - counted, counted=counted),
+        READING.format(
+            claims=len(found),
+            statements=len({one.named.claim.states for one in found}),
+            tests=len(found) - counted,
+            counted=counted,
+        ),
         f"## All claims\n\n{_summary(found, files)}",
     ]
     for paper, claims in files.items():
@@ -173,7 +179,8 @@ def _details(
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
     lines += [f"Beside it, not tested: {part.words}, {_shown(one, part)}." for part in one.beside if part.values]
     lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
-    return f"### {one.named.id}\n\n> {_plain(claim.quote)}\n\n{claim.place}\n\n" + "\n".join(f"- {x}" for x in lines)
+    said = f"The paper states: {_plain(claim.states)} ({claim.where})"
+    return f"### {one.named.id}\n\n{said}\n\n" + "\n".join(f"- {x}" for x in lines)
 
 
 def _levels(one: Verdict) -> str:
@@ -242,7 +249,7 @@ def _hours(hours: float) -> str:
     return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
 
 
-def _plain(quote: str) -> str:
+def _plain(states: str) -> str:
     """One line. Markdown's signs are escaped."""
-    text = " ".join(quote.split())
+    text = " ".join(states.split())
     return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)
