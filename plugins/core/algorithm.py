@@ -140,10 +140,10 @@ class Algorithm:
 
         uniform = any(c.weights == "uniform" for c in components)
         weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
-        weights = weights / weights.sum()  # [M]
+        base = weights = weights / weights.sum()  # [M]
         for factor in each("weigh").values():
             weights = weights if factor is None else weights * factor.double() / (weights @ factor.double())
-        now = replace(now, weights=weights)
+        now = replace(now, base=base, weights=weights)
         average = self.owned(Claim.AVERAGE, each("average"))
         now = replace(now, update=weighted_sum(weights, now.replies.deltas) if average is None else average)
 

@@ -209,6 +209,7 @@ class Server:
     start: Params = field(default_factory=dict)  # w_t, from `refine` on
     replies: Reply = absent("server.replies is there from `refine` to `survey`")
     trained: Params = field(default_factory=dict)  # w_k - w_t as local training left them, before a refinement
+    base: Tensor = absent("server.base is there from `average` to `survey`")  # [M], the weights before `weigh`
     weights: Tensor = absent("server.weights is there from `average` to `survey`")  # [M], float64, sum to one
     update: Params = field(default_factory=dict)  # the aggregated update, from `step` on
     keys: Tensor = absent("server.key is there in every hook")  # of this round

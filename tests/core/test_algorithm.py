@@ -182,12 +182,12 @@ def test_weights_are_float64_and_sum_to_one() -> None:
         name: ClassVar[str] = "looks"
 
         def step(self, server: Server) -> Change:
-            seen.append(server.weights)
+            seen.extend((server.weights, server.base))
             return Change()
 
     round_of(Looks())
-    assert seen[0].dtype == torch.float64
-    assert seen[0].tolist() == [0.25, 0.5, 0.25]
+    assert [one.dtype for one in seen] == [torch.float64] * 2
+    assert [one.tolist() for one in seen] == [[0.25, 0.5, 0.25]] * 2
 
 
 def test_the_owner_of_the_servers_step_says_where_it_ends() -> None:

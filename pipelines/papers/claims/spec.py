@@ -1,4 +1,4 @@
-"""A claim: a sentence of a paper, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
+"""A claim: what a paper states, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
 
 The file has three sections. `studies` are written as in the paper's params.yaml and may be `like` a study of that file.
 Their own settings are those of size `small`, and the keys under `smoke` replace some of them at that size. A study's
@@ -33,6 +33,8 @@ SECTIONS, WHY = ("studies", "claims"), "why"
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Training images of each data set that a claim's study may have.
 IMAGES = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000}
+# Keys that a SHA-256 leaves out: what a paper states, remarks, and what an experiment is for.
+SAID, CAUSE = {"states", "where", "differs", "decimals"}, {"explains", "cause"}
 CONTRASTS = Literal["level", "difference", "ratio", "order", "trend", "same"]
 
 
@@ -59,7 +61,7 @@ class Holds(Section):
 
 
 class Claim(Section):
-    """A sentence of a paper and its test.
+    """What a paper states, and its test.
 
     `contrast` makes one number per seed of the `statistic` of runs: the `level` of method `of`, its `difference` to or
     `ratio` by each of `less`, the steps down in the `order` of the methods `of`, the slope of a `trend` over `over`, or
@@ -67,8 +69,8 @@ class Claim(Section):
     numbers if `of` is empty.
     """
 
-    quote: str  # as the paper prints it
-    place: str  # section, table, figure
+    states: str  # what the paper states, in our words
+    where: str  # section, table, figure
     tests: str  # what is tested, in words
     study: str
     scenarios: list[str] = Field(
@@ -84,6 +86,7 @@ class Claim(Section):
     holds: Holds
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
+    beside: dict[str, str] = Field(default_factory=dict)  # words -> a statistic that is shown, not tested
 
     @model_validator(mode="after")
     def _fits(self) -> Claim:
@@ -116,8 +119,8 @@ class Claim(Section):
 class Why(Claim):
     """An experiment on the cause of a verdict, written down after the verdict and before its own first run."""
 
-    quote: str = ""
-    place: str = ""
+    states: str = ""
+    where: str = ""
     explains: str  # the claim's ID
     cause: str  # the suspected cause, in a sentence; it is supported if the test holds
 
@@ -133,8 +136,16 @@ class Named:
 
     @property
     def sha256(self) -> str:
-        """Of everything that the file says about the claim and its study, at this size."""
-        said = [self.claim.model_dump(), self.study.content]
+        """Of the test, its study at this size, and the suspected cause."""
+        return self._sha256(SAID)
+
+    @property
+    def test(self) -> str:
+        """Of what the numbers depend on: the test and its study."""
+        return self._sha256({*SAID, *CAUSE})
+
+    def _sha256(self, without: set[str]) -> str:
+        said = [self.claim.model_dump(exclude=without), self.study.content]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     @property
