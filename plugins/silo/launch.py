@@ -158,13 +158,8 @@ class Process:
             self._tables(aggregator)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
         with Endpoint(comm, self.kit, coordinator):
-            LOG.info(
-                "run %s: round %d of %d is next, at %s",
-                conversation.run,
-                conversation.loop.done + 1,
-                rounds,
-                comm.server,
-            )
+            done = conversation.loop.done
+            LOG.info("run %s: round %d of %d is next, at %s", conversation.run, done + 1, rounds, comm.server)
             self._run(args, model, ServerRole(aggregator, coordinator))
         outcome = conversation.outcome or conversation.loop.outcome
         digest = results.write_model(self.folder / results.MODEL, outcome)
@@ -187,14 +182,14 @@ class Process:
         parts, k = self.shard.parts, self.rank - 1
         train = parts["train"]
         trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
-        n = len(train.y)
-        adapter = TrainerDistAdapter(
-            args, torch.device("cpu"), self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
-        )
+        n, own = len(train.y), {k: batches(train)}
+        adapter = TrainerDistAdapter(args, torch.device("cpu"), self.rank, model, n, {k: n}, own, None, trainer)
         with Link(self.deployment.comm_args, self.kit, k, trainer.terms.fingerprint, n) as link:
             LOG.info("run %s: %s has joined", link.run, wire.silo(k))
             adapter.update_dataset(k)
-            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run)
+            kit = self.deployment.kit(self.rank)
+            secret = kit.with_name(f"{kit.name}.noise.key")
+            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run, secret=secret)
             self._run(args, model, SiloRole(adapter, link))
         LOG.info("the run is over")
 
