@@ -15,7 +15,7 @@ ROOMS = ("edge", "experiment", "advise", "reporting", "tracking", "stages", "pap
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
 OUTER = ("api", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
-EVERYTHING = {"core", "data", "models", "engines", "recipes", "settings", "silo"} | METHODS
+EVERYTHING = {"core", "data", "models", "engines", "recipes", "privacy", "settings", "silo"} | METHODS
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
@@ -24,6 +24,7 @@ ALLOWED = {
     "engines": {"core", "data", "models", "recipes"},
     "recipes": {"core"} | METHODS,
     "settings": {"core", "data", "models", "engines"},
+    "privacy": {"core", "data"},
     "silo": EVERYTHING,
     **{method: {"core"} | METHODS for method in METHODS},
 }

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 FILES = ROUNDS, ABSENT, MODEL = "rounds.csv", "absent.csv", "model.safetensors"  # as plugins/silo/results.py has them
 MOST = 50  # silos that have a metric each
-PASSED = ("attack_args", "defense_args", "dp_args")  # FedML's sections, whose keys we do not know
+PASSED = ("attack_args", "defense_args", "dp_args")  # FedML's sections; of the first two we do not know the keys
 
 
 class Deployed(NamedTuple):
@@ -158,9 +158,10 @@ def _params(deployment: Deployment) -> dict[str, object]:
         found |= {f"{section}.{key}": value for key, value in values.items()}
     # Paths and addresses are strings.
     found |= {key: value for key, value in deployment.comm_args.model_dump().items() if not isinstance(value, str)}
-    for section in PASSED:
-        values = getattr(deployment, section).items()
-        plain = {key: value for key, value in values if isinstance(value, int | float) or str(value).isidentifier()}
+    for section, values in deployment.model_dump(include=set(PASSED), exclude_none=True).items():
+        plain = {
+            key: value for key, value in values.items() if isinstance(value, int | float) or str(value).isidentifier()
+        }
         found |= {f"{section}.{key}": value for key, value in plain.items()}
     return found
 

@@ -93,8 +93,7 @@ class Conversation:
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
         """The checked replies of the clients that were asked, ascending. Raises RefusedError that names a silo."""
-        found = {client: self.opened(uploads[client], client) for client in sorted(uploads)}
-        return {client: reply for client, reply in found.items() if reply is not None}
+        return {k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None}
 
     def opened(self, upload: Up, client: int) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError."""

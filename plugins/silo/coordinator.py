@@ -63,10 +63,8 @@ class Coordinator:
                 "be the same in both files",
             )
         if not 1 <= samples <= self.comm.max_samples:
-            raise RefusedError(
-                "samples", f"{where}: says it has {samples} samples; allowed: 1 to comm_args.max_samples = "
-                f"{self.comm.max_samples}",
-            )  # fmt: skip
+            allowed = f"1 to comm_args.max_samples = {self.comm.max_samples}"
+            raise RefusedError("samples", f"{where}: says it has {samples} samples; allowed: {allowed}")
         with self._news:
             self._sessions[client], self._samples[client] = session, samples
             self._failed.pop(client, None)  # it may be repaired

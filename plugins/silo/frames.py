@@ -172,11 +172,7 @@ def _leaf(entry: Any, strides: Any) -> Leaf:
     start, stop = entry["data_offsets"]
     shape = tuple(entry["shape"])
     numbers = (start, stop, *shape, *(strides or ()))
-    if (
-        entry.keys() != {"dtype", "shape", "data_offsets"}
-        or len(shape) > 16
-        or any(type(n) is not int for n in numbers)
-    ):
+    if entry.keys() != {"dtype", "shape", "data_offsets"} or len(shape) > 16 or {*map(type, numbers)} != {int}:
         raise ValueError
     if min(numbers) < 0 or max(numbers) >= 1 << 48 or (strides is not None and not _dense(shape, tuple(strides))):
         raise ValueError

@@ -4,17 +4,18 @@ FedML asks the aggregator for a model, sends it to the silos, gives it to their 
 the aggregator. Here the "model" is a `wire.Down` and an answer is a `wire.Up`. FedML calls one such exchange a round.
 So `comm_round` is the number of exchanges; the constructors set it.
 
-FedML's own hooks act on plain models. On a silo they see all that leaves it but counts: local privacy noise covers
-control variates and feature means too. On the server they see the parameters of the silos, and the new model at the end
-of a round. In an exchange that moves no model, the server's hooks see nothing.
+FedML's own hooks act on plain models. On the server they see the parameters of the silos, and the new model at the end
+of a round. In an exchange that moves no model, they see nothing. On a silo, our own local privacy noise takes the place
+of FedML's (`plugins.privacy`). It covers all that leaves the silo but counts and loss: also control variates, and
+feature means.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,10 +27,12 @@ from fedml_noniid.plugins.core.component import overrides
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.noise import alone
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
+from fedml_noniid.plugins.privacy.local import Noise
 from fedml_noniid.plugins.silo import settings, wire
 from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.silo import Silo
@@ -40,7 +43,13 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from fedml.core import ClientTrainer, ServerAggregator
     from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+    from fedml.core.security import constants
     from fedml.core.security.fedml_defender import FedMLDefender
+
+
+# FedML has no code for two of its names.
+DEFENSES = {value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))}
+DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
 
 
 class Model(torch.nn.Module):
@@ -56,20 +65,6 @@ def batches(samples: Samples) -> list[tuple[Tensor, Tensor]]:
     return [(samples.x, samples.y)]
 
 
-class _Hooked:
-    """Shows FedML's hooks a plain model in place of the message."""
-
-    _shown: OrderedDict[str, Tensor] | None = None
-
-    @contextmanager
-    def _showing(self, model: Params) -> Iterator[None]:
-        self._shown = OrderedDict(model)
-        try:
-            yield
-        finally:
-            self._shown = None
-
-
 def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms:
     recipe: str = pair.recipe  # type: ignore[attr-defined]  # both hosts have it
     asked = getattr(args, "recipe", recipe)
@@ -80,7 +75,7 @@ def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms
     return terms
 
 
-class HostTrainer(_Hooked, ClientTrainer):
+class HostTrainer(ClientTrainer):
     """A silo: answers each Ask from its own shard, with the memory of the recipe's methods."""
 
     recipe: ClassVar[str]
@@ -99,23 +94,19 @@ class HostTrainer(_Hooked, ClientTrainer):
         the round, which simulates concept drift. `test`: the silo's own test samples, for a recipe that keeps a part of
         the model on the silo. Raises UserError.
         """
-        super().__init__(model, args)
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+        super().__init__(model, args)
         self.public, self.noise, self.drift, self.tested = public, noise, drift, test
         self.silo: Silo | None = None
+        self._noise: Noise | None = None
         self._data: object = None
         self._down: Down | None = None
         self._reply: Tree | None = None
 
     def set_model_params(self, model_parameters: Any) -> None:
-        if self._shown is not None:
-            self._shown = OrderedDict(model_parameters)
-            return
         self._down = model_parameters
 
-    def get_model_params(self) -> Up | OrderedDict[str, Tensor]:
-        if self._shown is not None:
-            return self._shown
+    def get_model_params(self) -> Up:
         assert self._down is not None, "FedML sets a model first"
         return wire.up(self.id, self._down.exchange, self._reply)
 
@@ -124,43 +115,52 @@ class HostTrainer(_Hooked, ClientTrainer):
         assert self._down is not None, "FedML sets a model first"
         data = self.local_train_dataset or train_data
         if self.silo is None:
-            self.begin(data=data, device=device)
+            self.begin(data=data)
         assert self.silo is not None, "made by now"
         if data is not self._data:
-            self.silo.read(self._read(data, device))
+            self.silo.read(self._read(data))
             self._data = data
         self._reply = self.silo.answer(self._down)
 
-    def begin(
-        self, kept: Path | None = None, run: str = "", data: Any = None, device: torch.device | None = None
-    ) -> None:
-        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`. Raises UserError."""
-        device = device or torch.device("cpu")
+    def begin(self, kept: Path | None = None, run: str = "", data: Any = None, secret: Path | None = None) -> None:
+        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`. `secret`: the file for the
+        secret of its privacy noise, see `plugins.privacy.local`. Raises UserError.
+        """
+        local = FedMLDifferentialPrivacy.get_instance()
+        if local.is_local_dp_enabled():
+            sigma = local.dp_solution.ldp.get_rdp_scale()
+            self._noise = Noise.of(secret, run, self.id, self.args.sensitivity, sigma)
         self._data = data or self.local_train_dataset
-        public = None if self.public is None else _samples([self.public[:2]], device)
-        test = None if self.tested is None else self._read(batches(self.tested), device)
-        self.silo = Silo(self.terms, self.id, self._read(self._data, device), public, kept, run, self.drift, test)
+        public = None if self.public is None else _samples([self.public[:2]])
+        test = None if self.tested is None else self._read(batches(self.tested))
+        self.silo = Silo(self.terms, self.id, self._read(self._data), public, kept, run, self.drift, test)
 
-    def _read(self, data: Any, device: torch.device) -> Samples:
+    def _read(self, data: Any) -> Samples:
         """The silo's samples, in its noise."""
-        found = _samples(data, device)
+        found = _samples(data)
         return found if self.noise is None else found._replace(noise=alone(self.noise, found.x))
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """FedML's hook (local privacy noise) sees all that leaves the silo but n, steps and loss."""
-        if self._reply is None:
+        """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's own."""
+        down, noise = self._down, self._noise
+        if noise is None or self._reply is None:
             return
+        assert down is not None and down.ask is not None and self.silo is not None, "they made the reply"
         leaving = {key: self._reply[key] for key in ("deltas", "buffers", "upload")}
-        with self._showing(flatten(leaving)):
-            super().on_after_local_training(train_data, device, args)
-            assert self._shown is not None
-            self._reply = self._reply | unflatten(self._shown, leaving)
+        counted = down.counted.get(self.id, wire.FIRST)  # decides which memory the answer was made with
+        asked = [down.exchange, down.round, down.ask.job, down.ask.owner, counted, down.terms]
+        # Running statistics leave as their change, which is small.
+        start = flatten({"buffers": down.ask.buffers or self.silo.initial[1]})
+        limits = partial(wire.allowed, ranges=wire.ranges(self.terms.algorithm.components))
+        found = noise.protect(flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits)
+        self._reply |= unflatten(found, leaving)
 
 
-class HostAggregator(_Hooked, ServerAggregator):
+class HostAggregator(ServerAggregator):
     """The server: keeps the suspended round, and feeds it one stacked reply per exchange."""
 
     recipe: ClassVar[str]
+    _shown: OrderedDict[str, Tensor] | None = None  # a plain model, while FedML's hooks look at it
 
     def __init__(
         self,
@@ -179,14 +179,14 @@ class HostAggregator(_Hooked, ServerAggregator):
         """
         # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
+        if getattr(args, "enable_defense", False):
+            known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
         self.conversation = Conversation(terms, test, validation, public, self._settle, on_round, kept, run, drift)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
-        if self._shown is not None:
-            return self._shown
-        return self.conversation.down
+        return self.conversation.down if self._shown is None else self._shown
 
     def set_model_params(self, model_parameters: Any) -> None:
         """Does nothing: FedML passes the result of `aggregate`, which the conversation already has."""
@@ -199,8 +199,9 @@ class HostAggregator(_Hooked, ServerAggregator):
             return list(replies.items()), clients
         start = self.conversation.loop.state.params  # w_t: FedML's hooks take models, replies are differences to it
         models = [(float(reply["n"]), OrderedDict(add(start, reply["deltas"]))) for reply in replies.values()]
-        with self._showing(start):
-            hooked, kept = super().on_before_aggregation(models)
+        self._shown = OrderedDict(start)
+        hooked, kept = super().on_before_aggregation(models)
+        self._shown = None
         if len(hooked) != len(kept):
             raise UserError(
                 f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they are is unknown"
@@ -244,11 +245,9 @@ def _differences(model: Params, start: Params, deltas: Params) -> Params:
     }
 
 
-def _samples(data: Any, device: torch.device) -> Samples:
-    """FedML's batches as one tensor each; a single batch is not copied."""
-    xs, ys = zip(*data, strict=True)
-    x, y = (leaves[0] if len(leaves) == 1 else torch.cat(leaves) for leaves in (xs, ys))
-    return Samples(x.to(device), y.to(device))
+def _samples(data: Any) -> Samples:
+    """FedML's batches as one tensor each, on the CPU; a single batch is not copied."""
+    return Samples(*(leaves[0] if len(leaves) == 1 else torch.cat(leaves) for leaves in zip(*data, strict=True)))
 
 
 def _refuse_protection(terms: settings.Terms) -> None:

@@ -29,6 +29,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.record import rounds_csv
+from fedml_noniid.plugins.engines.simulation import with_shared
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.silo import ends, results, settings, shards, wire
 
@@ -189,14 +190,16 @@ class Process:
         parts, k = self.shard.parts, self.rank - 1
         train = parts["train"]
         trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
-        n = len(train.y)
-        adapter = TrainerDistAdapter(
-            args, torch.device("cpu"), self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
-        )
+        # As answers count: with the public samples that every client trains on.
+        n = len(with_shared(trainer.terms.algorithm, train, [], parts.get("public"))[0].y)
+        own = {k: batches(train)}
+        adapter = TrainerDistAdapter(args, torch.device("cpu"), self.rank, model, n, {k: n}, own, None, trainer)
         with Link(self.deployment.comm_args, self.kit, k, trainer.terms.fingerprint, n) as link:
             LOG.info("run %s: %s has joined", link.run, wire.silo(k))
             adapter.update_dataset(k)
-            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run)
+            kit = self.deployment.kit(self.rank)
+            secret = kit.with_name(f"{kit.name}.noise.key")
+            trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run, secret=secret)
             self._run(args, model, SiloRole(adapter, link))
         LOG.info("the run is over")
 

@@ -19,6 +19,7 @@ from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.hashing import weights_sha256
@@ -108,13 +109,38 @@ class CommArgs(Section):
             ) from None
 
 
+class DpArgs(Section):
+    """FedML's keys for privacy noise."""
+
+    enable_dp: bool = False
+    dp_solution_type: str | None = None
+    mechanism_type: str | None = None
+    epsilon: float | None = Field(default=None, gt=0, le=1)
+    delta: float | None = Field(default=None, gt=0, lt=1)
+    sensitivity: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_grad_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # of cdp
+
+    @model_validator(mode="after")
+    def _acts(self) -> DpArgs:
+        if self.enable_dp:
+            known("dp_solution_type", self.dp_solution_type, ["ldp", "cdp"])  # FedML's others would do nothing here
+            if self.mechanism_type == "laplace":
+                raise UserError("mechanism_type = 'laplace' is refused: FedML's gives float64; allowed: gaussian")
+            known("mechanism_type", self.mechanism_type, ["gaussian"])
+            if missing := [key for key in ("epsilon", "delta", "sensitivity") if getattr(self, key) is None]:
+                raise UserError(f"enable_dp = true needs {missing[0]}, a number above 0")
+            if self.dp_solution_type == "ldp" and self.max_grad_norm is not None:
+                raise UserError("max_grad_norm is refused with ldp, which clips to sensitivity / 2; leave it out")
+        return self
+
+
 class TrackingArgs(Section):
     enable_wandb: Literal[False] = False
     output_dir: str = "deploy/run"  # ours
 
 
 class Deployment(BaseModel):
-    """The whole file. FedML's sections for attacks, defences and privacy are passed on unchanged."""
+    """The whole file. FedML's sections for attacks and defences are passed on unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -128,7 +154,7 @@ class Deployment(BaseModel):
     tracking_args: TrackingArgs = TrackingArgs()
     attack_args: dict[str, Any] = {}
     defense_args: dict[str, Any] = {}
-    dp_args: dict[str, Any] = {}
+    dp_args: DpArgs = DpArgs()
 
     @model_validator(mode="before")
     @classmethod

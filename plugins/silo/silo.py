@@ -78,7 +78,7 @@ class Silo:
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
-        self._kept, self._run, self._model = kept, run, (params, buffers)
+        self._kept, self._run, self.initial = kept, run, (params, buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no file is written.
         self._further = terms.algorithm.exchanges.round > 1
         self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
@@ -185,6 +185,6 @@ class Silo:
         self._round, self._trained = head["round"], head["trained"]
         self._states = {n: part(f"state/{n}/", clients.memory) for n in head["states"]}
         if head["held"]:
-            params, buffers = self._model
+            params, buffers = self.initial
             clients.held[self.client] = part("params/", params), part("buffers/", buffers)
             clients.start = part("start/", params)

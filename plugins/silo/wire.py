@@ -141,11 +141,12 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     fit(leaves, schema, where)
     for key, leaf in leaves.items():
         limit = allowed(key, limits)
-        for number in (bound.item() for bound in leaf.aminmax() if leaf.numel()):
-            if not math.isfinite(number):
+        for number in leaf.aminmax() if leaf.numel() else ():
+            if not number.isfinite():
                 raise RefusedError("non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}")
-            if number not in limit:
-                raise RefusedError("range", f"{where}: upload's {key!r} has {number:g}, which must {limit}; {REMEDY}")
+            if not limit.low <= number <= limit.high:  # of tensors: the ends are rounded to the dtype
+                why = f"upload's {key!r} has {number.item():g}, which must {limit}; {REMEDY}"
+                raise RefusedError("range", f"{where}: {why}")
     return unflatten(leaves, schema)
 
 

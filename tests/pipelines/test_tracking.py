@@ -622,7 +622,8 @@ DEPLOYMENT: dict[str, Any] = {
         "recipe": "fedprox", "settings": {"fedprox": {"mu": 0.5}}, "rounds": 3, "learning_rate": 0.2, "epochs": 4,
     },
     "comm_args": {"server": "10.9.8.7:8890", "kit": "/secret/{rank}", "quorum": 2, "deadline_s": 60.0},
-    "dp_args": {"enable_dp": False, "mechanism_type": "gaussian", "keys": "/secret/keys"},
+    "dp_args": {"enable_dp": False, "mechanism_type": "gaussian"},
+    "attack_args": {"keys": "/secret/keys"},
 }  # fmt: skip
 
 

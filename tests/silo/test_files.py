@@ -15,6 +15,8 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.silo import launch, loopback, settings, shards
 from tests.silo import world
 
+PRIVATE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian", "epsilon": 0.5, "delta": 1e-5,
+           "sensitivity": 1.0}  # fmt: skip
 CONFIG = Path(__file__).parents[2] / "plugins" / "silo" / "fedml_config.yaml"
 
 
@@ -90,6 +92,14 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
         ("comm_args", {"quorum": 4}, "comm_args.quorum = 4; allowed: 0 (all) to 3 silos"),
         ("comm_args", {"kit": "kit"}, "comm_args.kit = 'kit' must contain {rank}"),
         ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = True is refused"),
+        ("dp_args", {"epsilonn": 0.5}, "unknown key 'dp_args.epsilonn' (did you mean 'epsilon'?)"),
+        ("dp_args", PRIVATE | {"mechanism_type": "laplace"}, "mechanism_type = 'laplace' is refused: FedML's gives"),
+        ("dp_args", PRIVATE | {"mechanism_type": "gausian"}, "'gausian' is unknown (did you mean 'gaussian'?)"),
+        ("dp_args", PRIVATE | {"dp_solution_type": "nbafl"}, "dp_solution_type 'nbafl' is unknown; allowed: ldp, cdp"),
+        ("dp_args", PRIVATE | {"delta": None}, "dp_args: enable_dp = true needs delta, a number above 0"),
+        ("dp_args", PRIVATE | {"epsilon": 1.5}, "dp_args.epsilon = 1.5 is refused: input should be less than or equal"),
+        ("dp_args", PRIVATE | {"sensitivity": 0.0}, "dp_args.sensitivity = 0.0 is refused"),
+        ("dp_args", PRIVATE | {"max_grad_norm": 1.0}, "max_grad_norm is refused with ldp, which clips to sensitivity"),
     ],
 )
 def test_bad_configuration(folder, capsys, section, values, message):
@@ -177,6 +187,15 @@ def test_loopback_refuses_what_it_can_not_start(folder, capsys):
         assert main(["deploy", "loopback", "--config", "config.yaml", *arguments]) == 2
         assert message in capsys.readouterr().err
         assert not Path("deploy/loopback").exists()
+
+
+def test_loopback_does_not_compare_a_run_with_privacy_noise(folder, monkeypatch):
+    """The simulation has none, so its weights are others."""
+    changed("dp_args", **PRIVATE)
+    monkeypatch.setattr(loopback, "run", lambda *_: "weights")
+    said = []
+    loopback.compare(Path("config.yaml"), "fedavg", 3, Path("out"), said.append)
+    assert said[-1] == "the simulation has no privacy noise, so the weights are not compared with it"
 
 
 def test_shards_of_a_noisy_scenario(folder, capsys):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -148,22 +149,104 @@ def test_a_diverging_silo_is_named():
 # FedML's hooks ---------------------------------------------------------------------------------------------------
 
 
-def test_local_privacy_noise_covers_all_that_leaves_a_silo():
-    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are not."""
-    _, plain = world.pair("scaffold", {}, batch_norm=True)
-    aggregator, noisy = world.pair("scaffold", {}, batch_norm=True, dp_solution_type="ldp", **DP)
-    message = aggregator.get_model_params()
-    torch.manual_seed(0)
-    (_, with_noise), *_ = world.uploads(message, noisy[:1])
-    from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
+LDP = DP | {"dp_solution_type": "ldp"}
+SIGMA = math.sqrt(2 * math.log(1.25e5)) / 0.9  # 5.38, of sensitivity 1
 
-    FedMLDifferentialPrivacy.get_instance().is_enabled = False
-    (_, without), *_ = world.uploads(message, plain[:1])
-    for key, leaf in without["leaves"].items():
-        same = torch.equal(leaf, with_noise["leaves"][key])
-        assert same is (key in ("n", "steps", "loss")), key
-    assert {key.partition("/")[0] for key in without["leaves"]} == {*wire.PARTS}
-    aggregator.conversation.open({0: with_noise, 1: without | {"client": 1}, 2: without | {"client": 2}})
+
+def begun(trainers: list, folder: Path, run: str = "a run") -> list:
+    """Silos whose memory and secrets are in files."""
+    for trainer in trainers:
+        trainer.begin(folder / f"{trainer.id}", run, secret=folder / f"{trainer.id}.noise.key")
+    return trainers
+
+
+def plain(message: object, recipe: str, settings: dict, **more: object) -> dict[str, torch.Tensor]:
+    """The tensors that the first silo would send without noise."""
+    _, trainers = world.pair(recipe, settings, **more)
+    trainers[0].set_model_params(message)
+    trainers[0].train(None, torch.device("cpu"), None)
+    return trainers[0].get_model_params()["leaves"]
+
+
+def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
+    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are not.
+
+    All of it together is clipped to C = 1/2. Running statistics count as changes, and variances stay positive.
+    """
+    aggregator, noisy = world.pair("scaffold", {}, batch_norm=True, **LDP)
+    message = aggregator.get_model_params()
+    without = plain(message, "scaffold", {}, batch_norm=True, **LDP)
+    (_, with_noise), *_ = ups = world.uploads(message, begun(noisy, tmp_path))
+    found = with_noise["leaves"]
+    assert {key.partition("/")[0] for key in without} == {*wire.PARTS}
+    assert {key for key, leaf in without.items() if torch.equal(leaf, found[key])} == {"n", "steps", "loss"}
+    start = wire.flatten({"buffers": message.ask.buffers})
+    moved = {key: leaf - start.get(key, 0) for key, leaf in without.items() if key not in ("n", "steps", "loss")}
+    factor = 0.5 / norm(moved)
+    assert factor < 1
+    noise = {key: found[key] - start.get(key, 0) - factor * leaf for key, leaf in moved.items()}
+    drawn = torch.cat([leaf.flatten() for key, leaf in noise.items() if key != "buffers/bn1.var"])
+    assert len(drawn) > 300 and abs(drawn.std().item() / SIGMA - 1) < 5 / math.sqrt(2 * len(drawn))
+    assert (found["buffers/bn1.var"] >= 0).all()
+    aggregator.conversation.open({up["client"]: up for _, up in ups})
+
+
+def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(tmp_path):
+    """Asked 20 times, the noise does not average down. The model is w_0 each time, so only noise can differ."""
+    aggregator, trainers = world.pair("scaffold", {}, **LDP)
+    message, (first, *others) = aggregator.get_model_params(), begun(trainers, tmp_path)
+
+    def asked(trainer: object, message: object = message) -> dict[str, torch.Tensor]:
+        ((_, up),) = world.uploads(message, [trainer])
+        return up["leaves"]
+
+    def noise_of(leaves: dict[str, torch.Tensor]) -> torch.Tensor:
+        return leaves["deltas/fc1.weight"].flatten()
+
+    one = asked(first)
+    for seed in range(20):
+        torch.manual_seed(seed)
+        assert all(torch.equal(leaf, one[key]) for key, leaf in asked(first).items())
+    again = begun(world.pair("scaffold", {}, **LDP)[1], tmp_path)[0]  # the process was killed and started again
+    assert all(torch.equal(leaf, one[key]) for key, leaf in asked(again).items())
+    nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
+    different = [
+        asked(first, message._replace(exchange=7)), asked(first, message._replace(round=2)),
+        asked(first, message._replace(ask=message.ask._replace(params=nudged))),
+        *(asked(trainer) for trainer in others),
+        asked(begun(world.pair("scaffold", {}, **LDP)[1], tmp_path / "elsewhere")[0]),
+    ]  # fmt: skip
+    for other in map(noise_of, different):
+        assert abs(torch.corrcoef(torch.stack([other, noise_of(one)]))[0, 1].item()) < 0.5  # of 128 numbers
+        assert (other - noise_of(one)).std() > SIGMA
+
+
+def test_the_noise_of_a_question_does_not_serve_for_another_answer(tmp_path):
+    """The server says that another answer was the last that counted, so c_i differs. The rest is the same."""
+    aggregator, trainers = world.pair("scaffold", {}, **LDP)
+    first, message = begun(trainers, tmp_path)[0], aggregator.get_model_params()
+    world.uploads(message, [first])
+    second = message._replace(exchange=1)
+    ((_, fresh),) = world.uploads(second, [first])
+    ((_, behind),) = world.uploads(second._replace(counted={0: 0}), [first])
+    apart = behind["leaves"]["deltas/fc1.weight"] - fresh["leaves"]["deltas/fc1.weight"]
+    assert apart.std() > SIGMA
+
+
+@pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
+def test_a_run_with_local_noise_ends_and_the_server_takes_every_answer(recipe, settings):
+    """Noise of 0.005 makes counts and losses negative, unless it is moved into their range."""
+    aggregator, trainers = world.pair(recipe, settings, True, **LDP | {"sensitivity": 0.001})
+    found = world.run(aggregator, trainers)
+    assert len(found.rows) == world.ROUNDS
+    assert world.digest(found) != world.digest(world.simulated(recipe, settings, True))
+
+
+def test_a_misspelt_defence_is_refused_with_the_near_miss():
+    with pytest.raises(
+        UserError, match=r"defense_args.defense_type 'crum' is unknown \(did you mean 'krum'\?\); allow"
+    ):
+        world.pair("fedavg", {}, enable_defense=True, defense_type="crum")
 
 
 def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_against():

@@ -15,7 +15,7 @@ import pytest
 
 from benchmarks import chaos
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.silo import ends, launch, link, loopback, results
+from fedml_noniid.plugins.silo import ends, launch, link, loopback, results, settings
 from tests.silo import world
 
 DEADLINE_S = 120.0
@@ -56,6 +56,31 @@ def test_without_certificates_on_loopback_only(tmp_path):
     terms, parts = world.deployment("fedavg", comm={"plaintext": True}), world.parts(public=False)
     assert loopback.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     assert not (tmp_path / "kits").exists()
+
+
+def test_local_noise_and_its_secret_survive_kills(tmp_path):
+    """A silo and the server are killed; the secrets stay, and the run ends with weights of its own."""
+    noise = settings.DpArgs(
+        enable_dp=True, dp_solution_type="ldp", mechanism_type="gaussian", epsilon=0.9, delta=1e-5, sensitivity=0.01
+    )
+    terms = world.deployment("scaffold+ccn", rounds=40).model_copy(update={"dp_args": noise})
+    parts = world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        until((processes.output / results.ROUNDS).exists, "the first round")
+        paths = [processes.deployment.kit(rank).with_name(f"{rank}.noise.key") for rank in SILOS]
+        before = [path.read_bytes() for path in paths]
+        assert len({*before}) == 3 and {path.stat().st_mode & 0o777 for path in paths} == {0o600}
+        for rank in (SILOS[1], SERVER):
+            processes.kill(rank)
+            processes.start(rank)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+        assert processes.digest() != loopback.simulate(terms, parts)
+        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        assert [path.read_bytes() for path in paths] == before
+        assert not processes.deployment.kit(SERVER).with_name("0.noise.key").exists()
+        assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 40
 
 
 def audited(rank: int, config: str, output: str) -> None:

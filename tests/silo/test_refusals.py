@@ -152,7 +152,6 @@ def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_ta
     federation = Federation(kits, 3, (0, 1), 2, recipe, quorum=2, deadline_s=3600.0, gone_s=0.0)
     with federation, Traitor(federation, TRAITOR) as traitor:
         assert traitor.upload(federation.answer(**{key: torch.tensor(value)})) == "range"
-        assert f"silo 2 (rank 3), job 'train': upload's '{key}' has" in federation.coordinator.status()["failed"]["2"]
         traitor.line.close()
         assert federation.ended()
     assert federation.error is None

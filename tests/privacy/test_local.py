@@ -1,0 +1,180 @@
+"""The noise of local privacy: its distribution, what it depends on, its secret, and the clip."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.options import Range
+from fedml_noniid.plugins.privacy import local
+from fedml_noniid.plugins.privacy.local import Noise, derived, gaussian, secret
+
+KEY = bytes(range(32))
+ANYTHING: Callable[[str], Range] = lambda name: Range()  # noqa: E731
+
+
+def noise(**changed: object) -> Noise:
+    """With C = 6.5 and sigma = 1 unless said otherwise."""
+    return replace(Noise(KEY, 6.5, 1.0), **changed)
+
+
+def test_the_first_numbers_are_those_of_the_key_stream():
+    """RFC 8439, A.1, test vector 1: the stream of key 0 and nonce 0 begins with these 16 bytes, u and then v."""
+    stream = bytes.fromhex("76b8e0ada0f13d90 405d6ae55386bd28")
+    u, v = ((int.from_bytes(stream[at : at + 8], "little") >> 11) / 2**53 for at in (0, 8))
+    radius = math.sqrt(-2 * math.log(u + 2**-53))
+    expected = [radius * math.cos(2 * math.pi * v), radius * math.sin(2 * math.pi * v)]
+    assert gaussian(bytes(32), (2,)).tolist() == pytest.approx(expected, rel=1e-12)
+    assert gaussian(bytes(32), ()).item() == pytest.approx(expected[0], rel=1e-12)
+    assert gaussian(bytes(32), (0, 3)).shape == (0, 3)
+
+
+def test_many_numbers_are_standard_normal_and_independent():
+    """Of 400,000: the bounds are five standard errors; the test of Kolmogorov and Smirnov has a fixed outcome."""
+    n = 400_000
+    z = gaussian(KEY, (n,)).numpy()
+    assert abs(z.mean()) < 5 / math.sqrt(n)
+    assert abs(z.var() - 1) < 5 * math.sqrt(2 / n)
+    assert abs((z**3).mean()) < 5 * math.sqrt(15 / n)
+    assert abs((z**4).mean() - 3) < 5 * math.sqrt(96 / n)
+    assert stats.kstest(z, "norm").pvalue > 0.01
+    for lag in (1, 2, n // 2):  # n / 2: the cosine and the sine of one pair
+        assert abs((z[lag:] * z[:-lag]).mean()) < 5 / math.sqrt(n - lag)
+    assert 4 < np.abs(z).max() < 6
+
+
+@pytest.mark.parametrize(("byte", "first"), [(0, math.sqrt(2 * 53 * math.log(2))), (255, 0.0)])
+def test_no_stream_gives_an_infinite_number(byte, first, monkeypatch):
+    """u has 53 bits. All 0 is the largest number, all 1 is u = 1 and the smallest."""
+    encryptor = SimpleNamespace(update=lambda zeros: bytes([byte]) * len(zeros))
+    monkeypatch.setattr(local, "Cipher", lambda *_: SimpleNamespace(encryptor=lambda: encryptor))
+    z = gaussian(KEY, (4,))
+    assert z.isfinite().all()
+    assert z[0].item() == pytest.approx(first)
+
+
+def test_fields_are_not_taken_for_others():
+    """However the bytes are cut, and under another key."""
+    cut = [(b"abc",), (b"ab", b"c"), (b"a", b"bc"), (b"", b"abc"), (b"abc", b""), (), (b"",)]
+    found = [derived(key, *fields) for key in (KEY, bytes(32)) for fields in cut]
+    assert len({*found}) == len(found) and {len(key) for key in found} == {32}
+
+
+def drawn(key: Noise, question: bytes, answer: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    """The noise that was added: the clip takes nothing of these small answers."""
+    return key.protect(answer, question, {}, ANYTHING)[name] - answer[name]
+
+
+def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
+    """The same comes twice, anything else has noise of its own: no two are equal or correlated."""
+    n = 20_000
+    answer = {"a": torch.full((n,), 1e-3, dtype=torch.float64), "b": torch.full((n,), 1e-3, dtype=torch.float64)}
+    other = {"a": answer["a"], "b": answer["b"].clone()}
+    other["b"][0] += 1e-12
+    one = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
+    model = {"params/w": torch.ones(3)}
+    near = {"params/w": torch.tensor([1.0, 1.0, np.nextafter(np.float32(1), np.float32(2))])}
+    asked = one.digest([4, 2, "train", "", 3, "terms"], model)
+    same = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
+    first = drawn(one, asked, answer, "a")
+    assert torch.equal(first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
+    others = [drawn(one, asked, answer, "b"), drawn(one, asked, other, "a")]
+    for head in ([5, 2, "train", "", 3, "terms"], [4, 3, "train", "", 3, "terms"], [4, 2, "refine", "", 3, "terms"],
+                 [4, 2, "train", "fnr", 3, "terms"], [4, 2, "train", "", 2, "terms"]):  # fmt: skip
+        others.append(drawn(one, one.digest(head, model), answer, "a"))
+    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], near), answer, "a"))
+    renamed = {"params/v": model["params/w"]}
+    others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], renamed), answer, "a"))
+    for key in (
+        Noise.of(tmp_path / "1", "another run", 0, 2.0, 1.0), Noise.of(tmp_path / "1", "run", 1, 2.0, 1.0),
+        Noise.of(tmp_path / "2", "run", 0, 2.0, 1.0), Noise.of(None, "run", 0, 2.0, 1.0),
+        Noise.of(None, "run", 0, 2.0, 1.0),
+    ):  # fmt: skip
+        others.append(drawn(key, key.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
+    for a, b in itertools.combinations([first, *others], 2):
+        assert abs((a * b).mean().item()) < 5 / math.sqrt(n)
+
+
+def test_the_clip_is_that_of_all_tensors_together():
+    """||(3, 4, 12)|| = 13, and C = 6.5 halves it. One tensor at a time, (3, 4) would be left alone."""
+    answer = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([[12.0]])}
+    found = noise(sigma=0.0).protect(answer, b"", {}, ANYTHING)
+    assert found["a"].tolist() == [1.5, 2.0] and found["b"].tolist() == [[6.0]]
+    within = noise(sigma=0.0, clip=13.0).protect(answer, b"", {}, ANYTHING)
+    assert all(torch.equal(within[name], leaf) for name, leaf in answer.items())
+    zero = noise(sigma=0.0).protect({"a": torch.zeros(2)}, b"", {}, ANYTHING)
+    assert zero["a"].tolist() == [0.0, 0.0]
+    assert Noise.of(None, "", 0, 13.0, 1.0).clip == 6.5  # two answers are at most 13 apart
+
+
+def test_running_statistics_are_clipped_by_their_change():
+    """102 - 90 = 12, of which half is left: 96."""
+    answer = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([102.0])}
+    found = noise(sigma=0.0).protect(answer, b"", {"b": torch.tensor([90.0])}, ANYTHING)
+    assert found["a"].tolist() == [1.5, 2.0] and found["b"].tolist() == [96.0]
+
+
+def test_what_comes_out_keeps_its_type_and_range():
+    """A loss is not negative, a count is whole."""
+    answer = {"F": torch.zeros(1000), "n": torch.zeros(1000, dtype=torch.int64), "w": torch.zeros(4).bfloat16()}
+    found = noise().protect(answer, b"", {}, lambda name: Range(0) if name == "F" else Range(-2, 2))
+    assert {name: leaf.dtype for name, leaf in found.items()} == {name: leaf.dtype for name, leaf in answer.items()}
+    assert found["F"].min() == 0 and 0.3 < (found["F"] > 0).float().mean() < 0.7
+    assert set(found["n"].tolist()) == {-2, -1, 0, 1, 2}
+
+
+def test_generators_that_others_can_seed_have_no_effect():
+    def once() -> torch.Tensor:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        return noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"]
+
+    first = once()
+    before = torch.get_rng_state()
+    assert torch.equal(first, once())
+    assert torch.equal(torch.get_rng_state(), before), "it draws nothing there"
+    torch.manual_seed(1)
+    assert torch.equal(first, noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"])
+
+
+def test_a_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path):
+    path = tmp_path / "kits" / "1.noise.key"
+    made = secret(path)
+    assert len(made) == 32 and path.read_bytes() == made == secret(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len({made, secret(tmp_path / "2"), secret(None), secret(None)}) == 4
+
+
+@pytest.mark.parametrize("content", [b"", bytes(16), bytes(31), bytes(33)])
+def test_a_secret_of_another_length_is_refused(content, tmp_path):
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(0o600)
+    with pytest.raises(
+        UserError, match=rf"secret: is not the secret of a silo's noise \({len(content)} bytes, mode 600"
+    ):
+        secret(path)
+
+
+def test_a_secret_that_others_can_read_or_that_lies_elsewhere_is_refused(tmp_path):
+    path, link = tmp_path / "secret", tmp_path / "link"
+    secret(path)
+    link.symlink_to(path)
+    with pytest.raises(UserError, match="link: is not the secret"):
+        secret(link)
+    for mode in (0o640, 0o604, 0o660):
+        path.chmod(mode)
+        with pytest.raises(UserError, match=f"32 bytes, mode {mode:o}.; allowed: a file of 32 bytes with mode 600"):
+            secret(path)
+    (tmp_path / "folder").mkdir(mode=0o700)
+    with pytest.raises(UserError, match="folder: the secret of a silo's noise can't be read"):
+        secret(tmp_path / "folder")
