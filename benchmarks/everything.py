@@ -17,12 +17,13 @@ from benchmarks.engines import Engine, others, ours, variants
 from benchmarks.machine import Watch
 from benchmarks.plot import picture
 from benchmarks.processes import FailedError, measure
-from benchmarks.report import markdown
+from benchmarks.report import markdown, on_scale
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
 
+SCALE = "scale.md"  # the page in docs with numbers of the benchmark
 METHOD_ROUNDS = 10  # rounds per turn, of each method and of FedAvg
 FEW_METHODS = ["scaffold"]  # the methods with --quick
 
@@ -70,10 +71,16 @@ def _methods(workload: Workload, quick: bool, folder: Path) -> dict[str, Any]:
 
 
 def write(found: dict[str, Any], to: Path) -> str:
-    """Writes bench.md, bench.json and bench.png, each whole or not at all. Returns the report."""
+    """Writes bench.md, bench.json, bench.png and the numbers of scale.md, each whole or not at all.
+
+    Returns the report.
+    """
     text = markdown(found)
     write_whole(to / "bench.json", json.dumps(found, indent=1) + "\n")
     write_whole(to / "bench.png", picture(found))
+    page = to.parent / SCALE
+    if page.is_file() and not found["quick"]:
+        write_whole(page, on_scale(page.read_text(), found))
     write_whole(to / "bench.md", text + "\n![Ratios to the bare loop, and seconds per round by scale](bench.png)\n")
     return text
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from tabulate import tabulate
@@ -9,6 +11,9 @@ from tabulate import tabulate
 from benchmarks import machine
 from benchmarks.statistics import median, quartiles
 
+ENGINES = ("ours, sequential", "ours, vectorized")
+TWO_WORKERS, BF16 = "ours, two workers", "ours, sequential, bf16"
+BLOCK = re.compile(r"(<!-- bench\.json -->\n).*(<!-- /bench\.json -->)", re.DOTALL)  # of docs/scale.md
 TITLES = {
     "cohort": "Seconds per round by clients per round, MLP, of 300 clients",
     "clients": "Seconds per round by clients in total, MLP, 100 of them a round, 20 samples each",
@@ -63,6 +68,44 @@ is the sequential engine in one process. `one process`: the engine has no worker
 such run; it does not say that the simulator can't do it."""
 
 
+def on_scale(page: str, found: dict[str, Any]) -> str:
+    """The page docs/scale.md with the numbers of a benchmark. A page without the marks stays as it is."""
+    return BLOCK.sub(lambda marks: f"{marks[1]}{_scale(found)}{marks[2]}", page)
+
+
+def _scale(found: dict[str, Any]) -> str:
+    cohort, clients = found["scaling"]["cohort"], found["scaling"]["clients"]
+    first, *_, last = clients["values"]
+    engines = [clients["engines"][name] for name in ENGINES]
+    times = [one["wall_s"][-1] / one["wall_s"][0] for one in engines]
+    more = [one["peak_mb"][-1] - one["peak_mb"][0] for one in engines]
+    most = max(mb for sweep in (cohort, clients) for one in sweep["engines"].values() for mb in one["peak_mb"])
+    two = [middle for *_, (_, middle, _) in _pairs(found["workloads"])]
+    costs = {name: one["ratio"] for name, one in found["methods"].items() if not one["problem"]}
+    dear = max(costs, key=costs.__getitem__)
+    rates = [{row["engine"]: row.get("ratio_wall") for row in one["rows"]} for one in found["workloads"].values()]
+    bf16 = [one[BF16] / one[ENGINES[0]] for one in rates if one.get(BF16)]
+    return f"""
+{_short("clients per round, of 300", cohort)}
+
+{_short("clients in total, 100 per round", clients)}
+
+- {last:,} clients in total take {min(times):.2f} to {max(times):.2f} times as long as {first:,},
+  and {max(more):.0f} MB more. The most memory of these runs is {most:.0f} MB.
+- Two processes have {min(two):.2f} to {max(two):.2f} times the rounds of one, depending on the network.
+- A method costs {min(costs.values()):.1f} to {costs[dear]:.0f} times a round of FedAvg: `{dear}` costs most.
+- `precision: bf16` has {min(bf16):.1f} to {max(bf16):.1f} times the steps of float32, in the workloads
+  with convolutions.
+
+"""
+
+
+def _short(head: str, sweep: dict[str, Any]) -> str:
+    """Seconds per round of our engines, without the memory."""
+    rows = [[name.split(", ")[1], *(f"{wall:.3g}" for wall in sweep["engines"][name]["wall_s"])] for name in ENGINES]
+    return _table(rows, [head, *(f"{value:,}" for value in sweep["values"])])
+
+
 def _engines(workloads: dict[str, Any]) -> str:
     head = ["workload", "engine", "steps per CPU s", "ratio", "steps per s", "ratio", "s per round", "MB", "loss", ""]
     rows = []
@@ -80,16 +123,21 @@ def _engines(workloads: dict[str, Any]) -> str:
 
 def _two(workloads: dict[str, Any]) -> str:
     """The table, or "" if no workload has both."""
-    rows = []
+    rows = [
+        [name, f"{one:.3g}", f"{two:.3g}", f"{middle:.2f}", f"{low:.2f} to {high:.2f}"]
+        for name, one, two, (low, middle, high) in _pairs(workloads)
+    ]
+    return _table(rows, ["workload", "s per round, one", "two", "times as fast", "quartiles"]) if rows else ""
+
+
+def _pairs(workloads: dict[str, Any]) -> Iterator[tuple[str, float, float, tuple[float, float, float]]]:
+    """(workload, s per round of one process, of two, quartiles of their ratio) where both were measured."""
     for name, workload in workloads.items():
         by_engine = {row["engine"]: row for row in workload["rows"] if "repetitions" in row}
-        if all(engine in by_engine for engine in ("ours, sequential", "ours, two workers")):
-            one, two = (by_engine[engine] for engine in ("ours, sequential", "ours, two workers"))
+        if all(engine in by_engine for engine in (ENGINES[0], TWO_WORKERS)):
+            one, two = by_engine[ENGINES[0]], by_engine[TWO_WORKERS]
             rounds = ([wall for run in row["repetitions"] for wall in run["wall"]] for row in (one, two))
-            low, middle, high = quartiles([a / b for a, b in zip(*rounds, strict=True)])
-            times = f"{one['wall_s']:.3g}", f"{two['wall_s']:.3g}", f"{middle:.2f}"
-            rows.append([name, *times, f"{low:.2f} to {high:.2f}"])
-    return _table(rows, ["workload", "s per round, one", "two", "times as fast", "quartiles"]) if rows else ""
+            yield name, one["wall_s"], two["wall_s"], quartiles([a / b for a, b in zip(*rounds, strict=True)])
 
 
 def _overhead(found: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -183,6 +184,20 @@ def test_two_processes_and_one_by_hand() -> None:
     assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(NOTHING | {"machine": machine, "workloads": one})
     without = {"some": {"what": "", "steps": 1, "rows": rows[:1]}}
     assert "Two processes" not in report.markdown(NOTHING | {"machine": machine, "workloads": without})
+
+
+def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
+    """docs/scale.md and docs/results/bench.md are of the same bench.json."""
+    docs = Path(__file__).parents[1] / "docs"
+    found = json.loads((docs / "results" / "bench.json").read_text())
+    page = (docs / "scale.md").read_text()
+    assert page == report.on_scale(page, found)
+    assert (docs / "results" / "bench.md").read_text().startswith(report.markdown(found))
+    sequential = found["scaling"]["cohort"]["engines"]["ours, sequential"]["wall_s"][0]
+    assert f"{sequential:.3g}" == "0.0128" and re.search(r"\| sequential +\| 0\.0128 ", page)
+    found["scaling"]["cohort"]["engines"]["ours, sequential"]["wall_s"][0] = 0.5
+    assert re.search(r"\| sequential +\| 0\.5 ", report.on_scale(page, found))
+    assert report.on_scale("no marks", found) == "no marks"
 
 
 def test_rounds_take_turns(tmp_path: Path) -> None:

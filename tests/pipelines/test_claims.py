@@ -599,6 +599,20 @@ def test_the_page_counts_tests_and_statements(ours: dict[str, dict[str, Claims]]
         assert counts in " ".join((ROOT / name).read_text().split()), name
 
 
+def test_the_committed_page_is_made_of_the_committed_numbers(
+    tmp_path: Path, ours: dict[str, dict[str, Claims]]
+) -> None:
+    """All files but pictures, to the byte; but for the claims files' commits, which git knows."""
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    results = ROOT / "docs" / "results"
+    made = verbs.files_of(ours["small"], tmp_path, "small", published.read(results))
+    for name, content in made.items():
+        if (results / name).is_file() and not name.endswith(".png"):
+            texts = (content.decode(), (results / name).read_text())
+            one, other = (re.sub(r"The claims file's commit: .*", "", text) for text in texts)
+            assert one == other, name
+
+
 def test_the_images_are_those_of_the_data_sets(tmp_path: Path) -> None:
     """Digits can be loaded here; the other two are well known."""
     assert len(datasets.load("digits", tmp_path).train_y) == IMAGES["digits"]
