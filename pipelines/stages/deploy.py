@@ -12,7 +12,7 @@ import logging
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.dealing import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
@@ -25,7 +25,8 @@ from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.run import cohort_size
 from fedml_noniid.plugins.settings import LocalSettings
 from fedml_noniid.plugins.silo import loopback
-from fedml_noniid.plugins.silo.settings import Deployment, check
+from fedml_noniid.plugins.silo import settings as deployments
+from fedml_noniid.plugins.silo.settings import Deployment
 from fedml_noniid.plugins.silo.shards import Parts
 
 log = logging.getLogger(__name__)
@@ -49,6 +50,20 @@ def run(place: Workspace) -> None:
     log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
 
 
+def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[Deployment, Parts]:
+    """The deployment of params.yaml with its data, which are prepared. UserError.
+
+    `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's.
+    """
+    settings = config.load(place.root)
+    name, wanted = recipe or settings.deploy.recipe, settings.deploy.model_dump()
+    wanted |= {"recipe": name, "silos": settings.deploy.silos if silos is None else silos}
+    entries = {name: config.Recipe()} | settings.recipes
+    settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
+    check.compose(settings, name, settings.deploy.scenario, deployed=True)
+    return _deployment(settings), _parts(place, settings)
+
+
 def _deployment(settings: config.Config) -> Deployment:
     """The settings of params.yaml as the configuration of the processes."""
     wanted = settings.deploy
@@ -67,7 +82,7 @@ def _deployment(settings: config.Config) -> Deployment:
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip
-    return check(content, config.FILE)
+    return deployments.check(content, config.FILE)
 
 
 def _parts(place: Workspace, settings: config.Config) -> Parts:

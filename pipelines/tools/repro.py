@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from fedml_noniid.pipelines.experiment import kept
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -35,6 +36,7 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             raise UserError(f"{root / name}: is missing; `noniid init` makes the folder of an experiment")
     if shutil.which("dvc", path=_path()) is None:
         raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
+    kept.refuse_foreign(root)
     with _alone(root):
         if not _is_checked(root):
             # Imported here: it imports torch, which takes seconds.

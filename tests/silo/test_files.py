@@ -179,6 +179,24 @@ def test_loopback_refuses_what_it_can_not_start(folder, capsys):
         assert not Path("deploy/loopback").exists()
 
 
+@pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
+def test_loopback_empties_no_folder_of_the_user(folder, capsys, name):
+    """It removes <out>/run, and writes over the other files."""
+    mine = Path("thesis") / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert main(["deploy", "loopback", "--config", "config.yaml", "--out", "thesis"]) == 2
+    assert f"thesis: holds {Path(name).parts[0]}, and no run on this machine wrote that" in capsys.readouterr().err
+    assert [path.read_text() for path in Path("thesis").rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_loopback_empties_its_own_folder(tmp_path, monkeypatch):
+    for _ in range(2):
+        processes = loopback.Processes(world.deployment("fedavg"), world.parts(public=False), tmp_path / "out")
+        assert not list(processes.output.iterdir())
+        (processes.output / "rounds.csv").touch()
+
+
 def test_shards_of_a_noisy_scenario(folder, capsys):
     """Digits, the silos in noise of levels 0 and 0.5; 1 is 16 in raw values, so 16 / std after normalisation."""
     data = datasets.load("digits", Path("."))
