@@ -182,16 +182,30 @@ def status(config: Config) -> None:
 def loopback(
     recipe: Annotated[str | None, typer.Option(help="Instead of the file's.")] = None,
     silos: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
-    config: Annotated[Path | None, typer.Option(help="A fedml_config.yaml.", show_default="the packaged one")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="A fedml_config.yaml.", show_default="the experiment in this folder, else the packaged one"),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for all files.")] = Path("deploy") / "loopback",
 ) -> None:
     """Run a server and silos on this machine.
 
-    Each is a process. The final weights have to be those of the simulation, bit for bit.
+    Each is a process. The final weights have to be those of the simulation, bit for bit. In the folder of an
+    experiment, they run with its settings and its data.
     """
     from fedml_noniid.plugins.silo import loopback as local
 
-    local.compare(config or local.CONFIG, recipe, silos, out, say)
+    here = workspace(Path())
+    if config is None and all((here.root / name).is_file() for name in ("params.yaml", "dvc.yaml")):
+        from fedml_noniid.pipelines.stages import deploy
+        from fedml_noniid.pipelines.tools import repro
+
+        if code := repro.repro(here, "partition"):
+            raise typer.Exit(code)
+        deployment, parts = deploy.of_study(here, recipe, silos)
+    else:
+        deployment, parts = local.of_file(config or local.CONFIG, recipe, silos)
+    local.compare(deployment, parts, out, say)
 
 
 def record(

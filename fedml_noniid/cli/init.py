@@ -91,8 +91,7 @@ def init(
     asks = sys.stdin.isatty() and not yes
     from fedml_noniid.pipelines.tools import start
 
-    if not force:
-        start.refuse_existing(folder)
+    start.refuse_existing(folder, force)
     kind, source = "digits" if data is None else known("data set", data, start.names("data")), None
     if named and named[0] in KINDS:
         kind, source = KINDS[named[0]], given[named[0]]

@@ -9,17 +9,19 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import replace_folder
+from fedml_noniid.plugins.data.files import UNFINISHED, replace_folder
 
 STORE = ".items"
 RECEIPT = "receipt.json"
 # How the files were made: seconds, machine, commit. It stays in the store, since it differs from run to run.
 MADE = "made.json"
+# Folders that stages write: of items, each with a receipt, and those that DVC empties before their stage runs.
+OF_ITEMS, WHOLE = ("partitions", "runs", "evaluation"), ("plan", "report")
 
 Files = Mapping[str, bytes]
 
@@ -27,8 +29,9 @@ Files = Mapping[str, bytes]
 def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], Files]) -> bool:
     """Makes `folder` hold the files of `fingerprint`. Returns whether it had to call `make`.
 
-    `make` returns the files by name.
+    `make` returns the files by name. UserError if `folder` is not ours: it is not replaced.
     """
+    _refuse([] if is_ours(folder) else [folder])
     stored = place(repository, fingerprint)
     if is_whole(folder, fingerprint):
         if not is_whole(stored, fingerprint):
@@ -51,8 +54,10 @@ def place(repository: Path, fingerprint: str) -> Path:
 
 def made(repository: Path, fingerprint: str) -> dict[str, Any]:
     """How the files of a fingerprint were made. Empty if they were made elsewhere."""
-    path = place(repository, fingerprint) / MADE
-    return dict(json.loads(path.read_text())) if fingerprint and path.is_file() else {}
+    try:
+        return dict(json.loads((place(repository, fingerprint) / MADE).read_text())) if fingerprint else {}
+    except (OSError, ValueError, TypeError):  # missing, or damaged: nothing is computed from it
+        return {}
 
 
 def is_whole(folder: Path, fingerprint: str) -> bool:
@@ -77,10 +82,46 @@ def sha256(path: Path) -> str | None:
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:
-    """Removes everything else from a stage's folder: results of other settings."""
+    """Removes from a stage's folder the results of other settings, and folders that killed processes left."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name not in names:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        if path.name.endswith(UNFINISHED) or (path.name not in names and (path / RECEIPT).is_file()):
+            shutil.rmtree(path)
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether nothing is lost if `folder` is replaced: it has a receipt, is empty, or does not exist."""
+    if (folder / RECEIPT).is_file() or not (folder.exists() or folder.is_symlink()):
+        return True
+    return folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
+
+
+def refuse_foreign(root: Path, *names: str) -> None:
+    """UserError for what is not ours in the folders of items called `names`; without names: in all stages' folders.
+
+    Stages and DVC would remove it, or take it for a result. Hidden files are let be.
+    """
+    found = [path for name in names or OF_ITEMS for path in _visible(root / name) if not is_ours(path)]
+    if not names:
+        lock = root / "dvc.lock"
+        known = lock.read_text() if lock.is_file() else ""
+        # They have no receipts: what lies there before DVC knows the folder is not ours.
+        found += [path for name in WHOLE if f"path: {name}\n" not in known for path in _visible(root / name)]
+    _refuse(found)
+
+
+def _refuse(found: Sequence[Path]) -> None:
+    if found:
+        more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+        raise UserError(
+            f"{found[0]}{more}: not written by noniid, which replaces what lies in the folders "
+            f"{', '.join((*OF_ITEMS, *WHOLE))}; move or delete it"
+        )
+
+
+def _visible(folder: Path) -> list[Path]:
+    if folder.is_dir():
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    return [folder] if folder.exists() else []
 
 
 def _receipt(folder: Path) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.dealing import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
@@ -27,7 +27,8 @@ from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.run import cohort_size
 from fedml_noniid.plugins.settings import LocalSettings
 from fedml_noniid.plugins.silo import loopback
-from fedml_noniid.plugins.silo.settings import Deployment, check
+from fedml_noniid.plugins.silo import settings as deployments
+from fedml_noniid.plugins.silo.settings import Deployment
 from fedml_noniid.plugins.silo.shards import Parts
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,25 @@ def run(place: Workspace) -> None:
     log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
 
 
+def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[Deployment, Parts]:
+    """The deployment of params.yaml with its data, which are prepared. UserError.
+
+    `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's. A file without a section
+    `deploy` has its first recipe, scenario and seed here, with at most three silos.
+    """
+    settings = config.load(place.root)
+    name, scenario = settings.recipe_names[0], settings.scenario_names[0]
+    most = max(2, min(3, settings.scenarios[scenario].clients))
+    usual = config.DeploySettings(recipe=name, scenario=scenario, seed=settings.seeds[0], silos=most)
+    wanted = (settings.deploy or usual).model_dump()
+    wanted |= {key: value for key, value in (("recipe", recipe), ("silos", silos)) if value is not None}
+    entries = {wanted["recipe"]: config.Recipe()} | settings.recipes
+    settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
+    deploy = config.DeploySettings(**wanted)
+    check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
+    return deployment_of(settings, deploy), _parts(place, settings)
+
+
 def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Deployment:
     """The settings of params.yaml as the configuration of the processes. UserError for what FedML does not take."""
     train = settings.train_of(wanted.recipe)
@@ -70,7 +90,7 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
         },
         "device_args": {"threads": train.threads},
     }  # fmt: skip
-    return check(content, config.FILE)
+    return deployments.check(content, config.FILE)
 
 
 def _parts(place: Workspace, settings: config.Config) -> Parts:

@@ -29,6 +29,7 @@ def run(place: Workspace) -> None:
 
 def evaluated(place: Workspace, settings: Config, title: str) -> None:
     """Evaluates every item that has a model, in one process per core."""
+    kept.refuse_foreign(place.root, "evaluation")
     units = [unit for unit in settings.units() if place.run(unit.key).is_dir()]
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)

@@ -30,6 +30,7 @@ def run(place: Workspace) -> None:
 
 def partitions(place: Workspace, settings: Config) -> None:
     """Makes one partition for each scenario and seed."""
+    kept.refuse_foreign(place.root, "partitions")
     hashes = plan(settings)["partition"]
     checksum = kept.sha256(place.dataset(settings.data.name))
     for scenario, seed in itertools.product(settings.scenario_names, settings.seeds):

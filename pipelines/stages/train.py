@@ -50,6 +50,7 @@ def run(place: Workspace) -> None:
 
 def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
     """Trains the unfinished items. Returns diverged item -> reason; such an item has no folder in runs/."""
+    kept.refuse_foreign(place.root, "runs")
     units = settings.units()
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)

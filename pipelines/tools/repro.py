@@ -15,6 +15,7 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from fedml_noniid.pipelines import edge
+from fedml_noniid.pipelines.experiment import kept
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.yaml_files import read_yaml
@@ -40,6 +41,7 @@ def repro(place: Workspace, stage: str | None = None) -> int:
         raise UserError(f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study that has it")
     if shutil.which("dvc", path=_path()) is None:
         raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
+    kept.refuse_foreign(root)
     with _alone(root):
         if not _is_checked(root):
             # Imported here: it imports torch, which takes seconds.

@@ -21,7 +21,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 import fedml_noniid
-from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment import check, config, kept
 from fedml_noniid.pipelines.experiment.dealing import deal
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
@@ -74,10 +74,11 @@ class Wish:
     model: str | None = None
 
 
-def refuse_existing(folder: Path) -> None:
-    """UserError if the folder has an experiment already."""
+def refuse_existing(folder: Path, force: bool) -> None:
+    """UserError if the folder has an experiment already, unless `force`, or what the stages would remove."""
+    kept.refuse_foreign(folder)
     for name in WRITTEN:
-        if (folder / name).exists():
+        if not force and (folder / name).exists():
             raise UserError(f"{folder / name}: exists; allowed: another folder, or --force to replace it")
 
 

@@ -34,7 +34,7 @@ from fedml_noniid.plugins.silo import authority, launch, results, settings, shar
 from fedml_noniid.plugins.silo.shards import Parts
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
-FOLDER = Path("deploy")
+RECEIPT = "loopback.txt"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
@@ -45,7 +45,7 @@ class Processes:
     """A server and its silos as processes on this machine. All are ended at the end."""
 
     def __init__(self, deployment: settings.Deployment, parts: Parts, folder: Path, main: Main | None = None) -> None:
-        """Writes the files of all processes under `folder`; starts nothing. Raises UserError.
+        """Writes the files of all processes under `folder`; starts nothing. Raises UserError, also if it is not ours.
 
         `main`: what each process runs, with (rank, configuration, folder for its output).
         """
@@ -54,6 +54,7 @@ class Processes:
                 f"train_args.client_num_in_total = {deployment.silos}, but the partition has {len(parts.clients)} "
                 "clients"
             )
+        _claim(folder)
         deployment = _moved(deployment, folder)
         self.deployment, self.config = deployment, folder / "fedml_config.yaml"
         self.output = Path(deployment.tracking_args.output_dir)
@@ -196,6 +197,16 @@ def name(rank: int) -> str:
     return "server (rank 0)" if rank == 0 else wire.silo(rank - 1)
 
 
+def _claim(folder: Path) -> None:
+    """Makes a folder one that runs here may empty. UserError if it holds what none of them wrote."""
+    receipt = folder / RECEIPT
+    if folder.is_dir() and not receipt.is_file() and (found := sorted(path.name for path in folder.iterdir())):
+        raise UserError(
+            f"{folder}: holds {found[0]}, and no run on this machine wrote that; allowed: a new or an empty folder"
+        )
+    write_whole(receipt, "Runs of a server and its silos on one machine replace the files of this folder.\n")
+
+
 def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment:
     """The deployment with every path under `folder`, at a free port."""
     data = deployment.data_args.model_copy(update={"shard": str(folder / "shards" / "{rank}.safetensors")})
@@ -236,13 +247,17 @@ def _parts(deployment: settings.Deployment) -> Parts:
     return Parts.cut(data, clients, split.validation, public, tests=tests)
 
 
-def compare(config: Path, recipe: str | None, silos: int | None, out: Path, say: Callable[[str], object]) -> None:
-    """Runs a configuration over loopback, simulates the same, and compares the weights. UserError if they differ.
-
-    `recipe`, `silos`: instead of the file's. `out`: folder for all files. `say` gets two lines.
-    """
+def of_file(config: Path, recipe: str | None, silos: int | None) -> tuple[settings.Deployment, Parts]:
+    """The deployment of a file, and its data set cut for it. `recipe`, `silos`: instead of the file's. UserError."""
     deployment = _overridden(settings.read(config), recipe, silos, "loopback")
-    parts = _parts(deployment)
+    return deployment, _parts(deployment)
+
+
+def compare(deployment: settings.Deployment, parts: Parts, out: Path, say: Callable[[str], object]) -> None:
+    """Runs a deployment over loopback, simulates the same, and compares the weights. UserError if they differ.
+
+    `out`: folder for all files. `say` gets two lines.
+    """
     sizes = ", ".join(str(len(part)) for part in parts.clients)
     say(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples")
     deployed = run(deployment, parts, out)

@@ -71,6 +71,22 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize(
+    "name", ["runs/events.out.tfevents.1", "partitions/disk/x", "evaluation/a.csv", "report/a.tex"]
+)
+def test_a_folder_whose_files_the_stages_would_remove_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str, force: list[str]
+) -> None:
+    """TensorBoard's default folder is runs/ too."""
+    (folder / name).parent.mkdir(parents=True)
+    (folder / name).write_text("mine")
+    assert main(["init", "--yes", *force]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid") and said.count("\n") == 1
+    assert content(folder) == {name: b"mine"}
+
+
 def train(settings: config.Config) -> tuple[str, str]:
     return settings.train.model, settings.train.optimizer
 

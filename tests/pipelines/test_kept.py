@@ -67,6 +67,11 @@ def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folde
     folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
     whole, stored = content(folder), tmp_path / kept.STORE / FINGERPRINT[:16]
+    if (name, damage) == (kept.RECEIPT, Path.unlink):
+        (folder / name).unlink()
+        with pytest.raises(UserError, match="runs/item: not written by noniid"):
+            kept.settle(folder, tmp_path, FINGERPRINT, never)  # it may be the user's
+        return
     same = name == kept.RECEIPT and damage is append  # another end of its line says the same
     for place in (folder, stored):
         damage(place / name)
@@ -127,10 +132,53 @@ def test_a_receipt_that_is_none(folder: Path, text: str) -> None:
     assert not kept.is_whole(folder, FINGERPRINT)
 
 
-def test_what_is_of_other_settings_is_removed(tmp_path: Path) -> None:
+def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_path: Path) -> None:
+    """TensorBoard's default folder is runs/ too."""
     kept.keep_only(tmp_path / "runs", ["a"])
     for name in ("a", "b"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-    (tmp_path / "runs" / "c").write_text("")
+        kept.settle(tmp_path / "runs" / name, tmp_path, FINGERPRINT, Making(FILES))
+    (tmp_path / "runs" / "events.out.tfevents.1").write_text("loss")
+    (tmp_path / "runs" / "Nov23_host").mkdir()
+    (tmp_path / "runs" / ".b.x7.unfinished").mkdir()  # of a killed process
     kept.keep_only(tmp_path / "runs", ["a", "d"])
-    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"a", "events.out.tfevents.1", "Nov23_host"}
+
+
+@pytest.mark.parametrize("name", ["runs", "partitions", "evaluation"])
+def test_what_is_not_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    kept.settle(tmp_path / name / "item", tmp_path, FINGERPRINT, Making(FILES))
+    (tmp_path / name / ".gitkeep").touch()
+    kept.refuse_foreign(tmp_path)
+    (tmp_path / name / "logs").mkdir()
+    kept.refuse_foreign(tmp_path, name)  # an empty folder loses nothing
+    (tmp_path / name / "logs" / "events").write_text("loss")
+    (tmp_path / name / "thesis.tex").write_text("")
+    for names in ((), (name,)):
+        with pytest.raises(UserError, match=rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it"):
+            kept.refuse_foreign(tmp_path, *names)
+
+
+@pytest.mark.parametrize("name", ["plan", "report"])
+def test_a_folder_that_dvc_does_not_know_is_refused(tmp_path: Path, name: str) -> None:
+    """DVC removes it before its stage runs."""
+    (tmp_path / name).mkdir()
+    kept.refuse_foreign(tmp_path)
+    (tmp_path / name / "chapter.tex").write_text("")
+    with pytest.raises(UserError, match=rf"/{name}/chapter\.tex: not written by noniid"):
+        kept.refuse_foreign(tmp_path)
+    (tmp_path / "dvc.lock").write_text(f"stages:\n  x:\n    outs:\n    - path: {name}\n      hash: md5\n")
+    kept.refuse_foreign(tmp_path)
+
+
+def test_a_folder_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "item"
+    folder.mkdir(parents=True)
+    (folder / "events").write_text("loss")
+    with pytest.raises(UserError, match="runs/item: not written by noniid"):
+        kept.settle(folder, tmp_path, FINGERPRINT, never)
+    assert content(folder) == {"events": b"loss"}
+
+
+def test_how_it_was_made_is_unknown_where_the_file_is_damaged(folder: Path, tmp_path: Path) -> None:
+    (kept.place(tmp_path, FINGERPRINT) / kept.MADE).write_bytes(b"\xff{")
+    assert kept.made(tmp_path, FINGERPRINT) == {}

@@ -50,13 +50,24 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def lock(place: Path, hashes: Mapping[str, str]) -> None:
     """Writes a dvc.lock of one stage with these outputs."""
-    outs = [{"path": path, "md5": md5} for path, md5 in hashes.items()]
+    outs = [{"path": path, "md5": md5} for path, md5 in {"report": "0", **hashes}.items()]
     with (place / "dvc.lock").open("w") as file:
         YAML().dump({"stages": {"all": {"deps": [{"path": "plugins", "md5": "code"}], "outs": outs}}}, file)
 
 
 def calls(place: Path) -> list[str]:
     return (place / CALLS).read_text().splitlines() if (place / CALLS).exists() else []
+
+
+@pytest.mark.parametrize("name", ["runs/events.out", "plan/thesis.tex"])
+def test_what_is_not_ours_is_refused_before_dvc_runs(place: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+    """DVC removes such files, or takes them for results."""
+    (place / name).parent.mkdir()
+    (place / name).write_text("mine")
+    assert main(["run"]) == 2
+    assert not calls(place) and (place / name).read_text() == "mine"
+    said = capfd.readouterr().err
+    assert said.startswith(f"error: {place / name}: not written by noniid") and said.count("\n") == 1
 
 
 def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:

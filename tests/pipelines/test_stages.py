@@ -513,7 +513,7 @@ def test_what_diverges_is_named_and_all_others_are_trained(workplace: Path, caps
 def test_an_unwritable_folder_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.rmtree(workplace / "partitions")
     (workplace / "partitions").write_text("a file where a folder is needed")
-    assert "can't be written" in refused(capsys, workplace, "partition")
+    assert "partitions: not written by noniid" in refused(capsys, workplace, "partition")
 
 
 def cut(path: Path) -> None:
@@ -534,9 +534,24 @@ def test_a_damaged_run_is_refused(
     assert not (workplace / EVALUATION).exists()
     assert f"{RUN}/{name}" in refused(capsys, workplace, "report")
     assert not (workplace / "report").exists()
+    if not (workplace / RUN / kept.RECEIPT).exists():  # it may be a folder of the user
+        assert f"{RUN}: not written by noniid" in refused(capsys, workplace, "train")
+        shutil.rmtree(workplace / RUN)
     assert stage.main(["train", "--root", str(workplace)]) == 0
     assert "training: 1 known" in capsys.readouterr().out
     assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == whole
+
+
+@pytest.mark.parametrize(("name", "step"), [("partitions", "partition"), ("runs", "train"), ("evaluation", "evaluate")])
+def test_what_is_not_ours_is_refused_and_stays(
+    workplace: Path, capsys: pytest.CaptureFixture[str], name: str, step: str
+) -> None:
+    """A stage that DVC runs without `noniid run` empties nothing either."""
+    logs = workplace / name / "Nov23_host" / "events.out.tfevents.1"
+    logs.parent.mkdir()
+    logs.write_text("loss")
+    assert f"{name}/Nov23_host: not written by noniid" in refused(capsys, workplace, step)
+    assert logs.read_text() == "loss"
 
 
 def test_a_lost_evaluation_comes_back_from_the_store(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,9 @@ import pytest
 import torch
 import yaml
 
+from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.stages import __main__ as stage
+from fedml_noniid.pipelines.tools import repro
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.silo import launch, loopback
@@ -115,3 +117,55 @@ def test_other_weights(prepared, monkeypatch, capsys):
     assert said.startswith(f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and ")
     assert said.count("\n") == 1
     assert not Path("deploy/result.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "recipe", "silos"),
+    [
+        ([], "fnr", 3),
+        (["--recipe", "tuned-prox", "--silos", "4"], "fedprox", 4),
+        (["--recipe", "moon+ccn"], "moon+ccn", 3),
+    ],
+)
+def test_loopback_in_a_study_runs_its_settings_and_data(prepared, monkeypatch, options, recipe, silos):
+    """Not the packaged digits: the samples are those of the study's own partition, with its noise."""
+    prepared["recipes"]["tuned-prox"] = {"recipe": "fedprox", "fedprox": {"mu": 0.25}, "train": {"lr": 0.03}}
+    prepared["scenarios"]["skewed"] |= {"noise": {"sigma": 0.5}}
+    prepared["train"] |= {"model_options": {"hidden": 7}, "batch_size": 5}
+    Path("params.yaml").write_text(yaml.safe_dump(prepared))
+    Path("dvc.yaml").write_text("stages: {}\n")
+    asked, ran = [], []
+    monkeypatch.setattr(repro, "repro", lambda place, stage: asked.append((place.root, stage)) or 0)
+    monkeypatch.setattr(loopback, "compare", lambda *given: ran.append(given))
+    assert main(["deploy", "loopback", "--out", "out", *options]) == 0
+    assert asked == [(Path.cwd(), "partition")]
+    ((deployment, parts, out, _),) = ran
+    assert (deployment.train_args.recipe, deployment.silos, out) == (recipe, silos, Path("out"))
+    assert deployment.model_args.model_options == {"hidden": 7} and deployment.train_args.batch_size == 5
+    assert deployment.common_args.random_seed == 1 and deployment.train_args.rounds == 1
+    if recipe == "fedprox":
+        assert deployment.train_args.settings == {"fedprox": {"mu": 0.25}}
+        assert deployment.train_args.learning_rate == 0.03
+    indices = json.loads(Path("partitions/skewed-1/indices.json").read_text())
+    assert sorted(i for own in parts.clients for i in own.tolist()) == sorted(
+        i for own in indices["clients"] for i in own
+    )
+    assert parts.train.noise is not None
+
+
+def test_loopback_in_a_study_refuses_what_it_can_not_run(prepared, monkeypatch, capsys):
+    Path("dvc.yaml").write_text("stages: {}\n")
+    monkeypatch.setattr(repro, "repro", lambda place, stage: 0)
+    for options, message in (
+        (
+            ["--recipe", "fnrr"],
+            "params.yaml: recipes: fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean 'fnr'?)",
+        ),
+        (
+            ["--silos", "6"],
+            "params.yaml: deploy.silos = 6 is refused; allowed: 2 to 5, the clients of scenario 'skewed'",
+        ),
+    ):
+        assert main(["deploy", "loopback", *options]) == 2
+        assert message in capsys.readouterr().err
+    assert not Path("deploy").exists()

@@ -194,8 +194,26 @@ def test_loopback_does_not_compare_a_run_with_privacy_noise(folder, monkeypatch)
     changed("dp_args", **PRIVATE)
     monkeypatch.setattr(loopback, "run", lambda *_: "weights")
     said = []
-    loopback.compare(Path("config.yaml"), "fedavg", 3, Path("out"), said.append)
+    loopback.compare(*loopback.of_file(Path("config.yaml"), "fedavg", 3), Path("out"), said.append)
     assert said[-1] == "the simulation has no privacy noise, so the weights are not compared with it"
+
+
+@pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
+def test_loopback_empties_no_folder_of_the_user(folder, capsys, name):
+    """It removes <out>/run, and writes over the other files."""
+    mine = Path("thesis") / name
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert main(["deploy", "loopback", "--config", "config.yaml", "--out", "thesis"]) == 2
+    assert f"thesis: holds {Path(name).parts[0]}, and no run on this machine wrote that" in capsys.readouterr().err
+    assert [path.read_text() for path in Path("thesis").rglob("*") if path.is_file()] == ["mine"]
+
+
+def test_loopback_empties_its_own_folder(tmp_path, monkeypatch):
+    for _ in range(2):
+        processes = loopback.Processes(world.deployment("fedavg"), world.parts(public=False), tmp_path / "out")
+        assert not list(processes.output.iterdir())
+        (processes.output / "rounds.csv").touch()
 
 
 def test_shards_of_a_noisy_scenario(folder, capsys):
