@@ -11,7 +11,6 @@ of a round. In an exchange that moves no model, the server's hooks see nothing.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.data.noise import alone
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
@@ -35,9 +35,7 @@ from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 
-with warnings.catch_warnings():
-    # FedML's imports warn of deprecations that are not ours to mend.
-    warnings.simplefilter("ignore")
+with leaving_nothing():
     from fedml.core import ClientTrainer, ServerAggregator
     from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
     from fedml.core.security.fedml_defender import FedMLDefender
