@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -99,6 +101,29 @@ def writing(path: Path) -> Iterator[None]:
         reason = error.strerror or error
         remedy = REMEDIES.get(error.errno or 0, "choose a folder that is writable")
         raise UserError(f"{path}: can't be written ({reason}); {remedy}") from None
+
+
+def remove_abandoned(folder: Path, names: Iterable[str]) -> None:
+    """Removes the temporary folders that killed writers of these files, named or by pattern, have left in `folder`.
+
+    No writer of these files may run. A folder that holds anything else than a writer's one file stays.
+    """
+    for name in names:
+        for place in folder.glob(f".{name}.*{UNFINISHED}"):
+            if place.is_dir() and not place.is_symlink() and {path.name for path in place.iterdir()} <= {"new"}:
+                shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def leaving_nothing() -> Iterator[None]:
+    """Imports FedML without its warnings, which are not ours to mend, and without the folders that wandb leaves."""
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+        warnings.simplefilter("ignore")
+        before, tempfile.tempdir = tempfile.tempdir, place
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import remove_abandoned
 from fedml_noniid.plugins.silo.certificates import (
     COMMAND,
     check_issued,
@@ -229,6 +230,7 @@ def _alone(folder: Path, new: bool = False) -> Iterator[None]:
         place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(place, fcntl.LOCK_EX)
+            remove_abandoned(folder, ("ca", "[0-9]*"))  # with private keys
             yield
         finally:
             os.close(place)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedml_noniid.plugins.core.trees import Tree
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.ends import QuorumError
+from fedml_noniid.plugins.silo.ends import QuorumError, one_line
 from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import Down, Up
@@ -148,8 +148,7 @@ class Coordinator:
             self._refuse_unexpected(client, exchange)
             who = wire.silo(client)
             why = why if who in why else f"{who}: {why}"
-            # A silo may have written this text: it stays one line of the log.
-            self._failed[client] = "".join(c if c.isprintable() else " " for c in why[:1000])
+            self._failed[client] = one_line(why)
             self._note(self._failed[client])
             self._news.notify_all()
 
@@ -159,7 +158,7 @@ class Coordinator:
             self.refused[refusal.name] += 1
             if (who, refusal.name) not in self._known and len(self._known) < KNOWN:
                 self._known.add((who, refusal.name))
-                LOG.warning("refused from %s (%s): %s", who, refusal.name, refusal)
+                LOG.warning("refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal)))
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, for an operator."""
@@ -231,12 +230,10 @@ class Coordinator:
             self._down = None
             return dict(sorted(self._answers.items()))
 
-    def round_over(self, line: str, late: Sequence[int]) -> None:
+    def round_over(self, line: str) -> None:
         """The one line at the end of a round."""
         with self._news:
             parts = [line]
-            if late:
-                parts.append(f"without {', '.join(map(wire.silo, late))}")
             if self.refused:
                 parts.append("refused " + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items())))
             if self._lines > LINES:

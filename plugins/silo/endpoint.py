@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import grpc
 
@@ -31,7 +31,7 @@ LOG = logging.getLogger(__name__)
 SERVICE = "fedml_noniid.Federation"
 METHODS = {name: f"_{name.lower()}" for name in ("Hello", "Attend", "Task", "Answer", "Status")}
 CALL = {"run": str, "epoch": str, "session": str, "client": int}
-HELLO = {"client": int, "session": str, "terms": str, "samples": int}
+HELLO, WELCOME = {"client": int, "session": str, "terms": str, "samples": int}, {"run": str, "epoch": str}
 ANSWER = CALL | {"exchange": int, "failed": str}
 ASK = {"kind": str, "why": str, "exchange": int, "round": int, "job": str, "owner": str, "counted": int, "terms": str}
 AT_ONCE = 4  # calls of one silo that run at a time
@@ -40,7 +40,7 @@ CALLS, PER_SECOND, FOR_AN_ANSWER = 60.0, 5.0, 10.0  # a silo's calls: at most, b
 UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
 CONNECTIONS = 4096  # at most, also those before TLS; less if the process may open few files
 OPERATOR = -1  # who has the server's own kit
-Call = Callable[[int, bytes, Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+Frames = Iterator[bytes]
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0),
@@ -69,9 +69,8 @@ class Endpoint:
         most = [("grpc.max_allowed_incoming_connections", min(CONNECTIONS, files * 3 // 4))]
         # Silos can fill all threads but eight. There, calls that are turned away wait for milliseconds.
         threads = AT_ONCE * coordinator.silos + 8
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS + most, maximum_concurrent_rpcs=10 * threads
-        )
+        pool = ThreadPoolExecutor(threads, "call")
+        self._server = grpc.server(pool, options=KEEPALIVE + BOUNDS + most, maximum_concurrent_rpcs=10 * threads)
         # All are streams: a unary call would wait for its message in a thread before the server knows who calls.
         handlers = {
             method: grpc.stream_stream_rpc_method_handler(functools.partial(self._serve, getattr(self, call)))
@@ -100,7 +99,7 @@ class Endpoint:
 
     # calls --------------------------------------------------------------------------------------------------------
 
-    def _serve(self, call: Call, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _serve(self, call: Callable[..., Frames], stream: Frames, context: grpc.ServicerContext) -> Frames:
         """Answers one call: `call` gets the client, the first message, the messages behind it, and gRPC's context."""
         with self._call(context, operator=call == self._status) as client:
             received = self._received(stream)
@@ -108,19 +107,19 @@ class Endpoint:
                 first = frames.following(received)
             yield from call(client, first, received, context)
 
-    def _hello(self, client: int, first: bytes, *_: object) -> Iterator[bytes]:
+    def _hello(self, client: int, first: bytes, *_: object) -> Frames:
         head = frames.parsed(first, HELLO)
         self._same(client, head)
         yield frames.head(self._coordinator.hello(client, head["session"], head["terms"], head["samples"]))
 
-    def _attend(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _attend(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Frames:
         head = self._checked(client, first, CALL)
         context.add_callback(self._coordinator.wake)
         context.send_initial_metadata(())
         self._coordinator.attend(client, head["session"], lambda: self._active(context))
         yield from ()
 
-    def _task(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _task(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Frames:
         head = self._checked(client, first, CALL)
         context.add_callback(self._coordinator.wake)
         kind, what = self._coordinator.task(client, head["session"], lambda: self._active(context))
@@ -135,9 +134,7 @@ class Endpoint:
         else:
             yield self._sent(frames.head(dict(zip(ASK, (kind, what, 0, 0, "", "", 0, ""), strict=True))))
 
-    def _answer(
-        self, client: int, first: bytes, received: Iterator[bytes], context: grpc.ServicerContext
-    ) -> Iterator[bytes]:
+    def _answer(self, client: int, first: bytes, received: Frames, context: grpc.ServicerContext) -> Frames:
         head = self._checked(client, first, ANSWER)
         if head["failed"]:
             why = head["failed"].removeprefix(f"{wire.silo(client)}: ")[:500]
@@ -159,7 +156,7 @@ class Endpoint:
         self._pay(client, -FOR_AN_ANSWER)
         yield b"{}"
 
-    def _status(self, *_: object) -> Iterator[bytes]:
+    def _status(self, *_: object) -> Frames:
         yield json.dumps(self._coordinator.status()).encode()
 
     # what all calls share -----------------------------------------------------------------------------------------
@@ -216,11 +213,10 @@ class Endpoint:
             self._turn_away(context, who, "name", f"{who[:40]!r} takes no part in this run")
         return names[who]
 
-    def _turn_away(self, context: grpc.ServicerContext, who: str, name: str, why: str) -> NoReturn:
+    def _turn_away(self, context: grpc.ServicerContext, who: str, name: str, why: str) -> None:
         """Ends the call of a certificate that may not make it."""
         self._coordinator.refuse(who[:40], RefusedError(name, why))
         context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
-        raise AssertionError("abort raises")
 
     def _refuse(self, client: int, refusal: RefusedError) -> None:
         self._coordinator.refuse(certificates.name(client + 1), refusal)
@@ -257,7 +253,7 @@ class Endpoint:
         self._coordinator.bytes_out += len(frame)
         return frame
 
-    def _received(self, stream: Iterator[bytes]) -> Iterator[bytes]:
+    def _received(self, stream: Frames) -> Frames:
         for frame in stream:
             self._coordinator.bytes_in += len(frame)
             yield frame

@@ -29,6 +29,11 @@ class StoppedError(BaseException):
     """The process was asked to stop. It can be started again, and goes on. Nothing on the way catches this."""
 
 
+def one_line(text: str, limit: int = 1000) -> str:
+    """The text, cut, with control characters escaped: another machine may have written it."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])[:limit]
+
+
 CODES: dict[type[BaseException], int] = {
     BrokenError: 1, UserError: 2, QuorumError: 3, NotAdmittedError: 4, LostError: 5, StoppedError: 6,
 }  # fmt: skip

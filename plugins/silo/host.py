@@ -12,7 +12,6 @@ feature means.
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -29,6 +28,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.data.noise import alone
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
@@ -38,9 +38,7 @@ from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
 
-with warnings.catch_warnings():
-    # FedML's imports warn of deprecations that are not ours to mend.
-    warnings.simplefilter("ignore")
+with leaving_nothing():
     from fedml.core import ClientTrainer, ServerAggregator
     from fedml.core.dp.fedml_differential_privacy import FedMLDifferentialPrivacy
     from fedml.core.security import constants

@@ -16,7 +16,6 @@ import os
 import secrets
 import signal
 import sys
-import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.files import leaving_nothing, remove_abandoned, write_whole
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.engines.simulation import with_shared
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.host import HostAggregator
 
 LOG = logging.getLogger(__name__)
+WRITTEN = (results.ROUNDS, results.ABSENT, results.MODEL, results.CHECKPOINT)  # by the server
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,6 @@ class Process:
     def folder(self) -> Path:
         """The folder for its output."""
         return Path(self.deployment.tracking_args.output_dir)
-
-    @property
-    def kit(self) -> Path | None:
-        """The folder with its certificates."""
-        return None if self.deployment.comm_args.plaintext else self.deployment.kit(self.rank)
 
     @staticmethod
     def of(rank: int, config: Path) -> Process:
@@ -100,12 +95,13 @@ class Process:
             raise UserError(
                 f"tracking_args.output_dir = {str(self.folder)!r}: another process of rank {self.rank} runs there"
             ) from None
-        # What a stranger causes is counted by the coordinator. FedML writes many lines per message, all as "root".
+        # What a stranger causes is counted by the coordinator.
         logging.getLogger("grpc").setLevel(logging.CRITICAL)
         for handler in logging.getLogger().handlers:
-            handler.addFilter(lambda record: record.name != "root" or record.levelno >= logging.WARNING)
+            handler.addFilter(_logged)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
+        remove_abandoned(self.folder, WRITTEN if self.rank == 0 else [f"silo-{self.rank}.safetensors"])
         torch.set_num_threads(self.deployment.device_args.threads)
         with file, redirect_stdout(file):  # FedML prints
             try:
@@ -138,17 +134,15 @@ class Process:
             missing = aggregator.conversation.missing
             late = sorted({k for (t, _), clients in missing.items() if t == row["round"] for k in clients})
             self._tables(aggregator)
-            coordinator.round_over(line, late)
-            without = f", without {', '.join(map(wire.silo, late))}" if late else ""
-            console.write(f"{line}{without}\n")
+            line += f", without {', '.join(map(wire.silo, late))}" if late else ""
+            coordinator.round_over(line)
+            console.write(f"{line}\n")
             console.flush()
 
         args, model, pair = self._fedml()
-        checkpoint = self.folder / results.CHECKPOINT
-        aggregator = pair[1](
-            model, args, parts["test"], parts.get("validation"), parts.get("public"), on_round, checkpoint,
-            secrets.token_hex(8), self.shard.drift,
-        )  # fmt: skip
+        data = [parts.get(key) for key in ("test", "validation", "public")]
+        kept, run = self.folder / results.CHECKPOINT, secrets.token_hex(8)
+        aggregator = pair[1](model, args, *data, on_round, kept, run, self.shard.drift)
         conversation = aggregator.conversation
         if conversation.loop.task.own:
             LOG.warning(
@@ -159,7 +153,7 @@ class Process:
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
             self._tables(aggregator)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
-        endpoint = Endpoint(comm, self.kit, coordinator)
+        endpoint = Endpoint(comm, self.deployment.kit(0), coordinator)
         start = conversation.loop.done + 1
         LOG.info("run %s: round %d of %d is next, at %s", conversation.run, start, rounds, comm.server)
         try:
@@ -167,10 +161,8 @@ class Process:
                 self._run(args, model, ServerRole(aggregator, coordinator))
             outcome = conversation.outcome or conversation.loop.outcome
             digest = results.write_model(self.folder / results.MODEL, outcome)
-        except ends.QuorumError:
-            raise
         except UserError as error:  # the settings were right when the run began
-            raise ends.BrokenError(str(error)) from error
+            raise error if isinstance(error, ends.QuorumError) else ends.BrokenError(str(error)) from None
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
 
@@ -188,17 +180,17 @@ class Process:
         from fedml_noniid.plugins.silo.host import batches
 
         parts, k = self.shard.parts, self.rank - 1
-        train = parts["train"]
+        train, device = parts["train"], torch.device("cpu")
         trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
         # As answers count: with the public samples that every client trains on.
         n = len(with_shared(trainer.terms.algorithm, train, [], parts.get("public"))[0].y)
-        own = {k: batches(train)}
-        adapter = TrainerDistAdapter(args, torch.device("cpu"), self.rank, model, n, {k: n}, own, None, trainer)
-        with Link(self.deployment.comm_args, self.kit, k, trainer.terms.fingerprint, n) as link:
+        adapter = TrainerDistAdapter(args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer)
+        kit = self.deployment.kit(self.rank)
+        with Link(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as link:
             LOG.info("run %s: %s has joined", link.run, wire.silo(k))
             adapter.update_dataset(k)
-            kit = self.deployment.kit(self.rank)
-            secret = kit.with_name(f"{kit.name}.noise.key")
+            beside = kit or self.folder / f"silo-{self.rank}"  # without certificates there is no kit
+            secret = beside.with_name(f"{beside.name}.noise.key")
             trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run, secret=secret)
             self._run(args, model, SiloRole(adapter, link))
         LOG.info("the run is over")
@@ -209,8 +201,7 @@ class Process:
         That would ask FedML's host for its configuration, and seed the generators that privacy noise is drawn from
         with the seed that every participant knows.
         """
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of FedML's imports
+        with leaving_nothing():
             from fedml.arguments import Arguments
 
         from fedml_noniid.plugins.silo.host import Model
@@ -236,6 +227,12 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"fedml-{rank}.log"
 
 
+def _logged(record: logging.LogRecord) -> bool:
+    """Makes a record one line, as others may have written its text; False for FedML's, all "root", many per message."""
+    record.msg, record.args = ends.one_line(record.getMessage()), ()
+    return record.name != "root" or record.levelno >= logging.WARNING
+
+
 def _stop(number: int, _: object) -> NoReturn:
     raise ends.StoppedError(f"stopped by {signal.Signals(number).name}; start again to go on")
 
@@ -257,7 +254,7 @@ def run(rank: int, config: Path) -> int:
         # Without a log file, logging would print the line a second time.
         if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
             LOG.error("error: %s", error)
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {ends.one_line(str(error))}\n")
         return ends.code(error)
     return 0
 
@@ -267,5 +264,12 @@ def status(config: Path) -> str:
     from fedml_noniid.plugins.silo import link
 
     deployment = settings.read(config)
-    found = link.status(deployment.comm_args, None if deployment.comm_args.plaintext else deployment.kit(0))
+    folder = Path(deployment.tracking_args.output_dir)
+    try:
+        found = link.status(deployment.comm_args, deployment.kit(0))
+    except ends.LostError:
+        if not (folder / results.MODEL).is_file():
+            raise
+        # The server ends with the run. On its machine, its files tell.
+        found = {"over": True, "rounds": deployment.train_args.rounds, "model": str(folder / results.MODEL)}
     return json.dumps(found, indent=2)

@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.silo import certificates, frames, wire
 from fedml_noniid.plugins.silo.coordinator import HOLD_S
-from fedml_noniid.plugins.silo.endpoint import ASK, KEEPALIVE, SERVICE
+from fedml_noniid.plugins.silo.endpoint import ASK, HELLO, KEEPALIVE, SERVICE, WELCOME
 from fedml_noniid.plugins.silo.ends import LostError, NotAdmittedError, QuorumError
 from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
@@ -44,24 +44,20 @@ def channel(comm: CommArgs, kit: Path | None, rank: int) -> grpc.Channel:
     own = certificates.Kit.read(kit, rank)
     credentials = grpc.ssl_channel_credentials(own.ca, own.key, own.certificate)
     # Only the server's certificate has this name, whatever its address is.
-    return grpc.secure_channel(
-        comm.server, credentials, [*OPTIONS, ("grpc.ssl_target_name_override", certificates.SERVER)]
-    )
+    name = ("grpc.ssl_target_name_override", certificates.SERVER)
+    return grpc.secure_channel(comm.server, credentials, [*OPTIONS, name])
 
 
 def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
     """The state of a server, asked with its own kit. Raises UserError."""
     with channel(comm, kit, 0) as line:
+        call = line.unary_unary(f"/{SERVICE}/Status")
         try:
-            found = line.unary_unary(f"/{SERVICE}/Status")(
-                b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),)
-            )
+            return dict(json.loads(call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),))))
         except grpc.RpcError as error:
             raise LostError(f"no answer from {comm.server} ({_reason(error)}); is the server running?") from None
-    try:
-        return dict(json.loads(found))
-    except (ValueError, TypeError):
-        raise LostError(f"{comm.server} answers, but not as a server of this package: {shown(found)}") from None
+        except (ValueError, TypeError):
+            raise LostError(f"{comm.server} answers, but not as a server of this package does") from None
 
 
 class Link:
@@ -88,18 +84,15 @@ class Link:
 
     def hello(self) -> None:
         """Introduces this process. Raises NotAdmittedError, LostError."""
-        values = {
-            "client": self._client, "session": self._session, "terms": self._terms, "samples": self._samples,
-        }  # fmt: skip
-        call = self._channel.unary_unary(f"/{SERVICE}/Hello")
-        found = {"run": str, "epoch": str}
+        values = (self._client, self._session, self._terms, self._samples)
+        head, call = frames.head(dict(zip(HELLO, values, strict=True))), self._channel.unary_unary(f"/{SERVICE}/Hello")
         welcome = self._patiently(
-            lambda: frames.parsed(call(frames.head(values), timeout=30.0, metadata=self._metadata) or b"", found)
+            lambda: frames.parsed(call(head, timeout=30.0, metadata=self._metadata) or b"", WELCOME)
         )
         if self.run and welcome["run"] != self.run:
             raise UserError(
-                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; delete this silo's file of the "
-                "old run and start it again"
+                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; delete this silo's file "
+                "of the old run and start it again"
             )
         self.run = welcome["run"]
         self._head = {**welcome, "session": self._session, "client": self._client}
@@ -107,24 +100,18 @@ class Link:
     def task(self) -> Down | None:
         """The next message; None when the run is over. Raises UserError if the server has given the run up."""
         call = self._channel.unary_stream(f"/{SERVICE}/Task")
-        odd = time.monotonic()  # since when replies without work have come too soon
+        began = time.monotonic()
         while True:
-            asked = time.monotonic()
             try:
-                found = self._patiently(
-                    lambda: self._read(call(frames.head(self._head), timeout=self._long, metadata=self._metadata))
-                )
+                found = self._patiently(lambda: self._read(call(frames.head(self._head), **self._long)))
             except RefusedError as refusal:
                 if refusal.name != "epoch":
                     raise
                 self.hello()  # the server was started again
-                found = "wait"
+                self._pause(time.monotonic() - began)
+                continue
             if found != "wait":
                 return found if isinstance(found, Down) else None
-            if time.monotonic() - asked < HOLD_S / 2:
-                self._pause(time.monotonic() - odd)
-            else:
-                odd = time.monotonic()
 
     def answer(self, up: Up) -> None:
         """Sends an answer, unless the server has gone on without it."""
@@ -141,14 +128,14 @@ class Link:
         self._upload(lambda: iter([frames.head(self._head | {"exchange": exchange, "failed": why[:500]})]))
 
     @property
-    def _long(self) -> float:
-        """Seconds for a call that may move a model over a slow line."""
-        return max(self._comm.deadline_s, 2 * HOLD_S)
+    def _long(self) -> dict[str, Any]:
+        """Arguments of a call that may move a model over a slow line."""
+        return {"timeout": max(self._comm.deadline_s, 2 * HOLD_S), "metadata": self._metadata}
 
     def _upload(self, sent: Callable[[], Iterator[bytes]]) -> None:
         call = self._channel.stream_unary(f"/{SERVICE}/Answer")
         try:
-            self._patiently(lambda: call(sent(), timeout=self._long, metadata=self._metadata))
+            self._patiently(lambda: call(sent(), **self._long))
         except RefusedError as refusal:
             # Late, or sent twice because the first reply was lost, or the server was started again and will ask again.
             level = logging.DEBUG if refusal.name in ("stale", "duplicate", "epoch") else logging.WARNING
@@ -158,14 +145,15 @@ class Link:
 
     def _read(self, stream: Iterator[bytes]) -> Down | str:
         """One message of the server. Raises UserError if it is malformed, or ends the run."""
-        received = iter(stream)
+        received, began = iter(stream), time.monotonic()
         head = frames.parsed(frames.following(received), ASK)
         if head["kind"] == "stop":
             raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
-        if head["kind"] in ("wait", "over"):
+        early = time.monotonic() - began < HOLD_S / 2  # our server holds a call before it says "wait"
+        if head["kind"] == "over" or (head["kind"] == "wait" and not early):
             return str(head["kind"])
         if head["kind"] != "ask":
-            raise RefusedError("malformed", f"unknown kind {shown(head['kind'])}")
+            raise RefusedError("malformed", f"{shown(head['kind'])} is no reply at this moment")
         leaves = frames.table(frames.following(received))
         frames.check_size(leaves, self._comm.max_message_mb << 20)
         trees = wire.nested(frames.read(received, leaves))
@@ -184,7 +172,7 @@ class Link:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """What `call` returns, once the server answers. Raises RefusedError, NotAdmittedError, LostError."""
-        began = time.monotonic()
+        began, comm = time.monotonic(), self._comm
         while True:
             try:
                 return call()
@@ -198,10 +186,8 @@ class Link:
                     raise
                 reason = f"its reply makes no sense: {refusal}"  # a broken line, a proxy, or another program
             waited = time.monotonic() - began
-            if waited > self._comm.lost_s:
-                raise LostError(
-                    f"no contact with the server at {self._comm.server} for {self._comm.lost_s:g} s ({reason})"
-                )
+            if waited > comm.lost_s:
+                raise LostError(f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})")
             self._pause(waited)
 
     def _pause(self, waited: float) -> None:
@@ -216,8 +202,7 @@ def _refusal(error: grpc.RpcError) -> RefusedError | None:
         raise NotAdmittedError(f"the server does not admit this silo: {details[:300]}") from None
     if "CERTIFICATE_VERIFY_FAILED" in details:
         raise NotAdmittedError(
-            "the process at comm_args.server has no certificate of this federation; check the address, and ca.crt of "
-            "the kit"
+            "the process at comm_args.server has no certificate of this federation; check address and ca.crt"
         ) from None
     if code is not grpc.StatusCode.FAILED_PRECONDITION:
         return None

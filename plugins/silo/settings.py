@@ -216,9 +216,9 @@ class Deployment(BaseModel):
         """The data file of a process."""
         return Path(self.data_args.shard.replace("{rank}", str(rank)))
 
-    def kit(self, rank: int) -> Path:
-        """The folder with the certificates of a process."""
-        return Path(self.comm_args.kit.replace("{rank}", str(rank)))
+    def kit(self, rank: int) -> Path | None:
+        """The folder with the certificates of a process; None without certificates."""
+        return None if self.comm_args.plaintext else Path(self.comm_args.kit.replace("{rank}", str(rank)))
 
     def yaml(self) -> str:
         """The file's text."""

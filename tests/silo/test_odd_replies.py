@@ -62,9 +62,10 @@ def silo(comm: CommArgs) -> link.Link:
 
 @pytest.mark.parametrize(
     "reply",
-    [lambda _: [kind("dance\x1b[2J")], lambda _: [b"<html>"], lambda _: [], refusing(HTML), refusing('{"name": 1}'),
+    [lambda _: [kind("wait")],
+     lambda _: [kind("dance\x1b[2J")], lambda _: [b"<html>"], lambda _: [], refusing(HTML), refusing('{"name": 1}'),
      refusing("[]")],
-    ids=["unknown kind", "html", "nothing", "html as a refusal", "a refusal of a number", "a refusal without words"],
+    ids=["wait", "unknown kind", "html", "nothing", "html as a refusal", "a number", "no words"],
 )  # fmt: skip
 @pytest.mark.parametrize("method", ["Hello", "Task"])
 def test_replies_that_make_no_sense_are_asked_again_with_growing_pauses(reply, method):
@@ -72,7 +73,7 @@ def test_replies_that_make_no_sense_are_asked_again_with_growing_pauses(reply, m
     with server(**{"Hello": lambda _: [WELCOME], method: reply}) as (comm, calls):
         line = silo(comm)
         began = time.monotonic()
-        with pytest.raises(LostError, match=r"no contact with the server at .* for 2 s") as lost:
+        with pytest.raises(LostError, match=r"no contact with the server at .* for 2 s") as lost:  # noqa: PT012, any
             line.hello()
             line.task()
         line.__exit__()
@@ -81,13 +82,12 @@ def test_replies_that_make_no_sense_are_asked_again_with_growing_pauses(reply, m
         assert str(lost.value).isprintable()
 
 
-@pytest.mark.parametrize("reply", [lambda _: [kind("wait")], refusing(json.dumps({"name": "epoch", "why": "no"}))])
-def test_waits_and_refusals_without_end_are_answered_with_pauses(reply):
-    """2.5 seconds with the least pauses of 0.1 s: 25 calls. Then the work comes, and the silo goes on."""
-    began = time.monotonic()
+def test_restarts_without_end_are_answered_with_pauses():
+    """2.5 seconds with the least pauses of 0.1 s: 25 calls. Then the run is over, and the silo hears it."""
+    began, restarted = time.monotonic(), refusing(json.dumps({"name": "epoch", "why": "no"}))
 
     def replies(context: grpc.ServicerContext) -> list[bytes]:
-        return [kind("over")] if time.monotonic() - began > 2.5 else reply(context)
+        return [kind("over")] if time.monotonic() - began > 2.5 else restarted(context)
 
     with server(Hello=lambda _: [WELCOME], Task=replies) as (comm, calls):
         line = silo(comm)
@@ -95,6 +95,24 @@ def test_waits_and_refusals_without_end_are_answered_with_pauses(reply):
         assert line.task() is None
         line.__exit__()
         assert 3 <= calls["Task"] <= 27 and calls["Hello"] <= 27
+
+
+def test_a_wait_that_took_its_time_is_no_odd_reply(monkeypatch):
+    """Our server holds a call for work for HOLD_S. The next call comes at once."""
+    monkeypatch.setattr(link, "HOLD_S", 0.2)
+    waits = iter([kind("wait")] * 4 + [kind("over")])
+
+    def reply(_: grpc.ServicerContext) -> list[bytes]:
+        time.sleep(0.2)
+        return [next(waits)]
+
+    with server(Hello=lambda _: [WELCOME], Task=reply) as (comm, calls):
+        line = silo(comm)
+        line.hello()
+        began = time.monotonic()
+        assert line.task() is None
+        assert calls["Task"] == 5 and time.monotonic() - began < 3.0
+        line.__exit__()
 
 
 def test_a_refusal_for_good_still_ends_the_silo_at_once():
