@@ -18,18 +18,24 @@ RESULTS = Path("docs") / "results"
 
 
 def add(app: typer.Typer) -> None:
-    """Adds the verbs."""
-    verb(app, "keep", "noniid keep fnr-tab4 --size small", "noniid keep digits-methods    # of params.yaml")(keep)
-    verb(app, "bench", "noniid bench --quick --only mlp", "noniid bench --to bench-results")(bench)
-    verb(app, "budget", "noniid budget    # two minutes; needs no GPU", "noniid budget && git diff docs/results")(
-        budget
-    )
-    verb(app, "chaos", "noniid chaos --runs 2 --quorum-runs 1", "noniid chaos --write")(chaos)
+    """Adds the verbs. An installed package does not list them."""
+    hidden = not _is_checkout()
+    for function, *examples in (
+        (keep, "noniid keep fnr-tab4 --size small", "noniid keep digits-methods    # of params.yaml"),
+        (bench, "noniid bench --quick --only mlp", "noniid bench --to bench-results"),
+        (budget, "noniid budget    # two minutes; needs no GPU", "noniid budget && git diff docs/results"),
+        (chaos, "noniid chaos --runs 2 --quorum-runs 1", "noniid chaos --write"),
+    ):
+        verb(app, function.__name__, *examples, hidden=hidden)(function)
+
+
+def _is_checkout() -> bool:
+    return (CHECKOUT / "benchmarks").is_dir()
 
 
 def checkout(name: str) -> Path:
     """The checkout that runs, whose own modules can now be imported. UserError for an installed package."""
-    if not (CHECKOUT / "benchmarks").is_dir():
+    if not _is_checkout():
         raise UserError(f"noniid {name} needs a checkout of the repository; this package is installed in {CHECKOUT}")
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))

@@ -37,7 +37,7 @@ def _complete(incomplete: str) -> list[str]:
 def claims(
     paper: Annotated[
         str | None,
-        typer.Argument(metavar="[PAPER]", help=f"One of {', '.join(PAPERS)}; all if left out.",
+        typer.Argument(metavar="PAPER", help=f"One of {', '.join(PAPERS)}; all if left out.",
                        **one_of("paper", lambda: PAPERS)),
     ] = None,
     size: Annotated[

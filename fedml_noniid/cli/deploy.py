@@ -41,8 +41,8 @@ def add(app: typer.Typer) -> None:
     verb(deploy, "config", "noniid deploy config", "noniid deploy config server/fedml_config.yaml")(config)
     verb(
         deploy, "shards",
-        "noniid deploy shards --data data/digits.safetensors \\",
-        "    --indices partitions/dirichlet-0/indices.json --out shards",
+        "noniid deploy shards --data data/digits.safetensors "
+        "--indices partitions/dirichlet-0/indices.json --out shards",
     )(shards)  # fmt: skip
     verb(deploy, "server", "noniid deploy server --config fedml_config.yaml",
          "noniid deploy server --config /etc/federation/server.yaml")(server)  # fmt: skip
@@ -55,7 +55,7 @@ def add(app: typer.Typer) -> None:
     )
     verb(
         deploy, "record", "noniid deploy record deploy/run --config fedml_config.yaml",
-        "noniid deploy record deploy/run --config fedml_config.yaml \\", "    --to http://mlflow.example.org:5000",
+        "noniid deploy record deploy/run --config fedml_config.yaml --to http://mlflow.example.org:5000",
     )(record)  # fmt: skip
     app.add_typer(deploy, name="deploy")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -25,22 +26,25 @@ F = TypeVar("F", bound=Callable[..., object])
 class Taught:
     """Help with examples: a command's `epilog` holds them, one per line."""
 
-    rich_markup_mode: Any
-
     def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
-        super().__init__(*args, **others)
+        # typer's boxes break paragraphs in the middle and leave a third of a narrow terminal to the text.
+        super().__init__(*args, **others | {"rich_markup_mode": None})
         self.examples = (epilog or "").splitlines()
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Boxes and colours on a terminal, plain text elsewhere."""
-        self.rich_markup_mode = "rich" if sys.stdout.isatty() else None
-        super().format_help(ctx, formatter)  # type: ignore[misc]  # of the command that this is mixed into
-        if self.rich_markup_mode:
-            _boxed(self.examples)
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence of the help. typer cuts it to `limit` characters, but a line can go on."""
+        del limit
+        sentence: str = super().get_short_help_str(sys.maxsize)  # type: ignore[misc]  # of the command
+        return sentence
 
     def format_epilog(self, _: Any, formatter: Any) -> None:
-        """The examples, in plain help."""
-        _plain(self.examples, formatter)
+        """The examples. One that is too wide goes on behind a backslash, so that it can still be copied."""
+        if self.examples:
+            with formatter.section("Examples"):
+                indent = formatter.current_indent
+                for example in self.examples:
+                    for line in _lines(example, formatter.width - indent):
+                        formatter.write(f"{'':{indent}}{line}\n")
 
 
 class Verb(Taught, TyperCommand):
@@ -68,7 +72,8 @@ class Group(Taught, TyperGroup):
         """The verb that is named. UserError with the nearest match for an unknown one."""
         if not ctx.resilient_parsing:
             path = " ".join(ctx.command_path.split()[1:])
-            known(f"verb of {path}" if path else "verb", args[0], self.commands)
+            listed = [name for name, one in self.commands.items() if not one.hidden or name == args[0]]
+            known(f"verb of {path}" if path else "verb", args[0], listed)
         return super().resolve_command(ctx, args)
 
 
@@ -79,9 +84,9 @@ def group(words: str, *examples: str) -> typer.Typer:
     )
 
 
-def verb(of: typer.Typer, name: str, *examples: str) -> Callable[[F], F]:
-    """Makes a function a verb of a group. The function's docstring is the help."""
-    return of.command(name, cls=Verb, epilog="\n".join(examples), context_settings=SETTINGS)
+def verb(of: typer.Typer, name: str, *examples: str, hidden: bool = False) -> Callable[[F], F]:
+    """Makes a function a verb of a group. The function's docstring is the help. `hidden`: not in the group's help."""
+    return of.command(name, cls=Verb, epilog="\n".join(examples), context_settings=SETTINGS, hidden=hidden)
 
 
 def one_of(kind: str, names: Callable[[], Iterable[str]]) -> dict[str, Any]:
@@ -136,18 +141,12 @@ def said(error: TyperException) -> str:
     return f"{what[0].lower()}{what[1:]}{usage}"
 
 
-def _plain(examples: Sequence[str], formatter: Any) -> None:
-    if examples:
-        with formatter.section("Examples"):
-            for line in examples:
-                formatter.write(f"{'':{formatter.current_indent}}{line}\n")
-
-
-def _boxed(examples: Sequence[str]) -> None:
-    # Imported here: only help on a terminal needs it.
-    from rich.console import Console
-    from rich.panel import Panel
-    from rich.text import Text
-
-    if examples:
-        Console().print(Panel(Text("\n".join(examples)), title="Examples", title_align="left", border_style="dim"))
+def _lines(example: str, width: int) -> list[str]:
+    """The lines of an example. A comment that does not fit beside its command stands above it."""
+    if len(example) <= width:
+        return [example]
+    command, mark, comment = example.partition("#")
+    above = textwrap.wrap(mark + comment, width, subsequent_indent="# ")
+    # Two columns are for the backslash.
+    parts = textwrap.wrap(command, width - 2, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+    return [*above, *(f"{part} \\" for part in parts[:-1]), parts[-1]]

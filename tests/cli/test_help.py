@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -68,6 +70,48 @@ def test_every_help_teaches_by_example(path: Path_, capsys: pytest.CaptureFixtur
     assert " ".join(("noniid", *path)) in examples
     assert re.search(r"^  [A-Z].*?[a-z]\.", head, re.MULTILINE | re.DOTALL), "a sentence that says what it does"
     assert "..." not in head.replace("[ARGS]...", ""), "the list of verbs has whole sentences"
+
+
+@pytest.mark.parametrize("width", [80, 60])
+@pytest.mark.parametrize("path", VERBS, ids=" ".join)
+def test_every_help_fits_the_terminal(
+    path: Path_, width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is wider or cut, no name is broken, and a long example goes on behind a backslash."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main([*path, "--help"]) == 0
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= width
+    assert "..." not in said.replace("[ARGS]...", "") and not set("╭│╰") & set(said)
+    words = said.split()
+    verb = VERBS[path]
+    for name in [*(name for one in verb.params for name in one.opts if name.startswith("--")),
+                 *getattr(verb, "commands", {})]:  # fmt: skip
+        assert name in words
+    shown = said.partition("\nExamples:\n")[2].replace("\\\n", " ")
+    shown = "\n".join(" ".join(line.partition("#")[0].split()) for line in shown.splitlines())
+    for line in verb.examples:
+        assert " ".join(line.partition("#")[0].split()) in shown
+    for line in said.partition("\nExamples:\n")[2].splitlines():
+        assert not re.search(r"\s#.*\\$", line), "a shell does not go on behind a comment"
+
+
+def test_a_wheel_does_not_offer_what_needs_a_checkout(tmp_path: Any) -> None:
+    """A copy of the package, with files in place of links, has no folder `benchmarks` beside it."""
+    shutil.copytree(ROOT / "fedml_noniid", tmp_path / "fedml_noniid", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, "-m", "fedml_noniid"]
+
+    def told(*words: str) -> str:
+        done = subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return done.stdout + done.stderr
+
+    listed = re.findall(r"^  (\w+)  ", told("--help").partition("Commands:")[2], re.MULTILINE)
+    assert {"run", "papers", "claims"} < set(listed) and not {"keep", "bench", "budget", "chaos"} & set(listed)
+    assert f"noniid chaos needs a checkout of the repository; this package is installed in {tmp_path}" in told("chaos")
+    wrong = told("benhc")
+    assert "verb 'benhc' is unknown" in wrong and "bench" not in wrong.replace("benhc", "")
 
 
 def test_every_example_is_a_command_line() -> None:
