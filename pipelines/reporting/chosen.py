@@ -15,7 +15,7 @@ NOT_TUNED = (
     "How these values were chosen is not known here."
 )
 TABLE_NOTE = (
-    "Values: what a method has for itself. All else is in the lines above, or at the default of the method's file. "
+    'Values: what a method has for itself. All else is under "What was run", or at the default of the method\'s file. '
     "Trials: settings that were tried. Validation: accuracy on the held-out part of the training set with the chosen "
     "values, and with the second best."
 )

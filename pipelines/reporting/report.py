@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from markupsafe import Markup, escape
 
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
@@ -194,6 +196,11 @@ def inline(picture: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(picture).decode()
 
 
+def as_code(text: object) -> Markup:
+    """Text for a page of HTML. What stands between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
+
+
 def render(name: str, context: Mapping[str, Any]) -> str:
     """A template of TEMPLATES, filled in."""
     environment = jinja2.Environment(
@@ -203,8 +210,7 @@ def render(name: str, context: Mapping[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["markdown"] = markdown
-    environment.filters["inline"] = inline
+    environment.filters |= {"markdown": markdown, "inline": inline, "code": as_code}
     return environment.get_template(name).render(context) + "\n"
 
 

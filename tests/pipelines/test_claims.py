@@ -307,7 +307,9 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     rounds = list(csv.DictReader(io.StringIO((folder / f"claims-rounds-{by_hand.PAPER}.csv").read_text())))
     (found,) = [one for one in rounds if one["item"] == "near-b-0"]
     assert (float(found["1"]), float(found["2"])) == pytest.approx((B[0] / 2, B[0]))
-    assert "data:image/png;base64," in (folder / "claims.html").read_text()
+    html = (folder / "claims.html").read_text()
+    assert "data:image/png;base64," in html
+    assert html.count("<table>") == html.count('<div class="wide" tabindex="0"><table>') > 0
     assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in (folder / "claims.md").read_text()
 
 

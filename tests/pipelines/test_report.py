@@ -470,12 +470,16 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     assert "2 epochs per round, batches of 32, sgd lr 0.1" in text and "<td>fnr</td><td>fnr.p 0.5</td>" in text
     assert "label distance 0.46 on average and 0.50 at most" in text and "Gini coefficient of the sizes 0.25" in text
     assert "entropy of a client's labels 0.25 bits on average (1.00: all classes alike" in text.replace("&#39;", "'")
-    assert (
-        text.index("scaffold has the best mean test accuracy")
-        < text.index("<dl>")
-        < text.index("<table>")
-        < text.index("4 clients")
-    )
+    order = [
+        "scaffold has the best mean test accuracy", "<dl>", "4 clients", "<td>scaffold</td><td>91.00 ± 2.65</td>",
+        "<td>fnr</td><td>fnr.p 0.5</td>",
+    ]  # fmt: skip
+    assert sorted(order, key=text.index) == order, "the values of the methods stand behind the result"
+    assert "`" not in html and "<code>noniid tune</code>" in html and "<code>noniid run</code>" in html
+    assert "@media (prefers-color-scheme: dark)" in html
+    style, body = html.split("</style>")
+    assert not re.search(r"#[0-9a-f]{3,6}\b", style.partition("body {")[2]), "the dark page has a colour for each"
+    assert body.count("<table>") == body.count('<div class="wide" tabindex="0"><table>') > 0
     assert "No value was tuned" in text and "All methods had the same training settings." in text
     assert text.count("<h3>Compared with ") == 2
     markdown = (root / "report" / "report.md").read_text()
@@ -483,6 +487,10 @@ def test_the_report_is_whole_and_needs_nothing_from_outside(root: Path) -> None:
     table = (root / "report" / "table.txt").read_text()
     assert "scaffold has the best mean" in table and "Compared with fedavg" in table
     assert "noniid ui" in table and max(map(len, table.splitlines())) <= 130
+
+
+def test_code_in_a_sentence_is_escaped_like_all_else() -> None:
+    assert report.as_code("`a < b` & `c`, one `") == "<code>a &lt; b</code> &amp; <code>c</code>, one `"
 
 
 def test_the_stage_refuses_a_file_that_was_cut_off(

@@ -94,6 +94,7 @@ def markdown_of(
 def html_of(page: str, size: str, pictures: Mapping[str, bytes]) -> str:
     """The page for a browser, with its pictures inside."""
     body = MarkdownIt("commonmark").enable("table").render(page)
+    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")
     # GitHub and the site give a heading the same anchor.
     body = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', body)
     for name, picture in pictures.items():
