@@ -6,6 +6,7 @@ names of this package too. They are imported when they are first used, so the pa
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         from_frame,
         from_texts,
         load,
+        notebook,
         partition,
         run,
         sweep,
@@ -29,13 +31,14 @@ if TYPE_CHECKING:
 __version__ = "0.2.0"
 __all__ = [
     "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
-    "load", "partition", "run", "sweep",
+    "load", "notebook", "partition", "run", "sweep",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With both arguments, Python names the near miss.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return getattr(importlib.import_module("fedml_noniid.api"), name)
 
 

@@ -90,7 +90,7 @@ def parse(recipe: str) -> tuple[str, ...]:
     for name in names:
         if name not in METHODS and name != "fedavg":
             raise RecipeError(
-                f"recipe {recipe!r}: method {name!r} is unknown{nearest(name, METHODS)}; "
+                f"recipe {recipe!r}: method {name!r} is unknown{nearest(name, ['fedavg', *METHODS])}; "
                 f"allowed: fedavg, {', '.join(sorted(METHODS))}"
             )
     if len(set(names)) < len(names):

@@ -13,6 +13,7 @@ True
 
 from fedml_noniid.api.advice import Advice, advise
 from fedml_noniid.api.data import Data, from_arrays, from_frame, from_texts, load
+from fedml_noniid.api.notebook import notebook
 from fedml_noniid.api.result import Result, Results
 from fedml_noniid.api.running import run, sweep
 from fedml_noniid.api.split import Split, partition
@@ -20,5 +21,5 @@ from fedml_noniid.plugins.core.errors import UserError
 
 __all__ = [
     "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
-    "load", "partition", "run", "sweep",
+    "load", "notebook", "partition", "run", "sweep",
 ]  # fmt: skip

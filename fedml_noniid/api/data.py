@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
 
 from fedml_noniid.api.settings import plain
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.readers.arrays import of_arrays
+from fedml_noniid.plugins.data.readers.frames import in_memory, parted
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import LENGTH, VOCABULARY, of_texts
 
@@ -38,6 +42,22 @@ class Data:
     dataset: Dataset
     settings: Mapping[str, Any]  # the section `data` of params.yaml; of data from memory their name and checksum
     from_memory: bool = False
+    # Reads new samples as it read its own; None for what it was not made of.
+    reader: Callable[[Any], Tensor | None] | None = None
+
+    def samples(self, x: object) -> Tensor:
+        """New samples as this data set has its own, raw [n, ...].
+
+        `x`: an array or a tensor of the shape of `dataset.test_x`; or what the data set was made of: rows of a table,
+        texts, arrays. UserError for anything else.
+
+        >>> import fedml_noniid as nd
+        >>> data = nd.load("digits")
+        >>> data.samples(data.dataset.test_x[:5].numpy()).shape
+        torch.Size([5, 1, 8, 8])
+        """
+        found = None if self.reader is None else self.reader(x)
+        return _like(self.dataset, x) if found is None else found
 
     @property
     def name(self) -> str:
@@ -105,11 +125,10 @@ def from_frame(
     >>> len(nd.partition(data, "natural", clients=3).table)
     3
     """
-    raw = of_frame(
-        frame, test, label=_column(label), owner=None if owner is None else _column(owner),
-        features=_columns(features), one_hot=_columns(one_hot), test_share=test_share,
-    )  # fmt: skip
-    return _of(name, raw, normalise)
+    given: dict[str, Any] = {"label": _column(label), "owner": None if owner is None else _column(owner)}
+    options: dict[str, Any] = {"features": _columns(features), "one_hot": _columns(one_hot)}
+    raw = of_frame(frame, test, **given, **options, test_share=test_share)
+    return _of(name, raw, normalise, _of_rows(of_frame, frame, test, given, test_share, options))
 
 
 def from_texts(
@@ -137,11 +156,15 @@ def from_texts(
     >>> nd.from_texts(pd.DataFrame(lines, columns=["line", "mood"]), text="line", label="mood", length=5).classes
     ('glad', 'sad')
     """
-    raw = of_texts(
-        frame, test, text=_column(text), label=_column(label), owner=None if owner is None else _column(owner),
-        test_share=test_share, vocabulary=vocabulary, length=length, vectors=_path("vectors", vectors),
-    )  # fmt: skip
-    return _of(name, raw, "channel")
+    given: dict[str, Any] = {"label": _column(label), "owner": None if owner is None else _column(owner)}
+    options: dict[str, Any] = {
+        "text": _column(text),
+        "vocabulary": vocabulary,
+        "length": length,
+        "vectors": _path("vectors", vectors),
+    }
+    raw = of_texts(frame, test, **given, **options, test_share=test_share)
+    return _of(name, raw, "channel", _of_rows(of_texts, frame, test, given, test_share, options))
 
 
 def from_arrays(
@@ -170,21 +193,86 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
-    found = {key: None if value is None else _array(key, value) for key, value in optional.items()}
+    found = {key: None if value is None else to_array(key, value) for key, value in optional.items()}
     try:
         raw = of_arrays(
-            _array("x", x), _array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
+            to_array("x", x), to_array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
             test_owner=found["test_owner"], layout=layout, test_share=test_share,
         )  # fmt: skip
     except UserError as error:
         raise UserError(re.sub(r"\btrain_([xy])\b", r"\1", str(error))) from None  # the names of the arguments
-    return _of(name, raw, normalise)
+    few = to_array("x", x)[:2], np.arange(2)  # their kind and shape; a test set decides about neither
+    return _of(name, raw, normalise, partial(_as_arrays, *few, layout))
 
 
-def _of(name: str, raw: Raw, normalise: Normalise) -> Data:
+def _of(name: str, raw: Raw, normalise: Normalise, reader: Callable[[Any], Tensor | None]) -> Data:
     how = plain(normalise)
     found = Dataset.of(name, raw, how)
-    return Data(found, {"name": name, "normalise": how, "checksum": found.checksum}, from_memory=True)
+    settings = {"name": name, "normalise": how, "checksum": found.checksum}
+    return Data(found, settings, from_memory=True, reader=reader)
+
+
+def _of_rows(
+    read: Callable[..., Raw],
+    frame: pd.DataFrame,
+    test: pd.DataFrame | None,
+    given: Mapping[str, Any],
+    test_share: float | None,
+    options: Mapping[str, Any],
+) -> Callable[[Any], Tensor | None]:
+    """What reads new rows as `read` read the test rows. Columns of label and owner are left out of them."""
+    tables = in_memory(frame, test)
+    used = parted(tables, test_share=test_share, **given).train
+    rows = tables[0].frame.iloc[used].copy()
+    return partial(_as_rows, read, rows, {name: rows[name].iloc[0] for name in given.values() if name}, given, options)
+
+
+def _as_rows(
+    read: Callable[..., Raw],
+    rows: pd.DataFrame,
+    first: Mapping[str, Any],
+    given: Mapping[str, Any],
+    options: Mapping[str, Any],
+    x: Any,
+) -> Tensor | None:
+    """New rows, or texts, as samples; None if they are neither."""
+    import pandas as pd
+
+    if "text" in options and isinstance(x, list | tuple) and all(isinstance(one, str) for one in x):
+        x = pd.DataFrame({options["text"]: list(x)})
+    if not isinstance(x, pd.DataFrame):
+        return None
+    asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
+    try:
+        return read(rows, asked, **given, **options).test_x
+    except UserError as error:
+        raise UserError(re.sub(r"\btest\b", "x", str(error))) from None
+
+
+def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) -> Tensor:
+    """New arrays as samples."""
+    found = to_array("x", x)
+    try:
+        return of_arrays(some_x, some_y, found, np.zeros(len(found), np.int64), layout=layout).test_x
+    except UserError as error:
+        raise UserError(re.sub(r"\btest_x\b", "x", str(error))) from None
+
+
+def _like(dataset: Dataset, x: object) -> Tensor:
+    """An array as raw samples. UserError unless it has their shape and kind of numbers."""
+    found, own = to_array("x", x), dataset.train_x
+    if found.shape[1:] != tuple(own.shape[1:]) or found.dtype.kind not in "biuf":
+        shape = ", ".join(["n", *map(str, own.shape[1:])])
+        raise UserError(f"x is {found.dtype} {list(found.shape)}; allowed: numbers [{shape}]")
+    if own.is_floating_point():
+        fits, allowed = np.isfinite(found), "finite numbers"
+    else:
+        most = 255 if dataset.embedding is None else len(dataset.embedding) - 1
+        fits, allowed = (found >= 0) & (found <= most) & (found == np.rint(found)), f"whole numbers from 0 to {most}"
+    if not fits.all():
+        at = tuple(np.argwhere(~fits)[0].tolist())
+        raise UserError(f"x{list(at)}={found[at]} is refused; allowed: {allowed}, not normalised")
+    return torch.from_numpy(found.astype(np.float32))
 
 
 def _column(name: object) -> str:
@@ -203,7 +291,8 @@ def _path(key: str, path: object) -> Path:
     return Path(path)
 
 
-def _array(key: str, values: object) -> NDArray[Any]:
+def to_array(key: str, values: object) -> NDArray[Any]:
+    """The values as an array. UserError if they are none."""
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device

@@ -6,29 +6,41 @@ import io
 import json
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
+import torch
+from numpy.typing import NDArray
 from safetensors.torch import load
 from torch import Tensor
 
-from fedml_noniid.api import plots
+from fedml_noniid.api import plots, settings
+from fedml_noniid.api.data import Data
+from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.measuring import final_model
+from fedml_noniid.pipelines.experiment.measuring import final_model, own_parts
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.summary import Line, Scenario
 from fedml_noniid.pipelines.reporting.tables import MIB
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
+from fedml_noniid.plugins.engines.evaluation import BATCH
+from fedml_noniid.plugins.engines.own import whole
+from fedml_noniid.plugins.models import build
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+# Column of the summary: the spread of a line whose mean it is.
+MEANS = {
+    "majority_accuracy": "majority", "balanced_accuracy": "balanced", "macro_f1": "f1", "worst_client": "worst",
+}  # fmt: skip
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
 
 
@@ -66,6 +78,7 @@ class Result:
     recipe: str
     point: Mapping[str, Any]  # the values of a sweep
     settings: Config  # as params.yaml
+    data: Data
     files: Mapping[int, Files]  # by seed
     failed: Mapping[int, str] = field(default_factory=dict)  # seed -> why it has no result
 
@@ -106,6 +119,57 @@ class Result:
         """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU."""
         loaded = {seed: final_model(load(files.run["model.safetensors"])) for seed, files in self.files.items()}
         return {seed: {**params, **buffers} for seed, (params, buffers) in loaded.items()}
+
+    def model(self, seed: int | None = None, client: int | None = None) -> Predictor:
+        """The final model as a `torch.nn.Module` in eval mode, on the CPU: raw samples [n, ...] -> logits [n, C].
+
+        `seed`: by default the first. `client`: whose model, if the clients keep a part to themselves (`fedbn`).
+        UserError for a seed without a result, and for a client that has no model of its own.
+
+        >>> import fedml_noniid as nd
+        >>> data = nd.load("digits")
+        >>> model = nd.run("fedavg", data, partition="iid", clients=4, rounds=2).model()
+        >>> model(data.dataset.test_x[:3]).shape
+        torch.Size([3, 10])
+        """
+        seed = next(iter(self.files), None) if seed is None else seed
+        if seed is None or seed not in self.files:
+            allowed = ", ".join(map(str, self.files)) or "none"
+            raise UserError(f"model: seed = {shown(seed)} has no result; allowed: {allowed}")
+        tensors = load(self.files[seed].run["model.safetensors"])
+        (params, buffers), parts = final_model(tensors), own_parts(tensors)
+        n = self.settings.scenarios[self.settings.scenario_names[0]].clients
+        if (client is None) == bool(parts) or (parts and client not in range(n)):
+            allowed = f"0 to {n - 1}, as each client has its own model" if parts else "none, as all have one model"
+            raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
+        if client is not None:
+            params, buffers = whole(params, buffers, parts, client)
+        train, data = self.settings.train, self.data.dataset
+        shape = tuple(data.train_x.shape[1:])
+        network = build(train.model, shape, len(data.classes), train.model_options, data.embedding)
+        return Predictor(network, params, buffers, data)
+
+    @torch.no_grad()
+    def predict(self, x: Any, seed: int | None = None, client: int | None = None) -> NDArray[np.str_]:
+        """The class of each sample by its name in `Data.classes`, [n].
+
+        `x`: samples that are not normalised, as `Data.samples` takes them: rows of a table, texts, arrays. `seed` and
+        `client`: as in `model`. UserError as there, and for samples that don't fit the data.
+
+        >>> import fedml_noniid as nd
+        >>> import pandas as pd
+        >>> rows = pd.DataFrame([{"age": age, "ill": "yes" if age > 50 else "no"} for age in range(20, 80)])
+        >>> data = nd.from_frame(rows, label="ill")
+        >>> result = nd.run("fedavg", data, partition="iid", clients=2, rounds=10)
+        >>> result.predict(pd.DataFrame({"age": [20, 79]})).tolist()
+        ['no', 'yes']
+        """
+        model = self.model(seed, client)
+        with settings.spoken("predict"):
+            samples = self.data.samples(x)
+        numbers = torch.cat([model(part).argmax(1) for part in torch.split(samples, BATCH)])
+        names: NDArray[np.str_] = np.array(self.data.classes)[numbers.numpy()]
+        return names
 
     @cached_property
     def sha256(self) -> dict[int, str]:
@@ -211,6 +275,13 @@ class Result:
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])
 
 
+class Comparison(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
+    """A data frame that is printed with all its columns. pandas would hide the interval on a narrow terminal."""
+
+    def __repr__(self) -> str:
+        return str(self.to_string(index=False, float_format="{:.4f}".format))
+
+
 class Results(Sequence[Result]):
     """The results of a sweep: one `Result` for each setting and recipe, by number.
 
@@ -266,16 +337,20 @@ class Results(Sequence[Result]):
         """A row per setting and recipe, the best of a setting first.
 
         `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the ends `low` and
-        `high` of the 95 % interval of the mean by the t distribution. `worst_client`: the lowest accuracy of a client,
-        mean over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over seeds.
-        `rank`: within the setting; missing if the recipe is not federated or has seen the test set. `note` says so, and
-        names the public data that the recipe sees.
+        `high` of the 95 % interval of the mean by the t distribution. `majority_accuracy`: of always naming
+        the most frequent class of the training data. `balanced_accuracy`: mean of the accuracies on each class.
+        `macro_f1`: mean of the F1 of each class. `worst_client`: the lowest accuracy of a client. All four are
+        means over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over
+        seeds.
+        `rank`: within the setting; missing if the recipe is not federated, has seen the test set, or is no
+        better than a constant answer. `note` says so, and names the public data that the recipe sees.
         """
         rows = []
         for point, group in self._scenarios():
             for line in group.lines:
                 n, std = line.final.n, line.final.std
                 half = None if std is None else comparison.per_deviation(n) * std
+                measured = [(name, getattr(line, spread)) for name, spread in MEANS.items()]
                 seconds = [sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe]
                 rows.append(
                     {
@@ -286,7 +361,7 @@ class Results(Sequence[Result]):
                         "std": std,
                         "low": None if half is None else line.final.mean - half,
                         "high": None if half is None else line.final.mean + half,
-                        "worst_client": line.worst.mean if line.worst else None,
+                        **{name: value.mean if value else None for name, value in measured},
                         "mib_per_round": line.traffic_round.mean / MIB,
                         "mib": line.traffic_total.mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
@@ -295,7 +370,7 @@ class Results(Sequence[Result]):
                     }
                 )
         frame = pd.DataFrame(rows)
-        floats = {name: float for name in ("std", "low", "high", "worst_client") if name in frame}
+        floats = dict.fromkeys(("std", "low", "high", *MEANS), float)
         return frame.astype(floats | {"rank": "Int64"} if rows else {})
 
     def compare(self, other: str = "fedavg") -> pd.DataFrame:
@@ -304,7 +379,8 @@ class Results(Sequence[Result]):
         `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95 % interval of the
         paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for all comparisons of the setting; the
         `verdict` goes by it. `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
-        federated or have seen the test set are left out. UserError if `other` has no result.
+        federated or have seen the test set are left out. It is printed with all columns. UserError if `other` has no
+        result.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
@@ -324,7 +400,7 @@ class Results(Sequence[Result]):
                 values = (one.mean if n else None, one.low, one.high, one.p, one.holm_p, one.higher, n, one.verdict)
                 rows.append({**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))})
         frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
-        return frame.astype(dict.fromkeys(COMPARED[:5], float))
+        return Comparison(frame.astype(dict.fromkeys(COMPARED[:5], float)))
 
     def plot(self, ax: Axes | None = None) -> list[Axes]:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
@@ -403,11 +479,13 @@ class Results(Sequence[Result]):
             runs = [run for result in group for run in result._runs]
             seeds = [*dict.fromkeys(seed for result in group for seed in result.settings.seeds)]
             name = group[0].settings.scenario_names[0]
-            found = summary.scenario(name, runs, [result.recipe for result in group], seeds)
+            first = next((result for result in group if result.files), None)
+            if first is None:
+                continue
+            tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
+            found = summary.scenario(name, runs, [result.recipe for result in group], seeds, tested)
             if found is not None:
-                first = next(result for result in group if result.files)
-                tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
-                yield group[0].point, replace(found, test_samples=tested)
+                yield group[0].point, found
 
     def _joined(self, name: str) -> pd.DataFrame:
         """One table of all results."""
@@ -442,4 +520,6 @@ def _seeds(seeds: Collection[int]) -> str:
 def _note(line: Line) -> str:
     """What sets a recipe apart from the others."""
     said = [f"LEAK: {line.leak}"] if line.leak else [f"sees {line.public} public data"] if line.public else []
+    said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
+    said += [] if line.is_above_majority else ["no better than the majority class"]
     return "; ".join(said + ([] if line.federated else ["not federated"]))

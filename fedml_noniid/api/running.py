@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,7 +63,8 @@ def run(
     data anew. `options`: any other setting of params.yaml by its name: of the partition (`alpha=0.1`), of its section
     `train` (`momentum=0.9`), and a method's hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is
     held out, by default nothing. `processes`: seeds that run side by side on a CPU; the bits stay the same.
-    `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does.
+    `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does. Runs that threads of one
+    process start take turns.
 
     UserError for mistakes in the arguments, and if a loss stops being finite.
 
@@ -198,9 +202,6 @@ class _Done(NamedTuple):
     reason: str  # why there are none
 
 
-_jobs: list[_Job] = []  # forked processes inherit it, so that no data is copied
-
-
 def _executed(
     where: str, data: Data | Split, points: Sequence[tuple[Mapping[str, Any], Config]], progress: bool,
     folder: str | Path | None,
@@ -217,28 +218,31 @@ def _executed(
     alone = processes if len(units) == 1 and first.train.threads == 1 else 1
     found: dict[int, Files] = {}
     failed: dict[int, str] = {}
-    with _torch_as_before(), settings.spoken(where), Display(where, len(units), bars=progress, lines=False) as display:
+    with in_turn(), settings.spoken(where), Display(where, len(units), bars=progress, lines=False) as display:
         dealt = _dealt(data, units)
         whole = data.data if isinstance(data, Split) else data
-        _jobs[:] = [_Job(checked, unit, whole, dealt[number], alone) for number, (checked, unit) in enumerate(units)]
-        try:
-            work = side_by_side(_work, range(len(units)), 1 if alone > 1 else processes, display)
-            for number, done in work:
-                key = units[number][1].key
-                if done.reason:
-                    failed[number] = done.reason
-                else:
-                    found[number] = done.files
-                    if place is not None:
-                        done.files.write(place, key)
-                display.done(key, done.reason, known=False)
-        finally:
-            _jobs.clear()
-    return _collected(points, found, failed)
+        jobs = [_Job(checked, unit, whole, dealt[number], alone) for number, (checked, unit) in enumerate(units)]
+
+        def work(number: int) -> _Done:
+            return _done(jobs[number])
+
+        for number, done in side_by_side(work, range(len(units)), 1 if alone > 1 else processes, display):
+            key = units[number][1].key
+            if done.reason:
+                failed[number] = done.reason
+            else:
+                found[number] = done.files
+                if place is not None:
+                    done.files.write(place, key)
+            display.done(key, done.reason, known=False)
+    return _collected(whole, points, found, failed)
 
 
 def _collected(
-    points: Sequence[tuple[Mapping[str, Any], Config]], found: Mapping[int, Files], failed: Mapping[int, str]
+    data: Data,
+    points: Sequence[tuple[Mapping[str, Any], Config]],
+    found: Mapping[int, Files],
+    failed: Mapping[int, str],
 ) -> list[Result]:
     """The files and the failures, by the number of the item, as a result for each point and recipe."""
     results, number = [], 0
@@ -249,7 +253,7 @@ def _collected(
             own = {unit.seed: at for unit, at in numbers.items() if unit.recipe == recipe}
             runs = {seed: found[at] for seed, at in own.items() if at in found}
             reasons = {seed: failed[at] for seed, at in own.items() if at in failed}
-            results.append(Result(recipe, dict(point), checked, runs, reasons))
+            results.append(Result(recipe, dict(point), checked, data, runs, reasons))
     return results
 
 
@@ -265,15 +269,14 @@ def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Ind
             if isinstance(data, Split) and data.seed == unit.seed:
                 made[key] = data.indices
             else:
-                whole = data.data if isinstance(data, Split) else data
-                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed).indices
+                whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
+                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given).indices
         found.append(made[key])
     return found
 
 
-def _work(number: int) -> _Done:
+def _done(job: _Job) -> _Done:
     """Trains and evaluates one item."""
-    job = _jobs[number]
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
     simulation = item.simulation(workers=job.workers)
 
@@ -289,13 +292,30 @@ def _work(number: int) -> _Done:
     return _Done(Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows)), "")
 
 
+_turn = threading.RLock()  # held by the run that this process works on
+
+
+def _no_turn() -> None:
+    global _turn
+    _turn = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_no_turn)  # nobody would give back what a thread of the parent holds
+
+
 @contextmanager
-def _torch_as_before() -> Iterator[None]:
-    """Sets back what `Item.of` and worker processes set for the whole process."""
-    threads, matmul = torch.get_num_threads(), torch.backends.cuda.matmul.allow_tf32
-    convolutions = torch.backends.cudnn.allow_tf32
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions
+def in_turn() -> Iterator[None]:
+    """Waits for the runs of other threads. Sets back what a run sets for the whole process.
+
+    torch's threads and precision are settings of the process, and they decide about bits.
+    """
+    with _turn:
+        # torch counts threads for each thread. A new thread has the number that was set last, by any of them.
+        with ThreadPoolExecutor(1) as new:
+            threads = new.submit(torch.get_num_threads).result()
+        matmul, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions

@@ -19,6 +19,7 @@ from fedml_noniid.plugins.data.partitions import PARTITIONS
 
 # Of training, what params.yaml has no default for: the values of the default experiment.
 TRAIN: dict[str, Any] = {"model": "mlp", "rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
+GIVEN = "given-"  # begins the name of a user's own partition; the rest is a checksum of its index lists
 Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 
@@ -54,7 +55,7 @@ def of(
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
     own: dict[str, Any] = {} if from_memory else dict(data)
     whole = {"validation": 0.0, "public": 0, **own, **sections["data"]}
-    first = seeds[0] if isinstance(seeds, list) and seeds else 0
+    own_lists = str(scenario["partition"]).startswith(GIVEN)  # checked by `partition`; iid stands in for it here
     with spoken(where):
         filled = _with_methods(entries, sections["method"])
         content = {
@@ -62,18 +63,19 @@ def of(
             # Data from memory were checked when they were made. A data set without options stands in for them here.
             "data": whole | {"name": "digits"} if from_memory else whole,
             "scenario_names": [name],
-            "scenarios": {name: scenario},
+            "scenarios": {name: scenario | ({"partition": "iid"} if own_lists else {})},
             "recipe_names": list(filled),
             "recipes": filled,
             "seeds": seeds,
             "train": {**TRAIN, **sections["train"]},
             "machine": sections["machine"],
-            # Needed by params.yaml, and not used here.
-            "deploy": {"recipe": next(iter(filled), ""), "scenario": name, "seed": first, "silos": 2},
         }
         settings = config.checked(content, config.FILE)
         if from_memory:
             settings = settings.model_copy(update={"data": DataSettings.model_construct(**whole, **data)})
+        if own_lists:
+            dealt = settings.scenarios[name].model_copy(update={"partition": scenario["partition"]})
+            settings = settings.model_copy(update={"scenarios": {name: dealt}})
         if where != "partition" and (late := settings.late()):  # dealing knows no rounds
             raise UserError("\n".join(late))
         missing = settings.scenarios[name].availability
@@ -136,7 +138,7 @@ def spoken(where: str) -> Iterator[None]:
         yield
     except UserError as error:
         lines = [in_words(line) for line in str(error).splitlines()]
-        kept = dict.fromkeys(line for line in lines if not line.startswith("deploy"))
+        kept = dict.fromkeys(lines)
         raise type(error)("\n".join(f"{where}: {line}" for line in kept)) from None
 
 

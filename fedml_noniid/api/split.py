@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from fedml_noniid.api import settings
-from fedml_noniid.api.data import Data
+from fedml_noniid.api.data import Data, to_array
 from fedml_noniid.pipelines.experiment.config import SKEWS
 from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.types import Ints
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +45,7 @@ class Split:
     settings: Mapping[str, Any]  # the arguments of `partition`, without the seed
     seed: int
     dealt: Dealt
+    given: tuple[Ints, ...] | None = None  # the user's own index lists
 
     @property
     def indices(self) -> Indices:
@@ -100,9 +106,10 @@ class Split:
 
 def partition(
     data: Data,
-    partition: str,
-    clients: int,
+    partition: str | None = None,
+    clients: int | None = None,
     *,
+    indices: Sequence[ArrayLike] | None = None,
     seed: int = 0,
     validation: float = 0.0,
     public: int = 0,
@@ -114,17 +121,31 @@ def partition(
 ) -> Split:
     """Deals the training set to clients.
 
-    `partition` and its own `options` are those of a scenario in params.yaml. `validation`: the share that is held out.
-    `public`: the number of samples that no client holds. `noise`: `{"sigma": ...}` adds noise to each client's samples.
-    `label_noise`: `{"rate": ...}` makes some labels of the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the
-    images of each client by one angle. `drift`: `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1 and 7 from
-    round 20 on. UserError for an unknown name or option, and for values that don't fit the data.
+    `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their place: a partition of
+    your own, for each client its positions in the training set, the same for all seeds. `validation`: the share that
+    is held out. `public`: the number of samples that no client holds. With `indices`, both are taken from the samples
+    that no client has, and `validation` is a share of these.
+
+    `noise`: `{"sigma": ...}` adds noise to each client's samples. `label_noise`: `{"rate": ...}` makes some labels of
+    the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the images of each client by one angle. `drift`:
+    `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1 and 7 from round 20 on. UserError for an unknown name or
+    option, for lists that are no partition, and for values that don't fit the data.
 
     >>> import fedml_noniid as nd
+    >>> nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)]).table.sum(axis=1).tolist()
+    [100, 300]
     >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
     digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label distance 0.79 on average
     """
     check_data("partition", data, Data)
+    lists = None
+    if indices is not None:
+        for key, value in {"partition": partition, "clients": clients, **options}.items():
+            if value is not None:
+                raise UserError(f"partition: {key} = {shown(value)} is refused; allowed: nothing of it beside indices")
+        lists = _checked(indices, len(data.dataset.train_y))
+        text = json.dumps([part.tolist() for part in lists])
+        partition, clients = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12], len(lists)
     given = {"partition": partition, "clients": clients, "validation": validation, "public": public, **options}
     skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation, "drift": drift}
     given |= {key: skew for key, skew in skews.items() if skew is not None}
@@ -140,8 +161,30 @@ def partition(
     checked = settings.of("partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given)
     (name,) = checked.scenario_names
     with settings.spoken("partition"):
-        dealt = deal(data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0])
-    return Split(data, given, checked.seeds[0], dealt)
+        dealt = deal(data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists)
+    return Split(data, given, checked.seeds[0], dealt, lists)
+
+
+def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
+    """A user's index lists, each ascending. UserError unless each of `n` samples is in one list at most."""
+    if isinstance(indices, str | Mapping) or not isinstance(indices, Iterable) or not (parts := list(indices)):
+        raise UserError(f"partition: indices = {shown(indices)} is refused; allowed: a list of arrays, one per client")
+    client = np.full(n, -1)
+    found = []
+    for k, part in enumerate(parts):
+        where, own = f"partition: indices[{k}]", to_array(f"partition: indices[{k}]", part)
+        if own.ndim != 1 or own.dtype.kind not in "iu" or not len(own):
+            raise UserError(f"{where} is {own.dtype} {list(own.shape)}; allowed: positions, whole numbers [n], n > 0")
+        if len(outside := own[(own < 0) | (own >= n)]):
+            raise UserError(f"{where} has {outside[0]}; allowed: 0 to {n - 1}, positions in the training set")
+        if len(held := own[client[own] >= 0]):
+            other = client[held[0]]
+            raise UserError(f"{where} has {held[0]}, as has indices[{other}]; allowed: a sample in one client")
+        client[own] = k
+        if len(twice := np.flatnonzero(np.bincount(own) > 1)):
+            raise UserError(f"{where} has {twice[0]} twice; allowed: once")
+        found.append(np.sort(own).astype(np.int64))
+    return tuple(found)
 
 
 def _short(value: Any) -> str:

@@ -141,8 +141,8 @@ def server(config: Config) -> None:
 
     It prints a line per round, and the SHA-256 of the final weights.
 
-    Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted, 5 no contact, 6 stopped on
-    request. After 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not admitted,
+    5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
     """
     from fedml_noniid.plugins.silo import launch
 
@@ -155,8 +155,8 @@ def silo(
 ) -> None:
     """Run one silo. It trains on its own data file; samples never leave it.
 
-    Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted, 5 no contact, 6 stopped on
-    request. After 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not admitted,
+    5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
     """
     if rank < 1:
         raise UserError(f"--rank {rank}: silos begin at 1; `noniid deploy server` runs the server")

@@ -24,23 +24,24 @@ def add(app: typer.Typer) -> None:
 
 
 def check(root: Root = Path()) -> None:
-    """Check params.yaml as a whole.
+    """Check params.yaml as a whole, and with the data.
 
-    Every key and value is checked, and every recipe is composed. All mistakes are named at once, one line
-    each. Nothing is written.
+    Every key and value is checked, and every recipe is composed. The data are read, each partition is made, and
+    the model and each recipe are set up for the data. All mistakes are named at once, one line each. Nothing is
+    trained, written or downloaded.
     """
     place = workspace(root)
     # Imported here, as everywhere in these files: it imports torch, which takes seconds.
-    from fedml_noniid.pipelines.experiment import check as checking
-    from fedml_noniid.pipelines.experiment import config
+    from fedml_noniid.pipelines.tools import fits
 
-    settings = config.load(place.root)
-    checking.check(settings)
+    settings, note = fits.checked(place)
     counts = {
         "recipe": len(settings.recipe_names), "scenario": len(settings.scenario_names), "seed": len(settings.seeds),
     }  # fmt: skip
     words = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
     say(f"params.yaml is right: {words} = {len(settings.units())} trainings of {settings.train.rounds} rounds")
+    if note:
+        say(f"note: {note}")
 
 
 def partition(

@@ -59,10 +59,11 @@ def init(
     label: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the class.")] = None,
     owner: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the client.")] = None,
     text_column: Annotated[str | None, typer.Option(metavar="COLUMN", help="Column of the text.")] = None,
-    features: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of numbers, of a table.",
-                                                 show_default="all others")] = None,
-    one_hot: Annotated[str | None, typer.Option(metavar="A,B", help="Columns of categories, of a table.")] = None,
-    methods: Annotated[str | None, typer.Option(metavar="A,B+C", help="Methods to compare, joined by commas.")] = None,
+    features: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns of numbers, of a table.",
+                                                       show_default="all others")] = None,
+    one_hot: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns of categories, of a table.")] = None,
+    methods: Annotated[list[str] | None, typer.Option(metavar="A,B+C", help="Methods to compare, joined by commas.")]
+    = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="How the data are divided.",
                                                   show_default="by owner, else dirichlet",
                                                   autocompletion=complete("partition"))] = None,
@@ -99,14 +100,16 @@ def init(
         kind, source = _ask_data()
     taken = {"--label": label, "--owner": owner, "--text-column": text_column}
     options: dict[str, object] = dict(_columns(kind, source, taken, asks))
+    there = start.columns(source) if kind == "table" and source is not None else ()
     for key, columns in (("features", features), ("one_hot", one_hot)):
         if columns is not None and kind != "table":
-            raise UserError(f"--{key.replace('_', '-')}={columns!r} is refused; allowed: with --table")
-        options |= {} if columns is None else {key: _list(columns)}
+            given_as = ",".join(columns)
+            raise UserError(f"--{key.replace('_', '-')}={given_as!r} is refused; allowed: with --table")
+        options |= {} if columns is None else {key: _listed(columns, there)}
     wish = start.Wish(
         data=kind, source=source, options=options, partition=partition, alpha=alpha, clients=clients,
         rounds=rounds or 20, seeds=seeds or 3, model=model,
-        methods=None if methods is None else tuple(_list(methods)),
+        methods=None if methods is None else tuple(_listed(methods)),
     )  # fmt: skip
     if asks:
         wish = _ask_rest(wish, {"methods": methods, "rounds": rounds, "seeds": seeds})
@@ -114,8 +117,12 @@ def init(
     say(NEXT.format(folder=folder.resolve(), there="" if folder == Path() else ", in that folder"))
 
 
-def _list(words: str) -> list[str]:
-    return [word.strip() for word in words.split(",")]
+def _listed(values: Sequence[str], there: Sequence[str] = ()) -> list[str]:
+    """The names in the values of an option, which is given once or several times; a value may hold names and commas.
+
+    A name of `there` may have commas of its own.
+    """
+    return [name.strip() for value in values for name in ([value] if value in there else value.split(","))]
 
 
 def _columns(kind: str, source: Path | None, taken: dict[str, str | None], asks: bool) -> dict[str, str]:
@@ -175,7 +182,7 @@ def _ask_rest(wish: Wish, given: dict[str, object]) -> Wish:
 
     if given["methods"] is None:
         usual = ",".join(start.FOR_TEXT if wish.data == "text" else start.METHODS)
-        wish = replace(wish, methods=tuple(_list(Prompt.ask("Methods", default=usual))))
+        wish = replace(wish, methods=tuple(_listed([Prompt.ask("Methods", default=usual)])))
     if given["rounds"] is None:
         wish = replace(wish, rounds=IntPrompt.ask("Rounds", default=wish.rounds))
     if given["seeds"] is None:

@@ -46,6 +46,16 @@ class Taught:
 class Verb(Taught, TyperCommand):
     """A verb."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """UserError for an option with one value that is given twice: typer would keep the last one only."""
+        if not ctx.resilient_parsing:
+            named = self.make_parser(ctx).parse_args(list(args))[2]
+            for option in named:
+                single = option.param_type_name == "option" and not getattr(option, "is_flag", False)
+                if single and not getattr(option, "multiple", False) and named.count(option) > 1:
+                    raise UserError(f"{option.opts[0]} is given twice; allowed: once")
+        return super().parse_args(ctx, args)
+
 
 class Group(Taught, TyperGroup):
     """A verb that has verbs of its own. Alone it shows its help."""

@@ -25,18 +25,23 @@ def check(settings: config.Config) -> None:
                     raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
             except UserError as error:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
-    name, scenario = settings.deploy.recipe, settings.deploy.scenario
-    try:
-        compose(settings, name, scenario)
-    except UserError as error:
-        errors[f"{config.FILE}: recipes.{name}: {error}"] = None
-    else:
-        try:
-            compose(settings, name, scenario, deployed=True)
-        except UserError as error:
-            errors[f"{config.FILE}: deploy.recipe = {name!r} can't be deployed: {error}"] = None
+    if settings.deploy is not None:
+        errors |= dict.fromkeys(_undeployable(settings, settings.deploy))
     if errors:
         raise UserError("\n".join(errors))
+
+
+def _undeployable(settings: config.Config, deploy: config.DeploySettings) -> list[str]:
+    """The error of the deployed recipe, if it has one."""
+    name, simulated = deploy.recipe, False
+    try:
+        compose(settings, name, deploy.scenario)
+        simulated = True
+        compose(settings, name, deploy.scenario, deployed=True)
+    except UserError as error:
+        what = f"deploy.recipe = {name!r} can't be deployed" if simulated else f"recipes.{name}"
+        return [f"{config.FILE}: {what}: {error}"]
+    return []
 
 
 def compose(settings: config.Config, name: str, scenario: str, deployed: bool = False) -> Algorithm:

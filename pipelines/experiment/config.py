@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -20,8 +20,6 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
@@ -31,6 +29,7 @@ from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
 from fedml_noniid.plugins.engines.run import cohort_size
@@ -38,6 +37,7 @@ from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
 from fedml_noniid.plugins.settings import Count, Decay, LocalSettings, Momentum, Section, mistakes
 
 FILE = "params.yaml"
+DEPLOYS = "`noniid init --deploy` makes a study with both, the section deploy of params.yaml and the stage of dvc.yaml"
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # of a scenario, beside the options of its partition
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
@@ -392,7 +392,7 @@ class Config(Section):
     seeds: Annotated[list[Seed], Field(min_length=1)]
     train: TrainSettings
     machine: MachineSettings = MachineSettings()
-    deploy: DeploySettings
+    deploy: DeploySettings | None = None
     tune: TuneSettings | None = None
 
     @field_validator("scenarios", "recipes", mode="before")
@@ -412,25 +412,10 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _names(self) -> Config:
-        errors = []
-        for key, names, allowed in (
-            ("scenario_names", self.scenario_names, list(self.scenarios)),
-            ("recipe_names", self.recipe_names, list(self.recipes)),
-            # A deployment needs the partition of another stage.
-            ("deploy.scenario", [self.deploy.scenario], self.scenario_names),
-            ("deploy.recipe", [self.deploy.recipe], list(self.recipes)),
-        ):
-            errors += [
-                f"{key}: {name!r} is unknown{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
-                for name in names
-                if name not in allowed
-            ]
-        if self.deploy.seed not in self.seeds:
-            errors.append(f"deploy.seed = {self.deploy.seed} is refused; allowed: {', '.join(map(str, self.seeds))}")
-        deployed = self.scenarios.get(self.deploy.scenario)
-        if deployed is not None and self.deploy.silos > max(2, deployed.clients):
-            most = f"2 to {deployed.clients}, the clients of scenario {self.deploy.scenario!r}"
-            errors.append(f"deploy.silos = {self.deploy.silos} is refused; allowed: {most}")
+        errors = _unknown("scenario_names", self.scenario_names, self.scenarios)
+        errors += _unknown("recipe_names", self.recipe_names, self.recipes)
+        if self.deploy is not None:
+            errors += self._undeployable(self.deploy)
         lists: dict[str, list[Any]] = {
             "scenario_names": self.scenario_names, "recipe_names": self.recipe_names, "seeds": self.seeds,
         }  # fmt: skip
@@ -445,18 +430,23 @@ class Config(Section):
             raise UserError("\n".join(errors))
         return self
 
+    def _undeployable(self, deploy: DeploySettings) -> list[str]:
+        """The mistakes of `deploy` that only the other sections show."""
+        # A deployment needs the partition of another stage.
+        errors = _unknown("deploy.scenario", [deploy.scenario], self.scenario_names)
+        errors += _unknown("deploy.recipe", [deploy.recipe], self.recipes)
+        if deploy.seed not in self.seeds:
+            errors.append(f"deploy.seed = {deploy.seed} is refused; allowed: {', '.join(map(str, self.seeds))}")
+        scenario = self.scenarios.get(deploy.scenario)
+        if scenario is not None and deploy.silos > max(2, scenario.clients):
+            most = f"2 to {scenario.clients}, the clients of scenario {deploy.scenario!r}"
+            errors.append(f"deploy.silos = {deploy.silos} is refused; allowed: {most}")
+        return errors
+
     def _untunable(self, tune: TuneSettings) -> list[str]:
         """The mistakes of `tune` that only the other sections show."""
-        errors = []
-        for key, named, allowed in (
-            ("scenario", [tune.scenario] if tune.scenario else [], list(self.scenarios)),
-            ("recipes", tune.recipes or [], list(self.recipes)),
-        ):
-            errors += [
-                f"tune.{key}: {name!r} is unknown{nearest(name, allowed)}; allowed: {', '.join(allowed)}"
-                for name in named
-                if name not in allowed
-            ]
+        errors = _unknown("tune.scenario", [tune.scenario] if tune.scenario else [], self.scenarios)
+        errors += _unknown("tune.recipes", tune.recipes or [], self.recipes)
         shared = [str(seed) for seed in tune.seeds if seed in self.seeds]
         if shared:
             errors.append(f"tune.seeds: {', '.join(shared)} is refused, as `seeds` has it too; allowed: other seeds")
@@ -523,6 +513,16 @@ class Unit(NamedTuple):
         return f"{self.scenario}-{self.recipe}-{self.seed}"
 
 
+def _unknown(key: str, names: Iterable[str], allowed: Iterable[str]) -> list[str]:
+    """A line for each of `names` that is not among `allowed`."""
+    there = list(allowed)
+    return [
+        f"{key}: {name!r} is unknown{nearest(name, there)}; allowed: {', '.join(there)}"
+        for name in names
+        if name not in there
+    ]
+
+
 def _instead(value: object, kind: object) -> str | None:
     """The allowed values of a partition's parameter in words, or None if `value` is allowed."""
     if get_origin(kind) is Literal:
@@ -587,21 +587,6 @@ def checked(content: Mapping[str, Any], name: str) -> Config:
         return Config.model_validate(content)
     except ValidationError as error:
         raise UserError("\n".join(f"{name}: {line}" for line in mistakes(error, SECTIONS))) from None
-
-
-def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]:
-    """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number, and a key given twice is an error."""
-    try:
-        content = YAML(typ="safe", pure=True).load(path.read_text())
-    except OSError as error:
-        raise UserError(
-            f"{path.name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
-        ) from None
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path.name}: is not YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{path.name}: holds no settings; {wanted}")
-    return content
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import numpy as np
+
 from fedml_noniid.pipelines.experiment.config import DataSettings, Scenario
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import drift, label_noise, rotation, statistics, unlikeness
@@ -14,7 +16,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
-from fedml_noniid.plugins.data.splits import hold_out
+from fedml_noniid.plugins.data.splits import Split, hold_out
 from fedml_noniid.plugins.data.types import Ints
 
 
@@ -27,24 +29,51 @@ class Dealt(NamedTuple):
     columns: Mapping[str, Sequence[float]]  # what the scenario's skews are for each client, [N] by name
 
 
-def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, seed: int) -> Dealt:
-    """The partition of a scenario with a seed. UserErrors name the key: `data` or `scenarios.<name>`."""
+def assign(
+    data: Dataset,
+    held_out: DataSettings,
+    scenario: Scenario,
+    name: str,
+    seed: int,
+    given: Sequence[Ints] | None = None,
+) -> Indices:
+    """The partition of a scenario with a seed. UserErrors name the key: `data` or `scenarios.<name>`.
+
+    `given`: the clients' positions in place of the scenario's partition. Held-out parts are then drawn from the
+    samples that no client has.
+    """
     labels = data.train_y.numpy()
     with blamed("data"):
-        split = hold_out(labels, held_out.validation, held_out.public, seed)
+        split = _held_out(labels, held_out, given, seed)
     with blamed(f"scenarios.{name}"):
-        clients = partition(
+        clients = [*given] if given is not None else partition(
             scenario.partition, labels, split.train, scenario.clients, seed,
             data.train_owner, f"data set {data.name!r}", **scenario.options,
         )  # fmt: skip
-        columns: dict[str, list[float]] = {}
-        if scenario.noise is not None:
-            columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
         skew = skewed(scenario, data, clients, seed)
-        deviations = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
+        if scenario.noise is not None:
+            scenario.noise.deviations(len(clients), data)  # refuses data without a scale
+    return Indices(clients, split.validation, split.public, test_parts(data, clients, scenario.partition, seed), skew)
+
+
+def deal(
+    data: Dataset,
+    held_out: DataSettings,
+    scenario: Scenario,
+    name: str,
+    seed: int,
+    given: Sequence[Ints] | None = None,
+) -> Dealt:
+    """The partition of a scenario with a seed, described. Arguments and UserErrors as in `assign`."""
+    indices, labels = assign(data, held_out, scenario, name, seed, given), data.train_y.numpy()
+    clients, skew, columns, deviations = indices.clients, indices.skew, dict[str, list[float]](), None
+    if scenario.noise is not None:
+        columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
+        deviations = scenario.noise.deviations(len(clients), data)
     counts = statistics.class_counts(labels, clients, len(data.classes))
     # Some partitions leave samples out by definition.
-    described = statistics.summary(counts) | {"samples_left_out": len(split.train) - int(counts.sum())}
+    left_out = len(labels) - len(indices.validation) - len(indices.public) - int(counts.sum())
+    described = statistics.summary(counts) | {"samples_left_out": left_out}
     described |= unlikeness.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
@@ -57,8 +86,21 @@ def deal(data: Dataset, held_out: DataSettings, scenario: Scenario, name: str, s
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
         described["drifting"] = sum(begins > 0 for begins in columns["drift"])
-    test_clients = test_parts(data, clients, scenario.partition, seed)
-    return Dealt(Indices(clients, split.validation, split.public, test_clients, skew), counts, described, columns)
+    return Dealt(indices, counts, described, columns)
+
+
+def _held_out(labels: Ints, held_out: DataSettings, given: Sequence[Ints] | None, seed: int) -> Split:
+    """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
+    every = np.arange(len(labels))
+    free = every if given is None else np.setdiff1d(every, np.concatenate(given))
+    if not len(free):
+        for key in ("validation", "public"):
+            if value := getattr(held_out, key):
+                raise UserError(f"{key} = {value} is refused; allowed: 0, as the clients have all samples")
+        return Split(every, free, free)
+    cut = hold_out(labels[free], held_out.validation, held_out.public, seed)
+    validation, public = free[cut.validation], free[cut.public]
+    return Split(np.setdiff1d(every, np.concatenate([validation, public])), validation, public)
 
 
 def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int) -> Skew:

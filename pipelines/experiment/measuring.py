@@ -1,4 +1,8 @@
-"""Measures the final model of an item: accuracy per class and per client, traffic, the papers' own measures."""
+"""Measures the final model of an item: accuracy per class and per client, traffic, the papers' own measures.
+
+Where one class is frequent, a constant answer has a high accuracy too. So the accuracy of a constant
+answer, balanced accuracy, macro-F1 and the number of classes that the model names stand beside it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import counts
 from fedml_noniid.pipelines.experiment.items import Item
@@ -50,6 +55,10 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     then those on the clients' own test samples, over all of them together; all else is on the test set as the client
     sees it.
 
+    `majority_accuracy`: of always naming the most frequent class of the model's training data, on the
+    samples of `accuracy`. `classes_named`: by the model on the whole test set; of clients' own models, the
+    most of any. Balanced accuracy and macro-F1 are fractions, on the samples of `accuracy`.
+
     `tensors`: the content of model.safetensors, on the item's device. `rows`: of rounds.csv.
     """
     params, buffers = final_model(tensors)
@@ -64,6 +73,10 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         for key in ("accuracy", "loss", "per_class")
     )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
+    frequent = _frequent(item, bool(parts))
+    constants = [view.counts[0, frequent[view.clients[0]]] for view in found]  # hits of a constant answer
+    measured_by_class = [_by_class(view.counts, hits) for view, hits in zip(found, constants, strict=True)]
+    by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
     per_client, own = np.empty(n_clients), np.empty(n_clients)
     for view in found:
@@ -81,11 +94,16 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
         own = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, mine)) is not None:
             accuracy, loss = whole.accuracy, whole.loss
+            counts = _counts(whole, torch.cat([seen.y for seen in mine]), n_classes)
+            constant = sum(int((seen.y == int(frequent[k])).sum()) for k, seen in enumerate(mine))
+            by_class = np.array(_by_class(counts, constant))
 
     accuracies = np.array([row["test_accuracy"] for row in rows])
     seen = accuracies[~np.isnan(accuracies)]
     metrics = {
         "accuracy": accuracy, "loss": loss,
+        "majority_accuracy": by_class[0], "balanced_accuracy": by_class[1], "macro_f1": by_class[2],
+        "classes_named": max(np.count_nonzero(view.counts[1]) for view in found),
         "accuracy_best": seen.max(),
         "accuracy_last5_mean": seen[-LAST:].mean(), "accuracy_last5_std": seen[-LAST:].std(),
         **_spread("client", per_client), **_spread("client_test", own),
@@ -119,6 +137,7 @@ class _View(NamedTuple):
     loss: float
     per_class: Floats  # [C]
     hits: NDArray[np.bool_]  # [n]
+    counts: Ints  # as `_counts`
 
 
 def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
@@ -132,7 +151,8 @@ def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
         seen = evaluate(item.network, params, buffers, test)
         label = np.arange(n_classes) if drift is None else drift.concepts[number]  # of each class
         hits = (seen.predictions == test.y.cpu()).numpy()
-        found.append(_View(clients, seen.accuracy, seen.loss, seen.per_class_accuracy.numpy()[label], hits))
+        per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
+        found.append(_View(clients, seen.accuracy, seen.loss, per_class, hits, counts))
     return found
 
 
@@ -146,9 +166,43 @@ def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> li
         seen = one(item.network, params, buffers, parts, test, client, item.unit.seed)
         label = np.arange(n_classes) if drift is None else drift.concepts[concept[client]]  # of each class
         hits = (seen.predictions == test.y.cpu()).numpy()
-        per_class = seen.per_class_accuracy.numpy()[label]
-        found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits))
+        per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
+        found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits, counts))
     return found
+
+
+def _frequent(item: Item, own: bool) -> Ints:
+    """The most frequent class of the training data by client [N], as clients label it after the last round.
+
+    `own`: whether it is that of the client's data alone, or of all clients' data. Label noise is left out.
+    """
+    y, n_classes = item.data.train_y, len(item.data.classes)
+    labels = [item.labelled(y[torch.from_numpy(held)], k) for k, held in enumerate(item.indices.clients)]
+    found = torch.stack([torch.bincount(seen, minlength=n_classes) for seen in labels])  # [N, C]
+    most: Ints = (found if own else found.sum(0).expand_as(found)).argmax(1).numpy()
+    return most
+
+
+def _counts(seen: Evaluation, y: Tensor, n_classes: int) -> Ints:
+    """Samples, predictions and hits of each class [3, C]. `y` [n]: the labels."""
+    labels = y.cpu()
+    hits = labels[seen.predictions == labels]
+    found = [torch.bincount(of, minlength=n_classes) for of in (labels, seen.predictions, hits)]
+    counts: Ints = torch.stack(found).numpy()
+    return counts
+
+
+def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
+    """Accuracy of a constant answer with so many hits, balanced accuracy, macro-F1. `counts`: of `_counts`.
+
+    Balanced accuracy: the mean of hits / samples over the classes with samples. Macro-F1: the mean of
+    2 hits / (samples + predictions) over the classes with samples or predictions, as scikit-learn has it.
+    """
+    samples, predictions, hits = counts
+    tested, occurring = samples > 0, samples + predictions > 0
+    recall = hits[tested] / samples[tested]
+    f1 = 2 * hits[occurring] / (samples + predictions)[occurring]
+    return constant / samples.sum(), recall.mean(), f1.mean()
 
 
 def own_parts(tensors: Params) -> Tree:

@@ -1,7 +1,7 @@
 """Fingerprints: one hash over everything that a result depends on. Also the facts of a run that change no result.
 
-Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count. Of the
-methods, only those of the recipe count.
+Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count, and other
+files that code names beside itself, such as C++ and templates. Of the methods, only those of the recipe count.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from fedml_noniid.plugins.engines.simulation import resolve_device
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
-REGISTRY = "fedml_noniid.plugins.recipes"  # imports every method, but only the recipe's methods count
-# Modules that change no result: settings count by their values; the others only observe or move files.
+REGISTRY = "fedml_noniid.plugins.recipes"
+# These count without their imports: they name every method, data set and partition. What is used counts elsewhere.
+LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plugins.settings")
+# Modules that change no result: they only observe or move files.
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.edge", "pipelines.experiment.config", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.edge", "pipelines.experiment.kept", "pipelines.experiment.portable",
         "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
-        "pipelines.experiment.workspace", "pipelines.tracking", "plugins.settings",
+        "pipelines.experiment.workspace", "pipelines.tracking",
     )
 )  # fmt: skip
 SILO = "fedml_noniid.plugins.silo"
-TEMPLATES = ROOT / PACKAGE / "pipelines" / "reporting" / "templates"
-ADVICE = ROOT / PACKAGE / "pipelines" / "advise" / "base.csv"  # the report has advice that is learnt from it
 
 
 def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
@@ -49,29 +49,49 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
     `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare` has them. The
     hashes leave out prepared data and earlier results. DVC tracks those as dependencies of the stages.
     """
-    data = {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+    data = _read(settings)
     split = [settings.data.validation, settings.data.public]
-    used, deploy = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}, settings.deploy
+    used = {name: settings.scenarios[name].model_dump() for name in settings.scenario_names}
     entries = {name: settings.recipes[name].model_dump() for name in settings.recipe_names}
     local = settings.train.model_dump()
-    reported = [data, split, used, entries, settings.seeds, local, settings.experiment, _templates()]
-    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
-    deployed += [settings.train_of(deploy.recipe).model_dump(), settings.composition(deploy.recipe)]
-    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    methods = _methods(settings.composition(deploy.recipe))
+    reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
     cut = code("fedml_noniid.pipelines.stages.partition")
     dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
     return {
         "machine": machine_kind(settings),
-        "prepare": {settings.data.name: digest(data, own_files or {}, code("fedml_noniid.pipelines.stages.prepare"))},
+        "prepare": preparing(settings, own_files),
         "partition": {
             f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
         },
         "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
         "evaluate": {"code": code("fedml_noniid.pipelines.stages.evaluate")},
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
-        "deploy": {deploy.recipe: digest(deployed, code("fedml_noniid.pipelines.stages.deploy", *methods, silo=True))},
+        "deploy": _deploying(settings, split),
     }  # fmt: skip
+
+
+def preparing(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The entry `prepare` of `plan`."""
+    code_of_stage = code("fedml_noniid.pipelines.stages.prepare")
+    return {settings.data.name: digest(_read(settings), own_files or {}, code_of_stage)}
+
+
+def _read(settings: Config) -> dict[str, object]:
+    """The settings that decide what is read; the rest of the section `data` decides what is held out."""
+    return {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+
+
+def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
+    """The entry `deploy` of `plan`; empty without a deployment."""
+    deploy = settings.deploy
+    if deploy is None:
+        return {}
+    composition = settings.composition(deploy.recipe)
+    deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
+    deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
+    deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
+    stage = code("fedml_noniid.pipelines.stages.deploy", *_methods(composition), silo=True)
+    return {deploy.recipe: digest(deployed, stage)}
 
 
 def of_training(settings: Config, unit: Unit) -> str:
@@ -116,7 +136,7 @@ def code(*modules: str, silo: bool = False) -> str:
 
 @cache
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
-    """The files of some modules and of all their imports."""
+    """The files of some modules and of all their imports, with the files that they name beside themselves."""
     found: dict[str, Path] = {}
     todo = list(modules)
     while todo:
@@ -129,8 +149,8 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
         found[name] = path
         # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
-        todo += [] if name == REGISTRY else _imports(path)
-    return tuple(sorted(found.values()))
+        todo += [other for other in _imports(path) if name not in LISTS or other in LISTS]
+    return tuple(sorted({*found.values(), *(file for path in found.values() for file in _beside(path))}))
 
 
 def _methods(recipe: str) -> list[str]:
@@ -155,6 +175,14 @@ def _imports(path: Path) -> list[str]:
     return [name for name in _named(_tree(path)) if name.split(".")[0] == PACKAGE]
 
 
+def _beside(path: Path) -> Iterator[Path]:
+    """The files beside a module that are no modules, and that its texts name, themselves or by their folder."""
+    texts = {node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Constant)}
+    for place in path.parent.iterdir():
+        if place.name in texts and place.suffix != ".py" and not (place / "__init__.py").exists():
+            yield from sorted(place.iterdir()) if place.is_dir() else (place,)
+
+
 def _named(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -166,7 +194,9 @@ def _named(tree: ast.Module) -> Iterator[str]:
 
 @cache
 def _hash(path: Path) -> str:
-    """Hash of a file's code. The registry counts without its imports and its table of all methods."""
+    """Hash of a file, for a module of its code. The registry counts without its imports and its table of methods."""
+    if path.suffix != ".py":
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     body = _tree(path).body
     if path == _file(REGISTRY):
         body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
@@ -181,10 +211,6 @@ def _dumped(node: ast.stmt) -> str:
             body[:1] = []
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return "" if is_text else ast.dump(node)
-
-
-def _templates() -> dict[str, str]:
-    return contents({path.name: path for path in (*sorted(TEMPLATES.iterdir()), ADVICE)})
 
 
 @cache

@@ -28,10 +28,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from fedml_noniid.pipelines.experiment.config import FILE, Axes, Config, Recipe, Tuned, TuneSettings, Values, read_yaml
+from fedml_noniid.pipelines.experiment.config import FILE, Axes, Config, Recipe, Tuned, TuneSettings, Values
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 SPLITS = ("validation", "test")
 WIDTH = 120  # of params.yaml

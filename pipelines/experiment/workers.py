@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.queues import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,6 +31,7 @@ def side_by_side(
 ) -> Iterator[tuple[Item, Result]]:
     """Yields each item with the result of `work`, in the order of completion. One process means this process.
 
+    The processes inherit `work` with all that it holds; only items and results are copied.
     After the first error, running work is finished and waiting work is not started. An interrupt ends all work.
     """
     if processes == 1 or len(items) < 2:
@@ -41,14 +42,17 @@ def side_by_side(
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
     queue: SimpleQueue[progress.Round | None] = context.SimpleQueue()
-    pool = concurrent.futures.ProcessPoolExecutor(min(processes, len(items)), context, _begin, (os.getpid(), queue))
-    futures = {pool.submit(work, item): item for item in items}
+    others = multiprocessing.active_children()
+    given = os.getpid(), queue, work
+    pool = concurrent.futures.ProcessPoolExecutor(min(processes, len(items)), context, _begin, given)
+    futures = {pool.submit(_do, item): item for item in items}
+    started = [process for process in multiprocessing.active_children() if process not in others]
     reader = display.follow(queue)
     try:
         for future in concurrent.futures.as_completed(futures):
             yield futures[future], future.result()
     except KeyboardInterrupt:
-        for process in multiprocessing.active_children():
+        for process in started:
             process.kill()
         raise
     finally:
@@ -57,8 +61,17 @@ def side_by_side(
         reader.join()
 
 
-def _begin(parent: int, queue: SimpleQueue[progress.Round | None]) -> None:
+_work: Callable[[Any], Any]  # of a worker; the process that starts the workers has none
+
+
+def _begin(parent: int, queue: SimpleQueue[progress.Round | None], work: Callable[[Any], Any]) -> None:
     """Runs first in a worker. The worker ignores interrupts and ends when its parent process ends."""
+    global _work
+    _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     progress.listen(queue.put)
     end_with(parent)
+
+
+def _do(item: Any) -> Any:
+    return _work(item)

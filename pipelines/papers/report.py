@@ -22,7 +22,7 @@ from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.papers.targets.spec import KINDS, Built, Target, of_targets
 from fedml_noniid.pipelines.reporting.report import render
 from fedml_noniid.pipelines.reporting.text import markdown
-from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.store import Store, spared
 from fedml_noniid.pipelines.tracking.sync import sync_reports
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 
@@ -51,7 +51,8 @@ def run(place: Workspace, paper: str, size: str) -> None:
     """Builds all targets of a paper, and gives MLflow the report."""
     report = write(paper, size, place.root, of_targets(paper, place.root))
     write_whole(report.folder.parent / "metrics.json", json.dumps(report.metrics, indent=2) + "\n")
-    sync_reports(Store(place.repository, place.tracking_uri), place.root)
+    with spared("the report"):
+        sync_reports(Store(place.repository, place.tracking_uri), place.root)
 
 
 def write(paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: Path | None = None) -> Report:

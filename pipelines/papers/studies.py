@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
 SIZES = ("smoke", "small", "paper")
@@ -97,9 +98,6 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     """The studies of a paper at a size, in the order in which they are worth running. UserError for a bad file."""
     known("paper", paper, PAPERS)
     known("size", size, SIZES)
-    # Imported here: it imports torch, which takes seconds, and the names above are wanted without it.
-    from fedml_noniid.pipelines.experiment.config import read_yaml
-
     path = folder_of(paper, root) / "params.yaml"
     found = read_yaml(path)
     for key in ("studies", "study_names"):
@@ -123,8 +121,6 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
         content.setdefault(names, list(content.get(entries) or {}))
     content["experiment"] = f"{paper}-{name}-{size}"
     content["machine"] = {"checkpoint_every": 1}  # rounds may take minutes
-    first = {key: (content.get(f"{key}_names") or [None])[0] for key in ("recipe", "scenario")}
-    content["deploy"] = first | {"seed": (content.get("seeds") or [0])[0], "silos": 2}
     return Study(paper, name, size, str(whole.get("what", name)), content)
 
 

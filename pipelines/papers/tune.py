@@ -21,6 +21,7 @@ from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 VALIDATION = 0.1  # share of the training set, where the study holds none out
 
@@ -46,7 +47,7 @@ def grid_of(paper: str, name: str, size: str, root: Path) -> studies.Study:
     """A study with its grid as its section `tune`."""
     found = studies.of_paper(paper, size, root)
     whole = found[known(f"study of {paper}", name, found)]
-    grids = config.read_yaml(studies.folder_of(paper, root) / config.FILE).get("grids") or {}
+    grids = read_yaml(studies.folder_of(paper, root) / config.FILE).get("grids") or {}
     grid = grids[known("study with a grid", name, grids)]
     if not whole.is_run:
         raise UserError(f"{paper}, {name}: is not run at size {size}; allowed: another size")

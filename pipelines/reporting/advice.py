@@ -57,8 +57,8 @@ def section(root: Path, settings: Config, scenarios: Sequence[Scenario]) -> dict
 
 def _row(settings: Config, scenario: Scenario, advice: Advice) -> list[str]:
     compared = [line for line in scenario.lines if line.compared]
-    top = _measured(compared[0], scenario) if compared else NONE
-    best = f"{compared[0].recipe} {top}" if compared else NONE
+    top = next((line for line in compared if line.rank), None)
+    best = f"{top.recipe} {_measured(top, scenario)}" if top else NONE
     if advice.best is None:
         return [scenario.name, "don't know", NONE, NONE, NONE, best]
     method, gain, low, high = advice.best
@@ -69,7 +69,9 @@ def _row(settings: Config, scenario: Scenario, advice: Advice) -> list[str]:
 
 
 def _measured(line: Line, scenario: Scenario) -> str:
-    """A method's gain over the baseline, in points."""
+    """A method's gain over the baseline, in points. A model that is no better than a constant has none."""
+    if line.is_constant:
+        return "constant answer"
     if line is scenario.baseline:
         return "+0.0"
     if line.difference is None:

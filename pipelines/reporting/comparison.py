@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 from scipy.stats import binomtest, t
 
-from fedml_noniid.pipelines.reporting.summary import Line, Scenario, Spread, spread
+from fedml_noniid.pipelines.reporting.summary import TINY, Line, Scenario, Spread, spread
 
 LEVEL = 0.05
 MOST_SEEDS = 100  # no estimate goes beyond
-TINY = 1e-9  # far below one test sample: two accuracies that differ by less are equal
 
 
 class Comparison(NamedTuple):

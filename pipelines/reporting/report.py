@@ -123,6 +123,7 @@ def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]
     return {
         "name": name,
         "about": _about(root, settings.scenarios[name], f"{name}-{seed}"),
+        "warnings": tables.warnings(scenario),
         "answer": tables.answer(scenario),
         "table": table,
         "compared": tables.compared(scenario),
@@ -214,7 +215,9 @@ def _terminal(section: Mapping[str, Any]) -> str:
     compared = "".join(f"\n{title}\n\n{plain(table)}" for title, table in section["compared"][:1])
     return (
         textwrap.fill(f"{section['name']}: {section['about']}", 110)
-        + f"\n\n{filled(' '.join(section['answer']))}\n{plain(section['table'])}"
+        + "\n\n"
+        + "".join(map(filled, section["warnings"]))
+        + f"{filled(' '.join(section['answer']))}\n{plain(section['table'])}"
         + "".join(map(filled, section["notes"]))
         + (compared and compared + filled(section["compared_note"]))
     )

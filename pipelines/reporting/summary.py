@@ -13,6 +13,9 @@ from fedml_noniid.plugins.core.errors import UserError
 
 LAST_ROUNDS = 5
 BASELINE = "fedavg"
+MAJORITY, OWN_MAJORITY = "majority class", "own majority class"
+MEASURES = ("majority_accuracy", "balanced_accuracy", "macro_f1", "classes_named")  # of metrics.json
+TINY = 1e-9  # far below one test sample: two accuracies that differ by less are equal
 PUBLIC_MARKS = {"labelled": "†", "unlabelled": "‡"}
 
 
@@ -35,10 +38,15 @@ class Line:
     final: Spread  # test accuracy after the last round
     last: Spread  # mean test accuracy of the last five evaluated rounds
     best: Spread  # highest test accuracy of any round
-    rank: int  # from 1; 0 for a line that is not compared
+    rank: int  # from 1; 0 for a line that is not compared, or no better than a constant answer
     finals: Mapping[int, float]  # test accuracy after the last round, by seed
     weights: Mapping[int, str]  # SHA-256 of the final weights, by seed
     difference: Spread | None  # final accuracy minus the baseline's of the same seed
+    majority: Spread | None  # accuracy of always naming the most frequent class, on the same test samples
+    balanced: Spread | None  # mean of the accuracies on each class
+    f1: Spread | None  # mean of the F1 of each class
+    one_class: tuple[int, ...]  # seeds on which the model names one class for all test samples
+    is_above_majority: bool  # by more than one test sample, in the mean over seeds; True if not known
     worst: Spread | None  # lowest accuracy of any client
     noisy: Spread | None  # final accuracy on copies of the test set in each client's noise; None without noise
     traffic_round: Spread  # up and down, whole cohort, one round
@@ -55,9 +63,15 @@ class Line:
 
     @property
     def label(self) -> str:
-        """The recipe's name, with a mark if it sees public data or the test set."""
+        """The recipe's name, with a mark if it sees public data or the test set, or names one class only."""
         mark = PUBLIC_MARKS.get(self.public, "")
-        return self.recipe + (f" {mark}" if mark and not self.leak else "") + (" LEAK" if self.leak else "")
+        words = [self.recipe] + ([mark] if mark and not self.leak else []) + (["LEAK"] if self.leak else [])
+        return " ".join(words + (["ONE CLASS"] if self.one_class else []))
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether it is no better than a constant answer, or names one class only on a seed."""
+        return bool(self.one_class) or not self.is_above_majority
 
 
 @dataclass(frozen=True)
@@ -67,6 +81,7 @@ class Scenario:
     name: str
     lines: tuple[Line, ...]
     baseline: Line | None
+    majority: Mapping[str, Spread]  # accuracy of a constant answer, by its name
     results: tuple[Result, ...]
     missing: tuple[str, ...]  # items of params.yaml without a result
     test_samples: int | None  # None if nothing is evaluated
@@ -80,14 +95,28 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None, len(known))
 
 
-def scenario(name: str, results: Sequence[Result], recipes: Sequence[str], seeds: Sequence[int]) -> Scenario | None:
-    """Sums up the results of one scenario for the named recipes and seeds. None if none of them has finished."""
+def scenario(
+    name: str,
+    results: Sequence[Result],
+    recipes: Sequence[str],
+    seeds: Sequence[int],
+    test_samples: int | None = None,
+) -> Scenario | None:
+    """Sums up the results of one scenario for the named recipes and seeds. None if none of them has finished.
+
+    `test_samples`: the size of the test set. Without it, the files of the results have it.
+    """
     present = [r for r in results if r.scenario == name and r.recipe in recipes and r.seed in seeds and _accuracy(r)]
     by_recipe = {recipe: [r for r in present if r.recipe == recipe] for recipe in recipes}
     # An entry of another name may be plain FedAvg too.
     plain = {r.recipe for r in present if r.composition == BASELINE}
     base = next(iter(sorted(filter(plain.__contains__, recipes), key=lambda recipe: recipe != BASELINE)), None)
-    lines = [_line(group, by_recipe[base] if base not in (None, r) else []) for r, group in by_recipe.items() if group]
+    test_samples = test_samples or next((n for n in map(_test_samples, present) if n), None)
+    lines = [
+        _line(group, by_recipe[base] if base not in (None, r) else [], 1 / test_samples if test_samples else 0.0)
+        for r, group in by_recipe.items()
+        if group
+    ]
     if not lines:
         return None
     ranked = _ranked(lines)
@@ -96,9 +125,10 @@ def scenario(name: str, results: Sequence[Result], recipes: Sequence[str], seeds
         name=name,
         lines=ranked,
         baseline=next((line for line in ranked if line.recipe == base), None),
+        majority=_majority(present),
         results=tuple(present),
         missing=tuple(f"{name}-{r}-{seed}" for r in recipes for seed in seeds if (r, seed) not in found),
-        test_samples=next((n for n in map(_test_samples, present) if n), None),
+        test_samples=test_samples,
     )
 
 
@@ -117,10 +147,22 @@ def _test_samples(result: Result) -> int | None:
         raise UserError(f"{path}: has no column samples of whole numbers; {RERUN}") from None
 
 
-def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
-    """Sums up one recipe's results; the rank is set by `_ranked`."""
+def _majority(results: Sequence[Result]) -> dict[str, Spread]:
+    """The accuracy of always naming the most frequent class: of all training data, or of each client's own."""
+    found: dict[str, dict[int, float]] = {}
+    for r in results:
+        if "majority_accuracy" in r.evaluation:
+            name = OWN_MAJORITY if _tag(r, "own_models") else MAJORITY
+            found.setdefault(name, {})[r.seed] = r.evaluation["majority_accuracy"]
+    return {name: _known(by_seed.values()) for name, by_seed in found.items()}
+
+
+def _line(group: Sequence[Result], base: Sequence[Result], step: float) -> Line:
+    """Sums up one recipe's results; the rank is set by `_ranked`. `step`: one test sample."""
     finals, base_final = ({r.seed: _accuracy(r)[-1] for r in runs} for runs in (group, base))
     differences = [final - base_final[seed] for seed, final in finals.items() if seed in base_final]
+    measured = {name: {r.seed: float(r.evaluation[name]) for r in group if name in r.evaluation} for name in MEASURES}
+    above = spread(finals[seed] - value for seed, value in measured["majority_accuracy"].items())
     traffic = [[row["bytes_up"] + row["bytes_down"] for row in r.rows] for r in group]
     return Line(
         recipe=group[0].recipe,
@@ -134,6 +176,11 @@ def _line(group: Sequence[Result], base: Sequence[Result]) -> Line:
         finals=finals,
         weights={r.seed: r.tags["weights_sha256"] for r in group},
         difference=spread(differences),
+        majority=spread(measured["majority_accuracy"].values()),
+        balanced=spread(measured["balanced_accuracy"].values()),
+        f1=spread(measured["macro_f1"].values()),
+        one_class=tuple(sorted(seed for seed, n in measured["classes_named"].items() if n == 1)),
+        is_above_majority=above is None or above.mean > step + TINY,
         worst=spread(min(r.client_accuracy) for r in group if r.client_accuracy),
         noisy=spread(r.evaluation["accuracy_noisy"] for r in group if "accuracy_noisy" in r.evaluation),
         traffic_round=_known(statistics.fmean(t) for t in traffic),
@@ -159,8 +206,14 @@ def _known(values: Iterable[float]) -> Spread:
 
 
 def _ranked(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Best mean final accuracy first, then the lines that are not compared. Equal means share a rank."""
+    """Best mean final accuracy first, then the lines that are not compared. Equal means share a rank.
+
+    A line that is no better than a constant answer has no rank.
+    """
     ordered = sorted((line for line in lines if line.compared), key=lambda line: -line.final.mean)
-    means = [line.final.mean for line in ordered]
-    ranked = [dataclasses.replace(line, rank=means.index(line.final.mean) + 1) for line in ordered]
+    means = [line.final.mean for line in ordered if not line.is_constant]
+    ranked = [
+        line if line.is_constant else dataclasses.replace(line, rank=means.index(line.final.mean) + 1)
+        for line in ordered
+    ]
     return (*ranked, *sorted((line for line in lines if not line.compared), key=lambda line: -line.final.mean))

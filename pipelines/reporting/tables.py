@@ -15,15 +15,25 @@ from fedml_noniid.pipelines.reporting.comparison import (
     per_deviation,
     seeds_needed,
 )
-from fedml_noniid.pipelines.reporting.summary import BASELINE, PUBLIC_MARKS, Line, Scenario, Spread, spread
+from fedml_noniid.pipelines.reporting.summary import (
+    BASELINE,
+    MAJORITY,
+    OWN_MAJORITY,
+    PUBLIC_MARKS,
+    Line,
+    Scenario,
+    Spread,
+    spread,
+)
 from fedml_noniid.pipelines.reporting.text import NONE, as_csv
 
 MIB = 2**20
+FINAL = "last round, %"  # title of the column that the methods are ordered by
 NAMED = 6  # most methods that a sentence names
 COLUMNS_NOTE = (
-    "Test accuracy of the global model: after the last round, mean of the last five rounds, best of any round (chosen "
-    "on the test set, so it flatters). Worst client: the lowest accuracy of any client, with test samples weighted by "
-    "the client's share of each class. MiB: all clients of a round, up and down."
+    "Test accuracy of the global model: after the last round, mean of the last five rounds. Worst client: the lowest "
+    "accuracy of any client, with test samples weighted by the client's share of each class. MiB: all clients, all "
+    "rounds, up and down."
 )
 LEVEL_TEXT = f"{100 * LEVEL:g} %"
 COMPARED_NOTE = (
@@ -32,6 +42,14 @@ COMPARED_NOTE = (
     f"test, adjusted for all comparisons of the table; the verdict goes by it, at {LEVEL_TEXT}. Higher: seeds on which "
     "the method ends above the other. Sign test: on the seeds that differ."
 )
+BY_CLASS_NOTE = (
+    "Balanced: the mean of the accuracies on each class, after the last round. Macro-F1: the mean of the "
+    "F1 of each class. Both weigh rare classes like frequent ones."
+)
+MAJORITY_NOTES = {
+    MAJORITY: "the accuracy of always naming the most frequent class of the training data, on the same test samples",
+    OWN_MAJORITY: "the same where each client names the most frequent class of its own training data",
+}
 NOISY_NOTE = "Noisy test: on one copy of the test set per client, each copy with that client's noise and rotation."
 PUBLIC_NOTES = {
     "labelled": "trains on a small public labelled split (kept out of all clients' data) that the other methods do not "
@@ -40,7 +58,8 @@ PUBLIC_NOTES = {
 }
 # Column of summary.csv: the number of a line.
 SPREADS = {
-    "final": "final", "last_5_rounds": "last", "best": "best", "vs_baseline": "difference", "worst_client": "worst",
+    "final": "final", "last_5_rounds": "last", "best": "best", "majority_accuracy": "majority",
+    "balanced_accuracy": "balanced", "macro_f1": "f1", "vs_baseline": "difference", "worst_client": "worst",
     "noisy_test": "noisy", "traffic_round_bytes": "traffic_round", "traffic_total_bytes": "traffic_total",
 }  # fmt: skip
 # The same of a comparison.
@@ -48,10 +67,17 @@ TESTS = {"low": "low", "high": "high", "p": "p", "p_holm": "holm_p", "p_sign": "
 
 
 def cells(scenario: Scenario) -> list[list[str]]:
-    """The table as text, the header and then the best method first: accuracies in %, differences in points."""
+    """The table as text, the header and then the best method first: accuracies in %, differences in points.
+
+    The last rows are constant answers.
+    """
     marks = dict.fromkeys(_alike(scenario), " ≈") | dict.fromkeys(_same(scenario), " =")
     rows = [_row(scenario, line, marks.get(line.recipe, "")) for line in scenario.lines]
-    return [list(rows[0]), *(list(row.values()) for row in rows)]
+    constant = [
+        dict.fromkeys(rows[0], NONE) | {"method": name, FINAL: _percent(value)}
+        for name, value in scenario.majority.items()
+    ]
+    return [list(rows[0]), *(list(row.values()) for row in rows + constant)]
 
 
 def compared(scenario: Scenario) -> list[tuple[str, list[list[str]]]]:
@@ -59,7 +85,7 @@ def compared(scenario: Scenario) -> list[tuple[str, list[list[str]]]]:
     base, best = scenario.baseline, _best(scenario)
     others: dict[str, Line] = {f"Compared with {base.recipe}": base} if base else {}
     if best is not None and best is not base:
-        others[f"Compared with {best.recipe}, which has the best mean"] = best
+        others[f"Compared with {best.recipe}, which has the best mean{_of(scenario)}"] = best
     header = ["method", "difference", "95 %", "t test, p", "Holm, p", "higher", "sign test, p", "verdict"]
     tables = {title: [_numbers(one) for one in against(scenario, other).values()] for title, other in others.items()}
     return [(title, [header, *rows]) for title, rows in tables.items() if rows]
@@ -79,8 +105,9 @@ def summary_csv(scenarios: Iterable[Scenario]) -> bytes:
                 values = (getattr(one, name, None) for name in TESTS.values())
                 parts += [None if value is None else float(f"{value:.10g}") for value in values]
             base = scenario.baseline.recipe if scenario.baseline else ""
-            lines.append([scenario.name, line.recipe, line.composition, line.rank, line.rounds, base, *parts])
-    header = ("scenario", "recipe", "composition", "rank", "rounds", "baseline", *titles)
+            named = " ".join(map(str, line.one_class))
+            lines.append([scenario.name, line.recipe, line.composition, line.rank, line.rounds, base, named, *parts])
+    header = ("scenario", "recipe", "composition", "rank", "rounds", "baseline", "one_class_seeds", *titles)
     return as_csv(header, lines, digits=None)
 
 
@@ -94,13 +121,16 @@ def headline(scenarios: Sequence[Scenario]) -> Mapping[str, Any]:
 
 
 def _headline(line: Line, one: Comparison | None) -> dict[str, float]:
-    """In %: accuracy, its standard deviation, the worst client. MiB. Difference to the baseline, its 95 % interval.
+    """Accuracy, its standard deviation, other measures, difference to the baseline with its interval, in %. MiB.
 
     Unknown numbers are left out.
     """
     fractions = {
         "accuracy": line.final.mean,
         "spread": line.final.std,
+        "majority_accuracy": line.majority.mean if line.majority else None,
+        "balanced_accuracy": line.balanced.mean if line.balanced else None,
+        "macro_f1": line.f1.mean if line.f1 else None,
         "worst_client": line.worst.mean if line.worst else None,
         "difference": one.mean if one and one.differences else None,
         "difference_low": one.low if one else None,
@@ -127,6 +157,9 @@ def curves_csv(scenario: Scenario, recipes: Sequence[str]) -> bytes:
 def notes(scenario: Scenario) -> list[str]:
     """Footnotes of the table: its columns, its marks and the runs that it lacks."""
     found = [COLUMNS_NOTE] + (["± is the sample standard deviation over seeds."] if _seeds(scenario) > 1 else [])
+    if scenario.majority:
+        found.append(BY_CLASS_NOTE)
+    found += [f"{name}: {MAJORITY_NOTES[name]}." for name in scenario.majority]
     if _noisy(scenario):
         found.append(NOISY_NOTE)
     if scenario.baseline is not None:
@@ -135,9 +168,9 @@ def notes(scenario: Scenario) -> list[str]:
             "methods have the same partition, the same clients in each round and the same first weights."
         )
     if _alike(scenario):
-        found.append("≈ can't be told apart from the best mean.")
+        found.append(f"≈ can't be told apart from the best mean{_of(scenario)}.")
     if _same(scenario):
-        found.append("= ends with the same weights as the best mean, so it is the same method here.")
+        found.append(f"= ends with the same weights as the best mean{_of(scenario)}, so it is the same method here.")
     if unlike := unequal(scenario.results):
         found.append(f"Training settings that were not the same for all methods: {', '.join(unlike)}.")
     if not any(result.client_accuracy for result in scenario.results):
@@ -164,16 +197,41 @@ def notes(scenario: Scenario) -> list[str]:
 
 def words(scenario: Scenario) -> list[str]:
     """Sentences on the numbers. They claim no more than the intervals allow."""
-    return [*answer(scenario), *details(scenario)]
+    return [*warnings(scenario), *answer(scenario), *details(scenario)]
+
+
+def warnings(scenario: Scenario) -> list[str]:
+    """Sentences on methods that are no better than a constant answer, and on the seeds with one class only."""
+    found = []
+    by_seeds: dict[tuple[int, ...], list[str]] = {}
+    for line in scenario.lines:
+        if line.one_class:
+            by_seeds.setdefault(line.one_class, []).append(line.recipe)
+    if by_seeds:
+        named = "; ".join(
+            f"{', '.join(recipes)} (seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))})"
+            for seeds, recipes in by_seeds.items()
+        )
+        found.append(f"WARNING, ONE CLASS: the model names one class for all test samples: {named}.")
+    low = [line.recipe for line in scenario.lines if not line.is_above_majority]
+    if low:
+        values = " and ".join(f"{name}: {_percent(value)} %" for name, value in scenario.majority.items())
+        found.append(f"WARNING: no better than always naming the most frequent class ({values}): {', '.join(low)}.")
+    return found
 
 
 def answer(scenario: Scenario) -> list[str]:
     """Which method to use, in at most three sentences: the best mean, its equals, and what would tell them apart."""
     best = _best(scenario)
+    if best is None and any(line.compared for line in scenario.lines):
+        return [
+            "No method can be recommended, as each has a warning.",
+            "Balanced accuracy and macro-F1 show what the models have learnt of the rare classes.",
+        ]
     if best is None:
         return ["No method here can be compared."]
     over = f"{100 * best.final.mean:.2f} % ({best.final.n} seed{'s' if best.final.n > 1 else ''})"
-    first = f"{best.recipe} has the best mean test accuracy after the last round, {over}"
+    first = f"{best.recipe} has the best mean test accuracy after the last round{_of(scenario)}, {over}"
     comparisons = against(scenario, best)
     if not comparisons:
         return [f"{first}; it is the only method here."]
@@ -187,11 +245,12 @@ def answer(scenario: Scenario) -> list[str]:
     if not tested:
         few = "Fewer than two seeds in common can't tell methods apart: any difference may be chance."
         return [f"{first}.", few, "Add seeds."]
-    alike = [one for one in others if one.verdict != "worse"]
+    alike = [one for one in others if one.verdict not in ("better", "worse")]
+    worse = sum(one.verdict == "worse" for one in others)
     how = f"at {LEVEL_TEXT} (paired t tests over seeds, Holm's adjustment for {len(tested)})"
     if not alike:
-        n = len(others)
-        return [f"{first}.", f"The {f'{n} others are' if n > 1 else 'other one is'} worse {how}."]
+        said = [f"The {f'{worse} others are' if worse > 1 else 'other one is'} worse {how}."] if worse else []
+        return [f"{first}.", *said]
     named = f"any of the {len(alike)} others" if NAMED < len(alike) == len(others) else _listed(alike)
     return [f"{first}.", f"These seeds can't tell it apart from {named} {how}.", *_deciding(alike, len(tested))]
 
@@ -237,14 +296,14 @@ def _row(scenario: Scenario, line: Line, mark: str) -> dict[str, str]:
     base = scenario.baseline
     return {
         "method": line.label,
-        "last round, %": _percent(line.final),
+        FINAL: _percent(line.final),
         "last 5, %": _percent(line.last),
-        "best, %": _percent(line.best),
-        "rank": f"{line.rank}{mark}" if line.compared else NONE,
+        "balanced, %": _percent(line.balanced),
+        "macro-F1, %": _percent(line.f1),
+        "rank": f"{line.rank}{mark}" if line.rank else NONE,
         f"vs {base.recipe if base else BASELINE}": NONE if line is base else _percent(line.difference, sign="+"),
         "worst client, %": _percent(line.worst),
         **({"noisy test, %": _percent(line.noisy)} if _noisy(scenario) else {}),
-        "MiB/round": _scaled(line.traffic_round),
         "MiB total": _scaled(line.traffic_total),
         "seeds": str(len(line.seeds)),
     }
@@ -272,13 +331,20 @@ def _seeds(scenario: Scenario) -> int:
 
 
 def _best(scenario: Scenario) -> Line | None:
-    return next((line for line in scenario.lines if line.compared), None)
+    """The line with the best mean of those without a warning."""
+    return next((line for line in scenario.lines if line.rank), None)
+
+
+def _of(scenario: Scenario) -> str:
+    """Whose best mean that of `_best` is: "" where no method without a rank is above it."""
+    first = next((line for line in scenario.lines if line.compared), None)
+    return "" if first is _best(scenario) else " of the methods without a warning"
 
 
 def _alike(scenario: Scenario) -> set[str]:
     """The methods that are tested and can't be told apart from the best mean."""
     found = against(scenario, _best(scenario)).items()
-    return {recipe for recipe, one in found if one.p is not None and one.verdict != "worse"}
+    return {recipe for recipe, one in found if one.p is not None and one.verdict not in ("better", "worse")}
 
 
 def _same(scenario: Scenario) -> set[str]:
@@ -306,6 +372,7 @@ def _against_baseline(scenario: Scenario) -> list[str]:
     base = scenario.baseline.recipe
     groups = {
         "better": f"Better than {base}",
+        "constant": f"Above {base}, but with a warning",
         "worse": f"Worse than {base}",
         "same weights": f"Equal to {base}, with the same weights on all seeds that both have",
         "no difference": f"No difference to {base} that this test set can show",
@@ -315,9 +382,14 @@ def _against_baseline(scenario: Scenario) -> list[str]:
         "no seed": f"No seed in common with {base}",
     }
     named: dict[str, list[str]] = {group: [] for group in groups}
+    constant = {line.recipe for line in scenario.lines if line.is_constant}
     for one in against(scenario, scenario.baseline).values():
-        is_unadjusted = one.verdict == "undecided" and one.p is not None and one.p < LEVEL
-        named["unadjusted" if is_unadjusted else one.verdict].append(_claim(one))
+        group = one.verdict
+        if group == "undecided" and one.p is not None and one.p < LEVEL:
+            group = "unadjusted"
+        if group == "better" and one.recipe in constant:
+            group = "constant"
+        named[group].append(_claim(one))
     return [f"{groups[group]}: {', '.join(claims)}." for group, claims in named.items() if claims]
 
 
@@ -364,4 +436,5 @@ def _power(scenario: Scenario) -> list[str]:
         "About one of 20 intervals at 95 % misses the true difference by chance. So the words better and worse go by "
         f"Holm's adjustment for {others} comparison{'s' if others > 1 else ''}"
     )
-    return [text, f"{level}. The best mean was chosen by the same numbers, so the gaps to it look too large."]
+    chosen = " The best mean was chosen by the same numbers, so the gaps to it look too large."
+    return [text, f"{level}.{chosen if _best(scenario) else ''}"]

@@ -36,7 +36,11 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
     portable.fix(options.root / "params.yaml")
-    return edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
+    ended = Path(os.environ.get(edge.ENDED) or os.devnull)
+    ended.write_text(str(edge.CRASHED))  # unless the line after the next is reached
+    code = edge.guarded(lambda: run(options.stage, Workspace.of(options.root, os.environ)))
+    ended.write_text(str(code))
+    return code
 
 
 def run(stage: str, place: Workspace) -> None:

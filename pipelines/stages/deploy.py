@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,8 +20,9 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.alike import test_parts
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.data.indices import read_indices
+from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.partitions import partition
+from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.run import cohort_size
 from fedml_noniid.plugins.settings import LocalSettings
@@ -34,8 +36,10 @@ log = logging.getLogger(__name__)
 def run(place: Workspace) -> None:
     """Runs the silos and the simulation, compares the weights, writes both hashes."""
     settings = config.load(place.root)
-    deployment, parts = _deployment(settings), _parts(place, settings)
     wanted = settings.deploy
+    if wanted is None:
+        raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
+    deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
     log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
     deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
     simulated = loopback.simulate(deployment, parts)
@@ -49,9 +53,8 @@ def run(place: Workspace) -> None:
     log.info("silos and simulation end with the same weights, sha256 %s", deployed[:12])
 
 
-def _deployment(settings: config.Config) -> Deployment:
-    """The settings of params.yaml as the configuration of the processes."""
-    wanted = settings.deploy
+def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Deployment:
+    """The settings of params.yaml as the configuration of the processes. UserError for what FedML does not take."""
     train = settings.train_of(wanted.recipe)
     share = settings.scenarios[wanted.scenario].participation
     content = {
@@ -73,9 +76,23 @@ def _deployment(settings: config.Config) -> Deployment:
 def _parts(place: Workspace, settings: config.Config) -> Parts:
     """The scenario's partition. If its number of clients is not that of the silos: a new one of the same kind."""
     wanted = settings.deploy
+    assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
     indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
+    clients, tests, skew = divided(settings, wanted, data, indices)
+    recipe = settings.composition(wanted.recipe)
+    public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
+    std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
+    own = tests if loopback.keeps_own(recipe) else None
+    return Parts.cut(data, clients, indices.validation, public, std, skew, own)
+
+
+def divided(
+    settings: config.Config, wanted: config.DeploySettings, data: Dataset, indices: Indices
+) -> tuple[Sequence[Ints], Sequence[Ints], Skew]:
+    """(samples, test samples, skew) of the silos. UserError if the data can't be divided among so many."""
+    scenario = settings.scenarios[wanted.scenario]
     clients, tests, skew = indices.clients, indices.test_clients, indices.skew
     if len(clients) != wanted.silos:
         try:
@@ -87,11 +104,7 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
             skew = skewed(scenario, data, clients, wanted.seed)
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None
-    recipe = settings.composition(wanted.recipe)
-    public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
-    std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    own = tests if loopback.keeps_own(recipe) else None
-    return Parts.cut(data, clients, indices.validation, public, std, skew, own)
+    return clients, tests, skew
 
 
 def _sizes(parts: Parts) -> str:

@@ -6,6 +6,7 @@ DVC compares these small files. So if a comment or a setting changes no result, 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.provenance import contents, plan
@@ -14,11 +15,16 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.files import replace_folder
 
 
+def content(hashes: Mapping[str, str]) -> bytes:
+    """A file of plan/."""
+    return (json.dumps(hashes, indent=2) + "\n").encode()
+
+
 def run(place: Workspace) -> None:
     """Writes one file for each stage."""
     settings = config.load(place.root)
     data = settings.data
     own_files = contents(datasets.sources(data.name, place.given(data.root), data.options))
     found = plan(settings, own_files)
-    files = {f"{stage}.json": (json.dumps(hashes, indent=2) + "\n").encode() for stage, hashes in found.items()}
+    files = {f"{stage}.json": content(hashes) for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

@@ -22,7 +22,7 @@ from fedml_noniid.pipelines.experiment.provenance import digest, machine, of_tra
 from fedml_noniid.pipelines.experiment.training import SECONDS, tags_of, trained
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.tracking import runs
+from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store, load
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.engines.simulation import resolve_device
@@ -97,7 +97,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
     here = machine(item.device)
     tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
     store = Store(place.repository, place.tracking_uri)
-    run = runs.start(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
+    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
     every = settings.machine.checkpoint_every
 
     def hear(row: Mapping[str, float]) -> None:
@@ -115,7 +115,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
         shutil.rmtree(resume, ignore_errors=True)
         return {DIVERGED: str(error).encode()}
     run.log_rounds(simulation.rows)
-    run.finish(json.loads(files["run.json"])["final"], ())
+    run.finish(json.loads(files["run.json"])["final"])
     shutil.rmtree(resume, ignore_errors=True)
     made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.rows]}
     return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}

@@ -23,6 +23,7 @@ from fedml_noniid.pipelines.reporting.text import as_csv, markdown, plain
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 log = logging.getLogger(__name__)
 STUDY = Path(base.__file__).with_name("study.yaml")
@@ -60,12 +61,12 @@ def _ranked(advice: Advice) -> list[list[str]]:
 
 def study_names() -> list[str]:
     """The studies of the base."""
-    return [str(name) for name in config.read_yaml(STUDY)["study_names"]]
+    return [str(name) for name in read_yaml(STUDY)["study_names"]]
 
 
 def make(place: Workspace, folder: Path, only: str | None, running: bool) -> None:
     """Runs what is left of the studies, or of one, and writes the base and its page into `folder`. UserError."""
-    content = config.read_yaml(STUDY)["studies"]
+    content = read_yaml(STUDY)["studies"]
     names = study_names()
     chosen = names if only is None else [known("study", only, names)]
     found = {name: studies.resolved(NAME, name, SIZE, content, f"{STUDY.name}: study") for name in names}

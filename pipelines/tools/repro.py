@@ -14,11 +14,14 @@ from pathlib import Path
 
 from ruamel.yaml import YAML
 
+from fedml_noniid.pipelines import edge
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 CHECKED = Path(".dvc") / "tmp" / "checked"
+STAGE_ENDED = Path(".dvc") / "tmp" / "ended"  # the exit code of the last stage
 OWN_FILES = "own files\n"  # content of CHECKED if the settings name files of the user, which DVC does not see
 SOURCES = ("plugins", "pipelines")
 CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
@@ -28,20 +31,21 @@ TABLE = Path("report") / "table.txt"
 
 
 def repro(place: Workspace, stage: str | None = None) -> int:
-    """Runs the out-of-date stages, up to `stage` if one is named. Returns 0, or the exit code of DVC. UserError."""
+    """Runs the out-of-date stages, up to `stage` if one is named. Returns an exit code. UserError."""
     root = place.root
     for name in ("params.yaml", *NEEDED):
         if not (root / name).exists():
             raise UserError(f"{root / name}: is missing; `noniid init` makes the folder of an experiment")
+    if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
+        raise UserError(f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study that has it")
     if shutil.which("dvc", path=_path()) is None:
         raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
     with _alone(root):
         if not _is_checked(root):
             # Imported here: it imports torch, which takes seconds.
-            from fedml_noniid.pipelines.experiment import check, config
+            from fedml_noniid.pipelines.tools import fits
 
-            settings = config.load(root)
-            check.check(settings)
+            settings, _ = fits.checked(place)
             (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the store.
@@ -49,12 +53,14 @@ def repro(place: Workspace, stage: str | None = None) -> int:
         code = 0
         if (root / CHECKED).read_text() == OWN_FILES and not _always_plans(root):
             # DVC does not see these files, and it takes an old plan from its cache. The new plan has their hashes.
-            code = _wait(_start(root, "repro", "--force", "--single-item", "plan"))
-        code = code or _wait(_start(root, "repro", *([stage] if stage else [])))
+            code = _dvc(root, "--force", "--single-item", "plan")
+        code = code or _dvc(root, *([stage] if stage else []))
         if code == 0:
+            from fedml_noniid.pipelines.tracking.store import spared
             from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
 
-            bring_up_to_date(place)
+            with spared("the new results"):
+                bring_up_to_date(place)
         return code
 
 
@@ -70,13 +76,19 @@ def table(root: Path) -> str:
 
 def _start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
     """DVC, for which the programs `dvc` and `python` are those of this environment."""
-    return subprocess.Popen(["dvc", *arguments], cwd=root, env=os.environ | {"PATH": _path()})
+    environment = os.environ | {"PATH": _path(), edge.ENDED: str((root / STAGE_ENDED).resolve())}
+    return subprocess.Popen(["dvc", *arguments], cwd=root, env=environment)
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    """The exit code of a process."""
+def _dvc(root: Path, *arguments: str) -> int:
+    """Runs `dvc repro`. Returns the exit code of the stage that failed; 2 if DVC itself refuses its files."""
+    (root / STAGE_ENDED).unlink(missing_ok=True)
+    process = _start(root, "repro", *arguments)
     try:
-        return process.wait()
+        if process.wait() == 0:
+            return 0
+        stage = (root / STAGE_ENDED).read_text() if (root / STAGE_ENDED).exists() else ""
+        return int(stage or 0) or edge.WRONG_INPUT
     except KeyboardInterrupt:
         process.wait()  # DVC was interrupted too; wait for its end
         raise
@@ -84,8 +96,8 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 def _always_plans(root: Path) -> bool:
     """Whether DVC runs the stage `plan` every time, as outside a checkout."""
-    plan = YAML(typ="safe", pure=True).load(root / "dvc.yaml")["stages"].get("plan", {})
-    return bool(plan.get("always_changed"))
+    stages = read_yaml(root / "dvc.yaml").get("stages") or {}
+    return bool(stages.get("plan", {}).get("always_changed"))
 
 
 def _path() -> str:

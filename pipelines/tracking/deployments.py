@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from fedml_noniid.pipelines.experiment import counts, results
 from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store
-from fedml_noniid.pipelines.tracking.sync import hashed, once
+from fedml_noniid.pipelines.tracking.sync import hashed, once, recorded
 from fedml_noniid.plugins.core.errors import UserError
 
 # Functions that need these import them: they import torch, which takes seconds.
@@ -79,14 +79,10 @@ def add(store: Store, experiment: str, found: Deployed) -> bool:
         run.finish(final, found.files, ended)
         return run
 
+    fresh = once(store, experiment, found.name, found.digest, write)
     client = store.client()
-    from mlflow.exceptions import MlflowException
-
-    try:
-        fresh = once(store, experiment, found.name, found.digest, write)
+    with store.guarded():
         view.prepare(client, runs.of_name(store, client, experiment))
-    except (MlflowException, OSError) as error:
-        raise UserError(f"{store.address}: does not take the run ({' '.join(str(error).split())[:300]})") from None
     return fresh
 
 
@@ -99,8 +95,8 @@ def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
     about = results.record(record)
     named = {key: str(about.get(key)) for key in ("scenario", "recipe", "seed")}
     name = f"deployment/{'-'.join(named.values())}"
-    if store.is_synced(f"{experiment}/{name}", hashed("", [config, *files])):
-        return []  # without torch and mlflow, whose imports take seconds
+    if hashed("", [config, *files]) in recorded(store, experiment):
+        return []  # without torch, whose import takes seconds
     try:
         if _weights(files[-1]) != about.get("deployed_sha256"):
             return []  # DVC took deploy/result.json from another run

@@ -91,9 +91,14 @@ class Run:
         self._client.set_tag(self.run_id, NOTE, cut(reason, TAG))
         self._end("FAILED")
 
-    def _end(self, status: str, ended: int | None = None) -> None:
+    def abandon(self) -> None:
+        """Stops sampling the machine; the store may be gone."""
         if self._monitor is not None:
             self._monitor.finish()
+            self._monitor = None
+
+    def _end(self, status: str, ended: int | None = None) -> None:
+        self.abandon()
         self._client.set_terminated(self.run_id, status, ended)
 
 
@@ -119,7 +124,8 @@ def start(
         same = f"tags.fingerprint = '{tags['fingerprint']}' AND attributes.status != 'FINISHED'"
         run = next(iter(client.search_runs([experiment_id], same)), None)
     if run is None:
-        run = client.create_run(experiment_id, start_time=began, run_name=name)
+        # Its item is known from the start: a run that breaks off here is replaced by the next sync.
+        run = client.create_run(experiment_id, start_time=began, tags={"item": name}, run_name=name)
     elif run.info.status != "RUNNING":
         client.update_run(run.info.run_id, "RUNNING")
         client.set_tag(run.info.run_id, NOTE, "")
@@ -129,10 +135,11 @@ def start(
         monitor = SystemMetricsMonitor(
             run.info.run_id, resume_logging=bool(run.data.metrics), tracking_uri=store.address
         )
-        monitor.start()
     log = Run(client, run, monitor)
     with store.lock("describe"):  # two processes can't add the same data set at once
         log.describe(params, {"item": name} | dict(tags))
+    if monitor is not None:
+        monitor.start()
     return log
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
-import json
 import logging
 import os
+import re
 import shutil
+import sqlite3
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -26,7 +27,27 @@ SETTINGS = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }  # fmt: skip
+PLACE = ".place"  # file with the folder in which the database was made
 PATIENCE = 5  # seconds within which a server must answer
+# Values of a tag of an experiment's runs, without those in MLflow's trash.
+TAGGED = (
+    "SELECT tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
+    " WHERE experiments.name = ? AND tags.key = ? AND runs.lifecycle_stage = 'active'"
+)
+
+
+class StoreError(UserError):
+    """MLflow's store fails or can't be reached. Results on disk do not depend on it."""
+
+
+@contextlib.contextmanager
+def spared(lost: str) -> Iterator[None]:
+    """Turns a StoreError into a warning: work goes on without its tracking. `lost`: what MLflow lacks then."""
+    try:
+        yield
+    except StoreError as error:
+        log.warning("WARNING: %s", error)
+        log.warning("  MLflow lacks %s. Files on disk are complete; `noniid sync` brings MLflow up to date.", lost)
 
 
 @dataclass(frozen=True)
@@ -52,28 +73,39 @@ class Store:
         return self.uri or f"sqlite:///{self.database}"
 
     @property
+    def shown(self) -> str:
+        """The tracking URI without user and password, for people and logs."""
+        return re.sub("//[^/]*@", "//", self.address)
+
+    @property
     def is_server(self) -> bool:
         return self.address.startswith(("http://", "https://"))
 
     def client(self) -> Any:
-        """An MlflowClient. Creates the embedded database if it is missing. UserError if the store can't be used."""
-        load()
-        logging.getLogger("alembic").setLevel(logging.WARNING)
-        if self.is_server:
-            self._reach()
-        elif not self.uri:
-            self._prepare()
-        from mlflow import MlflowClient
-        from mlflow.exceptions import MlflowException
-        from sqlalchemy.exc import SQLAlchemyError
+        """An MlflowClient. Creates the embedded database if it is missing. StoreError if the store can't be used."""
+        advice = "" if self.uri else "; if it is damaged, delete it: `noniid sync` makes it again from the results"
+        with self.guarded(advice):
+            load()
+            logging.getLogger("alembic").setLevel(logging.WARNING)
+            if self.is_server:
+                self._reach()
+            elif not self.uri:
+                self._prepare()
+            from mlflow import MlflowClient
 
-        try:
             client: Any = MlflowClient(tracking_uri=self.address)
             client.search_experiments(max_results=1)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
-            advice = "" if self.uri else "; delete it and run `noniid ui`, which makes it again from the results"
-            raise UserError(f"{self.address}: can't be used as MLflow's store ({_line(error)}){advice}") from None
-        return client
+            return client
+
+    @contextlib.contextmanager
+    def guarded(self, advice: str = "") -> Iterator[None]:
+        """Turns every error of MLflow, SQLAlchemy and the disk into a StoreError of one line."""
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:  # MLflow promises no common class
+            raise StoreError(f"{self.shown}: MLflow's store fails ({_line(error)}){advice}") from None
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -83,24 +115,23 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("w")
         except OSError as error:
-            raise UserError(f"{path}: can't be written ({error.strerror}); choose a folder that is writable") from None
+            raise StoreError(f"{path}: can't be written ({error.strerror}); choose a folder that is writable") from None
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def is_synced(self, name: str, digest: str) -> bool:
-        """Whether the last `note_synced` for `name` in this store had this digest."""
-        return self._synced().get(f"{self.address} {name}") == digest and (bool(self.uri) or self.database.exists())
+    def tagged(self, experiment: str, key: str) -> set[str]:
+        """The values of a tag of an experiment's active runs, read from the embedded database.
 
-    def note_synced(self, name: str, digest: str) -> None:
-        """Remembers what the store holds. So the next sync can answer without mlflow, whose import takes seconds."""
-        write_whole(self.folder / ".synced", json.dumps(self._synced() | {f"{self.address} {name}": digest}, indent=2))
-
-    def _synced(self) -> dict[str, str]:
+        It avoids mlflow, whose import takes seconds. Empty if the database is missing, moved or can't be read.
+        """
         try:
-            return dict(json.loads((self.folder / ".synced").read_text()))
-        except (OSError, ValueError, TypeError):
-            return {}  # then the next sync compares everything again
+            uri = f"{self.database.as_uri()}?mode=ro"
+            with contextlib.closing(sqlite3.connect(uri, uri=True)) as database:
+                found = {str(value) for (value,) in database.execute(TAGGED, (experiment, key))}
+            return found if self._is_here() else set()
+        except (OSError, sqlite3.Error):
+            return set()
 
     def _reach(self) -> None:
         try:
@@ -110,20 +141,24 @@ class Store:
             return  # the server answers: it has no such page or wants a password
         except (OSError, ValueError) as error:
             advice = "start that server, or name none (MLFLOW_TRACKING_URI, --to) to use the database under mlruns/"
-            raise UserError(f"{self.address}: no answer from MLflow's server ({_line(error)}); {advice}") from None
+            raise StoreError(f"{self.shown}: no answer from MLflow's server ({_line(error)}); {advice}") from None
 
     def _prepare(self) -> None:
         """Creates the database once. A database from another place is set aside, since MLflow stores absolute paths."""
         if "?" in str(self.folder):
-            raise UserError(f"{self.folder}: a path with '?' can't hold an SQLite database; move the repository")
-        place = self.folder / ".place"
+            raise StoreError(f"{self.folder}: a path with '?' can't hold an SQLite database; move the repository")
         with self.lock("create"):
-            if not place.exists() or place.read_text() != str(self.folder):
+            if not self._is_here():
                 if self.database.exists():
                     self._set_aside()
-                write_whole(place, str(self.folder))
+                write_whole(self.folder / PLACE, str(self.folder))
             if not self.database.exists():
                 self._create()
+
+    def _is_here(self) -> bool:
+        """Whether the database was made in this folder."""
+        place = self.folder / PLACE
+        return place.exists() and place.read_text() == str(self.folder)
 
     def _set_aside(self) -> None:
         n = 1 + len(list(self.folder.glob("mlflow.db.moved-*")))
@@ -146,7 +181,7 @@ class Store:
             build(f"sqlite:///{unfinished / 'mlflow.db'}", (self.folder / "artifacts").as_uri()).engine.dispose()
             os.replace(unfinished / "mlflow.db", self.database)
         except (MlflowException, SQLAlchemyError, OSError) as error:
-            raise UserError(f"{self.database}: can't be created ({_line(error)}); is the disk full?") from None
+            raise StoreError(f"{self.database}: can't be created ({_line(error)}); is the disk full?") from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
@@ -158,6 +193,10 @@ def load() -> None:
     importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
 
 
-def _line(error: Exception) -> str:
-    """The first line of an exception's message."""
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
+def _line(error: BaseException) -> str:
+    """The first line of the message of an exception's cause, with the file of an OSError."""
+    while error.__cause__ is not None:  # SQLAlchemy's and MLflow's own words for it are long
+        error = error.__cause__
+    parts = (getattr(error, "filename", None), getattr(error, "strerror", None))
+    words = ": ".join(str(part) for part in parts if part) if parts[1] else str(error)
+    return (words.strip() or type(error).__name__).splitlines()[0][:300]

@@ -24,15 +24,15 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
     """Makes one finished run for every finished item under `root`. Returns the keys that needed work.
 
     A new run replaces the item's earlier run. The earlier run goes to MLflow's trash with the tag `superseded_by`, so
-    charts don't count the item twice. Runs of a DVC experiment stay: their files are not in the workspace.
+    charts don't count the item twice. Runs of a DVC experiment stay: their files are not in the workspace. A run that
+    was deleted in MLflow is restored.
     """
     items = {item.key: item for item in results.read(root, store.repository)}
     digests = {key: _digest(item, root) for key, item in items.items()}
-    whole = hashed("".join(digests.values()))
-    if not items or store.is_synced(experiment, whole):
-        return []  # the usual case; it avoids mlflow's slow import
+    if recorded(store, experiment).issuperset(digests.values()):
+        return []
     client = store.client()
-    with store.lock("sync"):
+    with store.guarded(), store.lock("sync"):
         experiment_id, known = runs.of_name(store, client, experiment), defaultdict[str, list[Any]](list)
         for run in runs.search(client, experiment_id, runs.ALL):
             known[run.data.tags.get("item", "")].append(run)
@@ -42,8 +42,22 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
             models.register(client, run, experiment, items[key], root)
             client.set_tag(run.info.run_id, SYNCED, digests[key])
         view.prepare(client, experiment_id)
-        store.note_synced(experiment, whole)
     return todo
+
+
+def recorded(store: Store, experiment: str) -> set[str]:
+    """The digests of the experiment's complete runs, without those in MLflow's trash. StoreError if it can't be read.
+
+    The embedded database is read without mlflow. Every other store is asked, so a dead server is noticed.
+    """
+    name = runs.cut(experiment, runs.EXPERIMENT)
+    if not store.uri:
+        return store.tagged(name, SYNCED)
+    client = store.client()
+    with store.guarded():
+        found = client.get_experiment_by_name(name)
+        known = runs.search(client, found.experiment_id) if found else []
+    return {str(run.data.tags.get(SYNCED)) for run in known}
 
 
 def log_report(
@@ -52,7 +66,7 @@ def log_report(
     """Makes a paper's report the run `name` of the experiment "papers". A run with other content goes to the trash."""
     about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
     digest = hashed(about, files)
-    if store.is_synced(f"{REPORTS}/{name}", digest):
+    if digest in recorded(store, REPORTS):
         return
 
     def write() -> runs.Run:
@@ -66,14 +80,13 @@ def log_report(
 def once(store: Store, experiment: str, name: str, digest: str, write: Callable[[], runs.Run]) -> bool:
     """Writes the run `name` and moves earlier runs of that name to the trash. False if a run has this digest."""
     client = store.client()
-    with store.lock("sync"):
+    with store.guarded(), store.lock("sync"):
         known = runs.search(client, runs.of_name(store, client, experiment))
         fresh = not any(_is_whole(run, digest) for run in known)
         if fresh:
             run = client.get_run(write().run_id)
             _supersede(client, run, [old for old in known if old.info.run_name == name])
             client.set_tag(run.info.run_id, SYNCED, digest)
-        store.note_synced(f"{experiment}/{name}", digest)
     return fresh
 
 
@@ -92,7 +105,7 @@ def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[A
     run = max((run for run in earlier if _is_of(run, item)), key=lambda run: int(run.info.start_time), default=None)
     if run is None:
         began = written - round(1000 * sum(item.seconds or ()))
-        run = client.create_run(experiment_id, start_time=began, run_name=item.key)
+        run = client.create_run(experiment_id, start_time=began, tags={"item": item.key}, run_name=item.key)
     elif run.info.lifecycle_stage == "deleted":
         client.restore_run(run.info.run_id)
         if SUPERSEDED in run.data.tags:
@@ -107,7 +120,7 @@ def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[A
     log.log_rounds([{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)])
     files = [path for path in item.files if path.name != MODEL]
     log.finish(dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written)
-    _supersede(client, run, [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time < written])
+    _supersede(client, run, [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time <= written])
     return run
 
 

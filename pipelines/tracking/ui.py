@@ -22,10 +22,11 @@ NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # background jobs for
 def serve(store: Store, experiment: str, port: int | None = None) -> None:
     """Serves the prepared view on `port`. The default is 5000, or a free port if 5000 is taken."""
     client = store.client()
-    experiment_id = runs.of_name(store, client, experiment)
-    view.prepare(client, experiment_id)
+    with store.guarded():
+        experiment_id = runs.of_name(store, client, experiment)
+        view.prepare(client, experiment_id)
     if store.is_server:
-        sys.stdout.write(f"Compare the runs:  {view.link(store.address, experiment_id)}\n")
+        sys.stdout.write(f"Compare the runs:  {view.link(store.shown, experiment_id)}\n")
         return
     port = _free(DEFAULT_PORT, 0) if port is None else _free(port)
     command = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={port}", "--workers=1"]

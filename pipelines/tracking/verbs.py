@@ -8,14 +8,12 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
-
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking import deployments, ui
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.pipelines.tracking.sync import sync, sync_reports
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +42,12 @@ def record(place: Workspace, folder: Path, config: Path, to: str | None, experim
     store = Store(place.repository, place.tracking_uri if to is None else to)
     experiment = experiment or _experiment(place.root / "params.yaml")
     fresh = deployments.add(store, experiment, found)
-    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.address)
+    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.shown)
 
 
 def _experiment(path: Path) -> str:
     """The experiment's name. It is read alone, since a check of all settings imports torch, which takes seconds."""
-    try:
-        return str(YAML(typ="safe", pure=True).load(path.read_text())["experiment"])
-    except (OSError, UnicodeDecodeError, YAMLError, KeyError, TypeError) as error:
-        raise UserError(
-            f"{path}: names no experiment ({' '.join(str(error).split())}); it needs `experiment: <name>`"
-        ) from None
+    content = read_yaml(path)
+    if "experiment" not in content:
+        raise UserError(f"{path}: names no experiment; it needs `experiment: <name>`")
+    return str(content["experiment"])

@@ -5,8 +5,12 @@ https://github.com/ZhangLin-PKU/FedFTG
 Algorithm 1. The server trains the averaged model further, on inputs from a generator G(z, y). Two steps alternate. G
 looks for inputs where student and clients disagree (hard samples) and which the clients still assign to y. Then the
 student learns the clients' ensemble on them. Labels follow p(y) ~ sum_k n_k^y (customised label sampling). Client k has
-the weight alpha_k^y = n_k^y / sum_i n_i^y for label y (class-level ensemble). Numbers and terms are those of the
-authors' code:
+the weight alpha_k^y = n_k^y / sum_i n_i^y for label y (class-level ensemble). Numbers and
+terms follow the authors' code. They are listed with what differs:
+- Labels are drawn independently. Theirs are split in the fixed proportions p(y) over all iterations
+  of a round, and shuffled.
+- L_cls weighs each sample's cross-entropy by its own alpha_k^y. Theirs is the mean cross-entropy of
+  the batch times the mean weight. L_md is per sample in both.
 - discrepancy "l1" is their hard-sample term, mean_c |student - client| of the logits, where the clients' logits have no
   gradient; "kl" is KL(ensemble || student).
 - The student's loss is a mean over classes too, so its step is 1/C of server_lr.

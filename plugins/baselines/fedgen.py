@@ -2,13 +2,16 @@
 https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdizhu/FedGen
 
 Algorithm 1. The server trains a generator G(y, eps) of features that the clients' classifiers assign to y. From round 2
-on, the clients train with these features too. The terms are those of the authors' code for MNIST:
+on, the clients train with these features too. The terms follow the authors' code for
+MNIST. They are listed with what differs:
 - client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)]. The KL has the
   labels y of the mini-batch and no gradient through the head. w_t = 0.98^(t - 1); alpha' and beta' are `generative_*`.
   Three things of theirs are left out: the factor gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4
   under the weights (round 570), and the end of the terms after 20 local epochs. The weights of 10 belong to their local
   step size of 0.01. With 0.1 on digits they keep the model from learning, and weights of 1 help.
-- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model; theirs is the old one.
+- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model; theirs
+  is the old one. The teacher term weighs each sample's CE by its own w_k^y. Their product of a column
+  [B, 1] and a row [B] is the mean CE of the batch times the mean weight.
 - eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state is kept between rounds. Its step size
   decays like w_t.
 - y' is uniform over all C classes. The authors draw from the labels that at least one client has. This differs only if

@@ -13,8 +13,11 @@ Eqs. 3-8. Choices where the paper is silent or ambiguous, and their options:
   `nu="uniform"`: 1/m with every method.
 - A zero z_r has cosine 0 with the others. A single client has weight 1.
 
-S, Lambda, the weights c_r, and the extremes of Lambda_r and of c_r / nu_r are recorded. For the last, nu_r is computed
-back from c_r, which gives NaN in a round where some Lambda_r is 0.
+Recorded: S, Lambda, the weights c_r, the extremes of Lambda_r and of c_r / nu_r, and the fraction
+of the total weight that CCN moves, 1/2 sum_r |c_r - nu_r|. At most max_r nu_r can move: the
+fraction is quasi-convex in the softmax, so it is largest where one client has all of it. That
+client loses all of its weight. The largest rise says less: with equal nu_r no c_r / nu_r exceeds
+R / (R - 1), however much others fall.
 Meeting others: FedNova has c_r for p_r, in d and in tau_eff. With FedNova's nu = "weights", Lambda_r multiplies p_r /
 a_r, and CCN's `nu="uniform"` makes p_r = 1/m. SCAFFOLD's model step has nu_r = 1/m; its control variates stay uniform.
 FedDyn's h stays uniform too; its mean of models is weighted. FedBABU's body has nu_r = n_r/n. SGDM averages w and v
@@ -102,10 +105,11 @@ class CCN(Component):
         return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
 
     def step(self, server: Server) -> Change:
-        """Only records: S, Lambda and c of the round, and the extremes of Lambda and c / nu."""
+        """Only records: S, Lambda and c of the round, extremes, and 1/2 sum_r |c_r - nu_r| beside its bound."""
         z = server.replies.upload["z"]
         lam = self.contribution(z)
-        inverse = (server.weights / lam).sum()  # c_r / Lambda_r = nu_r / (Lambda . nu), and nu sums to one
+        over_nu = lam / (lam @ server.base)  # c_r / nu_r
+        moved, most = (server.weights - server.base).abs().sum() / 2, server.base.max()
         return Change(
             metrics={
                 "S": similarity(z),
@@ -113,8 +117,11 @@ class CCN(Component):
                 "weights": server.weights,
                 "lambda_min": lam.min(),
                 "lambda_max": lam.max(),
-                "weight_over_nu_min": lam.min() * inverse,
-                "weight_over_nu_max": lam.max() * inverse,
+                "weight_over_nu_min": over_nu.min(),
+                "weight_over_nu_max": over_nu.max(),
+                "moved": moved,
+                "moved_most": most,
+                "moved_part": moved / most,
             }
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field, fields, replace
 from itertools import combinations
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +12,6 @@ import torch
 from fedml_noniid.plugins.core.component import (
     OWNS,
     Ask,
-    Asks,
     Change,
     Claim,
     Component,
@@ -24,12 +23,15 @@ from fedml_noniid.plugins.core.component import (
     Setting,
     overrides,
 )
+from fedml_noniid.plugins.core.contract import call, check_kind, checked, failure
+from fedml_noniid.plugins.core.errors import shown
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, add, weighted_sum
 
 T = TypeVar("T")
+TRAIN = "train"  # the job of local training, which no component may ask for
 
 
 class State(NamedTuple):
@@ -103,12 +105,14 @@ class Algorithm:
 
     def prepared(self, task: Task) -> Task:
         """The task with the optimiser that a component brings."""
-        found = self.owned(Claim.OPTIMIZER, {c: c.optimizer(task.optimizer) for c in self.components})
+        brought = {c: call(c, "optimizer", task.optimizer) for c in self.components}
+        found = self.owned(Claim.OPTIMIZER, brought)
         return replace(task, optimizer=found or task.optimizer)
 
     def init(self, at: Server) -> State:
         """The server before the first exchange."""
-        return State(at.params, at.buffers, {c.name: c.init_server(_seen(at, {}, c)) for c in self.components})
+        slices = {c.name: call(c, "init_server", _seen(at, {}, c)) for c in self.components}
+        return State(at.params, at.buffers, slices)
 
     def begin(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
         """Exchanges about w_0, with everybody (`at.cohort`)."""
@@ -120,15 +124,15 @@ class Algorithm:
         slices, components = state.slices, self.components
         now = replace(at, params=state.params, buffers=state.buffers)
 
-        def each(hook: Callable[[Component, Server], T]) -> dict[Component, T]:
-            return {c: hook(c, _seen(now, slices, c)) for c in components}
+        def each(hook: str) -> dict[Component, Any]:
+            return {c: call(c, hook, _seen(now, slices, c)) for c in components}
 
-        shared, own = _named(each(lambda c, s: c.broadcast(s))), _named(each(lambda c, s: c.message(s)))
-        replies = yield Ask("train", at.cohort, now.params, now.buffers, shared, own)
+        shared, own = _named(each("broadcast")), _named(each("message"))
+        replies = yield Ask(TRAIN, at.cohort, now.params, now.buffers, shared, own)
         now = replace(now, start=now.params, replies=replies, trained=replies.deltas)
         refined: dict[Component, Reply | None] = {}
         for c in components:
-            refined[c] = yield from _asked(c, c.refine(_seen(now, slices, c)))
+            refined[c] = yield from _asked(c, "refine", _seen(now, slices, c))
         found = self.owned(Claim.REFINEMENT, refined)
         if found is not None:
             anew = {c: reply.upload for c, reply in refined.items() if reply is not None}
@@ -136,21 +140,21 @@ class Algorithm:
 
         uniform = any(c.weights == "uniform" for c in components)
         weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
-        weights = weights / weights.sum()  # [M]
-        for factor in each(lambda c, s: c.weigh(s)).values():
+        base = weights = weights / weights.sum()  # [M]
+        for factor in each("weigh").values():
             weights = weights if factor is None else weights * factor.double() / (weights @ factor.double())
-        now = replace(now, weights=weights)
-        average = self.owned(Claim.AVERAGE, each(lambda c, s: c.average(s)))
+        now = replace(now, base=base, weights=weights)
+        average = self.owned(Claim.AVERAGE, each("average"))
         now = replace(now, update=weighted_sum(weights, now.replies.deltas) if average is None else average)
 
-        steps = each(lambda c, s: c.step(s))
+        steps = each("step")
         slices = {c.name: slices[c.name] | steps[c].state for c in components}
         sent = self.owned(Claim.SERVER_STEP, {c: step.params for c, step in steps.items()})
         evaluated = self.owned(Claim.SERVER_STEP, {c: step.evaluated for c, step in steps.items()})
         buffers = weighted_sum(weights, now.replies.buffers)
         now = replace(now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers)
 
-        learned = each(lambda c, s: c.learn(s))
+        learned = each("learn")
         model = self.owned(Claim.SERVER_LEARNING, learned)
         if model is not None:
             slices = {c.name: slices[c.name] | (learned[c] or Change()).state for c in components}
@@ -164,21 +168,22 @@ class Algorithm:
         """Exchanges after the last round, with everybody; `state.params` is the evaluated model, which may change."""
         now, changes = replace(at, params=state.params, buffers=state.buffers), {}
         for c in self.components:
-            changes[c] = yield from _asked(c, c.finish(_seen(now, state.slices, c)))
+            changes[c] = yield from _asked(c, "finish", _seen(now, state.slices, c))
         change = self.owned(Claim.CLASSIFIER, changes)
         return state if change is None else state._replace(params=change.params)
 
     def _survey(self, now: Server, slices: Tree) -> Generator[Ask, Reply, Tree]:
         changed = dict(slices)
         for c in self.components:
-            change = yield from _asked(c, c.survey(_seen(now, slices, c)))
+            change = yield from _asked(c, "survey", _seen(now, slices, c))
             if change is not None:
                 changed[c.name] = slices[c.name] | change.state
         return changed
 
 
 def _sound(c: Component, setting: Setting) -> None:
-    """RecipeError if a component can't run, or does something without the claim to it."""
+    """RecipeError if a component can't run, breaks the contract, or does something without the claim to it."""
+    check_kind(c)
     c.check(setting)
     for hook, claim in OWNS.items():
         if overrides(c, hook):
@@ -217,14 +222,20 @@ def _own(reply: Reply, c: Component) -> Reply:
     return replace(reply, upload=reply.upload.get(c.name, {}))
 
 
-def _asked(c: Component, asks: Asks | T | None) -> Generator[Ask, Reply, Any]:
-    """Passes a component's Asks on, addressed to itself on the clients; returns what the hook returns."""
+def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any]:
+    """Passes the Asks of a hook on, addressed to its component on the clients; returns what the hook returns."""
+    asks = call(c, hook, server)
     if not isinstance(asks, Generator):
         return asks
-    try:
-        ask = next(asks)
-        while True:
-            reply = yield ask._replace(shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name)
-            ask = asks.send(_own(reply, c))
-    except StopIteration as stop:
-        return stop.value
+    reply: Reply | None = None
+    while True:
+        try:
+            ask = asks.send(None if reply is None else _own(reply, c))
+        except StopIteration as stop:
+            return checked(c, hook, stop.value, server)
+        except Exception as error:
+            raise failure(c, hook, error) from error
+        if not isinstance(ask, Ask) or ask.job == TRAIN:
+            words = "an Ask with a word of its own as the job, which is not 'train'"
+            raise RecipeError(f"{c.name!r}: {hook} yielded {shown(ask)}; allowed: {words}")
+        reply = yield ask._replace(shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name)

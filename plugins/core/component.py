@@ -209,6 +209,7 @@ class Server:
     start: Params = field(default_factory=dict)  # w_t, from `refine` on
     replies: Reply = absent("server.replies is there from `refine` to `survey`")
     trained: Params = field(default_factory=dict)  # w_k - w_t as local training left them, before a refinement
+    base: Tensor = absent("server.base is there from `average` to `survey`")  # [M], the weights before `weigh`
     weights: Tensor = absent("server.weights is there from `average` to `survey`")  # [M], float64, sum to one
     update: Params = field(default_factory=dict)  # the aggregated update, from `step` on
     keys: Tensor = absent("server.key is there in every hook")  # of this round
@@ -300,7 +301,7 @@ class Component:
 
     def answer(self, client: Client) -> Answer:
         """The client's side of an Ask of this component; `client.job` says of which."""
-        raise NotImplementedError(f"{self.name} asks {client.job!r} but does not answer it")
+        raise RecipeError(f"{self.name} asks {client.job!r} but does not answer it")
 
     # server: leaves of replies are [M, ...]; a hook that asks nothing is a plain function --------------------------
 

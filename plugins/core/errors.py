@@ -21,6 +21,9 @@ class NonFiniteError(UserError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is close."""
-    close = difflib.get_close_matches(word, list(allowed), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is close.
+
+    Upper and lower case count as the same.
+    """
+    close = difflib.get_close_matches(word.casefold(), found := {name.casefold(): name for name in allowed}, n=1)
+    return f" (did you mean {found[close[0]]!r}?)" if close else ""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Answer, Ask, Claim, Client, Component, Public, Trace, absent
+from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
@@ -81,7 +82,7 @@ def train(
 ) -> tuple[Trace, dict[str, Answer]]:  # fmt: skip
     """Local training from the received model: (trace, the answers by component), for one client."""
     task, views = client.task, seen(algorithm, client, sent, memory)
-    views = {c: replace(view, prepared=c.prepare(view)) for c, view in views.items()}
+    views = {c: replace(view, prepared=call(c, "prepare", view)) for c, view in views.items()}
 
     def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
         out = task.train(w, buffers, batch)
@@ -112,30 +113,31 @@ def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree)
 
 def started(algorithm: Algorithm, views: Views) -> Tree | None:
     """The optimiser's state before the first step, if it is not empty."""
-    return algorithm.owned(Claim.OPTIMIZER_MEMORY, {c: c.warm_start(view) for c, view in views.items()})
+    return algorithm.owned(Claim.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()})
 
 
 def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:
     """The logits as the loss sees them."""
-    changed = algorithm.owned(Claim.LOGITS, {c: c.logits(logits, w, view) for c, view in views.items()})
+    changed = algorithm.owned(Claim.LOGITS, {c: call(c, "logits", logits, w, view) for c, view in views.items()})
     return logits if changed is None else changed
 
 
 def penalty(views: Views, w: Params, out: Output, batch: Batch) -> Tensor | None:
     """The sum of the components' terms of the loss."""
     own = {c: batch._replace(scope=view.scope) for c, view in views.items()}
-    terms = [found for c, view in views.items() if (found := c.penalty(w, out, own[c], view)) is not None]
+    found = [call(c, "penalty", w, out, own[c], view) for c, view in views.items()]
+    terms = [each for each in found if each is not None]
     return torch.stack(terms).sum() if terms else None
 
 
 def term(views: Views, w: Params) -> Params:
     """The sum of what the components add to the gradient."""
-    return combined(torch.add, *(c.gradient_term(w, view) for c, view in views.items()))
+    return combined(torch.add, *(call(c, "gradient_term", w, view) for c, view in views.items()))
 
 
 def factor(views: Views) -> Params:
     """The product of the components' factors of the update."""
-    return combined(torch.mul, *(c.update_factor(view) for c, view in views.items()))
+    return combined(torch.mul, *(call(c, "update_factor", view) for c, view in views.items()))
 
 
 def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
@@ -145,14 +147,14 @@ def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> t
     whole = Trace(params, buffers, steps, loss / steps.clamp(min=1), state, features, planned)  # type: ignore[arg-type]
     bare = whole._replace(features=absent(NO_FEATURES))
     own = {c: whole if c.needs.last_epoch else bare for c in views}
-    return whole, {c.name: kept(c.report(own[c], view), view) for c, view in views.items()}
+    return whole, {c.name: kept(call(c, "report", own[c], view), view) for c, view in views.items()}
 
 
 def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:
     """One client's answer to an Ask that a component made; `client.params` is the model to use."""
     c = next(c for c in algorithm.components if c.name == ask.owner)
     view = _seen(client, c, ask, memory, {})
-    return kept(c.answer(view), view)
+    return kept(call(c, "answer", view), view)
 
 
 def kept(found: Answer, view: Client) -> Answer:

@@ -76,12 +76,7 @@ class Dataset(Raw):
         """The samples of one part, normalised, on `device`. Tokens become float32 too, which holds them exactly."""
         raw = self.train_x if part == "train" else self.test_x
         # The raw bytes travel: a quarter of the floats.
-        x = raw.to(device).to(torch.float32, copy=True)
-        if not self.std:
-            return x
-        shape = (-1, *[1] * (x.ndim - 2))
-        mean, std = (torch.tensor(v, dtype=torch.float32, device=device).view(shape) for v in (self.mean, self.std))
-        return x.sub_(mean).div_(std)
+        return normalised(raw.to(device).to(torch.float32, copy=True), self.mean, self.std)
 
     def save(self, path: Path) -> None:
         """Writes the data set into one safetensors file, whole or not at all; see `read`."""
@@ -102,6 +97,15 @@ class Dataset(Raw):
     @property
     def _tensors(self) -> dict[str, Tensor]:
         return {key: leaf for key in (*TENSORS, *OPTIONAL) if (leaf := getattr(self, key)) is not None}
+
+
+def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """The raw samples `x` [n, channels, ...] float32, normalised in place; as they are without `std`, as text is."""
+    if not std:
+        return x
+    shape = (-1, *[1] * (x.ndim - 2))
+    m, s = (torch.tensor(values, dtype=torch.float32, device=x.device).view(shape) for values in (mean, std))
+    return x.sub_(m).div_(s)
 
 
 def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:

@@ -1,15 +1,27 @@
-"""Files are written whole or not at all."""
+"""Files are written whole or not at all, and they last: a file and the name of a file are on the disk before we go on.
+
+The user's umask decides who may read them. Files with private content are for their owner alone.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from fedml_noniid.plugins.core.errors import UserError
+
+REMEDIES = {
+    errno.ENOSPC: "free space on that disk, then start again",
+    errno.EDQUOT: "free space on that disk, then start again",
+    errno.ELOOP: "it is a symbolic link; remove it",
+}
+UNFINISHED = ".unfinished"  # ending of the temporary folders; a killed process leaves one
 
 
 def write_whole(path: Path, content: bytes | str | Callable[[str], None], private: bool = False) -> None:
@@ -21,15 +33,35 @@ def write_whole(path: Path, content: bytes | str | Callable[[str], None], privat
     """
     with _beside(path) as place:
         fresh = place / "new"
-        with fresh.open("wb") as file:
-            if callable(content):
-                content(str(fresh))
-            else:
+        with opened(fresh, "wb", private) as file:
+            rights = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            if not callable(content):
                 file.write(content.encode() if isinstance(content, str) else content)
-                file.flush()
+        if callable(content):
+            content(str(fresh))
+            fresh.chmod(rights)  # it may have made another file under that name
+        with fresh.open("rb") as file:
             os.fsync(file.fileno())
-        fresh.chmod(0o600 if private else 0o644)  # whatever the umask
         fresh.replace(path)
+        _sync(path.parent)
+
+
+def append(path: Path, at: int, content: bytes, private: bool = False) -> None:
+    """Writes `content` at the byte `at` of a file, which then ends behind it. At 0 the file may be missing.
+
+    Raises UserError if the file can't be written, or is shorter than `at`.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with opened(path, "ab", private) as file:
+            if os.fstat(file.fileno()).st_size < at:
+                raise UserError(f"{path}: was cut or replaced while it was in use; start again")
+            file.truncate(at)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if at == 0:
+            _sync(path.parent)
 
 
 def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -38,26 +70,52 @@ def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises UserError if it can't be written.
     """
     with _beside(folder) as place:
-        fresh, old = place / "new", place.with_name(f"{place.name}.old")
+        fresh = place / "new"
         fresh.mkdir()
-        fresh.chmod(0o755)
         for name, content in files.items():
-            (fresh / name).write_bytes(content)
+            with opened(fresh / name, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        _sync(fresh)
         if folder.exists():
-            folder.replace(old)
+            folder.replace(place / "old")
         fresh.replace(folder)
-        shutil.rmtree(old, ignore_errors=True)
+        _sync(folder.parent)
+
+
+def opened(path: Path, mode: str, private: bool = False) -> IO[Any]:
+    """Opens a file for writing. Raises OSError, also if the file is a symbolic link: it may lead anywhere."""
+    rights = 0o600 if private else 0o666
+    return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, rights))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Makes an error of the file system a UserError that names `path` and a remedy."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        remedy = REMEDIES.get(error.errno or 0, "choose a folder that is writable")
+        raise UserError(f"{path}: can't be written ({reason}); {remedy}") from None
 
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
     """A temporary folder on the same disk as `path`: a rename from there replaces `path` in one step."""
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
-            dir=path.parent, prefix=f".{path.name}.", ignore_cleanup_errors=True
+            dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED, ignore_cleanup_errors=True
         ) as place:  # fmt: skip
             yield Path(place)
-    except OSError as error:
-        reason = error.strerror or error
-        raise UserError(f"{path}: can't be written ({reason}); choose a folder that is writable") from None
+
+
+def _sync(folder: Path) -> None:
+    """Puts the names in a folder on the disk: without it, a crash may undo a rename."""
+    there = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(there)
+    finally:
+        os.close(there)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, leaves, tree_map
 
 ALIGNED = 64  # bytes, as torch aligns tensors: at other addresses matrix products round differently
 
@@ -30,6 +30,20 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
         return whole[:, : leaf.numel()].view(m, *leaf.shape)
 
     return tree_map(rows, like)
+
+
+def apart(tree: Tree, scratch: Tree) -> Tree:
+    """The tree, with copies of the leaves that lie in the memory of `scratch`, which is used again."""
+    used = {_memory(leaf) for leaf in leaves(scratch)}
+    if used.isdisjoint(map(_memory, leaves(tree))):
+        return tree
+    return tree_map(lambda leaf: leaf.clone() if _memory(leaf) in used else leaf, tree)
+
+
+def _memory(leaf: Tensor) -> int:
+    """Identifies a tensor's memory, which its views share. A fake tensor has no address, but it has a storage."""
+    found: int = leaf.untyped_storage()._cdata
+    return found
 
 
 def shared(size: int) -> Tensor:

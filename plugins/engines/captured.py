@@ -65,8 +65,11 @@ class CudaTape:
         try:
             with torch.cuda.graph(graph, stream=self._stream):
                 work()
-        except RuntimeError as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        except (RuntimeError, UserError) as error:
+            cause = error.__cause__ or error  # an error in a method's hook has its cause
+            if not isinstance(cause, RuntimeError):
+                raise
+            reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             raise UserError(
                 f"cuda_graphs = true is refused: a step can't be recorded ({reason}); allowed: false"
             ) from error

@@ -1,21 +1,28 @@
-"""A checkpoint is one safetensors file. It has everything that a run needs to go on and end with the same bits."""
+"""Checkpoints: the two files of a run that a killed process goes on from, and ends with the same bits.
+
+`<name>.safetensors` has the state between two rounds, under a checksum. It is replaced as a whole. `<name>.rounds` has
+what was recorded of each round. It only grows, so a long run does not write all its rounds again and again; the first
+file names its length and SHA-256. Both name the run.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import safetensors.torch
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.data.files import write_whole
+from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
-RECORDED = "recorded/"  # prefix of the tensors that a run needs for its report, and not to go on
-HEAD = ("round", "meter", "rows", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
+HEAD = ("round", "meter", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
+LENGTH = 8  # bytes of the number before each block of rounds
 
 
 class Checkpoint(NamedTuple):
@@ -25,54 +32,114 @@ class Checkpoint(NamedTuple):
     trees: Tree  # server, memory, evaluated
     meter: dict[str, list[Any]]  # of traffic, see `plugins.engines.traffic`
     rows: list[dict[str, float]]  # of rounds.csv
-    recorded: Params  # what else was recorded, by name
+    recorded: list[Params]  # of each row: what else was recorded, by name
     differs: bool  # whether the evaluated model differs from the sent one
     notes: dict[str, Any] = {}  # noqa: RUF012, never changed in place. As JSON: what a runtime adds
 
 
-def write(path: Path, checkpoint: Checkpoint, fingerprint: str) -> None:
-    """Writes the file; if that fails, none or the old one is left."""
-    head = {"fingerprint": fingerprint, **{key: getattr(checkpoint, key) for key in HEAD}}
-    everything = flatten(checkpoint.trees) | {RECORDED + key: leaf for key, leaf in checkpoint.recorded.items()}
-    # safetensors refuses tensors that share memory, such as those of an evaluated model that is the sent one. The later
-    # ones are copied, and only they: the memories of hundreds of clients are gigabytes.
-    flat: Params = {}
-    seen: set[int] = set()
-    for key, leaf in everything.items():
-        host = leaf.detach().cpu().contiguous()
-        place = host.untyped_storage().data_ptr()
-        flat[key] = host.clone() if place in seen else host
-        seen.add(place)
-    metadata = {"checkpoint": json.dumps(head)}
+class Checkpoints:
+    """The checkpoints of one run."""
 
-    def save(name: str) -> None:
-        try:
-            save_file(flat, name, metadata)
-        except SafetensorError as error:  # how it reports a full disk
-            raise OSError(str(error)) from None
+    def __init__(self, path: Path, recipe: str, fingerprint: str, run: str = "", private: bool = False) -> None:
+        """`fingerprint`: of the run's settings, data and code. `run`: its name, if it begins now; by default at random.
 
-    write_whole(path, save)
+        `private`: whether only the owner may read the files.
+        """
+        self.path, self.rounds, self.private = path, path.with_suffix(".rounds"), private
+        self.made_by = {"recipe": recipe, "fingerprint": fingerprint}
+        self.run = run or secrets.token_hex(8)
+        self._written = self._size = 0  # rounds and bytes
+        self._digest = hashlib.sha256()
 
+    def exists(self) -> bool:
+        """Whether the run has begun already."""
+        return self.path.exists()
 
-def read(path: Path, like: Tree, fingerprint: str) -> Checkpoint:
-    """Reads back into the structure `like`. UserError for a damaged file or one of another configuration."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            head = json.loads((file.metadata() or {})["checkpoint"])
-            made_by, found = str(head["fingerprint"]), {key: head[key] for key in HEAD}
-            flat = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path}: not a readable checkpoint ({error}); delete it to start afresh") from None
-    if made_by != fingerprint:
-        raise UserError(
-            f"{path}: is a checkpoint of another configuration (fingerprint {made_by[:12]!r}, "
-            f"this run has {fingerprint[:12]!r}); delete it or restore the configuration"
+    def write(self, checkpoint: Checkpoint) -> None:
+        """Writes the files. If that fails, the run can go on from the checkpoint before. Raises UserError."""
+        rows, recorded = checkpoint.rows[self._written :], checkpoint.recorded[self._written :]
+        new = b"" if self._size else f"{self.run}\n".encode()
+        new += _packed(rows, recorded) if rows else b""
+        append(self.rounds, self._size, new, self.private)
+        size, digest = self._size + len(new), self._digest.copy()
+        digest.update(new)
+        head = {key: getattr(checkpoint, key) for key in HEAD} | self.made_by
+        head |= {"run": self.run, "size": size, "sha256": digest.hexdigest()}
+        whole = sealed.Plain(head, {key: leaf.detach().cpu() for key, leaf in flatten(checkpoint.trees).items()})
+        sealed.write(self.path, "checkpoint", head, whole.tensors, whole.checksum, self.private)
+        self._written, self._size, self._digest = len(checkpoint.rows), size, digest
+
+    def read(self, like: Tree) -> Checkpoint:
+        """Reads back into the structure `like`. UserError for a damaged file, or another configuration's."""
+        path = self.path
+        found = sealed.read(
+            path, "checkpoint", _state, what="a readable checkpoint", origin="", remedy="delete it to start afresh"
         )
-    # Their shapes are not checked: they grow with the rounds.
-    recorded = {key.removeprefix(RECORDED): flat.pop(key) for key in list(flat) if key.startswith(RECORDED)}
-    expected = flatten(like)
-    if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
-        raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
-    # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
-    trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
-    return Checkpoint(trees=trees, recorded=recorded, **found)
+        head, flat = found.head, found.tensors
+        made_by = {key: head[key] for key in self.made_by}
+        if made_by != self.made_by:
+            raise UserError(
+                f"{path}: is a checkpoint of another configuration or of other data ({_shown(made_by)}; this run has "
+                f"{_shown(self.made_by)}); delete it, or restore what it was made with"
+            )
+        expected = flatten(like)
+        if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
+            raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
+        rows, recorded = self._read_rounds(head)
+        # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
+        trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
+        return Checkpoint(trees=trees, rows=rows, recorded=recorded, **{key: head[key] for key in HEAD})
+
+    def _read_rounds(self, head: dict[str, Any]) -> tuple[list[dict[str, float]], list[Params]]:
+        """What was recorded of the rounds of a checkpoint. A killed process may have left more: that is cut off."""
+        path = self.rounds
+        remedy = f"restore it beside {self.path.name}, or delete both to start afresh"
+        try:
+            with path.open("rb") as file:
+                content = file.read(head["size"])
+        except OSError as error:
+            raise UserError(f"{path}: can't be read ({error.strerror or error}); {remedy}") from None
+        first, _, blocks = content.partition(b"\n")
+        if first != head["run"].encode():
+            raise UserError(f"{path}: is not of run {head['run']}, which {self.path.name} is of; {remedy}")
+        self._digest = hashlib.sha256(content)
+        if self._digest.hexdigest() != head["sha256"]:
+            raise UserError(f"{path}: damaged (its content doesn't match its checksum); {remedy}")
+        self.run, self._written, self._size = head["run"], head["round"], head["size"]
+        return _unpacked(blocks)
+
+
+def _state(head: dict[str, Any], tensors: Params) -> sealed.Plain:
+    """The content of the first file. KeyError if a field is missing."""
+    _ = [head[key] for key in (*HEAD, "recipe", "fingerprint", "run", "size", "sha256")]
+    return sealed.Plain(head, tensors)
+
+
+def _shown(made_by: dict[str, str]) -> str:
+    return f"recipe {made_by['recipe']!r}, fingerprint {made_by['fingerprint'][:12]!r}"
+
+
+def _packed(rows: list[dict[str, float]], recorded: list[Params]) -> bytes:
+    """A block of rounds: its length, then safetensors with the rows in its metadata."""
+    tensors = {f"{n}/{key}": leaf.contiguous() for n, one in enumerate(recorded) for key, leaf in one.items()}
+    block: bytes = safetensors.torch.save(tensors, {"rows": json.dumps(rows)})
+    return len(block).to_bytes(LENGTH, "little") + block
+
+
+def _unpacked(blocks: bytes) -> tuple[list[dict[str, float]], list[Params]]:
+    """The rows, and the tensors of each row, of all blocks."""
+    rows: list[dict[str, float]] = []
+    recorded: list[Params] = []
+    at = 0
+    while at < len(blocks):
+        begin = at + LENGTH
+        at = begin + int.from_bytes(blocks[at:begin], "little")
+        block = blocks[begin:at]
+        head = json.loads(block[LENGTH : LENGTH + int.from_bytes(block[:LENGTH], "little")])
+        new = json.loads(head["__metadata__"]["rows"])
+        own: list[Params] = [{} for _ in new]
+        for name, leaf in safetensors.torch.load(block).items():
+            n, _, key = name.partition("/")
+            own[int(n)][key] = leaf
+        rows, recorded = rows + new, recorded + own
+    return rows, recorded

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.algorithm import TRAIN, Algorithm
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
+from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
@@ -113,7 +114,7 @@ class Clients:
         n = len(self.indices)
         # [N, ...], storage of the engines: its rows are replaced in place, everything else here is pure.
         unmet = Client(task, params, buffers, 0)
-        first = {c.name: c.init_client(unmet) for c in algorithm.components}
+        first = {c.name: call(c, "init_client", unmet) for c in algorithm.components}
         first |= {OWN: task.own} if task.own else {}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
@@ -197,7 +198,7 @@ class Clients:
 
     def holds(self, ask: Ask) -> bool:
         """Whether results of training are kept for further Asks of the same round."""
-        return ask.job == "train" and self.algorithm.exchanges.round > 1
+        return ask.job == TRAIN and self.algorithm.exchanges.round > 1
 
     def hold(self, client: int, params: Params, buffers: Params) -> None:
         """Keeps a client's result of training."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Ask, Client, overrides
+from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.task import Output, Task
@@ -122,7 +123,7 @@ def train(
 
     def first(own: Tree) -> Tree:
         """What is computed before the first step, and where the model, its buffers and the optimiser start."""
-        prepared = {c.name: c.prepare(view) for c, view in views(own).items()}
+        prepared = {c.name: call(c, "prepare", view) for c, view in views(own).items()}
         given = views(own | {"prepared": prepared})
         state, (params, buffers) = started(algorithm, given), joined(sent.params, sent.buffers, own["memory"])
         fresh = task.optimizer.init(params)

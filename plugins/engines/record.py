@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import Round, State
+from fedml_noniid.plugins.core.algorithm import TRAIN, Round, State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError
@@ -52,12 +52,25 @@ class Recorder:
         self.drift = drift
         self.meter = Meter()
         self.rows: list[dict[str, float]] = []
-        self.tensors: dict[str, Tensor] = {}  # "<component>/<quantity>" of all rounds, [T, ...], on the CPU
+        self.recorded: list[Params] = []  # of each row: "<component>/<quantity>", on the CPU
         self._began = time.perf_counter()
         self._start: Params = {}
         self._trained: Reply | None = None
         self._observed: Tree = {}
         self._groups: dict[str, list[str]] = {}
+
+    @property
+    def tensors(self) -> Params:
+        """ "<component>/<quantity>" of all rounds, [T, ...], on the CPU."""
+        series: dict[str, list[Tensor]] = {}
+        for recorded in self.recorded:
+            for key, leaf in recorded.items():
+                earlier = series.get(key, [])
+                # With another number of clients the quantity begins anew.
+                fits = not earlier or earlier[-1].shape == leaf.shape
+                series[key] = earlier if fits else []
+                series[key].append(leaf)
+        return {key: torch.stack(leaves) for key, leaves in series.items()}
 
     def begin(self, state: State) -> None:
         """A round begins with this server."""
@@ -69,7 +82,7 @@ class Recorder:
         """One Ask and what came back. Raises NonFiniteError, naming the client."""
         refuse_non_finite(reply, round_)
         self.meter.count(ask, reply)
-        if ask.job == "train":
+        if ask.job == TRAIN:
             self._trained = reply
         what = f"{ask.job}." if ask.owner else ""
         for key, leaf in flatten(reply.metrics).items():
@@ -118,9 +131,9 @@ class Recorder:
         kept_there = {key: leaf for key, leaf in metrics.items() if leaf.ndim} | self._observed
         if self.observing:
             kept_there["round/similarity_to_global"] = self._cosines(done.trained, state.params)
-        self._keep(_copied(kept_there))
         columns = {"clients": clients, "bytes_up": [up[k] for k in clients], "bytes_down": [down[k] for k in clients]}
-        self._keep({f"round/{name}": numbers(values, cpu) for name, values in columns.items()})
+        counted = {f"round/{name}": numbers(values, cpu) for name, values in columns.items()}
+        self.recorded.append(_copied(kept_there) | counted)
         return row
 
     def _by_class(self, reply: Reply, clients: Sequence[int], round_: int) -> Tensor:
@@ -183,15 +196,6 @@ class Recorder:
         dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in models.items()]).sum(0)
         return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
 
-    def _keep(self, found: Params) -> None:
-        """Adds a round's tensors, which lie on the host."""
-        for key, leaf in found.items():
-            new = leaf[None]
-            old = self.tensors.get(key)
-            # With another number of clients the quantity begins anew.
-            fits = old is not None and old.shape[1:] == new.shape[1:]
-            self.tensors[key] = torch.cat([old, new]) if old is not None and fits else new
-
 
 def _on_host(found: Mapping[str, Tensor | float]) -> dict[str, float]:
     """The numbers, with all 0-d tensors in one copy from the device. float64 holds each of their values exactly."""
@@ -203,9 +207,9 @@ def _on_host(found: Mapping[str, Tensor | float]) -> dict[str, float]:
 
 
 def _copied(found: Params) -> Params:
-    """The tensors on the host, with one copy from a device. float64 holds each of their values exactly."""
+    """Copies of the tensors on the host, in one transfer from a device. float64 holds each value exactly."""
     if all(leaf.device.type == "cpu" for leaf in found.values()):
-        return {key: leaf.detach() for key, leaf in found.items()}
+        return {key: leaf.detach().clone() for key, leaf in found.items()}
     flat = torch.cat([leaf.detach().double().reshape(-1) for leaf in found.values()]).cpu()
     parts = torch.split(flat, [leaf.numel() for leaf in found.values()])
     return {

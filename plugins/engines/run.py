@@ -22,6 +22,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.streams import key, stream
 from fedml_noniid.plugins.engines import own_tests
 from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.arena import apart
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint
 from fedml_noniid.plugins.engines.clients import numbers
 from fedml_noniid.plugins.engines.record import Recorder
@@ -125,6 +126,7 @@ class Run:
         self.recorder.begin(self.state)
         cohort = draw_cohort(schedule.seed, t, len(self.everybody), schedule.cohort)
         done: Round = yield from self._exchanged(self.algorithm.round(self.state, self._server(t, cohort)), t)
+        done = _kept(done)
         last = t == schedule.rounds
         if last and self.algorithm.exchanges.finish:
             # No model is sent for training any more, so `finish` works on the evaluated one.
@@ -146,13 +148,13 @@ class Run:
         recorder = self.recorder
         meter, differs = recorder.meter.state(self.state.params), self.evaluated is not None
         trees = self.trees(memory)
-        return Checkpoint(self.done, trees, meter, recorder.rows, recorder.tensors, differs, notes or {})
+        return Checkpoint(self.done, trees, meter, recorder.rows, recorder.recorded, differs, notes or {})
 
     def restore(self, found: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
         self.done, self.state = found.round, State(**found.trees["server"])
         self.evaluated = found.trees["evaluated"] if found.differs else None
-        self.recorder.rows, self.recorder.tensors = found.rows, found.recorded
+        self.recorder.rows, self.recorder.recorded = found.rows, found.recorded
         self.recorder.meter.restore(self.state.params, found.meter)
 
     def trees(self, memory: Tree) -> Tree:
@@ -200,3 +202,10 @@ class Run:
         keys = torch.tensor(key(self.schedule.seed, "server", t), device=self._device)
         public = Server.public if self._public is None else self._public
         return Server(self.task, *self._w0, t, len(self.everybody), self._shape, public, cohort=cohort, keys=keys)
+
+
+def _kept(done: Round) -> Round:
+    """The round without leaves in the memory of the clients' updates, which the next round overwrites."""
+    trees = {"state": done.state._asdict(), "evaluated": done.evaluated or {}, "metrics": done.metrics}
+    found = apart(trees, done.trained)
+    return Round(State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained)

@@ -10,13 +10,14 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Pass, Reader, Samples
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.training import answer
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
 from fedml_noniid.plugins.data.batches import Order
-from fedml_noniid.plugins.engines.arena import replace_row, rows_for
+from fedml_noniid.plugins.engines.arena import apart, replace_row, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, to_device
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
 from fedml_noniid.plugins.engines.own import personal
@@ -70,7 +71,7 @@ class Sequential:
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
         m = len(ask.to)
-        if ask.job != "train":
+        if ask.job != TRAIN:
             return Reply(ask.to, **self.some(ask, round_, range(m)))
         if not self.updates or len(next(iter(self.updates.values()))) < m:
             self.updates = rows_for(ask.params, m)
@@ -84,7 +85,7 @@ class Sequential:
         Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
         self.clients.enter(round_)
-        host, training = self.clients.keys(ask, round_), ask.job == "train"
+        host, training = self.clients.keys(ask, round_), ask.job == TRAIN
         keys = host.to(self.clients.device)
         if self.clients.holds(ask):
             self.clients.start = tree_map(torch.clone, ask.params)
@@ -112,8 +113,7 @@ class Sequential:
         drawn = clients.drawn(ask, host_key, [order])
         found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape)
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
-        if aliased(answers, found.params):
-            answers = tree_map(torch.clone, answers)
+        answers = apart(answers, found.params)
         if clients.holds(ask):
             clients.hold(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
@@ -157,9 +157,3 @@ class Sequential:
         n, device = len(order.sizes), self.clients.device
         late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
         return Pass(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)
-
-
-def aliased(tree: Tree, params: Params) -> bool:
-    """Whether a tree has memory of these parameters, which become differences in place."""
-    own = {leaf.data_ptr() for leaf in params.values()}
-    return any(leaf.data_ptr() in own for leaf in leaves(tree))

@@ -24,14 +24,15 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.data.types import Ints
-from fedml_noniid.plugins.engines import checkpoint as checkpoints
 from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.clients import Clients, Engine, LocalTraining
 from fedml_noniid.plugins.engines.own import OWN, split
 from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.record import Recorder
 from fedml_noniid.plugins.engines.run import Outcome, Row, Run, Schedule
 from fedml_noniid.plugins.engines.sequential import Sequential, plain
+from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.engines.workers import Workers
 from fedml_noniid.plugins.models.forward import Model
@@ -206,9 +207,12 @@ class Simulation:
         self.loop = Run(
             self.algorithm, plain(task), params, buffers, n, schedule, recorder, public, train.x, absent=absent
         )
-        self.checkpoint, self.checkpoint_every, self.fingerprint = checkpoint, checkpoint_every, fingerprint
-        if checkpoint is not None and checkpoint.exists():
-            found = checkpoints.read(checkpoint, self.loop.trees(store.memory), fingerprint)
+        self.checkpoint_every = checkpoint_every
+        self.checkpoints: Checkpoints | None = None
+        if checkpoint is not None:
+            self.checkpoints = Checkpoints(checkpoint, self.algorithm.name, fingerprint)
+        if self.checkpoints is not None and self.checkpoints.exists():
+            found = self.checkpoints.read(self.loop.trees(store.memory))
             store.memory = found.trees["memory"]
             self.loop.restore(found)
         self.start_round = self.loop.done
@@ -221,14 +225,19 @@ class Simulation:
 
     def rounds(self) -> Iterator[Mapping[str, float]]:
         """Runs the next round each time that a row is taken. Raises NonFiniteError."""
-        loop, answer = self.loop, partial(answered, self.engine)
+        loop, trial = self.loop, Trial(self.engine.clients)
+
+        def answer(ask: Ask, round_: int) -> Reply:
+            trial(ask, round_)
+            return answered(self.engine, ask, round_)
+
         if loop.done == 0:
             drive(loop.begin(), partial(answer, round_=0))
         while loop.done < loop.schedule.rounds:
             yield drive(loop.round(), partial(answer, round_=loop.done + 1))
             due = loop.done % self.checkpoint_every == 0 or loop.done == loop.schedule.rounds
-            if self.checkpoint is not None and due:
-                checkpoints.write(self.checkpoint, loop.checkpoint(self.engine.clients.memory), self.fingerprint)
+            if self.checkpoints is not None and due:
+                self.checkpoints.write(loop.checkpoint(self.engine.clients.memory))
 
     @property
     def outcome(self) -> Outcome:

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.data import Batch, Pass, Reader, Samples
 from fedml_noniid.plugins.core.task import Loss, Output, Task
 from fedml_noniid.plugins.core.training import answer
 from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
-from fedml_noniid.plugins.engines.arena import rows_for
+from fedml_noniid.plugins.engines.arena import apart, rows_for
 from fedml_noniid.plugins.engines.clients import Clients, numbers, to_device
 from fedml_noniid.plugins.engines.compiled import Compiled, compiled_for
 from fedml_noniid.plugins.engines.local import Forward, Written, forward_of, train, written_of
@@ -115,7 +116,7 @@ class Vectorized:
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        clients, training = self.clients, ask.job == "train"
+        clients, training = self.clients, ask.job == TRAIN
         clients.enter(round_)
         orders = clients.orders(ask.to, round_) if training else [NO_STEPS] * len(ask.to)
         host, pieces = clients.keys(ask, round_), []
@@ -127,17 +128,8 @@ class Vectorized:
         parts = chunks([len(order.sizes) for order in orders], self._sizes[ask.job], apart)
         out = self._memory(ask) if training and len(parts) == 1 else None
         for chunk in parts:
-            ids = [ask.to[position] for position in chunk]
-            here, rows = numbers(chunk, clients.device), numbers(map(clients.row.__getitem__, ids), clients.device)
-            own: Tree = {"each": row(ask.each, here), "memory": row(clients.memory, rows), "key": keys[here]}
-            if clients.needs.own:
-                own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
-            if training:
-                moving = [orders[position] for position in chunk]
-                drawn = clients.drawn(ask, host[chunk], moving)
-                found = self._trained(ask, round_, own, moving, drawn, out)
-            else:
-                found = self._answered(ask, round_, own, ids)
+            moving = [orders[position] for position in chunk]
+            rows, found = self._piece(ask, round_, chunk, moving, (host, keys), out)
             # Rows of different clients: no two writes meet.
             memory, kept = found.pop("memory"), clients.memory
             tree_map(lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new), {k: kept[k] for k in memory}, memory)
@@ -159,6 +151,39 @@ class Vectorized:
         else:
             deltas = tree_map(torch.sub, params, clients.start) if params else {}
         return Reply(ask.to, deltas, n=n, **stacked)
+
+    @torch.no_grad()
+    def try_out(self, ask: Ask, round_: int) -> None:
+        """Has the first client answer, with one step where it trains; keeps and returns nothing."""
+        orders = [NO_STEPS]
+        if ask.job == TRAIN:
+            order = self.clients.steps(ask.to[0], round_)
+            orders = [Order(order.index[: order.sizes[0]], order.sizes[:1], 1)]
+        host = self.clients.keys(ask, round_)
+        self._piece(ask, round_, [0], orders, (host, host.to(self.clients.device)), None)
+
+    def _piece(
+        self,
+        ask: Ask,
+        round_: int,
+        chunk: list[int],
+        orders: list[Order],
+        keys: tuple[Tensor, Tensor],
+        out: Params | None,
+    ) -> tuple[Tensor, Tree]:
+        """(rows in the clients' memory, answers) of the clients at the positions `chunk` in `ask.to`.
+
+        `keys`: of all clients that are asked, [M], on the host and on the device.
+        """
+        clients, (host, there) = self.clients, keys
+        ids = [ask.to[position] for position in chunk]
+        here, rows = numbers(chunk, clients.device), numbers(map(clients.row.__getitem__, ids), clients.device)
+        own: Tree = {"each": row(ask.each, here), "memory": row(clients.memory, rows), "key": there[here]}
+        if clients.needs.own:
+            own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
+        if ask.job != TRAIN:
+            return rows, self._answered(ask, round_, own, ids)
+        return rows, self._trained(ask, round_, own, orders, clients.drawn(ask, host[chunk], orders), out)
 
     def chunk_size(self, ask: Ask) -> int:
         """How many clients fit into the memory bound: copies of the model, and a batch's outputs of all layers."""
@@ -211,8 +236,7 @@ class Vectorized:
         side = Beside(len(orders), dense, seen, self._gradient, lambda: self._compiled)
         found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape)
         # The models become differences in place. A component that sends one of their tensors sends a copy.
-        models = {leaf.data_ptr() for leaf in found.params.values()}
-        answers = tree_map(lambda x: x.clone() if x.data_ptr() in models else x, answers)
+        answers = apart(answers, found.params)
         mean = found.loss / found.steps.clamp(min=1)
         return answers | {"params": found.params, "buffers": found.buffers, "steps": found.steps, "loss": mean}
 

@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
@@ -88,7 +89,7 @@ class Workers:
             return out
 
         stacked: Tree = tree_map(together, *found)
-        if ask.job == "train":
+        if ask.job == TRAIN:
             stacked["deltas"] = row(self._updates, slice(len(ask.to)))
         lend(self.processes)  # the workers wait for the next Ask
         return Reply(ask.to, **stacked)
@@ -117,7 +118,7 @@ class Workers:
             piece = left[: portion([sizes[position] for position in left], self.processes)]
         else:  # a client goes on from what it holds
             piece = [position for position in left if self._home[ask.to[position]] == number]
-        if ask.job == "train":
+        if ask.job == TRAIN:
             self._home |= dict.fromkeys((ask.to[position] for position in piece), number)
         gone = set(piece)
         left[:] = [position for position in left if position not in gone]

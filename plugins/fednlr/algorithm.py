@@ -12,7 +12,7 @@ Algorithm 1 with eqs. 14-18. Choices where the paper is silent or unclear, and t
 - The classifier is scaled too, by its mean logits (figure 4 has nine layers). `last="prob"`: by its mean probabilities;
   `last="skip"`: not at all. L counts the classifier in any case.
 - Biases and batch-norm pairs have the rates of their rows; `bias="unscaled"`: they have eta.
-- "A larger T_l indicates a larger discrepancy" is reversed in the paper: a larger mu_l indicates it.
+- The paper says that rates differ more where T_l is higher. It is the reverse: they differ more where mu_l is larger.
 - If all hbar are equal, or mu_l <= 1, every neuron keeps eta, also with "sum1".
 - `since`: the first round in which rates differ. Earlier rounds are FedAvg's. Table 4 trains one FedAvg model both
   ways.

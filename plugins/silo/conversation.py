@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Generator, Mapping
 from pathlib import Path
 
@@ -12,7 +13,8 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 from fedml_noniid.plugins.data.drift import Drift
-from fedml_noniid.plugins.engines import checkpoint
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
 from fedml_noniid.plugins.engines.record import Recorder
 from fedml_noniid.plugins.engines.run import Outcome, Row, Run
@@ -46,7 +48,7 @@ class Conversation:
         A checkpoint is written to `kept` before the first Ask and after every round. If that file exists, the run goes
         on from there, under the name `run` that it had. UserError if the file is damaged or of other settings.
         """
-        self.terms, self.on_round, self.kept, self.run = terms, on_round, kept, run
+        self.terms, self.on_round = terms, on_round
         task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, test.x)
         recorder = Recorder(task, test, validation, drift=drift)
         self.loop = Run(
@@ -63,10 +65,17 @@ class Conversation:
         self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
         self._ranges = wire.ranges(terms.algorithm.components)
-        self.resumed = kept is not None and kept.exists()
-        if kept is not None and self.resumed:
-            self._restore(kept)
-        elif kept is not None:
+        # Every round tests on them, so a run on other samples is another run.
+        tests = weights_sha256({"x": test.x, "y": test.y})
+        fingerprint = hashlib.sha256(f"{terms.fingerprint} {tests}".encode()).hexdigest()
+        self.kept: Checkpoints | None = None
+        if kept is not None:
+            self.kept = Checkpoints(kept, terms.algorithm.name, fingerprint, run, private=True)
+        self.run = run
+        self.resumed = self.kept is not None and self.kept.exists()
+        if self.kept is not None and self.resumed:
+            self._restore(self.kept)
+        else:
             self._save()
         self._asks = self._rounds()
         self._ask: Ask | None = None  # the algorithm's own object: the meter tells models apart by identity
@@ -154,17 +163,17 @@ class Conversation:
         if self.kept is None:
             return
         notes = {
-            "run": self.run, "begun": self._begun, "exchange": self._exchange,
+            "begun": self._begun, "exchange": self._exchange,
             "counted": list(self._counted.items()), "samples": list(self._samples.items()),
             "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
         }  # fmt: skip
-        checkpoint.write(self.kept, self.loop.checkpoint({}, notes), self.terms.fingerprint)
+        self.kept.write(self.loop.checkpoint({}, notes))
 
-    def _restore(self, path: Path) -> None:
-        found = checkpoint.read(path, self.loop.trees({}), self.terms.fingerprint)
+    def _restore(self, kept: Checkpoints) -> None:
+        found = kept.read(self.loop.trees({}))
         self.loop.restore(found)
-        notes = found.notes
-        self.run, self._begun, self._exchange = notes["run"], notes["begun"], notes["exchange"]
+        self.run, notes = kept.run, found.notes
+        self._begun, self._exchange = notes["begun"], notes["exchange"]
         self._counted, self._samples = dict(notes["counted"]), dict(notes["samples"])
         self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}
         self._round = self.loop.done

@@ -21,6 +21,7 @@ HOLD_S = 20.0  # a call for work is answered after this, with or without work
 FAREWELL_S = 10.0  # how long a server that ends waits for silos to hear it
 LOOK_S = 5.0  # a call that is held looks so often whether it is still admitted
 LINES = 3  # log lines of a round beside the one at its end
+KNOWN = 10_000  # log lines about refusals at most, of one server process
 LOG = logging.getLogger(__name__)
 Active = Callable[[], bool]  # whether the caller still listens
 
@@ -47,6 +48,7 @@ class Coordinator:
         self._failed: dict[int, str] = {}
         self._end: tuple[str, str] | None = None  # (kind, why)
         self._told: set[int] = set()
+        self._known: set[tuple[str, str]] = set()  # (name in the certificate, refusal) in the log
         self._lines = 0
 
     # the silos' side: called by the threads of gRPC ---------------------------------------------------------------
@@ -151,12 +153,13 @@ class Coordinator:
             self._note(self._failed[client])
             self._news.notify_all()
 
-    def refuse(self, client: int, refusal: RefusedError) -> None:
-        """Counts a message that was not taken."""
+    def refuse(self, who: str, refusal: RefusedError) -> None:
+        """Counts a call or message that was not taken. The first of each caller and kind has a line in the log."""
         with self._news:
             self.refused[refusal.name] += 1
-            if self.refused[refusal.name] == 1:
-                self._note(f"refused from {wire.silo(client)}: {refusal}")
+            if (who, refusal.name) not in self._known and len(self._known) < KNOWN:
+                self._known.add((who, refusal.name))
+                LOG.warning("refused from %s (%s): %s", who, refusal.name, refusal)
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, for an operator."""

@@ -6,16 +6,18 @@ All messages are bytes of `plugins.silo.frames`; gRPC and this file make no othe
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import resource
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 
@@ -27,14 +29,18 @@ from fedml_noniid.plugins.silo.wire import Down
 
 LOG = logging.getLogger(__name__)
 SERVICE = "fedml_noniid.Federation"
+METHODS = {name: f"_{name.lower()}" for name in ("Hello", "Attend", "Task", "Answer", "Status")}
 CALL = {"run": str, "epoch": str, "session": str, "client": int}
 HELLO = {"client": int, "session": str, "terms": str, "samples": int}
 ANSWER = CALL | {"exchange": int, "failed": str}
 ASK = {"kind": str, "why": str, "exchange": int, "round": int, "job": str, "owner": str, "counted": int, "terms": str}
 AT_ONCE = 4  # calls of one silo that run at a time
+HEAD_S = 10.0  # the time for the first message of a call
 CALLS, PER_SECOND, FOR_AN_ANSWER = 60.0, 5.0, 10.0  # a silo's calls: at most, back by the second, back for an answer
 UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
+CONNECTIONS = 4096  # at most, also those before TLS; less if the process may open few files
 OPERATOR = -1  # who has the server's own kit
+Call = Callable[[int, bytes, Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 KEEPALIVE = [
     ("grpc.keepalive_time_ms", 20_000), ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_pings_without_data", 0),
@@ -56,16 +62,20 @@ class Endpoint:
         self._running: Counter[int] = Counter()
         self._calls: dict[int, tuple[float, float]] = {}  # client -> (calls left, when)
         self._lock = threading.Lock()
+        # A quarter of the file descriptors is left for files, whatever strangers do.
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        files = min(hard, 2 * CONNECTIONS) if hard > 0 else 2 * CONNECTIONS
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
+        most = [("grpc.max_allowed_incoming_connections", min(CONNECTIONS, files * 3 // 4))]
+        # Silos can fill all threads but eight. There, calls that are turned away wait for milliseconds.
         threads = AT_ONCE * coordinator.silos + 8
         self._server = grpc.server(
-            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS, maximum_concurrent_rpcs=threads
+            ThreadPoolExecutor(threads, "call"), options=KEEPALIVE + BOUNDS + most, maximum_concurrent_rpcs=10 * threads
         )
+        # All are streams: a unary call would wait for its message in a thread before the server knows who calls.
         handlers = {
-            "Hello": grpc.unary_unary_rpc_method_handler(self._hello),
-            "Attend": grpc.unary_stream_rpc_method_handler(self._attend),
-            "Task": grpc.unary_stream_rpc_method_handler(self._task),
-            "Answer": grpc.stream_unary_rpc_method_handler(self._answer),
-            "Status": grpc.unary_unary_rpc_method_handler(self._status),
+            method: grpc.stream_stream_rpc_method_handler(functools.partial(self._serve, getattr(self, call)))
+            for method, call in METHODS.items()
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         self._admission: certificates.Admission | None = None
@@ -90,108 +100,130 @@ class Endpoint:
 
     # calls --------------------------------------------------------------------------------------------------------
 
-    def _hello(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._call(context) as client:
-            head = frames.parsed(request, HELLO)
-            self._same(client, head)
-            return frames.head(self._coordinator.hello(client, head["session"], head["terms"], head["samples"]))
+    def _serve(self, call: Call, stream: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answers one call: `call` gets the client, the first message, the messages behind it, and gRPC's context."""
+        with self._call(context, operator=call == self._status) as client:
+            received = self._received(stream)
+            with self._within(HEAD_S, client, context):
+                first = frames.following(received)
+            yield from call(client, first, received, context)
 
-    def _attend(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._call(context) as client:
-            head = self._checked(client, request)
-            context.add_callback(self._coordinator.wake)
-            context.send_initial_metadata(())
-            self._coordinator.attend(client, head["session"], lambda: self._active(context))
-            yield from ()
+    def _hello(self, client: int, first: bytes, *_: object) -> Iterator[bytes]:
+        head = frames.parsed(first, HELLO)
+        self._same(client, head)
+        yield frames.head(self._coordinator.hello(client, head["session"], head["terms"], head["samples"]))
 
-    def _task(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with self._call(context) as client:
-            head = self._checked(client, request)
-            context.add_callback(self._coordinator.wake)
-            kind, what = self._coordinator.task(client, head["session"], lambda: self._active(context))
-            self._identity(context)  # again: the certificate may have been revoked while the call waited
-            if isinstance(what, Down):
-                assert what.ask is not None, "an open exchange has a message"
-                counted = what.counted[client]
-                values = (kind, "", what.exchange, what.round, what.ask.job, what.ask.owner, counted, what.terms)
-                yield self._sent(frames.head(dict(zip(ASK, values, strict=True))))
-                for frame in frames.Body(wire.tensors(what)).frames():
-                    yield self._sent(frame)
-            else:
-                yield self._sent(frames.head(dict(zip(ASK, (kind, what, 0, 0, "", "", 0, ""), strict=True))))
+    def _attend(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+        head = self._checked(client, first, CALL)
+        context.add_callback(self._coordinator.wake)
+        context.send_initial_metadata(())
+        self._coordinator.attend(client, head["session"], lambda: self._active(context))
+        yield from ()
 
-    def _answer(self, stream: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with self._call(context) as client:
-            # Frames that never come must not keep a thread.
-            timer = threading.Timer(max(self._comm.deadline_s, UPLOAD_S), context.cancel)
-            timer.daemon = True
-            timer.start()
-            try:
-                received = self._received(stream)
-                head = frames.parsed(frames.following(received), ANSWER)
-                self._same(client, head)
-                self._coordinator.check(client, head)
-                if head["failed"]:
-                    why = head["failed"].removeprefix(f"{wire.silo(client)}: ")[:500]
-                    self._coordinator.fail(client, head["exchange"], f"{wire.silo(client)}: {why}")
-                    return b"{}"
-                schema, where = self._coordinator.expected(client, head["exchange"])
-                try:
-                    leaves = frames.table(frames.following(received))
-                    wire.fit(leaves, schema, where)  # before memory is taken
-                    up = wire.Up(client=client, exchange=head["exchange"], leaves=frames.read(received, leaves))
-                except RefusedError as refusal:
-                    if refusal.name != "truncated":  # else the silo died or the line broke, and it will try again
-                        self._coordinator.fail(client, head["exchange"], str(refusal))
-                    raise
-                self._coordinator.accept(client, up)
-            finally:
-                timer.cancel()
-            self._pay(client, -FOR_AN_ANSWER)
-            return b"{}"
+    def _task(self, client: int, first: bytes, _: object, context: grpc.ServicerContext) -> Iterator[bytes]:
+        head = self._checked(client, first, CALL)
+        context.add_callback(self._coordinator.wake)
+        kind, what = self._coordinator.task(client, head["session"], lambda: self._active(context))
+        self._identity(context)  # again: the certificate may have been revoked while the call waited
+        if isinstance(what, Down):
+            assert what.ask is not None, "an open exchange has a message"
+            counted = what.counted[client]
+            values = (kind, "", what.exchange, what.round, what.ask.job, what.ask.owner, counted, what.terms)
+            yield self._sent(frames.head(dict(zip(ASK, values, strict=True))))
+            for frame in frames.Body(wire.tensors(what)).frames():
+                yield self._sent(frame)
+        else:
+            yield self._sent(frames.head(dict(zip(ASK, (kind, what, 0, 0, "", "", 0, ""), strict=True))))
 
-    def _status(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._call(context, operator=True):
-            return json.dumps(self._coordinator.status()).encode()
+    def _answer(
+        self, client: int, first: bytes, received: Iterator[bytes], context: grpc.ServicerContext
+    ) -> Iterator[bytes]:
+        head = self._checked(client, first, ANSWER)
+        if head["failed"]:
+            why = head["failed"].removeprefix(f"{wire.silo(client)}: ")[:500]
+            self._coordinator.fail(client, head["exchange"], f"{wire.silo(client)}: {why}")
+            yield b"{}"
+            return
+        schema, where = self._coordinator.expected(client, head["exchange"])
+        try:
+            with self._within(max(self._comm.deadline_s, UPLOAD_S), client, context):
+                leaves = frames.table(frames.following(received))
+                wire.fit(leaves, schema, where)  # before memory is taken
+                up = wire.Up(client=client, exchange=head["exchange"], leaves=frames.read(received, leaves))
+        except RefusedError as refusal:
+            if refusal.name != "truncated":  # else the silo died or the line broke, and it will try again
+                self._coordinator.fail(client, head["exchange"], str(refusal))
+            raise
+        self._identity(context)  # again: the certificate may have been revoked while the upload came
+        self._coordinator.accept(client, up)
+        self._pay(client, -FOR_AN_ANSWER)
+        yield b"{}"
+
+    def _status(self, *_: object) -> Iterator[bytes]:
+        yield json.dumps(self._coordinator.status()).encode()
 
     # what all calls share -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _call(self, context: grpc.ServicerContext, operator: bool = False) -> Iterator[int]:
+    def _call(self, context: grpc.ServicerContext, operator: bool) -> Iterator[int]:
         """The calling client, identified and within its limits. A RefusedError within becomes gRPC's status."""
         client = self._identity(context)
         if (client == OPERATOR) is not operator:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, "this call is not for this certificate")
+            self._turn_away(context, certificates.name(client + 1), "call", "this call is not for this certificate")
         with self._lock:
             free = self._running[client] < AT_ONCE and self._left(client) >= 1
             self._running[client] += free
         if not free:
-            self._coordinator.refuse(client, RefusedError("rate", "too many calls"))
+            self._refuse(client, RefusedError("rate", "too many calls"))
             context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many calls")
         self._pay(client, 1)
         try:
             yield client
         except RefusedError as refusal:
-            self._coordinator.refuse(client, refusal)
+            self._refuse(client, refusal)
             told = json.dumps({"name": refusal.name, "why": str(refusal)[:500]})
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, told)
         finally:
             with self._lock:
                 self._running[client] -= 1
 
+    @contextmanager
+    def _within(self, seconds: float, client: int, context: grpc.ServicerContext) -> Iterator[None]:
+        """Ends the call after so many seconds: messages that never come must not keep a thread."""
+
+        def end() -> None:
+            self._refuse(client, RefusedError("silent", f"a call sent too little in {seconds:g} s"))
+            context.cancel()
+
+        timer = threading.Timer(seconds, end)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def _identity(self, context: grpc.ServicerContext) -> int:
         """The client of a call, or OPERATOR; ends the call of anybody else."""
         if self._admission is None:
             who = dict(context.invocation_metadata()).get("name", "")
         else:
-            auth = context.auth_context()
-            who = next(iter(auth.get("x509_common_name", [])), b"").decode(errors="replace")
+            who = next(iter(context.auth_context().get("x509_common_name", [])), b"").decode(errors="replace")
             if refusal := self._refusal(context):
-                context.abort(grpc.StatusCode.PERMISSION_DENIED, refusal)
+                self._turn_away(context, who, "certificate", refusal)
         names = {certificates.name(rank): rank - 1 for rank in range(self._coordinator.silos + 1)}
         if who not in names:
-            context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{who[:40]!r} takes no part in this run")
+            self._turn_away(context, who, "name", f"{who[:40]!r} takes no part in this run")
         return names[who]
+
+    def _turn_away(self, context: grpc.ServicerContext, who: str, name: str, why: str) -> NoReturn:
+        """Ends the call of a certificate that may not make it."""
+        self._coordinator.refuse(who[:40], RefusedError(name, why))
+        context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
+        raise AssertionError("abort raises")
+
+    def _refuse(self, client: int, refusal: RefusedError) -> None:
+        self._coordinator.refuse(certificates.name(client + 1), refusal)
 
     def _refusal(self, context: grpc.ServicerContext) -> str:
         """Why the certificate of a call is not admitted at this moment; "" if it is."""
@@ -202,8 +234,8 @@ class Endpoint:
         """Whether a call that waits still has a caller whom the server admits."""
         return bool(context.is_active()) and not self._refusal(context)
 
-    def _checked(self, client: int, request: bytes) -> dict[str, Any]:
-        head = frames.parsed(request, CALL)
+    def _checked(self, client: int, first: bytes, kinds: dict[str, type]) -> dict[str, Any]:
+        head = frames.parsed(first, kinds)
         self._same(client, head)
         self._coordinator.check(client, head)
         return head

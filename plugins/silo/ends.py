@@ -17,6 +17,10 @@ class SetBackError(UserError):
     """The memories of a silo and of the server are not of the same moment."""
 
 
+class BrokenError(UserError):
+    """The process can't go on for a reason that may pass, such as a full disk. It can be started again, and goes on."""
+
+
 class LostError(UserError):
     """The server can't be reached."""
 
@@ -26,7 +30,7 @@ class StoppedError(BaseException):
 
 
 CODES: dict[type[BaseException], int] = {
-    UserError: 2, QuorumError: 3, NotAdmittedError: 4, LostError: 5, StoppedError: 6,
+    BrokenError: 1, UserError: 2, QuorumError: 3, NotAdmittedError: 4, LostError: 5, StoppedError: 6,
 }  # fmt: skip
 
 

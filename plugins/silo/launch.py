@@ -1,7 +1,8 @@
 """One process of a cross-silo run: `noniid deploy server --config fedml_config.yaml`, or `silo --rank 1`.
 
-Errors are one line on stderr. Exit codes: 0 the run is over, 2 wrong input, 3 too few silos answered, 4 not admitted,
-5 no contact with the server, 6 stopped on request. After 3, 5 and 6 the process can be started again and goes on.
+Errors are one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered,
+4 not admitted, 5 no contact with the server, 6 stopped on request. After 1, 3, 5 and 6 the process can be started again
+and goes on.
 """
 
 from __future__ import annotations
@@ -117,7 +118,7 @@ class Process:
             except Exception as error:  # of FedML or the pair: the log gets the traceback, the user one line
                 LOG.exception("unexpected")
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-                raise UserError(f"{said}; see {log}") from error
+                raise ends.BrokenError(f"{said}; see {log}") from error
 
     def _server(self, console: TextIO) -> None:
         from fedml_noniid.plugins.silo.coordinator import Coordinator
@@ -158,12 +159,18 @@ class Process:
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
             self._tables(aggregator)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
-        with Endpoint(comm, self.kit, coordinator):
-            done = conversation.loop.done
-            LOG.info("run %s: round %d of %d is next, at %s", conversation.run, done + 1, rounds, comm.server)
-            self._run(args, model, ServerRole(aggregator, coordinator))
-        outcome = conversation.outcome or conversation.loop.outcome
-        digest = results.write_model(self.folder / results.MODEL, outcome)
+        endpoint = Endpoint(comm, self.kit, coordinator)
+        start = conversation.loop.done + 1
+        LOG.info("run %s: round %d of %d is next, at %s", conversation.run, start, rounds, comm.server)
+        try:
+            with endpoint:
+                self._run(args, model, ServerRole(aggregator, coordinator))
+            outcome = conversation.outcome or conversation.loop.outcome
+            digest = results.write_model(self.folder / results.MODEL, outcome)
+        except ends.QuorumError:
+            raise
+        except UserError as error:  # the settings were right when the run began
+            raise ends.BrokenError(str(error)) from error
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
 

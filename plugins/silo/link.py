@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.silo import certificates, frames, wire
 from fedml_noniid.plugins.silo.coordinator import HOLD_S
 from fedml_noniid.plugins.silo.endpoint import ASK, KEEPALIVE, SERVICE
@@ -58,7 +58,10 @@ def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
             )
         except grpc.RpcError as error:
             raise LostError(f"no answer from {comm.server} ({_reason(error)}); is the server running?") from None
-    return dict(json.loads(found))
+    try:
+        return dict(json.loads(found))
+    except (ValueError, TypeError):
+        raise LostError(f"{comm.server} answers, but not as a server of this package: {shown(found)}") from None
 
 
 class Link:
@@ -89,11 +92,13 @@ class Link:
             "client": self._client, "session": self._session, "terms": self._terms, "samples": self._samples,
         }  # fmt: skip
         call = self._channel.unary_unary(f"/{SERVICE}/Hello")
-        found = self._patiently(lambda: call(frames.head(values), timeout=30.0, metadata=self._metadata))
-        welcome = frames.parsed(found, {"run": str, "epoch": str})
+        found = {"run": str, "epoch": str}
+        welcome = self._patiently(
+            lambda: frames.parsed(call(frames.head(values), timeout=30.0, metadata=self._metadata) or b"", found)
+        )
         if self.run and welcome["run"] != self.run:
             raise UserError(
-                f"the server has lost run {self.run} and is at run {welcome['run']}; delete this silo's file of the "
+                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; delete this silo's file of the "
                 "old run and start it again"
             )
         self.run = welcome["run"]
@@ -102,18 +107,24 @@ class Link:
     def task(self) -> Down | None:
         """The next message; None when the run is over. Raises UserError if the server has given the run up."""
         call = self._channel.unary_stream(f"/{SERVICE}/Task")
+        odd = time.monotonic()  # since when replies without work have come too soon
         while True:
+            asked = time.monotonic()
             try:
                 found = self._patiently(
                     lambda: self._read(call(frames.head(self._head), timeout=self._long, metadata=self._metadata))
                 )
             except RefusedError as refusal:
-                if refusal.name not in ("epoch", "truncated"):
+                if refusal.name != "epoch":
                     raise
-                self.hello()  # the server was started again, or the line broke
-                continue
-            if isinstance(found, Down) or found == "over":
+                self.hello()  # the server was started again
+                found = "wait"
+            if found != "wait":
                 return found if isinstance(found, Down) else None
+            if time.monotonic() - asked < HOLD_S / 2:
+                self._pause(time.monotonic() - odd)
+            else:
+                odd = time.monotonic()
 
     def answer(self, up: Up) -> None:
         """Sends an answer, unless the server has gone on without it."""
@@ -151,8 +162,10 @@ class Link:
         head = frames.parsed(frames.following(received), ASK)
         if head["kind"] == "stop":
             raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
-        if head["kind"] != "ask":
+        if head["kind"] in ("wait", "over"):
             return str(head["kind"])
+        if head["kind"] != "ask":
+            raise RefusedError("malformed", f"unknown kind {shown(head['kind'])}")
         leaves = frames.table(frames.following(received))
         frames.check_size(leaves, self._comm.max_message_mb << 20)
         trees = wire.nested(frames.read(received, leaves))
@@ -179,13 +192,21 @@ class Link:
                 refusal = _refusal(error)
                 if refusal is not None:
                     raise refusal from None
-                waited = time.monotonic() - began
-                if waited > self._comm.lost_s:
-                    raise LostError(
-                        f"no contact with the server at {self._comm.server} for {self._comm.lost_s:g} s "
-                        f"({_reason(error)})"
-                    ) from None
-            time.sleep(min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S) * self._jitter.uniform(0.5, 1.5))
+                reason = _reason(error)
+            except RefusedError as refusal:
+                if refusal.name not in ("malformed", "truncated"):
+                    raise
+                reason = f"its reply makes no sense: {refusal}"  # a broken line, a proxy, or another program
+            waited = time.monotonic() - began
+            if waited > self._comm.lost_s:
+                raise LostError(
+                    f"no contact with the server at {self._comm.server} for {self._comm.lost_s:g} s ({reason})"
+                )
+            self._pause(waited)
+
+    def _pause(self, waited: float) -> None:
+        """Sleeps for longer, the longer this silo has waited (seconds)."""
+        time.sleep(min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S) * self._jitter.uniform(0.5, 1.5))
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError | None:
@@ -200,7 +221,10 @@ def _refusal(error: grpc.RpcError) -> RefusedError | None:
         ) from None
     if code is not grpc.StatusCode.FAILED_PRECONDITION:
         return None
-    told = json.loads(details)
+    try:
+        told = frames.parsed(details.encode(), {"name": str, "why": str})
+    except RefusedError:
+        return None  # these are not our server's words
     if told["name"] in FOR_GOOD:
         raise NotAdmittedError(f"the server refuses this silo: {told['why']}") from None
     return RefusedError(told["name"], told["why"])

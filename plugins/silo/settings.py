@@ -20,6 +20,7 @@ from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.run import Schedule
@@ -237,12 +238,11 @@ REFUSED = {
 
 def read(path: Path) -> Deployment:
     """The deployment that a file describes. UserError, naming file, key, value and what is allowed."""
+    parsed(path, str(path))  # refuses bad files: PyYAML takes the last of two keys without a word
     try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror or error}); --config needs a YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: is not YAML ({' '.join(str(error).split())})") from None
+        content = yaml.safe_load(path.read_text("utf-8"))  # YAML 1.1, as FedML reads it
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: is not YAML 1.1 ({' '.join(str(error).split())})") from None
     return check(content, str(path))
 
 

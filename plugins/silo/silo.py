@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
+from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
@@ -21,6 +20,7 @@ from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import start, with_shared
+from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.ends import SetBackError
 from fedml_noniid.plugins.silo.settings import Terms
@@ -33,18 +33,6 @@ class _OwnShard(Clients):
     def holds(self, ask: Ask) -> bool:
         """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
         return ask.job == "train"
-
-
-@dataclass(frozen=True, eq=False)
-class _Kept:
-    """A silo's file."""
-
-    head: dict[str, Any]
-    tensors: Params
-
-    @property
-    def checksum(self) -> str:
-        return sealed.checksum(self.head, self.tensors)
 
 
 class Silo:
@@ -86,6 +74,7 @@ class Silo:
                 tests=None if test is None else {client: test},
             )
         )  # fmt: skip
+        self._trial = Trial(self.engine.clients)
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
@@ -147,6 +136,7 @@ class Silo:
         device = self.engine.clients.device
         here = wire.mapped(lambda leaf: leaf.to(device), ask)
         own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
+        self._trial(own, round_)
         return answered(self.engine, own, round_)
 
     @staticmethod
@@ -164,17 +154,21 @@ class Silo:
         if self._further and self.client in clients.held:
             params, buffers = clients.held[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.start}
-        head = {
+        head: dict[str, Any] = {
             "run": self._run, "silo": self.client, "round": self._round, "trained": self._trained,
             "states": list(self._states), "held": "params" in trees,
         }  # fmt: skip
-        # Copies: several names may share memory, which safetensors refuses.
-        made = _Kept(head, {key: leaf.cpu().clone() for key, leaf in sorted(flatten(trees).items())})
+        made = sealed.Plain(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
         sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
 
     def _restore(self, path: Path) -> None:
         found = sealed.read(
-            path, "silo", _Kept, what="the memory of a silo", origin="", remedy="delete it to start the run again"
+            path,
+            "silo",
+            sealed.Plain,
+            what="the memory of a silo",
+            origin="",
+            remedy="delete it to start the run again",
         )
         head, clients = found.head, self.engine.clients
         if (head["run"], head["silo"]) != (self._run, self.client):

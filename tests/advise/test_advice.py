@@ -16,7 +16,7 @@ from fedml_noniid.pipelines.advise import base
 from fedml_noniid.pipelines.advise.base import BASELINE, Known, Row
 from fedml_noniid.pipelines.advise.learner import Learner
 from fedml_noniid.pipelines.advise.measures import MEASURES
-from fedml_noniid.pipelines.experiment import config, provenance, results
+from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers.studies import resolved
 from fedml_noniid.pipelines.reporting import advice as section
@@ -120,14 +120,6 @@ def test_the_committed_tables_are_those_of_the_committed_base() -> None:
         (folder / "advice.md", advice.page(found, trials).encode()),
     ):
         assert written.read_bytes() == table, f"`noniid advise --make-base --no-run` writes {written.name}"
-
-
-def test_a_new_base_makes_a_new_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = config.checked(config.YAML(typ="safe", pure=True).load(PARAMS), config.FILE)
-    before = provenance.plan(settings)
-    monkeypatch.setattr(provenance, "ADVICE", write(tmp_path / "base.csv", rows("x", 1.0)))
-    after = provenance.plan(settings)
-    assert [stage for stage in before if before[stage] != after[stage]] == ["report"]
 
 
 @pytest.mark.slow

@@ -14,6 +14,8 @@ import pytest
 from matplotlib.image import imread
 from nbclient import NotebookClient
 
+import fedml_noniid as nd
+
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_steps.ipynb"
 
 
@@ -38,6 +40,12 @@ def test_it_is_stored_without_outputs() -> None:
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)
+
+
+def test_it_comes_with_the_package(tmp_path: Path) -> None:
+    assert nd.notebook(tmp_path / "new").read_bytes() == NOTEBOOK.read_bytes()
+    with pytest.raises(nd.UserError, match="is there already"):
+        nd.notebook(tmp_path / "new")
 
 
 def test_its_pictures_come_out(executed: nbformat.NotebookNode) -> None:

@@ -227,3 +227,24 @@ def test_the_makefile_s_verbs_exist_and_its_help_has_every_target() -> None:
     targets = set(re.findall(r"^([a-z][a-z -]*):(?!=)", text.partition("\nstages:")[0], re.MULTILINE))
     listed = {line[:14].strip() for line in done.stdout.splitlines()}
     assert targets <= listed and "paper-<name>" in listed
+
+
+OPTIONS = [
+    (path, option)
+    for path, verb in VERBS.items()
+    if not isinstance(verb, TyperGroup)
+    for option in verb.params
+    if option.param_type_name == "option" and not option.is_flag
+]
+
+
+@pytest.mark.parametrize(("path", "option"), OPTIONS, ids=lambda part: getattr(part, "name", None) or " ".join(part))
+def test_an_option_that_is_given_twice_counts_twice_or_is_refused(path: Path_, option: Any) -> None:
+    """The last of two values never replaces the first without a word. The command line is parsed, and nothing runs."""
+    name, verb = option.opts[0], VERBS[path]
+    if option.multiple:
+        with verb.make_context("noniid", [name, "a", name, "b"]) as context:
+            assert list(context.params[option.name]) == ["a", "b"]
+    else:
+        with pytest.raises(UserError, match=f"^{name} is given twice; allowed: once$"):
+            verb.make_context("noniid", [name, "1", f"{name}=1"])

@@ -114,6 +114,20 @@ def test_the_settings_fit_the_data_and_pass_the_check(
     assert "noniid run" in capsys.readouterr().out
 
 
+def test_lists_of_names_are_given_at_once_or_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column's name may have a comma."""
+    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    (folder / ".dvc").mkdir()
+    patients(folder)
+    table = pd.read_csv(folder / "patients.csv").rename(columns={"hospital": "town, land"})
+    table.assign(sex="f", ward="w").to_csv(folder / "patients.csv", index=False)
+    given = ["--one-hot", "town, land", "--one-hot", "sex,ward", "--methods", "fedavg", "--methods", "fedprox,scaffold"]
+    assert main(["init", "--yes", "--table", "patients.csv", "--label", "diagnosis", *given]) == 0
+    settings = config.load(folder)
+    assert settings.data.options["one_hot"] == ["town, land", "sex", "ward"]
+    assert settings.recipe_names == ["fedavg", "fedprox", "scaffold"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -28,7 +28,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import add, scale, tree_map
+from fedml_noniid.plugins.core.trees import Tree, add, scale, tree_map
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
 from tests.recipe_table import BASES, PAIRS, PAPERS, READINGS, REPORTED, UNSOUND
@@ -52,8 +52,11 @@ class Counts(Component):
 
     name: ClassVar[str] = "counts"
 
+    def init_server(self, server: Server) -> Tree:
+        return {"rounds": torch.zeros(())}
+
     def step(self, server: Server) -> Change:
-        return Change({"rounds": server.state.get("rounds", torch.zeros(())) + 1}, metrics={"round": server.round})
+        return Change({"rounds": server.state["rounds"] + 1}, metrics={"round": torch.tensor(server.round)})
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,9 @@ class Inquires(Component):
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(begin=1, round=2, finish=1)
+
+    def init_server(self, server: Server) -> Tree:
+        return {"seen": torch.zeros(1)}
 
     def refine(self, server: Server) -> Asks:
         yield Ask("trained", server.cohort[:1])
@@ -176,12 +182,12 @@ def test_weights_are_float64_and_sum_to_one() -> None:
         name: ClassVar[str] = "looks"
 
         def step(self, server: Server) -> Change:
-            seen.append(server.weights)
+            seen.extend((server.weights, server.base))
             return Change()
 
     round_of(Looks())
-    assert seen[0].dtype == torch.float64
-    assert seen[0].tolist() == [0.25, 0.5, 0.25]
+    assert [one.dtype for one in seen] == [torch.float64] * 2
+    assert [one.tolist() for one in seen] == [[0.25, 0.5, 0.25]] * 2
 
 
 def test_the_owner_of_the_servers_step_says_where_it_ends() -> None:
@@ -212,6 +218,9 @@ def test_what_learns_goes_on_from_the_new_model_which_is_then_the_evaluated_one(
     class Learns(Component):
         name: ClassVar[str] = "learns"
         claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+
+        def init_server(self, server: Server) -> Tree:
+            return {"learned": torch.zeros(1)}
 
         def learn(self, server: Server) -> Change:
             return Change({"learned": torch.ones(1)}, scale(2, server.params), scale(2, server.buffers))
@@ -254,6 +263,9 @@ def test_refined_replies_keep_what_others_sent_up() -> None:
     class Reads(Component):
         name: ClassVar[str] = "reads"
 
+        def init_server(self, server: Server) -> Tree:
+            return {"x": torch.zeros(())}
+
         def step(self, server: Server) -> Change:
             return Change({"x": server.replies.upload["x"].sum()})
 
@@ -288,7 +300,7 @@ def test_a_round_changes_nothing_that_was_passed_in() -> None:
     algorithm, state = started(Doubles(), Counts(), Halves())
     play(algorithm.round(state, server()))
     assert WEIGHTS["w"].tolist() == [10.0] and BUFFERS["mean"].tolist() == [0.0]
-    assert state.slices == {"doubles": {}, "counts": {}, "halves": {}}
+    assert state.slices == {"doubles": {}, "counts": {"rounds": torch.zeros(())}, "halves": {}}
 
 
 @pytest.mark.parametrize(

@@ -236,7 +236,7 @@ def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None
     def survey(self: Component, server: Server) -> Any:
         yield Ask("whatever", server.cohort, server.params, server.buffers)
 
-    with pytest.raises(NotImplementedError, match="made asks 'whatever' but does not answer it"):
+    with pytest.raises(RecipeError, match="made asks 'whatever' but does not answer it"):
         run(made("survey", survey), monkeypatch)
 
 

@@ -14,8 +14,9 @@ import torch
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, row, tree_map
-from fedml_noniid.plugins.engines import absences, checkpoint
+from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.absences import Absent, listed, nobody, sometimes
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
@@ -143,7 +144,8 @@ def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> N
     mine = simulation(entry, kept(often, missing), True, checkpoint=path, checkpoint_every=2, **options)
     for done in mine.rounds():
         if done["round"] == federation.ROUNDS:
-            shutil.copy(path, tmp_path / "killed.safetensors")  # of round 2
+            for file in (path, path.with_suffix(".rounds")):
+                shutil.copy(file, file.with_stem("killed"))  # of round 2
     absences.write(tmp_path / "absent.csv", missing)
     again = listed(absences.read(tmp_path / "absent.csv"))
     assert any(exchange == 0 and clients for (round_, exchange), clients in missing.items() if round_)
@@ -300,9 +302,10 @@ def test_a_server_without_clients_goes_on_from_its_checkpoint(tmp_path: Path) ->
     rounds = whole.rounds()
     next(rounds)
     path = tmp_path / "server.safetensors"
-    checkpoint.write(path, whole.loop.checkpoint({}, {"exchange": 1, "late": [2, 5]}), "f")
+    of = Checkpoints(path, "fednnnn", "f")
+    of.write(whole.loop.checkpoint({}, {"exchange": 1, "late": [2, 5]}))
     fresh = federation.simulation("fednnnn")
-    found = checkpoint.read(path, fresh.loop.trees({}), "f")
+    found = of.read(fresh.loop.trees({}))
     assert found.notes == {"exchange": 1, "late": [2, 5]} and found.trees["memory"] == {}
     fresh.loop.restore(found)
     for _ in rounds:

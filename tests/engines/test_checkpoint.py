@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines import checkpoint
+from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 from tests import federation
 
 ROUNDS = 4
@@ -22,6 +25,12 @@ def killed_in(round_: int, path: Path, recipe: str, **options: Any) -> None:
     for row in federation.simulation(recipe, checkpoint=path, rounds=ROUNDS, **options).rounds():
         if row["round"] == round_:
             break  # and nobody asks for the next one
+
+
+def keep(path: Path, done: int) -> None:
+    """Copies both files, as <rounds done>.*."""
+    for file in (path, path.with_suffix(".rounds")):
+        shutil.copy(file, file.with_stem(str(done)))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +52,9 @@ def test_resuming_after_any_round_gives_the_same_bits(recipe: str, engine: str, 
     simulation = federation.simulation(recipe, checkpoint=path, **options)
     for row in simulation.rounds():
         if path.exists():  # the round is done but not yet saved: on disk is the one before
-            shutil.copy(path, tmp_path / f"{row['round'] - 1}.safetensors")
+            keep(path, row["round"] - 1)
     undisturbed = simulation.outcome
-    path.rename(tmp_path / f"{ROUNDS}.safetensors")
+    keep(path, ROUNDS)
     assert federation.equal(undisturbed, federation.run(recipe, **options)), "saving changes nothing"
     for done in range(1, ROUNDS + 1):
         resumed = federation.simulation(recipe, checkpoint=tmp_path / f"{done}.safetensors", **options)
@@ -95,8 +104,9 @@ def test_a_checkpoint_of_another_model_or_recipe_is_refused(tmp_path: Path) -> N
     federation.run("fedavg", checkpoint=path)
     with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
         federation.simulation("fedavg", checkpoint=path, batch_norm=True)
-    with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
-        federation.simulation("scaffold", checkpoint=path)
+    for other in ("scaffold", "fedprox"):  # FedProx has the same tensors
+        with pytest.raises(UserError, match=rf"run\.safetensors.*recipe 'fedavg'.*this run has recipe '{other}'"):
+            federation.simulation(other, checkpoint=path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.9, 0.999])
@@ -137,19 +147,21 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: 
     def fail(*_: object) -> None:
         raise OSError("no space left")
 
+    simulation = federation.simulation("fedavg", checkpoint=path, rounds=2)
     monkeypatch.setattr("os.replace", fail)
     with pytest.raises((OSError, UserError), match="no space left"):
-        checkpoint.write(path, checkpoint.Checkpoint(2, {"w": torch.zeros(3)}, {}, [], {}, False), "")
+        simulation.run()
     assert path.read_bytes() == before
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [path.with_suffix(".rounds"), path]
 
 
 def test_tensors_are_read_into_memory_of_their_own(tmp_path: Path) -> None:
     """Aligned as torch aligns: the last bit of a matrix product depends on where its operands begin."""
     path = tmp_path / "c.safetensors"
     trees = {str(n): torch.arange(float(n)) for n in (1, 3, 5, 7)}
-    checkpoint.write(path, checkpoint.Checkpoint(1, trees, {}, [], {}, False), "")
-    found = checkpoint.read(path, trees, "").trees
+    of = Checkpoints(path, "fedavg", "")
+    of.write(Checkpoint(1, trees, {}, [], [], False))
+    found = of.read(trees).trees
     assert [leaf.data_ptr() % 64 for leaf in found.values()] == [0] * 4
 
 
@@ -159,10 +171,85 @@ def test_trees_that_share_memory_and_views_survive(tmp_path: Path) -> None:
     shared, view = torch.arange(4.0), torch.arange(6.0).reshape(2, 3).T
     trees = {"a": {"x": shared}, "b": {"x": shared}, "c": view, "none": {}}
     rows = [{"round": 1, "loss": float("nan")}]
-    checkpoint.write(path, checkpoint.Checkpoint(3, trees, {"holders": [1, 4]}, rows, {}, True), "f")
-    found = checkpoint.read(path, trees, "f")
+    of = Checkpoints(path, "fedavg", "f")
+    of.write(Checkpoint(3, trees, {"holders": [1, 4]}, rows, [{}], True))
+    found = of.read(trees)
     assert (found.round, found.meter, found.differs) == (3, {"holders": [1, 4]}, True)
     assert torch.equal(found.trees["a"]["x"], shared)
     assert torch.equal(found.trees["c"], view)
     assert found.trees["none"] == {}
     assert found.rows[0]["loss"] != found.rows[0]["loss"]
+
+
+def flipped(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".rounds"])
+@pytest.mark.parametrize("place", [0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.999])
+def test_one_flipped_bit_is_refused_by_file(suffix: str, place: float, tmp_path: Path) -> None:
+    """In the head, in the state of SCAFFOLD, in the records of a round: never other weights."""
+    path = tmp_path / "run.safetensors"
+    federation.run("scaffold", checkpoint=path, rounds=2)
+    damaged = path.with_suffix(suffix)
+    flipped(damaged, int(8 * damaged.stat().st_size * place) + 3)
+    with pytest.raises(UserError, match=rf"run\{suffix}: .*(delete it|delete both) to start afresh") as error:
+        federation.simulation("scaffold", checkpoint=path, rounds=3)
+    assert "\n" not in str(error.value)
+
+
+def test_the_records_of_another_run_are_refused(tmp_path: Path) -> None:
+    """Two runs with the same settings: each checkpoint goes with its own records, also before they are missing."""
+    paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
+    for path in paths:
+        federation.run("fedavg", checkpoint=path, rounds=1)
+    shutil.copy(paths[1], paths[0])
+    with pytest.raises(UserError, match=r"a\.rounds: is not of run [0-9a-f]{16}, which a\.safetensors is of; restore"):
+        federation.simulation("fedavg", checkpoint=paths[0])
+    paths[1].with_suffix(".rounds").unlink()
+    with pytest.raises(UserError, match=r"b\.rounds: can't be read \(No such file or directory\); restore it beside"):
+        federation.simulation("fedavg", checkpoint=paths[1])
+
+
+def test_a_checkpoint_writes_only_the_new_rounds(tmp_path: Path) -> None:
+    """The state has the same size after every round, and the records grow by the same bytes."""
+    path = tmp_path / "run.safetensors"
+    sizes = []
+    for _ in federation.simulation("fedavg", checkpoint=path, rounds=9).rounds():
+        if path.exists():
+            sizes.append((path.stat().st_size, path.with_suffix(".rounds").stat().st_size))
+    state, rounds = zip(*sizes, strict=True)
+    assert max(state) - min(state) < 20, "the digits of numbers"
+    grown = [after - before for before, after in itertools.pairwise(rounds)]
+    assert max(grown) - min(grown) < 80, "the digits of numbers"
+
+
+def test_the_records_of_lost_rounds_are_cut_off(tmp_path: Path) -> None:
+    """A kill may come after the records of a round are written and before its state."""
+    path = tmp_path / "run.safetensors"
+    for row in federation.simulation("fedavg", checkpoint=path, rounds=3).rounds():
+        if row["round"] == 3:
+            shutil.copy(path, tmp_path / "of round 2")
+    shutil.move(tmp_path / "of round 2", path)
+    resumed = federation.simulation("fedavg", checkpoint=path, rounds=3)
+    assert resumed.start_round == 2
+    assert federation.equal(resumed.run(), federation.run("fedavg", rounds=3))
+    assert federation.simulation("fedavg", checkpoint=path, rounds=3).start_round == 3
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_umask_decides_who_may_read(umask: int, mode: int, tmp_path: Path) -> None:
+    """A file for its owner alone is so under every umask."""
+    before = os.umask(umask)
+    try:
+        federation.run("fedavg", checkpoint=tmp_path / "run.safetensors", rounds=1)
+        of = Checkpoints(tmp_path / "private.safetensors", "fedavg", "", private=True)
+        of.write(Checkpoint(1, {"w": torch.zeros(3)}, {}, [{"round": 1}], [{}], False))
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert modes == {
+        "run.safetensors": mode, "run.rounds": mode, "private.safetensors": 0o600, "private.rounds": 0o600,
+    }  # fmt: skip

@@ -90,6 +90,9 @@ def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
         assert (row["ccn_lambda_min"], row["ccn_lambda_max"]) == pytest.approx((lam.min(), lam.max()), rel=1e-10)
         extremes = row["ccn_weight_over_nu_min"], row["ccn_weight_over_nu_max"]
         assert extremes == pytest.approx(((c / base).min(), (c / base).max()), rel=1e-10)
+        moved = row["ccn_moved"], row["ccn_moved_most"], row["ccn_moved_part"]
+        wanted = abs(c - base).sum() / 2, base.max(), abs(c - base).sum() / 2 / base.max()
+        assert moved == pytest.approx(wanted, rel=1e-10)
         w = hand.average(c, local)
     hand.same(ran.outcome.params, w)
 
@@ -359,28 +362,59 @@ def weighed(method: CCN, z: torch.Tensor, n: list[int]) -> torch.Tensor:
     return c / c.sum()
 
 
+def recorded(method: CCN, z: torch.Tensor, n: list[int]) -> dict[str, torch.Tensor]:
+    """What a round of clients with n_k samples records."""
+    base = torch.tensor(n, dtype=torch.float64) / sum(n)
+    return dict(method.step(replace(server(z), base=base, weights=weighed(method, z, n))).metrics)
+
+
 def test_what_is_recorded_in_numbers() -> None:
     """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~ ((e+1)/4, (e+1)/4, e)."""
     z = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]])
     c, e = weighed(CCN(T=1.0), z, [1, 1, 2]), math.e
     total = (e + 1) / 2 + e
     np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
-    seen = CCN(T=1.0).step(replace(server(z), weights=c)).metrics
+    seen = recorded(CCN(T=1.0), z, [1, 1, 2])
     np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
     np.testing.assert_allclose(seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12)
     assert torch.equal(seen["weights"], c)
     assert seen["weight_over_nu_min"].item() == pytest.approx((e + 1) / total, rel=1e-12)
     assert seen["weight_over_nu_max"].item() == pytest.approx(2 * e / total, rel=1e-12)
+    assert seen["moved"].item() == pytest.approx(e / total - 1 / 2, rel=1e-12), "the third client takes from both"
+    assert seen["moved_most"].item() == 1 / 2
 
 
-def test_a_silenced_client_hides_what_its_weight_was() -> None:
-    """Lambda = (1, 0, 1): c_2 = 0 whatever nu_2 is."""
-    z = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]])
-    c = weighed(CCN(T=1e-4), z, [1, 1, 1])
-    assert c.tolist() == [0.5, 0.0, 0.5]
-    seen = CCN(T=1e-4).step(replace(server(z), weights=c)).metrics
+@pytest.mark.parametrize(
+    ("n", "c", "moved", "most"),
+    [
+        ([2, 1, 1], [2 / 3, 0, 1 / 3], 1 / 4, 1 / 2),
+        ([1, 2, 1], [1 / 2, 0, 1 / 2], 1 / 2, 1 / 2),  # the largest client loses everything: the most that can move
+    ],
+)
+def test_a_silenced_client_loses_its_whole_weight(n: list[int], c: list[float], moved: float, most: float) -> None:
+    """Lambda = (1, 0, 1): c_2 = 0, and nu_2 is what moves."""
+    z, cold = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]]), CCN(T=1e-4)
+    np.testing.assert_allclose(weighed(cold, z, n), c, rtol=1e-14)
+    seen = recorded(cold, z, n)
     assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
-    assert math.isnan(seen["weight_over_nu_max"].item())
+    assert (seen["moved"].item(), seen["moved_most"].item()) == pytest.approx((moved, most), rel=1e-14)
+    assert seen["moved_part"].item() == pytest.approx(moved / most, rel=1e-14)
+    assert seen["weight_over_nu_min"].item() == 0
+    assert seen["weight_over_nu_max"].item() == pytest.approx(1 / (1 - n[1] / sum(n)), rel=1e-14)
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 0.5])
+def test_no_more_moves_than_the_largest_weight_and_a_rise_says_little(temperature: float) -> None:
+    """1/2 sum |c - nu| is at most max nu. With equal nu no weight rises above N / (N - 1), however much others fall."""
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        z = torch.tensor(draw.lognormal(size=(20, 6)))
+        n = draw.integers(1, 500, 20).tolist()
+        for sizes in (n, [1] * 20):
+            seen = recorded(CCN(T=temperature), z, sizes)
+            assert 0 < seen["moved"] <= seen["moved_most"] * (1 + 1e-12)
+            assert seen["moved_most"].item() == max(sizes) / sum(sizes)
+        assert seen["weight_over_nu_max"] <= 20 / 19 * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("nu", ["base", "uniform"])
@@ -398,6 +432,7 @@ def test_a_single_client_keeps_its_weight(engine: str) -> None:
     plain = hand.run("fedavg", engine=engine, cohort=1)
     assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
     assert [row["ccn_weight_over_nu_max"] for row in ran.outcome.rows] == [1.0, 1.0]
+    assert [row["ccn_moved"] for row in ran.outcome.rows] == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("z_time", ["before", "last_epoch_running"])

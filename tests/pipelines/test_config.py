@@ -8,7 +8,7 @@ import pytest
 
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.provenance import of_training
-from fedml_noniid.pipelines.stages.deploy import _deployment
+from fedml_noniid.pipelines.stages.deploy import deployment_of
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.recipes import METHODS
 from tests.recipe_table import REPORTED
@@ -158,7 +158,7 @@ def test_the_default_experiment_is_good() -> None:
             )
         ),
         ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
-        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["not YAML", "duplicate key", "lr"]),
+        ("  lr: 0.1", "  lr: 0.1\n  lr: 0.2", ["line ", "'lr' is there twice"]),
         ("train:", "train: [", ["not YAML"]),
     ],
 )
@@ -338,7 +338,8 @@ def test_a_recipe_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
         wanted = {f"train.{key}": value for key, value in changed.items()} if unit.recipe == "scaffold" else {}
         assert settings.params(unit) == before.params(unit) | wanted
         assert (of_training(settings, unit) == of_training(before, unit)) is not bool(wanted)
-    assert _deployment(settings).train_args.learning_rate == 0.05
+    assert settings.deploy is not None
+    assert deployment_of(settings, settings.deploy).train_args.learning_rate == 0.05
     assert not {"data", "scenario", *config.Recipe.model_fields} & METHODS.keys(), "they are keys beside methods"
 
 

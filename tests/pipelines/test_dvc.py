@@ -54,6 +54,15 @@ def test_every_output_is_cached(file: str) -> None:
             assert isinstance(out, str) or all(options == {"persist": True} for options in out.values())
 
 
+def test_a_dry_run_works_in_a_fresh_clone(tmp_path: Path) -> None:
+    """As docs/experiments.md has it: nothing was made or pulled."""
+    command = "dvc repro --dry --allow-missing"
+    assert f"\n{command} " in (ROOT / "docs" / "experiments.md").read_text()
+    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(tmp_path / "clone")], check=True)
+    said = Repository(tmp_path / "clone").run(*command.split())
+    assert all(f"'{name}'" in said for name in STAGES)
+
+
 def test_machine_is_no_parameter_of_dvc() -> None:
     """Nor is `tune`. Everything else that stands in params.yaml is one."""
     known = set(stages()["plan"]["params"])
@@ -93,7 +102,6 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
     made = Copy(folder)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(provenance, "ROOT", folder)
-        patch.setattr(provenance, "TEMPLATES", folder / "fedml_noniid" / "pipelines" / "reporting" / "templates")
         forget()
         yield made
     forget()
@@ -149,6 +157,10 @@ def at_the_end(file: str, text: str) -> Callable[[Copy], None]:
 
 STATEMENT = "_NEW = 1"
 WITH_MINE = (("[fedavg, ", "[fedavg, mine, "), ("recipes:\n", "recipes:\n  mine: {}\n"))
+EVERYTHING = {
+    "prepare": {"digits"}, "partition": {"skewed-0"}, "train": BOTH, "evaluate": {"code"}, "report": {"all"},
+    "deploy": {"fedavg"},
+}  # fmt: skip
 # What changed: in the code, in params.yaml, and the parts of the plan that are others than before.
 ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...], Mapping[str, set[str]]]] = {
     "a comment in a method that runs": (at_the_end("plugins/fnr/algorithm.py", "# a comment"), (), {}),
@@ -194,6 +206,13 @@ ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...]
         at_the_end("plugins/core/algorithm.py", STATEMENT), (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
+    "the steps in C++": (
+        at_the_end("plugins/engines/steps.cpp", "// words"), (),
+        {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
+    ),
+    "what settings mean": (at_the_end("pipelines/experiment/config.py", STATEMENT), (), EVERYTHING),
+    "what settings of local training mean": (at_the_end("plugins/settings.py", STATEMENT), (), EVERYTHING),
+    "the base of the advice": (at_the_end("pipelines/advise/base.csv", "words"), (), {"report": {"all"}}),
     "the code of a partition": (
         at_the_end("plugins/data/partitions/label.py", STATEMENT), (),
         {"partition": {"skewed-0"}, "deploy": {"fedavg"}},

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.metrics import balanced_accuracy_score, f1_score
 
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.measuring import final_model
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages.tune import tried
 from fedml_noniid.plugins.core.errors import UserError
@@ -61,6 +63,9 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
     tensors = load_file(folder / "runs/skewed-fedbn-0/model.safetensors")
     net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
     hits, n, own, worst = 0.0, 0, [], []
+    said: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    frequent = 0
     counts = np.stack([np.bincount(item.data.train_y.numpy()[part], minlength=10) for part in item.indices.clients])
     for k, positions in enumerate(item.indices.test_clients):
         params, buffers = (
@@ -68,14 +73,19 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
             | {name.removeprefix(f"own/{part}/"): leaf[k] for name, leaf in tensors.items() if f"own/{part}/" in name}
             for part in ("params", "buffers")
         )
-        x, y = item.test.x, item.test.y
+        x, y, label = item.test.x, item.test.y, torch.arange(10)
         if skew == "rotation":
             x = turned(x, k % 3)
         if skew == "drift":
             pair = torch.tensor([[0, 1], [2, 3]][k % 2])
-            label = torch.arange(10).index_put((pair,), pair.flip(0))
+            label = label.index_put((pair,), pair.flip(0))
             y = label[y]
-        right = (evaluate(net, params, buffers, item.test._replace(x=x)).predictions == y).double()
+        predictions = evaluate(net, params, buffers, item.test._replace(x=x)).predictions
+        right = (predictions == y).double()
+        said, labels = [*said, predictions[positions].numpy()], [*labels, y[positions].numpy()]
+        # Labels are those after the drift, which swaps two classes.
+        trained = label[item.data.train_y[item.indices.clients[k]]].bincount()
+        frequent += int((y[positions] == trained.argmax()).sum())
         own.append(right[positions].mean().item())
         hits, n = hits + right[positions].sum().item(), n + len(positions)
         by_class = np.array([right[item.test.y == c].mean().item() for c in range(10)])
@@ -92,9 +102,36 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
         assert [float(row["test_accuracy"]) for row in found] == pytest.approx(own)
         assert [float(row["accuracy"]) for row in found] == pytest.approx(worst)
         assert metrics["client_worst"] == pytest.approx(min(worst))
+        y_, said_ = np.concatenate(labels), np.concatenate(said)
+        assert metrics["majority_accuracy"] == pytest.approx(frequent / n)
+        assert metrics["balanced_accuracy"] == pytest.approx(balanced_accuracy_score(y_, said_))
+        assert metrics["macro_f1"] == pytest.approx(f1_score(y_, said_, average="macro"))
     assert ("accuracy_noisy" in metrics) is (skew != "drift")
     shared = sum(leaf.nbytes for name, leaf in tensors.items() if "/fc" in name)
     assert metrics["bytes_up"] == metrics["bytes_down"] == 3 * 2 * shared, "three rounds, two clients"
+
+
+def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(made: tuple[str, Path]) -> None:
+    """Half of the clients swap 0 with 1, the others 2 with 3. The means are over the clients."""
+    skew, folder = made
+    item = Item.load(Workspace.of(folder, {}), config.load(folder), Unit("skewed", "fedavg", 0))
+    params, buffers = final_model(load_file(folder / "runs/skewed-fedavg-0/model.safetensors"))
+    net = build("mlp", (1, 8, 8), 10, {"batch_norm": True, "hidden": 16})
+    said = evaluate(net, params, buffers, item.test).predictions
+    swaps = [torch.arange(10), torch.arange(10)]
+    if skew == "drift":
+        swaps = [torch.tensor([1, 0, *range(2, 10)]), torch.tensor([0, 1, 3, 2, *range(4, 10)])]
+    clients = item.indices.clients
+    trained = torch.cat([swaps[k % 2][item.data.train_y[part]] for k, part in enumerate(clients)])
+    seen = [swap[item.test.y] for swap in swaps]
+    metrics = json.loads((folder / "evaluation/skewed-fedavg-0/metrics.json").read_text())
+    expected = {
+        "majority_accuracy": np.mean([(y == trained.bincount().argmax()).double().mean() for y in seen]),
+        "balanced_accuracy": np.mean([balanced_accuracy_score(y, said) for y in seen]),
+        "macro_f1": np.mean([f1_score(y, said, average="macro") for y in seen]),
+        "classes_named": len(said.unique()),
+    }
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected)
 
 
 def test_the_report_says_whose_accuracy_it_is(made: tuple[str, Path]) -> None:

@@ -130,7 +130,7 @@ def test_the_noisy_test_has_a_column_where_there_is_one(tmp_path: Path) -> None:
     column = header.index("noisy test, %")
     shown = {row[0]: row[column] for row in rows}
     assert shown == {"fedavg": "40.00 ± 10.00", "fnr": "-"}
-    assert header[column + 1] == "MiB/round"
+    assert header[column + 1] == "MiB total"
     assert tables.NOISY_NOTE in tables.notes(scenario)
     assert [line.recipe for line in scenario.lines] == ["fnr", "fedavg"], "ranked by the clean test"
 
@@ -155,7 +155,7 @@ def test_ranks_mark_what_cannot_be_told_apart_from_the_best(tmp_path: Path) -> N
         for seed, final in enumerate(finals):
             write_run(tmp_path, recipe, seed, [final])
     scenario = sum_up(tmp_path, ["c", "b", "a"], [0, 1])
-    assert [(row[0], row[4]) for row in tables.cells(scenario)[1:]] == [("a", "1"), ("b", "2 ≈"), ("c", "3")]
+    assert [(row[0], row[5]) for row in tables.cells(scenario)[1:]] == [("a", "1"), ("b", "2 ≈"), ("c", "3")]
     assert "≈ can't be told apart from the best mean." in tables.notes(scenario)
 
 
@@ -163,6 +163,72 @@ def test_equal_means_share_a_rank(tmp_path: Path) -> None:
     for recipe, final in (("a", 0.5), ("b", 0.5), ("c", 0.25)):
         write_run(tmp_path, recipe, 0, [final])
     assert [line.rank for line in sum_up(tmp_path, ["c", "b", "a"]).lines] == [1, 1, 3]
+
+
+RARE = {"majority_accuracy": 0.97, "balanced_accuracy": 0.5, "macro_f1": 0.49, "classes_named": 1.0}
+
+
+def answers(scenario: Scenario) -> str:
+    """All that the report says of which method is good."""
+    titles = [title for title, _ in tables.compared(scenario)]
+    return " ".join([*tables.warnings(scenario), *tables.answer(scenario), *titles, *tables.details(scenario)])
+
+
+def test_a_constant_answer_is_not_praised(tmp_path: Path) -> None:
+    """fnr is above FedAvg on every seed, but not above always naming the most frequent class."""
+    write_params(tmp_path, ["fedavg", "scaffold", "fnr"], SEEDS)
+    for seed in SEEDS:
+        write_run(tmp_path, "fedavg", seed, [0.90], metrics=RARE | {"classes_named": 2.0})
+        write_run(tmp_path, "scaffold", seed, [0.97], metrics=RARE)
+        write_run(tmp_path, "fnr", seed, [0.96], metrics=RARE | {"classes_named": 1.0 + (seed != 1)})
+    scenario = sum_up(tmp_path)
+    assert {line.rank for line in scenario.lines} == {0}
+    said = answers(scenario)
+    assert "WARNING, ONE CLASS: the model names one class for all test samples: " in said
+    assert "scaffold (seeds 0, 1, 2); fnr (seed 1)." in said
+    assert "the most frequent class (majority class: 97.00 ± 0.00 %): scaffold, fnr, fedavg." in said
+    assert "No method can be recommended" in said and "Above fedavg, but with a warning: scaffold" in said
+    assert not re.search("best|better than fedavg|gain", said, re.IGNORECASE)
+    header, *rows = tables.cells(scenario)
+    assert [row[0] for row in rows] == ["scaffold ONE CLASS", "fnr ONE CLASS", "fedavg", "majority class"]
+    shown = dict(zip(header, zip(*rows, strict=True), strict=True))
+    assert shown["last round, %"][-1] == "97.00 ± 0.00" and set(shown["rank"]) == {tables.NONE}
+    assert shown["balanced, %"][0] == "50.00 ± 0.00" and shown["macro-F1, %"][0] == "49.00 ± 0.00"
+    folder = report.write(tmp_path)
+    for name in ("report.html", "report.md", "table.txt"):
+        page = re.sub(r"\s+", " ", (folder / name).read_text())
+        assert page.count("WARNING, ONE CLASS") == 1 and "fnr (seed 1)." in page
+        assert page.index("WARNING, ONE CLASS") < page.index("No method can be recommended")
+    metrics = json.loads((folder / "metrics.json").read_text())["scaffold"]
+    assert (metrics["majority_accuracy"], metrics["balanced_accuracy"], metrics["macro_f1"]) == (97, 50, 49)
+    row = next(csv.DictReader((folder / "summary.csv").read_text().splitlines()))
+    assert (row["recipe"], row["rank"], row["one_class_seeds"]) == ("scaffold", "0", "0 1 2")
+
+
+def test_a_method_that_beats_the_majority_is_named_with_those_that_do_not(tmp_path: Path) -> None:
+    """a leads but names one class on seed 2. c is above the majority class by one of 100 test samples."""
+    for seed, (a, b) in enumerate([(0.96, 0.90), (0.97, 0.91), (0.80, 0.89)]):
+        named = {"majority_accuracy": 0.80, "balanced_accuracy": 0.5, "macro_f1": 0.5}
+        write_run(tmp_path, "a", seed, [a], metrics=named | {"classes_named": 1.0 if seed == 2 else 2.0})
+        write_run(tmp_path, "b", seed, [b], metrics=named | {"classes_named": 2.0})
+        write_run(tmp_path, "c", seed, [0.81], metrics=named | {"classes_named": 2.0})
+    scenario = sum_up(tmp_path, ["a", "b", "c"])
+    assert [(line.recipe, line.rank) for line in scenario.lines] == [("a", 0), ("b", 1), ("c", 0)]
+    one, low, first, *_ = [*tables.warnings(scenario), *tables.answer(scenario)]
+    assert one.endswith(": a (seed 2).") and low.endswith("(majority class: 80.00 ± 0.00 %): c.")
+    assert first.startswith("b has the best mean test accuracy after the last round of the methods without a warning,")
+
+
+def test_own_models_have_a_constant_answer_of_their_own(tmp_path: Path) -> None:
+    """A client that has one class is right to name it, but that is no merit of the method."""
+    own = {"own_models": "accuracies are those of the clients' own models"}
+    write_run(tmp_path, "fedavg", 0, [0.6], metrics=RARE | {"majority_accuracy": 0.25, "classes_named": 4.0})
+    write_run(tmp_path, "fedbn", 0, [0.9], metrics=RARE | {"majority_accuracy": 0.95, "classes_named": 4.0}, tags=own)
+    scenario = sum_up(tmp_path, ["fedavg", "fedbn"], [0])
+    assert [row[:2] for row in tables.cells(scenario)[-2:]] == [
+        ["majority class", "25.00"], ["own majority class", "95.00"],
+    ]  # fmt: skip
+    assert [(line.recipe, line.rank) for line in scenario.lines] == [("fedbn", 0), ("fedavg", 1)]
 
 
 def test_words_claim_no_more_than_the_intervals(root: Path) -> None:
@@ -237,7 +303,7 @@ def test_methods_with_the_same_weights_are_equal_not_undecided(tmp_path: Path) -
     assert best.startswith("fedavg has the best mean test accuracy after the last round, 80.00 % (3 seeds)")
     assert best.endswith(", and b ends with the same weights.")
     assert worse == "The other one is worse at 5 % (paired t tests over seeds, Holm's adjustment for 1)."
-    assert [(row[0], row[4]) for row in tables.cells(scenario)[1:]] == [("fedavg", "1"), ("b", "1 ="), ("fnr", "3")]
+    assert [(row[0], row[5]) for row in tables.cells(scenario)[1:]] == [("fedavg", "1"), ("b", "1 ="), ("fnr", "3")]
     assert "= ends with the same weights as the best mean, so it is the same method here." in tables.notes(scenario)
     assert "Equal to fedavg, with the same weights on all seeds that both have: b." in tables.details(scenario)
     row = tables.compared(scenario)[0][1][1]
@@ -310,7 +376,7 @@ def test_uneven_seeds_are_paired_by_seed_and_missing_runs_are_named(tmp_path: Pa
     assert scenario.missing == ("skew-fedavg-2", "skew-scaffold-0", "skew-scaffold-1", "skew-scaffold-2", "skew-fnr-0")
     notes = " ".join(tables.notes(scenario))
     assert "Not finished, so not in the table: skew-fedavg-2, skew-scaffold-0" in notes
-    assert tables.cells(scenario)[-1][6] == tables.NONE
+    assert tables.cells(scenario)[-1][7] == tables.NONE
 
 
 def test_without_fedavg_nothing_is_compared_with_it(tmp_path: Path) -> None:

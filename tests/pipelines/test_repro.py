@@ -1,9 +1,10 @@
-"""`noniid run`: one at a time, checked first, with DVC's exit code, and a table at the end. DVC is a script here."""
+"""`noniid run`: one at a time, checked first, with the exit code of its stage, and a table. DVC is a script here."""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
+from fedml_noniid.pipelines import edge
+from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.tools import repro
 from tests.pipelines.small import NAMED, PARAMS
 
@@ -24,7 +27,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with settings and a `dvc` that notes its arguments."""
     program = tmp_path / "bin" / "dvc"
     program.parent.mkdir()
-    program.write_text(f'#!/bin/sh\necho "$@" >> {CALLS}\nexit $(cat code)\n')
+    program.write_text(
+        f'#!/bin/sh\necho "$@" >> {CALLS}\n[ -f ended ] && cp ended "$NONIID_STAGE_ENDED"\nexit $(cat code)\n'
+    )
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program.with_name("python")))  # whose programs come first
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
@@ -32,7 +37,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(PARAMS)
     (tmp_path / "code").write_text("0")
-    (tmp_path / "dvc.yaml").write_text("stages: {}\n")
+    (tmp_path / "dvc.yaml").write_text("stages: {deploy: {}}\n")
     (tmp_path / ".dvc").mkdir()
     (tmp_path / "report").mkdir()
     (tmp_path / "report" / "table.txt").write_text("the table\n")
@@ -60,16 +65,51 @@ def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) 
     assert "\nthe table\n" in capfd.readouterr().out
 
 
+def test_a_dead_tracking_server_costs_a_warning_and_not_the_run(
+    place: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    assert main(["run"]) == 0
+    warned, advice = caplog.messages
+    assert warned.startswith(f"WARNING: {address}: no answer from MLflow's server") and "`noniid sync`" in advice
+    assert "\nthe table\n" in capfd.readouterr().out
+
+
 def test_a_part_of_the_stages_has_no_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "train"]) == 0
     assert calls(place) == ["repro train"]
     assert "the table" not in capfd.readouterr().out
 
 
-def test_dvc_s_failure_is_its_own(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("stage", "expected"),
+    [("2", 2), ("1", 1), ("130", 130), ("", 2), ("0", 2)],
+    ids=["bad input", "a crash", "interrupted", "no stage ran", "DVC fails behind a stage"],
+)
+def test_a_failure_has_the_stage_s_exit_code(
+    place: Path, capfd: pytest.CaptureFixture[str], stage: str, expected: int
+) -> None:
+    """DVC's own is always 255. A code that an earlier run left does not count."""
+    (place / ".dvc" / "tmp").mkdir()
+    (place / repro.STAGE_ENDED).write_text("7")
     (place / "code").write_text("255")
-    assert main(["run"]) == 255
+    if stage:
+        (place / "ended").write_text(stage)
+    assert main(["run"]) == expected
     assert "the table" not in capfd.readouterr().out
+
+
+def test_a_stage_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "params.yaml").write_text("seeds: [0]\n")
+    monkeypatch.setenv(edge.ENDED, str(tmp_path / "ended"))
+    assert stages.main(["--root", str(tmp_path), "prepare"]) == 2
+    assert (tmp_path / "ended").read_text() == "2"
+    monkeypatch.setattr(stages, "run", lambda stage, place: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        stages.main(["--root", str(tmp_path), "prepare"])
+    assert (tmp_path / "ended").read_text() == "1"
 
 
 def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,16 +124,23 @@ def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.C
 
 ABSENT = PARAMS.replace("participation: 1.0", "participation: 1.0, availability: {file: absent.csv}")
 TABLE = PARAMS.replace("name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y")
+
+
+def own_table(place: Path) -> None:
+    """The file of TABLE: one feature, two classes."""
+    (place / "a.csv").write_text("x,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(300)))
+
+
 PLAN = "repro --force --single-item plan"
 
 
 @pytest.mark.parametrize(
     ("params", "stages", "expected"),
     [
-        (PARAMS, "stages: {plan: {cmd: x}}", []),
-        (TABLE, "stages: {plan: {cmd: x}}", [PLAN]),
-        (ABSENT, "stages: {plan: {cmd: x}}", [PLAN]),
-        (TABLE, "stages: {plan: {always_changed: true}}", []),
+        (PARAMS, "stages: {deploy: {}, plan: {cmd: x}}", []),
+        (TABLE, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
+        (ABSENT, "stages: {deploy: {}, plan: {cmd: x}}", [PLAN]),
+        (TABLE, "stages: {deploy: {}, plan: {always_changed: true}}", []),
     ],
     ids=["no own file", "own data", "missing clients", "DVC always plans"],
 )
@@ -101,6 +148,7 @@ def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: st
     """DVC does not see them, so the stage `plan` runs, also if nothing else has changed."""
     (place / "params.yaml").write_text(params)
     (place / "dvc.yaml").write_text(stages)
+    own_table(place)
     (place / "absent.csv").write_text("round,exchange,client\n1,0,3\n")
     for times in (1, 2):
         assert main(["run", "train"]) == 0
@@ -108,9 +156,10 @@ def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: st
 
 
 def test_nothing_runs_after_a_plan_that_fails(place: Path) -> None:
+    own_table(place)
     (place / "params.yaml").write_text(TABLE)
     (place / "code").write_text("255")
-    assert main(["run"]) == 255
+    assert main(["run"]) == 2
     assert calls(place) == [PLAN]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import json
 import os
 import platform
 import shutil
+import socket
+import sqlite3
 import statistics
 from collections.abc import Callable
 from importlib.metadata import version
@@ -23,6 +26,7 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import train
+from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -30,8 +34,11 @@ from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from tests.pipelines.small import PARAMS, run_stages
 
-# A warning of mlflow's own use of SQLAlchemy.
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+# mlflow's own use of SQLAlchemy, and its own type hints.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy"),
+    pytest.mark.filterwarnings("ignore:.*type hint is inferred as AnyType"),
+]
 
 # One item, in this process.
 ONE = PARAMS.replace("[fedavg, scaffold+fnr]", "[scaffold+fnr]").replace("every: 1}", "every: 1, processes: 1}")
@@ -381,6 +388,54 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
     assert kept.made(workplace, fingerprint)["run_id"] == begun.info.run_id
     assert len(client.search_runs([experiment.experiment_id])) == 1
     assert list((workplace / train.RESUME).iterdir()) == []
+
+
+def drop(database: Path) -> None:
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("DROP TABLE metrics")
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (lambda database: database.write_bytes(b"not a database, " * 999), "not a database"),
+        (drop, "no such table: metrics"),
+        (lambda database: shutil.rmtree(database.parent), "readonly database"),  # SQLite's words for it
+    ],
+    ids=["damaged", "a table is missing", "removed"],
+)
+def test_a_store_that_breaks_in_the_middle_does_not_end_the_training(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], object], words: str,
+) -> None:  # fmt: skip
+    expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
+    forget(workplace, "runs")
+    store = Store(workplace, None)
+
+    def tell(said: progress.Round) -> None:
+        if said.done == 1:
+            harm(store.database)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "tell", tell)
+        run_stages(workplace, ("train",))
+    assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
+    warned, advice = (record.getMessage() for record in caplog.records if record.name == stores.__name__)
+    assert warned.startswith(f"WARNING: {store.address}: MLflow's store fails") and words in warned
+    assert "`noniid sync`" in advice
+
+
+def test_a_server_that_cannot_be_reached_does_not_end_the_training(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = (workplace / RUN / "model.safetensors").read_bytes()
+    forget(workplace, "runs")
+    monkeypatch.setattr(stores, "PATIENCE", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        train.run(Workspace.of(workplace, {"MLFLOW_TRACKING_URI": address}))
+    assert (workplace / RUN / "model.safetensors").read_bytes() == expected
+    assert [line for line in caplog.messages if line.startswith(f"WARNING: {address}: no answer")]
 
 
 def refused(capsys: pytest.CaptureFixture[str], folder: Path, name: str) -> str:

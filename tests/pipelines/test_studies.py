@@ -68,7 +68,6 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     assert first.what == "the first one" and first.content["train"]["rounds"] == 9
     assert first.content["scenario_names"] == ["even", "uneven"] and first.content["recipe_names"] == ["fedavg", "pull"]
     assert first.content["experiment"] == "ccn-first-paper"
-    assert first.content["deploy"] == {"recipe": "fedavg", "scenario": "even", "seed": 0, "silos": 2}
     assert not {"what", "like", "smoke", "small", "paper"} & set(first.content)
     assert first.folder == Path("papers/ccn/paper/studies/first")
 
@@ -80,7 +79,6 @@ def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
         "momentum": 0.9,
     }  # fmt: skip
     assert small["scenario_names"] == ["uneven"] and list(small["scenarios"]) == ["even", "uneven"]
-    assert small["deploy"] == {"recipe": "fedavg", "scenario": "uneven", "seed": 1, "silos": 2}
     smoke = at(tmp_path, "smoke")["first"].content
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["epochs"] == 2
     assert smoke["scenarios"]["uneven"] == {"partition": "dirichlet", "clients": 3, "alpha": 0.5}

@@ -18,22 +18,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import mlflow
 import numpy as np
 import pytest
 import torch
 from mlflow.exceptions import MlflowException
 from safetensors.torch import save, save_file
+from sqlalchemy.exc import OperationalError
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
 from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking import sync as syncing
-from fedml_noniid.pipelines.tracking.store import Store
+from fedml_noniid.pipelines.tracking.live import Live
+from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import log_report, sync
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.engines.run import draw_cohort
+from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
 SHAPE, CLASSES = (1, 2, 2), ("a", "b", "c")
@@ -152,7 +156,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_broken_database_is_named_in_one_line(store: Store) -> None:
     store.database.write_bytes(b"not a database, " * 9)
-    with pytest.raises(UserError, match=r"mlflow\.db: can't be used as MLflow's store .* delete it") as error:
+    with pytest.raises(UserError, match=r"mlflow\.db: MLflow's store fails .*not a database.* delete it") as error:
         store.client()
     assert "\n" not in str(error.value)
 
@@ -165,6 +169,16 @@ def test_a_server_that_does_not_answer_is_named_soon(monkeypatch: pytest.MonkeyP
             Store(Path(), f"http://127.0.0.1:{port}").client()
     with pytest.raises(UserError, match=f"127.0.0.1:{port}: no answer.*refused"):
         Store(Path(), f"http://127.0.0.1:{port}").client()
+
+
+def test_a_password_in_the_address_is_shown_to_nobody() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        place = f"127.0.0.1:{closed.getsockname()[1]}/mlflow"
+    given = Store(Path(), f"http://user:pass@{place}")
+    with pytest.raises(UserError, match=f"^http://{place}: no answer"):
+        given.client()
+    assert Store(Path(), "postgresql://u:p@q@host/db").shown == "postgresql://host/db"
+    assert Store(Path(), "http://host/a@b").shown == "http://host/a@b"
 
 
 # A live run
@@ -247,6 +261,61 @@ def test_system_metrics_are_sampled_on_request(store: Store, monkeypatch: pytest
     assert any(name.startswith("system/cpu") for name in run.data.metrics) and run.info.status == "FINISHED"
 
 
+class Calls:
+    """An MlflowClient that counts its calls, and raises `error` at the call number `fatal` and after."""
+
+    def __init__(self, client: Any, fatal: int, error: Exception) -> None:
+        self.made, self._client, self._fatal, self._error = 0, client, fatal, error
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*given: Any, **named: Any) -> Any:
+            self.made += 1
+            if self.made >= self._fatal:
+                raise self._error
+            return getattr(self._client, name)(*given, **named)
+
+        return call
+
+
+ERRORS = (
+    MlflowException("database is locked\n[SQL: ...]"), OSError(errno.ENOSPC, "No space left on device"),
+    KeyError("run"), OperationalError("INSERT", {}, Exception("attempt to write a readonly database")),
+    RuntimeError("no thread"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("failing", [False, True], ids=["finishes", "diverges"])
+def test_an_error_in_any_call_ends_the_recording_only(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: bool
+) -> None:
+    real = store.client()
+    for fatal in itertools.count(1):
+        item = finish(f"iid-fedavg-{fatal}")
+        calls = Calls(real, fatal, ERRORS[fatal % len(ERRORS)])
+        caplog.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "client", lambda _, calls=calls: calls)
+            live = Live(store, "toy", item.key, item.params, item.tags)
+            live.log_rounds(item.rows[:1])
+            live.log_rounds(item.rows)
+            live.fail("round 3: not finite") if failing else live.finish(item.final)
+        item.made["run_id"] = live.run_id
+        item.files[0].touch()  # a training writes its files at its end
+        words = [record.getMessage() for record in caplog.records]
+        if calls.made < fatal:
+            break
+        assert len(words) == 2 and calls.made == fatal, "it is said once, and nothing is tried again"
+        assert words[0].startswith(f"WARNING: {store.address}: MLflow's store fails (") and "\n" not in words[0]
+        assert item.key in words[1] and "`noniid sync`" in words[1]
+    assert words == [] and fatal > 7
+    sync(store, store.repository, "toy")
+    found = active(store)
+    assert sorted(run.info.run_name for run in found) == sorted(f"iid-fedavg-{n}" for n in range(1, fatal + 1))
+    for run in found:
+        assert run.info.status == "FINISHED" and run.data.metrics["final/test_accuracy"] == 0.3
+        assert [step for step, _ in history(store, run, "test_accuracy")] == [1, 2, 3]
+
+
 # Finished items
 
 
@@ -273,8 +342,8 @@ def test_sync_makes_every_item_present_once(store: Store, finish: Finish, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Store, "client", no_client)
         assert sync(store, store.repository, "toy") == []
-    (store.folder / ".synced").unlink()
-    assert sync(store, store.repository, "toy") == [], "the store itself says so too"
+    elsewhere = Store(store.repository, store.address)
+    assert sync(elsewhere, store.repository, "toy") == [], "MLflow says so too"
 
 
 def test_sync_completes_the_live_run(store: Store, finish: Finish) -> None:
@@ -310,6 +379,73 @@ def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(st
     assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
     (restored,) = active(store)
     assert restored.info.run_id == first.info.run_id and "superseded_by" not in restored.data.tags
+
+
+@pytest.mark.parametrize("uri", [False, True], ids=["embedded", "given"])
+def test_a_run_that_was_deleted_in_mlflow_comes_back(store: Store, finish: Finish, uri: bool) -> None:
+    place = Store(store.repository, store.address if uri else None)
+    for key in ("iid-fedavg-0", "iid-fedavg-1"):
+        finish(key)
+    sync(place, place.repository, "toy")
+    before = {run.info.run_name: run.info.run_id for run in active(store)}
+    client = store.client()
+    client.delete_run(before["iid-fedavg-1"])
+    assert sync(place, place.repository, "toy") == ["iid-fedavg-1"]
+    assert {run.info.run_name: run.info.run_id for run in active(store)} == before, "restored from the trash"
+    client._tracking_client.store._hard_delete_run(before["iid-fedavg-0"])  # as `mlflow gc` does
+    assert sync(place, place.repository, "toy") == ["iid-fedavg-0"]
+    now = {run.info.run_name: run.info.run_id for run in active(store)}
+    assert sorted(now) == sorted(before) and now["iid-fedavg-0"] != before["iid-fedavg-0"], "made anew"
+    client.delete_experiment(active(store)[0].info.experiment_id)
+    sync(place, place.repository, "toy")
+    assert {run.info.run_name: run.info.run_id for run in active(store)} == now
+    assert sync(place, place.repository, "toy") == []
+
+
+def test_a_store_that_is_gone_is_named_though_it_was_synced_before(
+    store: Store, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In stage deploy, in reports and without any result."""
+    (store.repository / "params.yaml").write_text("experiment: toy\n")
+    other = store.repository / "theirs.db"
+    shutil.copy(store.database, other)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{other}")
+    staged(store)
+    command = ["sync", "--root", str(store.repository)]
+    assert main(command) == 0
+    other.write_bytes(b"not a database, " * 9)
+    assert main(command) == 2
+    assert f"error: sqlite:///{other}: MLflow's store fails" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    shutil.rmtree(store.repository / "deploy")
+    assert main(command) == 2
+    said = capsys.readouterr()
+    assert f"error: {address}: no answer from MLflow's server" in said.err and "up to date" not in said.out
+
+
+def test_an_error_in_the_middle_of_a_sync_is_one_line_and_the_next_sync_goes_on(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, keys = store.client(), [f"iid-fedavg-{seed}" for seed in range(2)]
+    for key in keys:
+        finish(key)
+    for fatal in itertools.count(1):
+        calls, words = Calls(real, fatal, ERRORS[fatal % len(ERRORS)]), ""
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "client", lambda _, calls=calls: calls)
+            try:
+                sync(store, store.repository, "toy")
+            except StoreError as error:
+                words = str(error)
+        if not words:
+            break
+        assert "\n" not in words and words.startswith(f"{store.address}: MLflow's store fails (")
+    assert fatal > 15, "each sync goes at least one call further"
+    assert sorted(run.info.run_name for run in active(store)) == keys
+    for run in active(store):
+        assert [step for step, _ in history(store, run, "test_accuracy")] == [1, 2, 3]
 
 
 def test_a_changed_evaluation_changes_the_run(store: Store, finish: Finish) -> None:
@@ -412,7 +548,6 @@ def test_a_registered_model_predicts_from_raw_samples(store: Store, finish: Fini
 def test_a_rerun_becomes_the_next_version_and_takes_the_alias(store: Store, finish: Finish) -> None:
     for accuracy in (0.3, 0.6, 0.6):
         with_model(store, finish, accuracy=accuracy)
-        (store.folder / ".synced").unlink(missing_ok=True)
         sync(store, store.repository, "toy")
     versions = store.client().search_model_versions("name = 'toy.iid.fedavg'")
     assert sorted(version.version for version in versions) == [1, 2]
@@ -466,7 +601,7 @@ def test_reports_on_disk_are_found(store: Store) -> None:
     (folder / "report").mkdir(parents=True)
     (folder / "report" / "report.html").write_text("all")
     syncing.sync_reports(store, store.repository)
-    assert not (store.folder / ".synced").exists(), "the stage has not finished"
+    assert not syncing.recorded(store, "papers"), "the stage has not finished"
     (folder / "metrics.json").write_text('{"whole": 1}')
     syncing.sync_reports(store, store.repository)
     assert [run.info.run_name for run in active(store, "papers")] == ["ccn-smoke"]
@@ -639,7 +774,7 @@ def test_a_folder_that_lacks_a_file_is_refused_in_one_line(
     assert command_line(store, folder, config) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {folder}") and words in line
-    assert not (store.folder / ".synced").exists()
+    assert not syncing.recorded(store, "toy")
 
 
 @pytest.mark.usefixtures("_no_address")
@@ -647,14 +782,14 @@ def test_a_run_that_broke_off_is_replaced(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refuse(*_: object) -> None:
-        raise MlflowException("the disk of the server\nis full")
+        raise MlflowException("the disk of the server is full\n[SQL: ...]")
 
     folder, config = deployed(tmp_path / "server")
     with monkeypatch.context() as patch:
         patch.setattr(runs.Run, "finish", refuse)
         assert command_line(store, folder, config) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: {store.address}: does not take the run (the disk of the server is full)"
+    assert line == f"error: {store.address}: MLflow's store fails (the disk of the server is full)"
     assert [run.info.status for run in active(store)] == ["RUNNING"]
     assert command_line(store, folder, config) == 0
     assert [run.info.status for run in active(store)] == ["FINISHED"]
@@ -673,7 +808,7 @@ def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
     store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = store.repository
-    assert deployments.sync_stage(store, root, "toy") == [] and not (store.folder / ".synced").exists()
+    assert deployments.sync_stage(store, root, "toy") == [] and not syncing.recorded(store, "toy")
     finish()
     sync(store, root, "toy")
     staged(store)
@@ -686,9 +821,10 @@ def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
     about = {"recipe": "near", "scenario": "skewed", "seed": "7", "composition": "fedprox"}
     assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
     assert run.data.tags["kind"] == "deployment" and run.data.tags["simulated_sha256"] == "f00d"
-    packed = store.client().get_experiment_by_name("toy").tags[view.TAG].removeprefix("deflate;")
-    groups = json.loads(zlib.decompress(base64.b64decode(packed)))["groupBy"]["groupByKeys"]
-    assert {"mode": "tag", "groupByData": "kind"} in groups, "no mean over simulated and deployed runs"
+    groups = {run.info.run_name: run.data.tags[view.METHOD].rstrip() for run in active(store)}
+    assert groups == {name: "near, skewed, deployment", "iid-fedavg-0": "fedavg, iid"}, (
+        "no mean over simulated and deployed runs"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(deployments, "read", None)  # it imports torch
         assert deployments.sync_stage(store, root, "toy") == []
@@ -706,7 +842,7 @@ def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
 def test_leftovers_of_another_deployment_are_left_alone(store: Store, changed: dict[str, Any]) -> None:
     staged(store, **changed)
     assert deployments.sync_stage(store, store.repository, "toy") == []
-    assert not (store.folder / ".synced").exists()
+    assert not syncing.recorded(store, "toy")
 
 
 @pytest.mark.usefixtures("_no_address")
@@ -731,12 +867,37 @@ def test_the_view_shows_four_charts_grouped_by_recipe(store: Store, finish: Fini
     # These runs have no traffic.
     assert shown == [("LINE", "test_accuracy"), ("BAR", "final/test_accuracy"), ("BAR", "final/client_worst")]
     assert [chart["metricKey"] for chart in state["compareRunCharts"] if chart["deleted"]] == ["seconds"]
-    assert state["groupBy"]["groupByKeys"] == [{"mode": "param", "groupByData": "recipe"}]
+    assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "method"}]
+    groups = {run.info.run_name: run.data.tags["method"] for run in active(store)}
+    assert {name: group.rstrip() for name, group in groups.items()} == {"iid-fedavg-0": "fedavg", "iid-fnr-0": "fnr"}
+    assert state["groupsExpanded"] == {f"tag.method.{group}": False for group in groups.values()}
     finish("far-fnr-0")
     sync(store, store.repository, "toy")
-    packed = store.client().get_experiment_by_name("toy").tags[view.TAG].removeprefix("deflate;")
-    groups = json.loads(zlib.decompress(base64.b64decode(packed)))["groupBy"]["groupByKeys"]
-    assert [group["groupByData"] for group in groups] == ["recipe", "scenario"]
+    groups = {run.info.run_name: run.data.tags["method"].rstrip() for run in active(store)}
+    assert groups == {"iid-fedavg-0": "fedavg, iid", "iid-fnr-0": "fnr, iid", "far-fnr-0": "fnr, far"}
+
+
+def test_each_method_has_a_colour_of_its_own() -> None:
+    assert view._colour("param.recipe.fedprox") == view._colour("param.recipe.ccn") == "115026", "as MLflow shows them"
+    names = list(PARAMETERS)[:20]
+    coloured = view.with_own_colours(names)
+    assert [text.rstrip() for text in coloured.values()] == list(coloured) == names
+    assert len({view._colour(f"tag.method.{text}") for text in coloured.values()}) == 20
+    assert view.with_own_colours(names[:9]).items() <= coloured.items(), "a new method does not change the others"
+
+
+def test_the_colours_are_those_of_mlflow_s_pages() -> None:
+    """Another version of MLflow may have others. Its hash of a name is beside them: `charCodeAt`, modulo 255."""
+    palette = ",".join(f'"#{colour}"' for colour in view.PALETTE)
+    pages = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"
+    (found,) = [text for path in pages.glob("main.*.js") if palette in (text := path.read_text())]
+    assert "t=(t+e.charCodeAt(r))%255,n=(n+t)%255;return r.T[(t|n<<8)%r.T.length]" in found
+
+
+def test_a_run_that_has_begun_stands_in_its_group(store: Store) -> None:
+    Live(store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"})
+    (run,) = active(store)
+    assert run.info.status == "RUNNING" and run.data.tags["method"].rstrip() == "fnr"
 
 
 def test_of_a_server_the_link_is_printed(

@@ -112,7 +112,7 @@ def test_missing_and_broken_configuration(folder, capsys):
         capsys, "server", "--config", "nowhere.yaml"
     )
     Path("config.yaml").write_text("a: [")
-    assert "config.yaml: is not YAML" in failing(capsys, *SERVER)
+    assert "config.yaml: line 1: is not YAML" in failing(capsys, *SERVER)
     Path("config.yaml").write_text("- a")
     assert "config.yaml: holds no sections; allowed: common_args" in failing(capsys, *SERVER)
 

@@ -5,8 +5,10 @@ Without FedML and without a network, so that every recipe can go through it. `no
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import resource
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +110,7 @@ def test_compositions_with_a_cohort(recipe, seed, tmp_path):
 def test_a_silo_without_a_memory_writes_no_file(tmp_path):
     federation = Federation("fedprox", table("fedprox"), tmp_path)
     run(federation)
-    assert [path.name for path in tmp_path.iterdir()] == ["server"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["server", "server.rounds"]
 
 
 def test_a_silo_receives_its_own_row_only(tmp_path):
@@ -185,3 +187,45 @@ def test_a_checkpoint_is_of_one_configuration(tmp_path):
     Federation("fedavg", {}, tmp_path)
     with pytest.raises(UserError, match="is a checkpoint of another configuration"):
         Federation("fedprox", table("fedprox"), tmp_path)
+
+
+@pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
+@pytest.mark.parametrize("name", ["server", "server.rounds", "1"])
+def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
+    """Of the server's two files, and of a silo's memory; with none of them, the run goes on with other weights."""
+    federation = Federation("scaffold", {}, tmp_path)
+    run(federation)
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1 << 4
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=rf"/{name}: .*(delete it|delete both) to start") as error:
+        federation.new_silo(1) if name == "1" else federation.new_server()
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold"])
+def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
+    """The same settings and data; FedAvg's silos have no memory that would notice it."""
+    mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
+    other.server = Conversation(
+        other.terms, other.data.test, other.data.validation, other.data.public, kept=tmp_path / "b" / "server", run="b"
+    )
+    (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
+    with pytest.raises(UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"):
+        mine.new_server()
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path):
+    federation = Federation("fedavg", {}, tmp_path)
+    test = federation.data.test
+    federation.data = dataclasses.replace(federation.data, test=test._replace(x=test.x + 1))
+    with pytest.raises(UserError, match="server: is a checkpoint of another configuration or of other data"):
+        federation.new_server()
+
+
+def test_the_servers_files_and_a_silos_are_private(tmp_path):
+    run(Federation("scaffold", {}, tmp_path))
+    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("0", "1", "2", "server", "server.rounds"), 0o600
+    )

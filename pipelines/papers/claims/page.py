@@ -12,13 +12,15 @@ from markdown_it import MarkdownIt
 
 from fedml_noniid.pipelines.papers.claims import declared
 from fedml_noniid.pipelines.papers.claims.picture import FOREST, PICTURE
+from fedml_noniid.pipelines.papers.claims.quantities import Part
 from fedml_noniid.pipelines.papers.claims.spec import Claims, Why
 from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
-from fedml_noniid.pipelines.reporting.comparison import TINY
+from fedml_noniid.pipelines.reporting.comparison import interval
 from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.summary import TINY, spread
 from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
 COMMITTED = "; its numbers are the committed ones of docs/results, since not all runs are here"
@@ -29,7 +31,8 @@ ABOUT = {
     "verdict is about this setting: it does not refute a paper at its own scale.",
 }  # fmt: skip
 READING = """\
-Each claim is a sentence of a paper. Its test was written in `pipelines/papers/<paper>/claims.yaml` before it ran.
+{claims} tests of {statements} statements of the papers. The statements are in our words, with their place in the paper.
+Each test was written in `pipelines/papers/<paper>/claims.yaml` before it ran. A claim says so where it was not.
 
 - A number is paired by seed: methods of one seed have the same partition, first weights and batches.
 - "Measured" is the mean over seeds with the 95 % interval of the t test, before adjustment.
@@ -66,7 +69,12 @@ def markdown_of(
     parts = [
         f"# The papers' claims, size {size}",
         ABOUT[size],
-        READING.format(tests=len(found) - counted, counted=counted),
+        READING.format(
+            claims=len(found),
+            statements=len({one.named.claim.states for one in found}),
+            tests=len(found) - counted,
+            counted=counted,
+        ),
         f"## All claims\n\n{_summary(found, files)}",
     ]
     for paper, claims in files.items():
@@ -169,8 +177,10 @@ def _details(
         lines.append(f"{late} of {every} runs never reach the accuracy. Each counts as a round more than all.")
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
+    lines += [f"Beside it, not tested: {part.words}, {_shown(one, part)}." for part in one.beside if part.values]
     lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
-    return f"### {one.named.id}\n\n> {_plain(claim.quote)}\n\n{claim.place}\n\n" + "\n".join(f"- {x}" for x in lines)
+    said = f"The paper states: {_plain(claim.states)} ({claim.where})"
+    return f"### {one.named.id}\n\n{said}\n\n" + "\n".join(f"- {x}" for x in lines)
 
 
 def _levels(one: Verdict) -> str:
@@ -184,6 +194,13 @@ def _levels(one: Verdict) -> str:
         f"{scenario}: " + ", ".join(f"{recipe} {fmean(own.values()):z.{decimals}f}" for recipe, own in recipes.items())
         for scenario, recipes in found.items()
     )
+
+
+def _shown(one: Verdict, part: Part) -> str:
+    """A number that is not tested: its mean over the seeds, with the interval."""
+    decimals, ends = one.named.claim.decimals, interval(spread(part.values.values()))
+    mean = f"{fmean(part.values.values()):z.{decimals}f}"
+    return mean if ends is None else f"{mean} ({ends[0]:z.{decimals}f} to {ends[1]:z.{decimals}f})"
 
 
 def _cause(why: Verdict, facts: declared.Facts) -> str:
@@ -210,7 +227,8 @@ def _why(one: Verdict, measured: Measured) -> str:
     if one.weakest is None and one.never[0]:
         return "Where no run reaches the accuracy, nothing is compared."
     if one.weakest is None:
-        return "Fewer than two seeds have the number."
+        have = min((len(one.compared.differences) for one in one.tested), default=0)
+        return f"{have} of {len(one.named.study.content['seeds'])} seeds have the number."
     if one.word in (HELD, NOT_HELD):
         return f"Weakest number: {one.weakest.part.words}." if len(one.tested) > 1 else ""
     if one.word == UNDECIDED and not one.counted:
@@ -231,7 +249,7 @@ def _hours(hours: float) -> str:
     return f"{hours:.2g}" if hours < 10 else f"{hours:.0f}"
 
 
-def _plain(quote: str) -> str:
+def _plain(states: str) -> str:
     """One line. Markdown's signs are escaped."""
-    text = " ".join(quote.split())
+    text = " ".join(states.split())
     return "".join(f"\\{sign}" if sign in "*_`|<>[]$\\#" else sign for sign in text)

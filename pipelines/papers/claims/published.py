@@ -34,11 +34,11 @@ class Published(NamedTuple):
     def has(self, named: Named) -> bool:
         """Whether it has all runs of the claim as it is now."""
         runs = self.runs.get((named.paper, named.claim.study), {})
-        same = self.facts.get(named.id, {}).get("test") == named.sha256
+        same = self.facts.get(named.id, {}).get("test") == named.test
         return same and all(item in runs for item in named.items)
 
     def parts(self, named: Named) -> tuple[Part, ...]:
-        """The claim's numbers."""
+        """The claim's numbers, tested or shown beside."""
         runs = self.runs[named.paper, named.claim.study]
         found = []
         for words, of_part in groupby(self.values.get(named.id, ()), key=lambda line: line["part"]):

@@ -24,6 +24,7 @@ N_OVER_E = "n_over_e"  # the mean over the rounds of the server's step by the cl
 DRIFT = "neuron_drift"
 MORE = f"{ALLOWED}, rounds_to:0.9, mean:COLUMN, first5:COLUMN, recorded:KEY:CLIENT, {N_OVER_E}, {DRIFT}"
 COUNTED = re.compile(r"traffic_mib\w*|bytes_(up|down)|\w+_delta_bytes|delta_bytes\w*")  # the seed plays no part
+BESIDE = "beside"  # the role of a number that is shown and not tested
 COUNT = re.compile(r"rounds_to:.*")  # whole numbers
 
 
@@ -43,6 +44,11 @@ class Part(NamedTuple):
     words: str  # "sim0: rfedavg_plus less fedavg"
     values: Mapping[int, float]
     cells: Mapping[int, tuple[Cell, ...]]
+
+    @property
+    def is_tested(self) -> bool:
+        """False for a number that is only shown beside a claim."""
+        return all(cell.role != BESIDE for cells in self.cells.values() for cell in cells)
 
 
 def is_counted(claim: Claim) -> bool:
@@ -134,6 +140,17 @@ def _gains(cells: Sequence[Cell], others: int) -> list[float]:
     if not others:
         return [cell.value for cell in cells]
     return [one.value - other.value for one, other in zip(cells[::2], cells[1::2], strict=True)]
+
+
+def beside(named: Named, measured: Measured) -> list[Part]:
+    """The numbers that are shown beside a claim: statistics of its runs."""
+    found = []
+    for words, name in named.claim.beside.items():
+        shown = named.claim.model_copy(update={"statistic": name, "scale": 1, "contrast": "level"})
+        for scenario, recipe in named.claim.cells:
+            said = f"{scenario}: {recipe}: {words}"
+            found.append(_part(shown, measured, said, [(BESIDE, scenario, recipe)], lambda cells: cells[0].value))
+    return found
 
 
 def _part(

@@ -1,4 +1,4 @@
-"""A claim: a sentence of a paper, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
+"""A claim: what a paper states, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
 
 The file has three sections. `studies` are written as in the paper's params.yaml and may be `like` a study of that file.
 Their own settings are those of size `small`, and the keys under `smoke` replace some of them at that size. A study's
@@ -19,10 +19,10 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.papers.studies import Study, folder_of, resolved
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.settings import Section, mistakes
 
 FILE = "claims.yaml"
@@ -33,6 +33,8 @@ SECTIONS, WHY = ("studies", "claims"), "why"
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 # Training images of each data set that a claim's study may have.
 IMAGES = {"digits": 1437, "mnist": 60_000, "cifar10": 50_000}
+# Keys that a SHA-256 leaves out: what a paper states, remarks, and what an experiment is for.
+SAID, CAUSE = {"states", "where", "differs", "decimals"}, {"explains", "cause"}
 CONTRASTS = Literal["level", "difference", "ratio", "order", "trend", "same"]
 
 
@@ -59,7 +61,7 @@ class Holds(Section):
 
 
 class Claim(Section):
-    """A sentence of a paper and its test.
+    """What a paper states, and its test.
 
     `contrast` makes one number per seed of the `statistic` of runs: the `level` of method `of`, its `difference` to or
     `ratio` by each of `less`, the steps down in the `order` of the methods `of`, the slope of a `trend` over `over`, or
@@ -67,8 +69,8 @@ class Claim(Section):
     numbers if `of` is empty.
     """
 
-    quote: str  # as the paper prints it
-    place: str  # section, table, figure
+    states: str  # what the paper states, in our words
+    where: str  # section, table, figure
     tests: str  # what is tested, in words
     study: str
     scenarios: list[str] = Field(
@@ -84,6 +86,7 @@ class Claim(Section):
     holds: Holds
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
+    beside: dict[str, str] = Field(default_factory=dict)  # words -> a statistic that is shown, not tested
 
     @model_validator(mode="after")
     def _fits(self) -> Claim:
@@ -116,8 +119,8 @@ class Claim(Section):
 class Why(Claim):
     """An experiment on the cause of a verdict, written down after the verdict and before its own first run."""
 
-    quote: str = ""
-    place: str = ""
+    states: str = ""
+    where: str = ""
     explains: str  # the claim's ID
     cause: str  # the suspected cause, in a sentence; it is supported if the test holds
 
@@ -133,8 +136,16 @@ class Named:
 
     @property
     def sha256(self) -> str:
-        """Of everything that the file says about the claim and its study, at this size."""
-        said = [self.claim.model_dump(), self.study.content]
+        """Of the test, its study at this size, and the suspected cause."""
+        return self._sha256(SAID)
+
+    @property
+    def test(self) -> str:
+        """Of what the numbers depend on: the test and its study."""
+        return self._sha256({*SAID, *CAUSE})
+
+    def _sha256(self, without: set[str]) -> str:
+        said = [self.claim.model_dump(exclude=without), self.study.content]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -265,5 +276,4 @@ def _only(study: Study, cells: set[tuple[str, str]]) -> Study:
         "scenario_names": [name for name in study.content["scenario_names"] if name in scenarios],
         "recipe_names": [name for name in study.content["recipe_names"] if name in recipes],
     }
-    deploy = study.content["deploy"] | {"scenario": names["scenario_names"][0], "recipe": names["recipe_names"][0]}
-    return replace(study, content={**study.content, **names, "deploy": deploy})
+    return replace(study, content={**study.content, **names})

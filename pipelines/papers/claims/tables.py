@@ -69,7 +69,7 @@ def _tests(one: Verdict) -> Iterator[list[object]]:
 
 
 def _values(one: Verdict) -> Iterator[list[object]]:
-    for part in one.parts:
+    for part in (*one.parts, *one.beside):
         for seed, cells in part.cells.items():
             for cell in cells:
                 yield [

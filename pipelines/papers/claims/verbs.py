@@ -92,7 +92,7 @@ def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Publ
     text = page.markdown_of(verdicts, whys, found, measured, facts, ran, pictures)
     chosen = trials.section(tables.trials_of(every, measured, published))
     text += "".join(f"\n{section}\n" for section in (chosen, costs.section(every, found, root)) if section)
-    tested = {one.named.id: one.named.sha256 for one in every if not one.missing}
+    tested = {one.named.id: one.named.test for one in every if not one.missing}
     known = {of: {**facts[of], "test": sha256} for of, sha256 in tested.items() if of in facts}
     named = {picture.PICTURE.format(of): drawn for of, drawn in pictures.items()}
     return {

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from fedml_noniid.pipelines.papers.claims.published import Published
-from fedml_noniid.pipelines.papers.claims.quantities import Part, is_counted, never, parts, step
+from fedml_noniid.pipelines.papers.claims.quantities import Part, beside, is_counted, never, parts, step
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Named
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -65,6 +65,7 @@ class Verdict(NamedTuple):
     p: float = 1.0  # of the weakest part
     holm_p: float = 1.0  # after Holm's adjustment for all claims of the page
     tests: int = 1  # claims that Holm adjusts for
+    beside: tuple[Part, ...] = ()  # numbers that are shown and not tested
 
     @property
     def word(self) -> str:
@@ -103,21 +104,28 @@ def judged(measured: Measured, named: Named, published: Published | None = None)
     known = published is not None and not all(item in runs for item in named.items) and published.has(named)
     if published is not None and known:
         runs = {item: published.runs[named.paper, claim.study][item] for item in named.items}
-        found = published.parts(named)
+        every = published.parts(named)
     else:
-        found = tuple(parts(named, measured))
+        every = (*parts(named, measured), *beside(named, measured))
+    found = tuple(part for part in every if part.is_tested)
+    shown = tuple(part for part in every if not part.is_tested)
     missing = tuple(item for item in named.items if item not in runs)
     # Where no run reaches the accuracy, the rounds until then are unknown. That all numbers are equal says nothing.
     compared = [part for part in found if not _all_late(named, part)]
     tested = tuple(one for part in compared for one in _tested(named, part))
-    whole = len(tested) > 0 and len(compared) == len(found) and all(len(one.compared.differences) > 1 for one in tested)
+    # A seed without the number, for instance one that is not finite, may be unlike the others.
+    seeds = len(named.study.content["seeds"])
+    complete = all(len(one.compared.differences) == seeds for one in tested)
+    whole = len(tested) > 0 and len(compared) == len(found) and complete
     weakest = min(tested, key=lambda one: one.t) if whole else None
     diverged = tuple(item for item in named.items if item in runs and runs[item].diverged)
     counted = is_counted(claim)
     p = 1.0
     if weakest is not None and weakest.compared.p is not None and not (missing or diverged or counted):
         p = weakest.compared.p if weakest.t > 0 else min(1.0, len(tested) * weakest.compared.p)
-    return Verdict(named, found, tested, weakest, missing, diverged, counted, tuple(runs.values()), known, p)
+    return Verdict(
+        named, found, tested, weakest, missing, diverged, counted, tuple(runs.values()), known, p, beside=shown
+    )
 
 
 def _all_late(named: Named, part: Part) -> bool:

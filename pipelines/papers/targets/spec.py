@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES, folder_of, of_paper
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 # The module of the same name builds each of these kinds. Every other kind is a function of the paper's figures.py.
 KINDS = ("table", "curves", "settings")

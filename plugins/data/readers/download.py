@@ -8,6 +8,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from fedml_noniid.plugins.core.errors import UserError
@@ -19,9 +20,28 @@ URL_TIMEOUT = 30.0  # seconds without a byte
 Complaint = Callable[[Path, str], UserError]
 
 
+_forbidden = ContextVar("_forbidden", default=False)
+
+
+class DownloadNeededError(UserError):
+    """A file is not there, and downloads are forbidden."""
+
+
+@contextmanager
+def forbidden() -> Iterator[None]:
+    """Inside, a download is not begun: it raises DownloadNeededError."""
+    token = _forbidden.set(True)
+    try:
+        yield
+    finally:
+        _forbidden.reset(token)
+
+
 @contextmanager
 def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
     """A temporary folder for torchvision to download `path` into; raises `error` for a failed download."""
+    if _forbidden.get():
+        raise DownloadNeededError(f"{path}: is not there, and would be downloaded")
     timeout = socket.getdefaulttimeout()
     try:
         with tempfile.TemporaryDirectory() as folder:

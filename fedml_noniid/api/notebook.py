@@ -1,0 +1,28 @@
+"""The notebook that comes with the package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedml_noniid.api.result import folder_of
+from fedml_noniid.plugins.core.errors import UserError
+
+NAME = "first_steps.ipynb"
+
+
+def notebook(folder: str | Path = ".") -> Path:
+    """Copies the notebook of first steps into a folder; returns its path. `jupyter lab` opens it.
+
+    UserError if the folder can't be written or has a file of that name.
+
+    >>> import tempfile
+    >>> import fedml_noniid as nd
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     nd.notebook(folder).name
+    'first_steps.ipynb'
+    """
+    place = folder_of("notebook", folder) / NAME
+    if place.exists():
+        raise UserError(f"notebook: {str(place)!r} is there already; allowed: a folder without it")
+    place.write_bytes(Path(__file__).parents[1].joinpath(NAME).read_bytes())
+    return place

@@ -1,0 +1,127 @@
+"""Checks that an experiment fits its data: what the stages would refuse is refused before the first of them runs.
+
+The data are read as stage `prepare` reads them, each partition is made, and each recipe is set up with the model on two
+clients of one sample. Nothing is trained, written or downloaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment.config import FILE, Config
+from fedml_noniid.pipelines.experiment.dealing import assign, blamed
+from fedml_noniid.pipelines.experiment.provenance import contents, preparing
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages import plan
+from fedml_noniid.plugins import models
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
+from fedml_noniid.plugins.data.yaml_files import read_yaml
+from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.models.forward import Model
+
+CLIENTS = 2  # of the trial; rFedAvg compares clients
+
+
+def checked(place: Workspace) -> tuple[Config, str]:
+    """The settings of an experiment that its stages take, and a note on what could not be checked, or "".
+
+    UserError with a line per mistake.
+    """
+    settings = config.load(place.root)
+    check.check(settings)
+    if (place.root / "dvc.yaml").is_file():
+        _deploys(read_yaml(place.root / "dvc.yaml"), settings)
+    with blamed(f"{FILE}: train.device"):
+        resolve_device(settings.train.device)
+    try:
+        data = _prepared(place, settings)
+    except DownloadNeededError as error:
+        return settings, f"{error} by stage prepare; the data were not checked"
+    fits(settings, data)
+    return settings, ""
+
+
+def fits(settings: Config, data: Dataset) -> None:
+    """UserError with a line for each scenario, model and recipe that the data do not allow."""
+    errors: dict[str, None] = {}  # a set, in order
+    dealt: dict[tuple[str, int], Indices] = {}
+    for name, seed in itertools.product(settings.scenario_names, settings.seeds):
+        try:
+            dealt[name, seed] = assign(data, settings.data, settings.scenarios[name], name, seed)
+        except UserError as error:
+            errors[f"{FILE}: {error}"] = None
+    shape, train = tuple(data.train_x.shape[1:]), settings.train
+    try:
+        network = models.build(train.model, shape, len(data.classes), train.model_options, data.embedding)
+    except UserError as error:
+        errors[f"{FILE}: train.model: {error}"] = None
+    else:
+        for recipe in settings.recipe_names:
+            try:
+                _set_up(settings, recipe, network, data)
+            except UserError as error:
+                errors[f"{FILE}: recipes.{recipe}: {error}"] = None
+    wanted = settings.deploy
+    if wanted is not None and not errors:
+        from fedml_noniid.pipelines.stages import deploy  # with gRPC, which only few experiments need
+
+        try:
+            deploy.deployment_of(settings, wanted)
+            deploy.divided(settings, wanted, data, dealt[wanted.scenario, wanted.seed])
+        except UserError as error:
+            errors[str(error)] = None
+    if errors:
+        raise UserError("\n".join(errors))
+
+
+def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
+    """Makes the run of a recipe on a few samples, without a round of it. UserError for what it refuses."""
+    train, device = settings.train_of(recipe), resolve_device(settings.train.device)
+    n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
+    rows = np.arange(n) % len(data.train_y)
+    one = Samples(data.train_x[rows].to(device, torch.float32), data.train_y[rows].to(device))
+    clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.array([k]) for k in range(n)]
+    Simulation(
+        settings.composition(recipe), settings.recipes[recipe].settings, network, one, clients, one, None,
+        one if settings.data.public else None, train.local, Schedule(1, n, 0),
+        engine="sequential" if train.engine == "auto" else train.engine, memory_mb=settings.machine.memory_mb,
+    )  # fmt: skip
+
+
+def _prepared(place: Workspace, settings: Config) -> Dataset:
+    """The prepared data if they are those of the settings, otherwise what stage `prepare` would make. UserError."""
+    data, lock = settings.data, place.root / "dvc.lock"
+    own = contents(datasets.sources(data.name, place.given(data.root), data.options))
+    if lock.is_file() and place.dataset(data.name).is_file():
+        made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
+        if made_of == hashlib.md5(plan.content(preparing(settings, own)), usedforsecurity=False).hexdigest():
+            return Dataset.read(place.dataset(data.name))
+    with forbidden():
+        return datasets.load(data.name, place.given(data.root), **data.options)
+
+
+def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:
+    """Path -> MD5 of what a stage depended on when it ran last."""
+    about = (lock.get("stages") or {}).get(stage) or {}  # type: ignore[attr-defined]  # of a file
+    return {part["path"]: part["md5"] for part in about.get("deps") or ()}
+
+
+def _deploys(dvc: Mapping[str, object], settings: Config) -> None:
+    """UserError unless dvc.yaml has the stage `deploy` exactly if params.yaml has its section."""
+    stage, section = "deploy" in (dvc.get("stages") or ()), settings.deploy is not None  # type: ignore[operator]
+    if stage and not section:
+        raise UserError(f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}")
+    if section and not stage:
+        raise UserError(f"{FILE}: deploy is set, but dvc.yaml has no stage deploy; {config.DEPLOYS}")

@@ -1,0 +1,76 @@
+"""A user's own partition: index lists that are checked, kept for every seed, and run as any partition."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedml_noniid as nd
+
+DATA = nd.load("digits")
+DEALT = nd.partition(DATA, "dirichlet", clients=4, alpha=0.5, seed=3)
+LAST = len(DATA.dataset.train_y) - 1
+QUIET: dict[str, Any] = {"rounds": 2, "progress": False}
+
+
+def test_given_lists_run_as_the_partition_that_they_are() -> None:
+    lists = [part[::-1] for part in DEALT.indices.clients]  # in any order
+    own = nd.partition(DATA, indices=lists)
+    assert (own.table == DEALT.table).all(axis=None)
+    wanted = nd.run("scaffold", DEALT, seeds=[3], **QUIET)
+    found = nd.run("scaffold", own, seeds=[3, 4], **QUIET)
+    assert found.sha256[3] == wanted.sha256[3]
+    # Another seed deals the same.
+    assert found.clients.groupby("seed")["samples"].apply(list)[4] == [len(part) for part in lists]
+    again = nd.partition(DATA, indices=[torch.from_numpy(part.copy()) for part in lists])
+    assert again.settings == own.settings  # by the checksum
+    assert own.settings["partition"] in repr(own)
+    assert nd.partition(DATA, indices=lists[:3]).settings["partition"] != own.settings["partition"]
+
+
+def test_held_out_samples_are_those_of_no_client() -> None:
+    own = nd.partition(DATA, indices=[range(100), range(300, 500)], validation=0.5, public=20)
+    held = [set(part.tolist()) for part in (*own.indices.clients, own.indices.validation, own.indices.public)]
+    assert held[:2] == [set(range(100)), set(range(300, 500))]
+    free = LAST + 1 - 300
+    assert [len(part) for part in held] == [100, 200, round(0.5 * free), 20]
+    assert len(set().union(*held)) == sum(map(len, held))
+    assert own.statistics["samples_left_out"] == free - len(held[2]) - 20
+    assert nd.run("fnr", own, seeds=[1], **QUIET).seeds == (1,)
+
+
+@pytest.mark.parametrize(
+    ("indices", "words"),
+    [
+        ([], r"indices = \[\] is refused; allowed: a list of arrays, one per client"),
+        ("ab", "indices = 'ab' is refused"),
+        (5, "indices = 5 is refused"),
+        ({0: [1]}, "indices = .* is refused"),
+        ([[0, 1], []], r"indices\[1\] is float64 \[0\]; allowed: positions, whole numbers \[n\], n > 0"),
+        ([[0.5]], r"indices\[0\] is float64 \[1\]; allowed"),
+        ([[True, False]], r"indices\[0\] is bool \[2\]; allowed"),
+        ([0, 1], r"indices\[0\] is int64 \[\]; allowed"),
+        ([[0], [LAST + 1]], rf"indices\[1\] has {LAST + 1}; allowed: 0 to {LAST}, positions in the training set"),
+        ([[-1]], r"indices\[0\] has -1; allowed: 0 to"),
+        ([[1, 2], [3, 2]], r"indices\[1\] has 2, as has indices\[0\]; allowed: a sample in one client"),
+        ([[1, 2, 2]], r"indices\[0\] has 2 twice; allowed: once"),
+    ],
+)
+def test_lists_that_are_no_partition(indices: Any, words: str) -> None:
+    with pytest.raises(nd.UserError, match=f"^partition: {words}"):
+        nd.partition(DATA, indices=indices)
+
+
+def test_lists_stand_alone() -> None:
+    for given in ({"partition": "iid"}, {"clients": 2}, {"alpha": 0.1}):
+        with pytest.raises(nd.UserError, match=r"^partition: \w+ = .* is refused; allowed: nothing of it beside"):
+            nd.partition(DATA, indices=[[0], [1]], **given)
+    with pytest.raises(nd.UserError, match=r"^partition: public = 10 is refused; allowed: 0, as the clients have all"):
+        nd.partition(DATA, indices=[np.arange(LAST + 1)], public=10)
+    with pytest.raises(nd.UserError, match=r"^run: .*partition 'given-12' is unknown"):
+        nd.run("fedavg", DATA, partition="given-12", clients=3, **QUIET)
+    with pytest.raises(nd.UserError, match=r"^partition: unknown argument 'client' .did you mean 'clients'"):
+        nd.partition(DATA, "iid", client=3)

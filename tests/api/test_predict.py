@@ -1,0 +1,115 @@
+"""Final models in use: the predictions of `Result.predict` are those that the evaluation has counted."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import fedml_noniid as nd
+
+RNG = np.random.default_rng(0)
+QUIET: dict[str, Any] = {"partition": "iid", "clients": 4, "rounds": 2, "progress": False}
+DIGITS = nd.load("digits")
+ROWS = pd.DataFrame({"age": RNG.integers(20, 80, 200), "ward": RNG.choice(["north", "south", "east"], 200)})
+ROWS = ROWS.assign(ill=np.where(ROWS.age + 20 * (ROWS.ward == "east") > 55, "yes", "no"))
+TABLE = nd.from_frame(ROWS[:150], ROWS[150:], label="ill", owner="ward", features=["age"], one_hot=None)
+
+
+def accuracy(result: nd.Result, x: object, seed: int, **given: int) -> float:
+    names = np.array(result.data.classes)[result.data.dataset.test_y.numpy()]
+    return float((result.predict(x, seed, **given) == names).mean())
+
+
+@pytest.mark.parametrize("model", ["mlp", "cnn"])
+def test_predictions_have_the_accuracy_of_the_evaluation(model: str) -> None:
+    result = nd.run("fedavg", DIGITS, model=model, seeds=[3, 5], **QUIET)
+    x = DIGITS.dataset.test_x
+    for seed, row in result.metrics.set_index("seed").iterrows():
+        assert accuracy(result, x, seed) == accuracy(result, x.numpy(), seed) == row["accuracy"]
+    assert result.predict(x).tolist() == result.predict(x, 3).tolist() != result.predict(x, 5).tolist()
+
+
+def test_the_model_is_a_module_with_the_weights() -> None:
+    result = nd.run("fedavg", DIGITS, **QUIET)
+    model, x = result.model(0), DIGITS.dataset.test_x
+    state = model.state_dict()
+    assert isinstance(model, torch.nn.Module)
+    assert not model.training
+    assert {name: leaf.tolist() for name, leaf in result.weights[0].items()} == {
+        k: v.tolist() for k, v in state.items()
+    }
+    before = x.clone()
+    hidden = torch.relu(DIGITS.dataset.normalised("test").flatten(1) @ state["fc1.weight"].T + state["fc1.bias"])
+    torch.testing.assert_close(model(x), hidden @ state["fc2.weight"].T + state["fc2.bias"])
+    assert torch.equal(x, before)
+    model(x).sum().backward()  # it can be trained further
+    again = pickle.loads(pickle.dumps(result))
+    assert again.predict(x).tolist() == result.predict(x).tolist()
+
+
+def test_rows_of_a_table_are_read_as_its_test_rows() -> None:
+    """One-hot columns and the cut test set: categories are those of the training rows."""
+    for data, rows in (
+        (TABLE, ROWS[150:]),
+        (nd.from_frame(ROWS[:150], ROWS[150:], label="ill", features=["age"], one_hot=["ward"]), ROWS[150:]),
+    ):
+        result = nd.run("fedavg", data, model="logistic_regression", **QUIET)
+        assert torch.equal(data.samples(rows), data.dataset.test_x)
+        assert accuracy(result, rows[["ward", "age"]], 0) == result.metrics["accuracy"][0]  # no label, another order
+    drawn = nd.from_frame(
+        ROWS.assign(ward=[f"w{row}" if row % 9 == 0 else "w" for row in range(200)]), label="ill", one_hot=["ward"]
+    )
+    assert drawn.samples(pd.DataFrame({"age": [30], "ward": ["w"]})).shape[1:] == drawn.dataset.train_x.shape[1:]
+
+
+def test_texts_and_arrays_are_read_as_the_data_were() -> None:
+    lines = pd.DataFrame([("a good day", "glad"), ("a bad day", "sad")] * 10, columns=["line", "mood"])
+    texts = nd.from_texts(lines, lines[:4], text="line", label="mood", length=5)
+    assert torch.equal(texts.samples(["a good day", "A bad, bad thing"])[0].int(), texts.dataset.test_x[0])
+    images = RNG.integers(0, 256, (40, 6, 5, 3), dtype=np.uint8)
+    data = nd.from_arrays(images, np.arange(40) % 2, images[:9], np.arange(9) % 2, layout="HWC")
+    assert torch.equal(data.samples(images[:9]), data.dataset.test_x)
+
+
+def test_clients_with_a_model_of_their_own() -> None:
+    result = nd.run("fedbn", DIGITS, model="resnet18", **{**QUIET, "rounds": 1, "clients": 2, "epochs": 1})
+    own = [result.model(0, client).state_dict() for client in (0, 1)]
+    assert any(not torch.equal(own[0][name], own[1][name]) for name in own[0])
+    for client in (None, 2, -1):
+        with pytest.raises(nd.UserError, match=r"model: client = .* is refused; allowed: 0 to 1, as each"):
+            result.model(0, client)
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (np.zeros((2, 8, 8)), r"predict: x is float64 \[2, 8, 8\]; allowed: numbers \[n, 1, 8, 8\]"),
+        (np.full((2, 1, 8, 8), 0.5), r"predict: x\[0, 0, 0, 0\]=0.5 is refused; allowed: whole numbers from 0 to 255"),
+        (np.full((1, 1, 8, 8), -1), "predict: x.* is refused; allowed: whole numbers from 0"),
+        ("text", "predict: x is <U4"),
+        (pd.DataFrame({"a": [1]}), "predict: x is int64"),
+    ],
+)
+def test_samples_that_do_not_fit_are_refused(x: object, words: str) -> None:
+    with pytest.raises(nd.UserError, match=f"^{words}"):
+        RESULT.predict(x)
+
+
+RESULT = nd.run("fedavg", DIGITS, **QUIET)
+
+
+def test_a_seed_a_client_and_a_column_that_are_not_there() -> None:
+    with pytest.raises(nd.UserError, match=r"model: seed = 7 has no result; allowed: 0"):
+        RESULT.model(7)
+    with pytest.raises(nd.UserError, match=r"model: client = 1 is refused; allowed: none, as all have one model"):
+        RESULT.predict(DIGITS.dataset.test_x, client=1)
+    result = nd.run("fedavg", TABLE, **QUIET)
+    with pytest.raises(nd.UserError, match=r"^predict: x: column 'age' is unknown"):
+        result.predict(pd.DataFrame({"ag": [3]}))
+    with pytest.raises(nd.UserError, match=r"^predict: x: column 'age' is 'old' in row 1"):
+        result.predict(pd.DataFrame({"age": ["old"]}))

@@ -1,0 +1,211 @@
+"""A method of someone else with a mistake is refused by method and hook, in every engine. It never runs as FedAvg."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Answer, Ask, Change, Component, Needs, Setting
+from fedml_noniid.plugins.core.contract import HOOKS
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.trees import tree_map, zeros_like
+from fedml_noniid.plugins.recipes import METHODS
+from tests import federation
+
+ENGINES = pytest.mark.parametrize(
+    "how", [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
+    ids=["sequential", "workers", "vectorized"],
+)  # fmt: skip
+
+
+def made(**members: Any) -> type[Component]:
+    """A method with these members, in a module that is not ours."""
+    return dataclass(frozen=True)(type("Made", (Component,), {"name": "made", "__module__": "someone", **members}))
+
+
+def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
+    monkeypatch.setitem(METHODS, kind.name, kind)
+    federation.run(kind.name, rounds=2, **how)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"penalti": lambda self, w, out, batch, client: None}, "'penalti' is no hook.*did you mean 'penalty'"),
+        ({"raport": lambda self, trace, client: Answer()}, "'raport' is no hook.*did you mean 'report'"),
+        ({"need": Needs(own=True)}, "'need' is no hook.*did you mean 'needs'"),
+        ({"gradient_terms": property(lambda self: {})}, "'gradient_terms' is no hook.*did you mean 'gradient_term'"),
+        ({"weights": "unifrom"}, "weights = 'unifrom' is refused; allowed: size, uniform"),
+        ({"needs": Needs}, "needs = .* is refused"),
+        ({"claims": frozenset({"average"})}, "claims = .* is refused"),
+    ],
+    ids=["hook", "other hook", "variable", "property", "weights", "needs", "claims"],
+)
+def test_a_misspelt_name_is_refused(members: dict[str, Any], words: str) -> None:
+    with pytest.raises(RecipeError, match=f"^'made': {words}"):
+        Algorithm.compose([made(**members)()], Setting(6, 4))
+
+
+def test_a_misspelt_name_of_a_parent_is_refused() -> None:
+    class Parent(Component):
+        name: ClassVar[str] = "parent"
+
+        def stepp(self, server: Any) -> Change:
+            return Change()
+
+    kind = dataclass(frozen=True)(type("Kind", (Parent,), {"name": "kind"}))
+    with pytest.raises(RecipeError, match=r"^'kind': 'stepp' is no hook.*did you mean 'step'"):
+        Algorithm.compose([kind()], Setting(6, 4))
+
+
+def test_what_a_component_uses_itself_is_no_hook_and_allowed() -> None:
+    def report(self: Any, trace: Any, client: Any) -> Answer:
+        return Answer(upload=next(self.reported(leaf) for leaf in ({},)))  # read by a function inside
+
+    kind = made(report=report, reported=lambda self, leaf: leaf, _penalti=1)
+    Algorithm.compose([kind()], Setting(6, 4))
+
+
+def twice(w: Any) -> Any:
+    return {f"{name}s": leaf for name, leaf in w.items()}
+
+
+# hook, what it does, and what is said of it
+RETURNS: list[tuple[str, Callable[..., Any], str]] = [
+    ("penalty", lambda self, w, out, batch, client: out.logits.sum(1), r"a tensor of shape \[\d\]; .*one number"),
+    ("penalty", lambda self, w, out, batch, client: 0.5, "float 0.5; allowed: a tensor"),
+    ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names of parameters"),
+    ("gradient_term", lambda self, w, client: list(w.values()), "list .*; allowed: a dict"),
+    ("update_factor", lambda self, client: twice(client.params), "{'fc1.weights': .*names of parameters"),
+    ("prepare", lambda self, client: None, "None; allowed: a dict of tensors"),
+    ("report", lambda self, trace, client: {"w": trace.params}, "{'w': .*; allowed: an Answer"),
+    ("report", lambda self, trace, client: Answer(upload={"n": 3}), "Answer of {'upload': {'n': int 3}}; allowed"),
+    ("report", lambda self, trace, client: Answer(memory={"h": trace.loss}), "Answer of .*that `init_client` made"),
+    ("report", lambda self, trace, client: None, "None; allowed: an Answer"),
+    ("broadcast", lambda self, server: None, "None; allowed: a dict of tensors"),
+    ("weigh", lambda self, server: server.replies.n[:2], r"a tensor of shape \[2\]; .*number for each client"),
+    ("step", lambda self, server: {"m": server.update}, "{'m': .*; allowed: a Change"),
+    ("step", lambda self, server: Change({"m": server.update}), "Change of {'state': .*that `init_server` made"),
+    ("step", lambda self, server: None, "None; allowed: a Change"),
+]  # fmt: skip
+
+
+@ENGINES
+@pytest.mark.parametrize(
+    ("hook", "does", "words"), RETURNS, ids=[f"{hook}-{n}" for n, (hook, *_) in enumerate(RETURNS)]
+)
+def test_a_wrong_return_is_refused(
+    hook: str, does: Callable[..., Any], words: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RecipeError, match=f"^'made': {hook} returned {words}"):
+        run(made(**{hook: does}), monkeypatch, **how)
+
+
+def reading(self: Any, w: Any, out: Any, batch: Any, client: Any) -> Any:
+    return out.logits.sum() * out.logits.sum().item()
+
+
+def branching(self: Any, w: Any, out: Any, batch: Any, client: Any) -> Any:
+    return out.logits.sum() if out.logits.sum() > 0 else None
+
+
+def in_place(self: Any, w: Any, client: Any) -> Any:
+    return {name: leaf.mul_(0.5) for name, leaf in w.items()}
+
+
+def in_place_of_the_sent(self: Any, client: Any) -> Any:
+    next(iter(client.params.values())).add_(1)
+    return {}
+
+
+def in_place_of_the_memory(self: Any, trace: Any, client: Any) -> Any:
+    tree_map(lambda kept, new: kept.copy_(new), client.memory["w"], trace.params)
+    return Answer()
+
+
+VMAP: list[tuple[str, Callable[..., Any], str, dict[str, Any]]] = [
+    ("penalty", reading, r"failed, .*test_foreign_methods\.py, line \d+: RuntimeError: vmap: .*item\(\)", {}),
+    ("penalty", branching, r"failed, .*line \d+: RuntimeError: vmap: .*control flow", {}),
+    ("gradient_term", in_place, "changes a tensor in place", {}),
+    ("prepare", in_place_of_the_sent, "changes a tensor in place", {}),
+    ("report", in_place_of_the_memory, "changes a tensor in place",
+     {"init_client": lambda self, client: {"w": zeros_like(client.params)}}),
+]  # fmt: skip
+
+
+@ENGINES
+@pytest.mark.parametrize(("hook", "does", "words", "more"), VMAP, ids=[does.__name__ for _, does, *_ in VMAP])
+def test_what_runs_for_one_client_only_is_refused_for_one_client_too(
+    hook: str,
+    does: Callable[..., Any],
+    words: str,
+    more: dict[str, Any],
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with pytest.raises(RecipeError, match=f"^'made': {hook} {words}"):
+        run(made(**{hook: does}, **more), monkeypatch, **how)
+
+
+@ENGINES
+def test_an_answer_to_an_ask_is_tried_too(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey(self: Any, server: Any) -> Any:
+        yield Ask("count", server.cohort, server.params)
+
+    def exchanges(self: Any, setting: Any) -> Any:
+        return Component.exchanges(self, setting)._replace(begin=1, round=1)
+
+    def answer(self: Any, client: Any) -> Answer:
+        return Answer(upload={"n": torch.zeros(()) + client.memory["n"].item()})
+
+    def init_client(self: Any, client: Any) -> Any:
+        return {"n": torch.zeros(())}
+
+    with pytest.raises(RecipeError, match=r"^'made': answer failed, .*vmap: .*item\(\)"):
+        run(made(survey=survey, exchanges=exchanges, answer=answer, init_client=init_client), monkeypatch, **how)
+
+
+@ENGINES
+def test_an_ask_named_train_is_refused(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def survey(self: Any, server: Any) -> Any:
+        yield Ask("train", server.cohort, server.params)
+
+    with pytest.raises(RecipeError, match=r"^'made': survey yielded .*not 'train'"):
+        run(made(survey=survey), monkeypatch, **how)
+
+
+@ENGINES
+def test_an_error_in_a_hook_names_method_hook_and_line(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RecipeError, match=r"^'made': step failed, .*foreign_methods\.py, line \d+: KeyError: 'x'"):
+        run(made(step=lambda self, server: server.state["x"]), monkeypatch, **how)
+
+
+def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried first, and that leaves nothing behind: SCAFFOLD with its memory, FNR-FL with its further exchange."""
+    for method in ("scaffold", "fnr", "rfedavg_plus"):
+        ours = federation.run(method)
+        foreign = type(METHODS[method].__name__, (METHODS[method],), {"__module__": "someone"})
+        with monkeypatch.context() as patch:
+            patch.setitem(METHODS, method, foreign)
+            for how in ({"engine": "sequential"}, {"engine": "sequential", "workers": 2}):
+                assert federation.equal(federation.run(method, **how), ours)
+
+
+def test_every_hook_has_a_rule() -> None:
+    """`check`, `exchanges` and the class variables are no hooks."""
+    public = {name for name in vars(Component) if not name.startswith("_")}
+    assert HOOKS.keys() == public - {"check", "exchanges", "needs", "claims", "weights", "ranges"}
+
+
+def test_a_factor_of_the_update_still_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sound hook passes the rules: half of each update, with plain SGD, is half of the step size."""
+    half = made(update_factor=lambda self, client: {n: torch.full(w.shape[:1], 0.5) for n, w in client.params.items()})
+    monkeypatch.setitem(METHODS, "made", half)
+    a, b = federation.run("made", lr=0.2, rounds=1), federation.run("fedavg", lr=0.1, rounds=1)
+    for name, leaf in b.params.items():
+        torch.testing.assert_close(a.params[name], leaf)

@@ -1,0 +1,40 @@
+"""Files of settings that are no proper YAML: the file, the line and the remedy in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.silo import settings
+
+CASES = {
+    "twice": (
+        b"train_args:\n  epochs: 1\n  epochs: 2\n",
+        ": line 3: the key 'epochs' is there twice; keep one of them",
+    ),
+    "latin-1": ("a: 1\n# Köln\n".encode("latin-1"), ": line 2: is not UTF-8 (byte 0xf6); save the file as UTF-8"),
+    "UTF-16": ("a: 1\n".encode("utf-16"), ": line 1: is not UTF-8 (byte 0xff); save the file as UTF-8"),
+    "NUL": (b"a: 1\nb: 2\0\n", ": line 2: holds the control character '\\x00'; remove it, or save the file as UTF-8"),
+    "bracket": (b"a: 1\nb: [1\nc: 2\n", ": line 3: is not YAML (while parsing a flow sequence"),
+    "tab": (b"a:\n\tb: 1\n", ": line 2: is not YAML (while scanning for the next token; found character '\\t' that"),
+}
+
+
+@pytest.mark.parametrize(("content", "said"), CASES.values(), ids=CASES)
+def test_a_bad_file_is_one_line_with_the_remedy(tmp_path: Path, content: bytes, said: str) -> None:
+    """The same words for params.yaml and for the file of a deployment."""
+    path = tmp_path / "params.yaml"
+    path.write_bytes(content)
+    for read, where in ((lambda: config.load(tmp_path), "params.yaml"), (lambda: settings.read(path), str(path))):
+        with pytest.raises(UserError) as found:
+            read()
+        (line,) = str(found.value).splitlines()
+        assert line.startswith(where + said)
+
+
+def test_a_missing_file_says_where_it_belongs(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"params.yaml: can't be read .*; it belongs into {tmp_path}"):
+        config.load(tmp_path)

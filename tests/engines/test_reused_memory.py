@@ -1,0 +1,123 @@
+"""Engines use the memory of updates again. What a method keeps of them stays as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Trace
+from fedml_noniid.plugins.core.trees import Tree, row, tree_map
+from fedml_noniid.plugins.recipes import METHODS
+from tests import federation
+
+COHORT = 4
+OF = federation.federation(sizes=(5,) * 6)  # with equal clients, the vectorized engine has one chunk
+ENGINES = pytest.mark.parametrize(
+    "how", [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
+    ids=["sequential", "workers", "vectorized"],
+)  # fmt: skip
+
+
+@dataclass
+class Seen:
+    """Copies of what each round's `step` was given."""
+
+    deltas: list[Tree] = field(default_factory=list)
+    last: list[Tree] = field(default_factory=list)
+    uploads: list[tuple[Tree, Tree]] = field(default_factory=list)  # w_k: as uploaded, and from its delta
+
+
+def clone(tree: Tree) -> Tree:
+    return tree_map(torch.clone, tree)
+
+
+def behind(tree: Tree) -> Tree:
+    """Views that begin behind the first number of each leaf, so that they have other addresses."""
+    return tree_map(lambda leaf: leaf.reshape(-1)[1:], tree)
+
+
+def keeper() -> tuple[type[Component], Seen]:
+    """A method that keeps a round's deltas, and views of them, without a copy."""
+    seen = Seen()
+
+    @dataclass(frozen=True)
+    class Keeps(Component):
+        name: ClassVar[str] = "keeps"
+        claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+
+        def init_server(self, server: Server) -> Tree:
+            stacked = tree_map(lambda leaf: leaf.expand(COHORT, *leaf.shape).clone(), server.params)
+            return {"last": {"whole": stacked, "part": behind(stacked)}}
+
+        def report(self, trace: Trace, client: Client) -> Answer:
+            return Answer(upload=behind(trace.params))
+
+        def step(self, server: Server) -> Change:
+            deltas = server.replies.deltas
+            models = tree_map(lambda delta, w: delta + w, deltas, server.start)
+            flat = tree_map(lambda leaf: leaf.reshape(COHORT, -1)[:, 1:], models)
+            seen.uploads.append((clone(server.replies.upload), flat))
+            seen.last.append(clone(server.state["last"]))
+            seen.deltas.append(clone(deltas))
+            kept = {"whole": deltas, "part": behind(deltas)}
+            first = next(iter(deltas.values()))
+            return Change({"last": kept}, evaluated=row(deltas, 0), metrics={"first": first})
+
+    return Keeps, seen
+
+
+@ENGINES
+def test_a_method_that_keeps_updates_sees_those_of_the_last_round(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, seen = keeper()
+    monkeypatch.setitem(METHODS, "keeps", kind)
+    simulation = federation.simulation("keeps", of=OF, cohort=COHORT, **how)
+    evaluated: list[tuple[Tree, Tree]] = []
+    for _ in simulation.rounds():
+        found = simulation.loop.evaluated
+        assert found is not None
+        evaluated.append((found, clone(found)))
+    for before, given in zip(seen.deltas, seen.last[1:], strict=False):
+        tree_map(assert_same, {"whole": before, "part": behind(before)}, given)
+    for now, was in evaluated:
+        tree_map(assert_same, was, now)
+    name = next(iter(seen.deltas[0]))
+    assert_same(torch.stack([delta[name] for delta in seen.deltas]), simulation.outcome.tensors["keeps/first"])
+
+
+@ENGINES
+def test_an_upload_of_a_part_of_the_model_is_no_difference(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models become differences in place, behind the upload."""
+    kind, seen = keeper()
+    monkeypatch.setitem(METHODS, "keeps", kind)
+    federation.run("keeps", of=OF, cohort=COHORT, **how)
+    for uploaded, model in seen.uploads:
+        tree_map(lambda a, b: assert_same(a, b, atol=1e-6), uploaded, model)
+
+
+def test_killed_and_resumed_it_sees_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kind, seen = keeper()
+    monkeypatch.setitem(METHODS, "keeps", kind)
+    federation.run("keeps", of=OF, cohort=COHORT)
+    whole = seen.last[-1]
+    path = tmp_path / "checkpoint"
+    killed = federation.simulation("keeps", of=OF, cohort=COHORT, checkpoint=path, checkpoint_every=2)
+    rounds = killed.rounds()
+    while not path.exists():
+        next(rounds)
+    resumed = federation.simulation("keeps", of=OF, cohort=COHORT, checkpoint=path)
+    assert resumed.start_round == 2
+    resumed.run()
+    tree_map(assert_same, whole, seen.last[-1])
+
+
+def assert_same(a: torch.Tensor, b: torch.Tensor, atol: float = 0.0) -> torch.Tensor:
+    torch.testing.assert_close(b, a, rtol=0, atol=atol)
+    return a

@@ -1,0 +1,130 @@
+"""Measures of a model beside its accuracy, by hand, by scikit-learn and on data with a rare class."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from sklearn.metrics import balanced_accuracy_score, f1_score
+
+import fedml_noniid as nd
+from fedml_noniid.pipelines.experiment import config
+from fedml_noniid.pipelines.experiment.config import Unit
+from fedml_noniid.pipelines.experiment.items import Item
+from fedml_noniid.pipelines.experiment.measuring import _by_class, _counts, final_model
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
+from tests.pipelines.small import run_stages
+
+# A warning of mlflow's own use of SQLAlchemy.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
+
+KEY = "natural-fedavg-0"
+
+
+def counted(y: list[int], predicted: list[int], n_classes: int) -> np.ndarray:
+    answers = Evaluation(0.0, 0.0, torch.zeros(0), torch.tensor(predicted))
+    return _counts(answers, torch.tensor(y), n_classes)
+
+
+def test_measures_by_hand() -> None:
+    """Class 0: 3 of 4 right, 4 named. Class 1: 1 of 2 right, 2 named. Class 2: 0 of 1, 1 named. 3: no sample."""
+    counts = counted([0, 0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 1, 0, 1], 4)
+    assert counts.tolist() == [[4, 2, 1, 0], [4, 2, 1, 0], [3, 1, 0, 0]]
+    majority, balanced, f1 = _by_class(counts, counts[0, 0])
+    assert majority == pytest.approx(4 / 7)
+    assert balanced == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+    assert f1 == pytest.approx((2 * 3 / 8 + 2 * 1 / 4 + 0) / 3)
+
+
+def test_a_class_that_is_named_but_has_no_sample_counts_in_f1_alone() -> None:
+    """F1: 2 / (2 + 1) and 0. Balanced accuracy: that of class 0, 1 / 2."""
+    _, balanced, f1 = _by_class(counted([0, 0], [0, 1], 3), 2)
+    assert (balanced, f1) == (pytest.approx(1 / 2), pytest.approx((2 / 3 + 0) / 2))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_measures_equal_those_of_scikit_learn(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    y = np.concatenate([np.arange(4), rng.integers(0, 4, 60)])
+    predicted = rng.integers(0, 6, len(y))
+    predicted[:40] = y[:40]
+    _, balanced, f1 = _by_class(counted(y.tolist(), predicted.tolist(), 7), 1)
+    assert f1 == pytest.approx(f1_score(y, predicted, average="macro"))
+    recalls = [np.mean(predicted[y == c] == c) for c in range(4)]
+    assert balanced == pytest.approx(np.mean(recalls))
+    known = predicted < 4  # scikit-learn warns of other classes
+    _, balanced, _ = _by_class(counted(y[known].tolist(), predicted[known].tolist(), 7), 1)
+    assert balanced == pytest.approx(balanced_accuracy_score(y[known], predicted[known]))
+
+
+def write_table(path: Path) -> None:
+    """100 samples, of which 3 are ill; the measured value says nothing of that."""
+    rng = np.random.default_rng(0)
+    with path.open("w", newline="") as file:
+        lines = csv.writer(file)
+        lines.writerow(["value", "site", "ill"])
+        lines.writerows([f"{rng.normal():.3f}", "ab"[i % 2], "no" if i % 33 else "yes"] for i in range(1, 401))
+
+
+PARAMS = """\
+experiment: rare
+data: {name: table, root: ., file: rare.csv, label: ill, owner: site, validation: 0, public: 0}
+scenario_names: [natural]
+scenarios: {natural: {partition: natural, clients: 2}}
+recipe_names: [fedavg, fedprox]
+recipes: {fedavg: {}, fedprox: {}}
+seeds: [0, 1]
+train: {model: mlp, rounds: 2, epochs: 1, batch_size: 32, lr: 0.1, device: cpu}
+machine: {processes: 1}
+deploy: {recipe: fedavg, scenario: natural, silos: 2, rounds: 1}
+"""
+
+
+@pytest.fixture(scope="module")
+def rare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which all stages have run on a table with a label that 97 % have."""
+    folder = tmp_path_factory.mktemp("rare")
+    write_table(folder / "rare.csv")
+    (folder / "params.yaml").write_text(PARAMS)
+    run_stages(folder, ("prepare", "partition", "train", "evaluate", "report"))
+    return folder
+
+
+def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
+    """Against a pass of the model that is made here."""
+    metrics = json.loads((rare / "evaluation" / KEY / "metrics.json").read_text())
+    item = Item.load(Workspace.of(rare, {}), config.load(rare), Unit("natural", "fedavg", 0))
+    params, buffers = final_model(load_file(rare / "runs" / KEY / "model.safetensors"))
+    predicted, y = evaluate(item.network, params, buffers, item.test).predictions, item.test.y
+    share = np.bincount(y).max() / len(y)
+    assert predicted.unique().numel() == 1 and share > 0.9, "the data of this test"
+    assert metrics["classes_named"] == 1 and metrics["majority_accuracy"] == pytest.approx(share)
+    assert metrics["accuracy"] == metrics["majority_accuracy"]
+    assert metrics["balanced_accuracy"] == pytest.approx(0.5) == balanced_accuracy_score(y, predicted)
+    # The frequent class alone is named: its F1 is 2 s / (s + 1), that of the other is 0.
+    assert metrics["macro_f1"] == pytest.approx(share / (share + 1)) == f1_score(y, predicted, average="macro")
+
+
+def test_the_report_of_constant_answers_names_no_best(rare: Path) -> None:
+    page = (rare / "report" / "report.md").read_text()
+    assert "WARNING, ONE CLASS: the model names one class for all test samples: fedavg, fedprox (seeds 0, 1)." in page
+    assert "No method can be recommended" in page and "has the best mean" not in page
+    assert "| majority class |" in page
+
+
+def test_the_summary_in_python_has_the_same(rare: Path) -> None:
+    metrics = json.loads((rare / "evaluation" / KEY / "metrics.json").read_text())
+    data = nd.load("table", root=str(rare), file="rare.csv", label="ill", owner="site")
+    result = nd.run("fedavg", data, partition="natural", clients=2, rounds=2, epochs=1, seeds=[0], progress=False)
+    names = ["majority_accuracy", "balanced_accuracy", "macro_f1", "classes_named"]
+    assert result.metrics[names].iloc[0].to_dict() == {name: metrics[name] for name in names}
+    row = result.summary.iloc[0]
+    assert row[names[:3]].to_dict() == {name: metrics[name] for name in names[:3]}
+    assert row["note"] == "ONE CLASS on seed 0; no better than the majority class"
+    assert result.summary["rank"].isna().all()

@@ -1,0 +1,92 @@
+"""Strangers without a certificate, against a server process with few file descriptors."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedml_noniid.plugins.silo import endpoint, ends, launch, loopback, results
+from tests.silo import world
+from tests.silo.test_processes import SERVER, until
+
+LIMIT, CONNECTIONS = 1024, 1200  # file descriptors of the server, for good; silent connections
+ROUNDS = 60
+
+
+def poor(rank: int, config: str, output: str) -> None:
+    """A process that can't raise its limit of file descriptors."""
+    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
+    loopback.process(rank, config, output)
+
+
+@contextmanager
+def silent(place: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
+    """So many TCP connections that send nothing. The server may close some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < count + 500:
+        pytest.skip(f"this process may open {hard} files only")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 500), hard))
+    lines: list[socket.socket] = []
+    try:
+        for _ in range(count):
+            with suppress(OSError):
+                lines.append(socket.create_connection(place, 1.0))
+        yield lines
+    finally:
+        for line in lines:
+            line.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_1200_silent_connections_do_not_end_the_server(tmp_path: Path):
+    """They come during a run, which writes files in every round, and stay."""
+    terms, parts = world.deployment("fedavg", rounds=ROUNDS), world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path, poor) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        server = psutil.Process(processes.running[SERVER].pid)
+        until((processes.output / results.ROUNDS).exists, "the first round")
+        with silent(processes.deployment.comm_args.place, CONNECTIONS):
+            until(lambda: server.num_fds() > LIMIT / 2, "the server to take them")
+            used = server.num_fds()
+            until(lambda: processes.running[SERVER].exitcode is not None, "the end")
+        log = launch.log_file(processes.output, SERVER).read_text()
+        assert processes.running[SERVER].exitcode == 0, log[-2000:]
+        assert used < LIMIT - 200  # some are left for files
+        assert processes.digest() == loopback.simulate(terms, parts)
+
+
+def test_a_server_that_can_not_write_ends_with_1_and_goes_on_when_it_can(tmp_path: Path):
+    """As with a full disk: from the first round on, no file may have more than 100 bytes."""
+    terms, parts = world.deployment("fedavg", rounds=ROUNDS), world.parts(public=False)
+    with loopback.Processes(terms, parts, tmp_path) as processes:
+        for rank in range(4):
+            processes.start(rank)
+        until((processes.output / results.ROUNDS).exists, "the first round")
+        psutil.Process(processes.running[SERVER].pid).rlimit(psutil.RLIMIT_FSIZE, (100, 100))
+        until(lambda: processes.running[SERVER].exitcode is not None, "the first end")
+        assert processes.running[SERVER].exitcode == ends.CODES[ends.BrokenError] == 1
+        for rank in range(4):  # the silos have ended too, as their units start them again
+            until(lambda rank=rank: processes.running[rank].exitcode is not None, "a silo's end")
+            processes.start(rank)
+        until(lambda: processes.running[SERVER].exitcode is not None, "the second end")
+        assert processes.running[SERVER].exitcode == 0
+        assert processes.digest() == loopback.simulate(terms, parts)
+
+
+@pytest.mark.parametrize("unit", ["server", "silo@"])
+def test_a_unit_starts_a_process_again_unless_it_is_over_or_was_refused(unit: str):
+    text = (Path(__file__).parents[2] / f"examples/deploy/fedml-noniid-{unit}.service").read_text()
+    keys = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] not in "#[")
+    stay = {0, *map(int, keys["SuccessExitStatus"].split()), *map(int, keys["RestartPreventExitStatus"].split())}
+    again = {ends.BrokenError, ends.QuorumError, ends.LostError}
+    assert keys["Restart"] == "on-failure"
+    assert stay == {0, *ends.CODES.values()} - {ends.CODES[kind] for kind in again}
+    if unit == "server":
+        assert int(keys["LimitNOFILE"]) >= 2 * endpoint.CONNECTIONS
