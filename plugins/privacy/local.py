@@ -1,17 +1,23 @@
-"""Local privacy: all that leaves a silo is clipped as one vector, and gets Gaussian noise that only the silo can draw.
+"""Local privacy: all that leaves a silo is clipped as one vector, and gets Gaussian noise that only
+the silo can draw.
 
-An answer x, all its tensors together, becomes x min(1, C / ||x||) + sigma z. FedML's `dp_args` give both numbers: sigma
-is that of its Gaussian mechanism for `epsilon`, `delta` and `sensitivity`, and C = `sensitivity` / 2, so that any two
-answers of a silo are at most `sensitivity` apart. One release, the answer to one question, is (epsilon, delta)-private.
+An answer x, all its tensors together, becomes x min(1, C / ||x||) + sigma z. FedML's `dp_args` give
+both numbers: sigma is that of its Gaussian mechanism for `epsilon`, `delta` and `sensitivity`, and
+C = `sensitivity` / 2, so that any two answers of a silo are at most `sensitivity` apart. One
+release, the answer to one question, is (epsilon, delta)-private.
 
-z is not drawn from torch's generator as FedML's is. That one keeps 32 bits of its seed, so the server tries all seeds
-and takes the noise off. z is expanded from 256 secret bits of the silo. The key of a tensor's noise depends on run,
-silo, question, answer and name. The question is all of the server's message: round, exchange, model and the rest.
-- A question that is asked again, after a restart or on purpose, has the same answer and the same noise. So the noise
-  can't be averaged away, and a restart is no further release.
-- A question that differs in one bit has other noise. So the noise does not cancel where two answers are subtracted.
-- The answer counts too: a server may ask one question after different histories (of SCAFFOLD's c_i, or before a
-  refinement). It then sees whether the two answers are equal, and nothing else of their difference.
+z is not drawn from torch's generator as FedML's is. That one keeps 32 bits of its seed, so the
+server tries all seeds and takes the noise off. z is expanded from 256 secret bits of the silo. The
+key of a tensor's noise depends on run, silo, question, answer and name. The question is all of the
+server's message: round, exchange, model and the rest.
+- A question that is asked again, after a restart or on purpose, has the same answer and the same
+  noise. So the noise can't be averaged away, and a restart is no further release.
+- A question that differs in one bit has other noise. So the noise does not cancel where two answers
+  are subtracted.
+- The answer counts too: a server may ask one question after different histories (of SCAFFOLD's c_i,
+  or before a refinement). It then sees whether the two answers are equal, and nothing else of their
+  difference.
+
 The sum is rounded once, from float64. Nothing else guards the low bits of floating-point numbers.
 """
 

@@ -88,17 +88,24 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     first = drawn(one, asked, answer, "a")
     assert torch.equal(first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
     others = [drawn(one, asked, answer, "b"), drawn(one, asked, other, "a")]
-    for head in ([5, 2, "train", "", 3, "terms"], [4, 3, "train", "", 3, "terms"], [4, 2, "refine", "", 3, "terms"],
-                 [4, 2, "train", "fnr", 3, "terms"], [4, 2, "train", "", 2, "terms"]):  # fmt: skip
+    for head in (
+        [5, 2, "train", "", 3, "terms"],
+        [4, 3, "train", "", 3, "terms"],
+        [4, 2, "refine", "", 3, "terms"],
+        [4, 2, "train", "fnr", 3, "terms"],
+        [4, 2, "train", "", 2, "terms"],
+    ):
         others.append(drawn(one, one.digest(head, model), answer, "a"))
     others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], near), answer, "a"))
     renamed = {"params/v": model["params/w"]}
     others.append(drawn(one, one.digest([4, 2, "train", "", 3, "terms"], renamed), answer, "a"))
     for key in (
-        Noise.of(tmp_path / "1", "another run", 0, 2.0, 1.0), Noise.of(tmp_path / "1", "run", 1, 2.0, 1.0),
-        Noise.of(tmp_path / "2", "run", 0, 2.0, 1.0), Noise.of(None, "run", 0, 2.0, 1.0),
+        Noise.of(tmp_path / "1", "another run", 0, 2.0, 1.0),
+        Noise.of(tmp_path / "1", "run", 1, 2.0, 1.0),
+        Noise.of(tmp_path / "2", "run", 0, 2.0, 1.0),
         Noise.of(None, "run", 0, 2.0, 1.0),
-    ):  # fmt: skip
+        Noise.of(None, "run", 0, 2.0, 1.0),
+    ):
         others.append(drawn(key, key.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
     for a, b in itertools.combinations([first, *others], 2):
         assert abs((a * b).mean().item()) < 5 / math.sqrt(n)

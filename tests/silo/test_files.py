@@ -15,8 +15,8 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.silo import launch, loopback, settings, shards
 from tests.silo import world
 
-PRIVATE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian", "epsilon": 0.5, "delta": 1e-5,
-           "sensitivity": 1.0}  # fmt: skip
+PRIVATE = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"}
+PRIVATE |= {"epsilon": 0.5, "delta": 1e-5, "sensitivity": 1.0}
 CONFIG = Path(__file__).parents[2] / "plugins" / "silo" / "fedml_config.yaml"
 
 

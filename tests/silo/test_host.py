@@ -211,11 +211,12 @@ def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(t
     assert all(torch.equal(leaf, one[key]) for key, leaf in asked(again).items())
     nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
     different = [
-        asked(first, message._replace(exchange=7)), asked(first, message._replace(round=2)),
+        asked(first, message._replace(exchange=7)),
+        asked(first, message._replace(round=2)),
         asked(first, message._replace(ask=message.ask._replace(params=nudged))),
         *(asked(trainer) for trainer in others),
         asked(begun(world.pair("scaffold", {}, **LDP)[1], tmp_path / "elsewhere")[0]),
-    ]  # fmt: skip
+    ]
     for other in map(noise_of, different):
         assert abs(torch.corrcoef(torch.stack([other, noise_of(one)]))[0, 1].item()) < 0.5  # of 128 numbers
         assert (other - noise_of(one)).std() > SIGMA

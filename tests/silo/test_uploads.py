@@ -24,10 +24,22 @@ LIAR = 2
 N = len(world.SIZES)
 # What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than no sample, ...
 BELOW = {
-    "n": 0, "steps": -1, "qfedavg/F": -5, "fednova/a": 0, "fednova/tau": 0, "fedgen/counts": -1, "fedftg/counts": -1,
-    "ccvr/n": -1, "fnr/F": -1, "fnr/A": -0.5, "fnr_authors/F": -1, "fnr_authors/A": -0.5, "bn1.var": -1,
-    "test/sent": -1, "test/n": -1,
-}  # fmt: skip
+    "n": 0,
+    "steps": -1,
+    "qfedavg/F": -5,
+    "fednova/a": 0,
+    "fednova/tau": 0,
+    "fedgen/counts": -1,
+    "fedftg/counts": -1,
+    "ccvr/n": -1,
+    "fnr/F": -1,
+    "fnr/A": -0.5,
+    "fnr_authors/F": -1,
+    "fnr_authors/A": -0.5,
+    "bn1.var": -1,
+    "test/sent": -1,
+    "test/n": -1,
+}
 ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
 TABLE = [(recipe, methods, batch_norm) for recipe, methods in ALONE.values() for batch_norm in (False, True)]
 

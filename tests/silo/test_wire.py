@@ -64,10 +64,15 @@ def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
 def test_a_number_has_the_range_of_its_component_its_kind_or_any():
     """2^30 where nothing else is said; n is limited by what the silo said when it joined."""
     for key, low, high in (
-        ("deltas/w", -(2**30), 2**30), ("buffers/bn1.mean", -(2**30), 2**30), ("buffers/bn1.var", 0, 2**30),
-        ("upload/fnr_authors/buffers/bn1.var", 0, 2**30), ("upload/qfedavg/F", 0, 2**30), ("n", 1, math.inf),
-        ("upload/qfedavg/Fs", -(2**30), 2**30), ("upload/test/n", 0, 2**30),
-    ):  # fmt: skip
+        ("deltas/w", -(2**30), 2**30),
+        ("buffers/bn1.mean", -(2**30), 2**30),
+        ("buffers/bn1.var", 0, 2**30),
+        ("upload/fnr_authors/buffers/bn1.var", 0, 2**30),
+        ("upload/qfedavg/F", 0, 2**30),
+        ("n", 1, math.inf),
+        ("upload/qfedavg/Fs", -(2**30), 2**30),
+        ("upload/test/n", 0, 2**30),
+    ):
         found = wire.allowed(key, RANGES)
         assert (found.low, found.high) == (low, high), key
 
