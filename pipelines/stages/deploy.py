@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -56,11 +57,16 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
     `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's.
     """
     settings = config.load(place.root)
-    name, wanted = recipe or settings.deploy.recipe, settings.deploy.model_dump()
-    wanted |= {"recipe": name, "silos": settings.deploy.silos if silos is None else silos}
-    entries = {name: config.Recipe()} | settings.recipes
+    scenario, asked = settings.scenario_names[0], {"recipe": recipe, "silos": silos}
+    wanted: dict[str, Any] = {
+        "recipe": settings.recipe_names[0], "scenario": scenario, "seed": settings.seeds[0],
+        "silos": max(2, min(3, settings.scenarios[scenario].clients)),
+    }  # fmt: skip
+    wanted |= settings.deploy.model_dump() if settings.deploy else {}
+    wanted |= {key: value for key, value in asked.items() if value is not None}
+    entries = {wanted["recipe"]: config.Recipe()} | settings.recipes
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
-    check.compose(settings, name, settings.deploy.scenario, deployed=True)
+    check.compose(settings, wanted["recipe"], wanted["scenario"], deployed=True)
     return _deployment(settings), _parts(place, settings)
 
 
