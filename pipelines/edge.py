@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import REMEDIES
 
 WRONG_INPUT = 2  # exit codes, as shells have them
 INTERRUPTED = 128 + signal.SIGINT
@@ -19,6 +20,7 @@ ENDED = "NONIID_STAGE_ENDED"
 def guarded(work: Callable[[], int | None]) -> int:
     """Does the work and returns the exit code. A UserError is printed, one line per error, and gives 2."""
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
+    logging.raiseExceptions = False  # on a full disk, a line that can't be logged is no traceback
     # Libraries that report every step of their own work at this level.
     for name in ("alembic", "mlflow", "matplotlib"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -26,6 +28,11 @@ def guarded(work: Callable[[], int | None]) -> int:
         return work() or 0
     except UserError as error:
         tell(error)
+        return WRONG_INPUT
+    except OSError as error:  # of a file that no other code expects to fail
+        if error.errno not in REMEDIES:
+            raise
+        tell(UserError(f"{error.filename or 'the output'}: {error.strerror}; {REMEDIES[error.errno]}"))
         return WRONG_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")

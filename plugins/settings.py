@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -12,7 +12,9 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.models.forward import PRECISIONS
 
-Count = Annotated[int, Field(ge=1)]
+MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST)]  # 0: none, or all
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -30,7 +32,7 @@ class LocalSettings(Section):
     batch_size: Count
     momentum: Momentum | None = None  # None: the optimiser's own default
     weight_decay: Decay = 0.0
-    local_steps: Annotated[int, Field(ge=0)] = 0  # above 0: steps per round in place of epochs
+    local_steps: CountOrNone = 0  # above 0: steps per round in place of epochs
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # of matrix products and convolutions
@@ -46,6 +48,18 @@ class LocalSettings(Section):
             optimizer, lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
             self.drop_last, self.augment, self.precision,
         )  # fmt: skip
+
+
+def too_large(content: object, key: str = "") -> list[str]:
+    """A line for each whole number in the content of a file that does not fit into 64 bits."""
+    if isinstance(content, int) and not -(2**63) <= content < 2**63:
+        return [f"{key} = {shown(content)} is refused; allowed: whole numbers of 64 bits"]
+    inner: Iterable[tuple[object, object]] = ()
+    if isinstance(content, Mapping):
+        inner = content.items()
+    elif isinstance(content, list):
+        inner = enumerate(content)
+    return [line for name, value in inner for line in too_large(value, f"{key}.{name}" if key else str(name))]
 
 
 def mistakes(error: ValidationError, sections: Mapping[str, type[BaseModel]]) -> list[str]:

@@ -23,7 +23,7 @@ from pydantic import (
 from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
-from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data import datasets, drift, label_noise, noise, rotation
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.dataset import Dataset
@@ -34,12 +34,22 @@ from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
 from fedml_noniid.plugins.engines.run import cohort_size
 from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
-from fedml_noniid.plugins.settings import Count, Decay, LocalSettings, Momentum, Section, mistakes
+from fedml_noniid.plugins.settings import (
+    Count,
+    CountOrNone,
+    Decay,
+    LocalSettings,
+    Momentum,
+    Section,
+    mistakes,
+    too_large,
+)
 
 FILE = "params.yaml"
 DEPLOYS = "`noniid init --deploy` makes a study with both, the section deploy of params.yaml and the stage of dvc.yaml"
 SKEWS = ("noise", "label_noise", "rotation", "drift")  # of a scenario, beside the options of its partition
 # A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
+LONGEST = 200  # bytes of the experiment's name
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
@@ -54,7 +64,7 @@ class DataSettings(Section):
     name: str
     root: str = "data/raw"
     validation: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
-    public: Annotated[int, Field(ge=0)]
+    public: CountOrNone
 
     @field_validator("name")
     @classmethod
@@ -276,7 +286,7 @@ class Tuned(Section):
     chosen: Values
     trials: Count
     tried: Axes  # all values that the trials had
-    diverged: Annotated[int, Field(ge=0)] = 0  # trials that ended without a model
+    diverged: CountOrNone = 0  # trials that ended without a model
     scenario: str
     seeds: Annotated[list[Seed], Field(min_length=1)]
     accuracy: float  # on the validation split after the last round, mean over seeds, a fraction
@@ -383,7 +393,7 @@ class TuneSettings(Section):
 class Config(Section):
     """The whole file."""
 
-    experiment: Annotated[str, Field(min_length=1, max_length=200)]
+    experiment: str
     data: DataSettings
     scenario_names: Annotated[list[Name], Field(min_length=1)]
     scenarios: dict[Name, Scenario]
@@ -394,6 +404,14 @@ class Config(Section):
     machine: MachineSettings = MachineSettings()
     deploy: DeploySettings | None = None
     tune: TuneSettings | None = None
+
+    @field_validator("experiment")
+    @classmethod
+    def _file_name(cls, name: str) -> str:
+        """It is part of the names of MLflow's files."""
+        if not name.isprintable() or set("/\\") & set(name) or not 1 <= len(name.encode()) <= LONGEST:
+            raise UserError(f"{shown(name)} is refused; allowed: a name without slashes, at most {LONGEST} bytes")
+        return name
 
     @field_validator("scenarios", "recipes", mode="before")
     @classmethod
@@ -584,9 +602,12 @@ def load(root: Path) -> Config:
 def checked(content: Mapping[str, Any], name: str) -> Config:
     """Checks settings that were read from a file called `name`. UserError with one line per error."""
     try:
-        return Config.model_validate(content)
+        settings, wrong = Config.model_validate(content), too_large(content)
     except ValidationError as error:
-        raise UserError("\n".join(f"{name}: {line}" for line in mistakes(error, SECTIONS))) from None
+        wrong = mistakes(error, SECTIONS)
+    if wrong:
+        raise UserError("\n".join(f"{name}: {line}" for line in wrong))
+    return settings
 
 
 SECTIONS: dict[str, type[BaseModel]] = {

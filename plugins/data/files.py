@@ -18,11 +18,12 @@ from typing import IO, Any
 
 from fedml_noniid.plugins.core.errors import UserError
 
+WRITABLE, FULL = "choose a folder that is writable", "free space on that disk, then start again"
 REMEDIES = {
-    errno.ENOSPC: "free space on that disk, then start again",
-    errno.EDQUOT: "free space on that disk, then start again",
-    errno.ELOOP: "it is a symbolic link; remove it",
-}
+    errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EFBIG: FULL,
+    errno.EACCES: WRITABLE, errno.EPERM: WRITABLE, errno.EROFS: WRITABLE,
+    errno.ELOOP: "a symbolic link is in its place; remove it",
+}  # fmt: skip
 UNFINISHED = ".unfinished"  # ending of the temporary folders; a killed process leaves one
 
 
@@ -98,9 +99,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or error
-        remedy = REMEDIES.get(error.errno or 0, "choose a folder that is writable")
-        raise UserError(f"{path}: can't be written ({reason}); {remedy}") from None
+        remedy = REMEDIES.get(error.errno or 0, WRITABLE)
+        raise UserError(f"{path}: can't be written ({error.strerror or error}); {remedy}") from None
 
 
 def remove_abandoned(folder: Path, names: Iterable[str]) -> None:

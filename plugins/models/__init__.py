@@ -37,6 +37,7 @@ MODELS: dict[str, Callable[..., Model]] = {
     "pfl_cnn": pfl_cnn,
     "lstm": lstm,
 }
+MOST = 1_000_000  # of an option, such as a width
 OF_TEXT = ("lstm",)  # networks that take the vectors of the data set's tokens beside their options
 
 
@@ -72,6 +73,7 @@ def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
             raise UserError(f"model {name!r} has no option {key!r}{nearest(key, defaults)}; allowed: {allowed}")
         default = defaults[key]
         least = min(default, 1)  # an option that is off by default may be switched off
-        if type(value) is not type(default) or (not isinstance(value, bool) and value < least):
-            kind = "true or false" if isinstance(default, bool) else f"a whole number of at least {least}"
+        if type(value) is not type(default) or (not isinstance(value, bool) and not least <= value <= MOST):
+            number = f"a whole number of at least {least} and at most {MOST}"
+            kind = "true or false" if isinstance(default, bool) else number
             raise UserError(f"model {name!r}, option {key!r}: {value!r} is not {kind}")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import leaving_nothing, remove_abandoned, write_whole
+from fedml_noniid.plugins.data.files import leaving_nothing, opened, remove_abandoned, write_whole, writing
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.engines.simulation import with_shared
@@ -81,14 +81,12 @@ class Process:
     def run(self, console: TextIO) -> None:
         """Runs to the end; `console` gets a line per round. Raises UserError."""
         log = log_file(self.folder, self.rank)
-        try:
+        with writing(log):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            logging.basicConfig(filename=log, level=logging.INFO, format="%(asctime)s %(message)s", force=True)
-            file = log.open("a")
-        except OSError as error:
-            raise UserError(
-                f"tracking_args.output_dir = {str(self.folder)!r} can't be written ({error.strerror}); choose another"
-            ) from None
+            logging.basicConfig(
+                handlers=[LogFile(log)], level=logging.INFO, format="%(asctime)s %(message)s", force=True
+            )
+            file = opened(log, "a", private=True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -220,6 +218,13 @@ class Process:
 
         # The runner's own `run` would also leave a file in the home folder.
         fedml.FedMLRunner(args, torch.device("cpu"), None, model, algorithm_flow=role).runner.run()
+
+
+class LogFile(logging.FileHandler):
+    """A log for its owner alone. It follows no symbolic link, which may lead to a file that is not ours."""
+
+    def _open(self) -> Any:
+        return opened(Path(self.baseFilename), "a", private=True)
 
 
 def log_file(folder: Path, rank: int) -> Path:

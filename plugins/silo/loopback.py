@@ -145,7 +145,7 @@ def keeps_own(recipe: str) -> bool:
 def process(rank: int, config: str, output: str) -> None:
     """The main function of a forked process. Its error goes to its log, where `failure` reads it."""
     threading.Thread(target=_die_with_parent, daemon=True).start()
-    logging.basicConfig(filename=launch.log_file(Path(output), rank))
+    logging.basicConfig(handlers=[launch.LogFile(launch.log_file(Path(output), rank))])
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, until the process ends
     launch.leave(launch.run(rank, Path(config)))
 

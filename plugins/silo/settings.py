@@ -26,7 +26,7 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.run import Schedule
 from fedml_noniid.plugins.engines.simulation import initial_model
 from fedml_noniid.plugins.models.forward import Model
-from fedml_noniid.plugins.settings import Count, LocalSettings, Section, mistakes
+from fedml_noniid.plugins.settings import Count, CountOrNone, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -35,7 +35,7 @@ class CommonArgs(Section):
     training_type: Literal["cross_silo"] = "cross_silo"
     scenario: Literal["horizontal"] = "horizontal"
     using_mlops: Literal[False] = False
-    random_seed: int = Field(default=0, ge=0)
+    random_seed: int = Field(default=0, ge=0, lt=2**63)
 
 
 class DataArgs(Section):
@@ -56,11 +56,11 @@ class TrainArgs(LocalSettings):
     recipe: str = "fedavg"  # ours
     # Ours: method -> hyper-parameter -> value.
     settings: dict[str, dict[str, bool | int | float | str]] = Field(default={})
-    rounds: int = Field(default=2, ge=1)  # ours; FedML's comm_round is computed from it
-    cohort: int = Field(default=0, ge=0)  # ours: silos per round, 0 for all
+    rounds: Count = 2  # ours; FedML's comm_round is computed from it
+    cohort: CountOrNone = 0  # ours: silos per round, 0 for all
     client_id_list: Literal["[]"] = "[]"  # a list here would give every silo the first id
-    client_num_in_total: int = Field(default=3, ge=1)
-    client_num_per_round: int = Field(default=3, ge=1)
+    client_num_in_total: Count = 3
+    client_num_per_round: Count = 3
     epochs: Count = 1
     batch_size: Count = 32
     client_optimizer: str = "sgd"
@@ -75,7 +75,7 @@ class ValidationArgs(Section):
 
 class DeviceArgs(Section):
     using_gpu: Literal[False] = False
-    threads: int = Field(default=1, ge=1)  # ours: of torch; sums depend on it
+    threads: int = Field(default=1, ge=1, le=256)  # ours: of torch; sums depend on it
 
 
 class CommArgs(Section):
@@ -84,13 +84,13 @@ class CommArgs(Section):
     server: str = "127.0.0.1:8890"  # where the server listens, and where silos find it
     kit: str = "deploy/kits/{rank}"  # certificates of this process
     plaintext: bool = False  # without certificates; on the machine's own addresses only
-    quorum: int = Field(default=0, ge=0)  # answers without which an exchange can't end; 0: of all that are asked
+    quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
     deadline_s: float = Field(default=600.0, gt=0)  # seconds that an exchange waits for more answers than the quorum
     patience_s: float = Field(default=3600.0, gt=0)  # seconds that an exchange waits for its quorum; then the run ends
     gone_s: float = Field(default=10.0, ge=0)  # seconds without contact after which a silo is not waited for
     lost_s: float = Field(default=3600.0, gt=0)  # seconds that a silo looks for the server
-    max_samples: int = Field(default=10_000_000, ge=1)  # the most that a silo may say it has
-    max_message_mb: int = Field(default=2048, ge=1)  # the most that a silo takes at once
+    max_samples: Count = 10_000_000  # the most that a silo may say it has
+    max_message_mb: Count = 2048  # the most that a silo takes at once
 
     @property
     def place(self) -> tuple[str, int]:

@@ -178,6 +178,17 @@ def test_the_public_split_is_there_for_methods_that_train_on_it(recipe, needed):
     assert loopback.needs_public(recipe) is needed
 
 
+def test_a_log_follows_no_symbolic_link(folder, capsys):
+    """Another user of a shared folder could make the server write to a file of its owner."""
+    changed("comm_args", plaintext=True)
+    target, log = Path("mine.txt"), Path("deploy/run/fedml-0.log")
+    target.write_text("mine")
+    log.parent.mkdir()
+    log.symlink_to(target.resolve())
+    assert "fedml-0.log: can't be written" in failing(capsys, *SERVER)
+    assert target.read_text() == "mine"
+
+
 def test_loopback_refuses_what_it_can_not_start(folder, capsys):
     for arguments, message in (
         (("--recipe", "fnrr"), "method 'fnrr' is unknown (did you mean 'fnr'?)"),
