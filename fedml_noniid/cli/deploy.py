@@ -54,8 +54,8 @@ def add(app: typer.Typer) -> None:
         loopback
     )
     verb(
-        deploy, "record", "noniid deploy record deploy/run --config fedml_config.yaml",
-        "noniid deploy record deploy/run --config fedml_config.yaml --to http://mlflow.example.org:5000",
+        deploy, "record", "noniid deploy record run --config fedml_config.yaml",
+        "noniid deploy record run --config fedml_config.yaml --to http://mlflow.example.org:5000",
     )(record)  # fmt: skip
     app.add_typer(deploy, name="deploy")
 

@@ -43,7 +43,7 @@ class DataArgs(Section):
     data_cache_dir: str = "data/raw"
     partition_method: str = "dirichlet"  # of a loopback run; a deployed silo has its shard
     partition_alpha: float = Field(default=0.5, gt=0)
-    shard: str = "deploy/shards/{rank}.safetensors"  # ours: {rank} is 0 for the server, 1.. for the silos
+    shard: str = "shards/{rank}.safetensors"  # ours: {rank} is 0 for the server, 1.. for the silos
 
 
 class ModelArgs(Section):
@@ -82,7 +82,7 @@ class CommArgs(Section):
     backend: Literal["GRPC"] = "GRPC"
     # All ours.
     server: str = "127.0.0.1:8890"  # where the server listens, and where silos find it
-    kit: str = "deploy/kits/{rank}"  # certificates of this process
+    kit: str = "kits/{rank}"  # certificates of this process
     plaintext: bool = False  # without certificates; on the machine's own addresses only
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
     deadline_s: float = Field(default=600.0, gt=0)  # seconds that an exchange waits for more answers than the quorum
@@ -136,7 +136,7 @@ class DpArgs(Section):
 
 class TrackingArgs(Section):
     enable_wandb: Literal[False] = False
-    output_dir: str = "deploy/run"  # ours
+    output_dir: str = "run"  # ours
 
 
 class Deployment(BaseModel):

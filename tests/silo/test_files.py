@@ -24,7 +24,7 @@ CONFIG = Path(__file__).parents[2] / "plugins" / "silo" / "fedml_config.yaml"
 def folder(tmp_path, monkeypatch):
     """A folder with everything that `launch` needs."""
     monkeypatch.chdir(tmp_path)
-    shards.write("deploy/shards/{rank}.safetensors", world.parts())
+    shards.write("shards/{rank}.safetensors", world.parts())
     content = yaml.safe_load(CONFIG.read_text())
     Path("config.yaml").write_text(yaml.safe_dump(content))
     return tmp_path
@@ -124,13 +124,13 @@ def test_rank_out_of_range(folder, capsys):
 
 
 def test_shards_are_checked(folder, capsys):
-    path = Path("deploy/shards/2.safetensors")
+    path = Path("shards/2.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(capsys, *SILO)
     path.write_bytes(whole[:100])
     assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
-    path.write_bytes(Path("deploy/shards/3.safetensors").read_bytes())
+    path.write_bytes(Path("shards/3.safetensors").read_bytes())
     assert "is the shard of rank 3 of 3 silos; this is rank 2 of 3 silos" in failing(capsys, *SILO)
     path.unlink()
     assert "2.safetensors: there is no such file; data_args.shard names" in failing(capsys, *SILO)
@@ -138,7 +138,7 @@ def test_shards_are_checked(folder, capsys):
 
 def test_a_silo_needs_its_own_shard_only(folder):
     for other in (0, 1, 3):
-        Path(f"deploy/shards/{other}.safetensors").unlink()
+        Path(f"shards/{other}.safetensors").unlink()
     shard = launch.Process.of(2, Path("config.yaml")).shard
     data = world.parts()
     assert torch.equal(shard.parts["train"].x, data.train.x[data.clients[1]])
@@ -164,7 +164,7 @@ def test_samples_that_can_not_be_cropped(folder, rank):
 
 def test_a_recipe_without_the_public_split_that_it_needs(folder, capsys):
     changed("train_args", recipe="fnr")
-    shards.write("deploy/shards/{rank}.safetensors", world.parts(public=False))
+    shards.write("shards/{rank}.safetensors", world.parts(public=False))
     assert "fnr: needs a public split" in failing(capsys, *SERVER)
 
 
