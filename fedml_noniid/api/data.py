@@ -105,6 +105,8 @@ def from_frame(
     owner: str | None = None,
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] | None = None,
+    drop: Sequence[str] | None = None,
+    missing: Literal["median", "mode", "drop"] | None = None,
     test_share: float | None = None,
     normalise: Normalise = "channel",
     name: str = "frame",
@@ -113,8 +115,10 @@ def from_frame(
 
     `label`: the column of the class. `owner`: the column that says whose row it is, for the partitions `natural` and
     `natural_grouped`. `features`: the columns of numbers, by default all others. `one_hot`: columns of categories.
-    `test`: the test set; without it the share `test_share` (0.2) of the rows is the test set. `normalise`: as in
-    params.yaml. UserError for columns and values that don't fit.
+    `drop`: columns that are not used. `missing`: what becomes of cells without a value. `median` and `mode` fill them
+    by the training rows, `drop` leaves their rows out; by default they are refused. `test`: the test set; without it
+    the share `test_share` (0.2) of the rows is the test set. `normalise`: as in params.yaml. UserError for columns and
+    values that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
@@ -126,7 +130,12 @@ def from_frame(
     3
     """
     given: dict[str, Any] = {"label": _column(label), "owner": None if owner is None else _column(owner)}
-    options: dict[str, Any] = {"features": _columns(features), "one_hot": _columns(one_hot)}
+    options: dict[str, Any] = {
+        "features": _columns(features),
+        "one_hot": _columns(one_hot),
+        "drop": _columns(drop),
+        "missing": missing,
+    }
     raw = of_frame(frame, test, **given, **options, test_share=test_share)
     return _of(name, raw, normalise, _of_rows(of_frame, frame, test, given, test_share, options))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import say, verb
+from fedml_noniid.cli.verb import WORDS, say, verb
+from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 
 if TYPE_CHECKING:
     from fedml_noniid.pipelines.tools.start import Wish
+    from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
 KINDS = {"--table": "table", "--text": "text", "--images": "image_folder", "--arrays": "arrays"}
 USUAL = ("label", "class", "target", "y")  # names of the column of the class
@@ -47,6 +50,7 @@ def complete(what: str) -> Callable[[str], list[str]]:
 
 
 def init(
+    context: typer.Context,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of the experiment.",
                                            show_default="this one")] = Path(),
     table: Annotated[Path | None, typer.Option(metavar="FILE", help="Own data: a table, .csv or .parquet.")] = None,
@@ -62,6 +66,10 @@ def init(
     features: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns of numbers, of a table.",
                                                        show_default="all others")] = None,
     one_hot: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns of categories, of a table.")] = None,
+    drop: Annotated[list[str] | None, typer.Option(metavar="A,B", help="Columns of a table that are not used.")] = None,
+    missing: Annotated[str | None, typer.Option(metavar="HOW", help="Cells of a table without a value: median or mode "
+                                                "of the training rows, or drop the rows.",
+                                                show_default="refused")] = None,
     methods: Annotated[list[str] | None, typer.Option(metavar="A,B+C", help="Methods to compare, joined by commas.")]
     = None,
     partition: Annotated[str | None, typer.Option(metavar="NAME", help="How the data are divided.",
@@ -76,6 +84,8 @@ def init(
                                               show_default="3")] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="The network.", autocompletion=complete("model"),
                                               show_default="one that fits the data")] = None,
+    deploy: Annotated[bool, typer.Option("--deploy", help="FedML runs one method too, as processes on this machine.")]
+    = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace params.yaml and dvc.yaml.")] = False,
 ) -> None:  # fmt: skip
@@ -90,6 +100,7 @@ def init(
         raise UserError(f"{' and '.join(named)} exclude each other; allowed: one of {', '.join([*given, '--data'])}")
     asks = sys.stdin.isatty() and not yes
     from fedml_noniid.pipelines.tools import start
+    from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
     start.refuse_existing(folder, force)
     kind, source = "digits" if data is None else known("data set", data, start.names("data")), None
@@ -100,20 +111,48 @@ def init(
     taken = {"--label": label, "--owner": owner, "--text-column": text_column}
     options: dict[str, object] = dict(_columns(kind, source, taken, asks))
     there = start.columns(source) if kind == "table" and source is not None else ()
-    for key, columns in (("features", features), ("one_hot", one_hot)):
+    if missing is not None:
+        if kind != "table":
+            raise UserError(f"--missing={missing!r} is refused; allowed: with --table")
+        options["missing"] = missing
+    for key, columns in (("features", features), ("one_hot", one_hot), ("drop", drop)):
         if columns is not None and kind != "table":
             given_as = ",".join(columns)
             raise UserError(f"--{key.replace('_', '-')}={given_as!r} is refused; allowed: with --table")
         options |= {} if columns is None else {key: _listed(columns, there)}
     wish = start.Wish(
         data=kind, source=source, options=options, partition=partition, alpha=alpha, clients=clients,
-        rounds=rounds or 20, seeds=seeds or 3, model=model,
+        rounds=rounds or 20, seeds=seeds or 3, model=model, deploy=deploy,
         methods=None if methods is None else tuple(_listed(methods)),
     )  # fmt: skip
     if asks:
         wish = _ask_rest(wish, {"methods": methods, "rounds": rounds, "seeds": seeds})
-    start.make(folder, start.planned(folder, wish))
+    try:
+        params, notes = start.planned(folder, wish)
+    except UndecidedError as error:
+        edge.tell(error)
+        sys.stderr.write(_advised(context.meta[WORDS], wish, error))
+        raise typer.Exit(edge.WRONG_INPUT) from None
+    start.make(folder, params, deploy)
+    for note in notes:
+        say(f"note: {note}")
     say(NEXT.format(folder=folder.resolve(), there="" if folder == Path() else ", in that folder"))
+
+
+def _advised(words: Sequence[str], wish: Wish, error: UndecidedError) -> str:
+    """The same command with a decision for each column, to paste; "" if an error is about something else."""
+    from fedml_noniid.plugins.data.readers.frames import ColumnError
+
+    options = [(one.option, one.column) for one in error.errors if isinstance(one, ColumnError) and one.option]
+    if len(options) < len(error.errors):
+        return ""
+    more = ["--missing", "median"] if any(option == "missing" for option, _ in options) else []
+    for option, column in dict.fromkeys(options):
+        more += [] if option == "missing" else [f"--{option.replace('_', '-')}", column]
+    for key in ("label", "owner"):  # that a name or a question has settled
+        if key in wish.options and not any(word.partition("=")[0] == f"--{key}" for word in words):
+            more += [f"--{key}", str(wish.options[key])]
+    return f"One decision for each, to change as you like:\n  {shlex.join(['noniid', 'init', *words, *more])}\n"
 
 
 def _listed(values: Sequence[str], there: Sequence[str] = ()) -> list[str]:

@@ -20,6 +20,7 @@ from fedml_noniid.plugins.data.checks import known
 
 Root = Annotated[Path, typer.Option("--root", help="Folder of params.yaml.", show_default="this one")]
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+WORDS = "words"  # key of the words behind the verb in a context's `meta`
 F = TypeVar("F", bound=Callable[..., object])
 
 
@@ -53,6 +54,7 @@ class Verb(Taught, TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """UserError for an option with one value that is given twice: typer would keep the last one only."""
         if not ctx.resilient_parsing:
+            ctx.meta[WORDS] = list(args)
             named = self.make_parser(ctx).parse_args(list(args))[2]
             for option in named:
                 single = option.param_type_name == "option" and not getattr(option, "is_flag", False)

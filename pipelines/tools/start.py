@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 
 import fedml_noniid
 from fedml_noniid.pipelines.experiment import check, config, kept
-from fedml_noniid.pipelines.experiment.dealing import deal
+from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
@@ -72,6 +72,7 @@ class Wish:
     rounds: int = 20
     seeds: int = 3
     model: str | None = None
+    deploy: bool = False  # whether FedML runs one method too, as processes
 
 
 def refuse_existing(folder: Path, force: bool) -> None:
@@ -95,8 +96,11 @@ def columns(file: Path) -> list[str]:
     return [str(name) for name in table.frame.columns]
 
 
-def planned(folder: Path, wish: Wish) -> str:
-    """params.yaml of the experiment, checked. Reads the user's own data. UserError with a line per mistake."""
+def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
+    """(params.yaml of the experiment, checked; the notes of the user's own data, which are read).
+
+    UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
+    """
     data, settings = _data(folder, wish)
     entries = list(wish.methods or (FOR_TEXT if _model(wish, data) in models.OF_TEXT else METHODS))
     for name in entries:
@@ -121,27 +125,24 @@ def planned(folder: Path, wish: Wish) -> str:
     deploy = {"scenario": scenario["partition"], "seed": 0, "silos": max(2, min(3, scenario["clients"])), "rounds": 2}
     refused: list[UserError] = []
     for optimizer, lr in LOCAL.get(model, (("sgd", 0.05),)):
-        for deployed in entries:
-            tried = content | {
-                "train": content["train"] | {"optimizer": optimizer, "lr": lr},
-                "deploy": {"recipe": deployed} | deploy,
-            }
+        for deployed in entries if wish.deploy else entries[:1]:
+            tried = content | {"train": content["train"] | {"optimizer": optimizer, "lr": lr}}
+            if wish.deploy:
+                tried["deploy"] = {"recipe": deployed} | deploy
             try:
                 checked = config.checked(tried, config.FILE)
                 check.check(checked)
+                if data is not None:
+                    fits.fits(checked, data)
             except UserError as error:
                 refused.append(error)
                 continue
-            if data is not None:  # the partition is tried on them
-                (name,) = checked.scenario_names
-                for seed in checked.seeds:
-                    deal(data, checked.data, checked.scenarios[name], name, seed)
-            return "".join(f"{line}\n" for line in _lines(tried))
+            return "".join(f"{line}\n" for line in _lines(tried)), () if data is None else data.notes
     raise refused[0]
 
 
-def make(folder: Path, params: str) -> None:
-    """Makes the folder: git, DVC, and the files, params.yaml last. UserError."""
+def make(folder: Path, params: str, deploy: bool = False) -> None:
+    """Makes the folder: git, DVC, and the files, params.yaml last. `deploy`: with the stage of that name. UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -162,7 +163,11 @@ def make(folder: Path, params: str) -> None:
         write_whole(path, "".join(f"{line}\n" for line in (*there, *(line for line in wanted if line not in there))))
     stages = STAGES.read_text()
     assert CODE in stages, "the stage `plan` of dvc.yaml begins so"
-    write_whole(folder / "dvc.yaml", stages.replace(CODE, ANY))
+    stages = stages.replace(CODE, ANY)
+    if not deploy:
+        stages, parts = re.subn(r"\n  deploy:\n(    .*\n)+|(?<=train), deploy(?=\])", "", stages)
+        assert parts == 2, "the stage and its section"
+    write_whole(folder / "dvc.yaml", stages)
     write_whole(folder / "params.yaml", params)
 
 
@@ -231,6 +236,8 @@ COMMENTS = {
     "text": "column of the text",
     "features": "columns of numbers",
     "one_hot": "columns of categories",
+    "drop": "columns that are not used",
+    "missing": "cells without a value: median, mode, or drop the rows",
     "test_file": "rows to test on",
     "validation": "fraction held out to choose hyper-parameters",
     "public": "training samples that no client holds; some methods need them",
@@ -258,13 +265,15 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         "",
         f"seeds: {_plain(content['seeds'])}      # each is a run of everything; the table shows mean and interval",
     )
-    yield from ("", "train:", *_section(content["train"]), "", "deploy:", *_section(content["deploy"]))
+    for name in ("train", "deploy"):
+        if name in content:
+            yield from ("", f"{name}:", *_section(content[name]))
 
 
 def _section(values: Mapping[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         line = f"  {key}: {_plain(value)}"
-        yield f"{line:<{WIDTH}}# {COMMENTS[key]}" if key in COMMENTS else line
+        yield f"{line:<{WIDTH - 1}} # {COMMENTS[key]}" if key in COMMENTS else line
 
 
 def _plain(value: object) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from PIL import Image
+from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
@@ -181,9 +183,57 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
     before = content(folder)
     assert main(["init", "study", "--yes", *words.split()]) == 2
     out, err = capsys.readouterr()
-    (line,) = err.splitlines()
+    line, *rest = err.splitlines()
     assert line.startswith("error: ") and said in line and out == ""
+    assert not rest or rest[0] == "One decision for each, to change as you like:"
     assert content(folder) == before and not (folder / "study").exists()
+
+
+def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names with blanks, quotes and commas; the command makes the study, and the pasted words are taken as they are."""
+    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    (folder / ".dvc").mkdir()
+    patients(folder)
+    frame = pd.read_csv(folder / "patients.csv")
+    frame.insert(0, "patient's id", [f"p{i}" for i in range(ROWS)])
+    frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(ROWS)]
+    frame['"day"'] = "2024-02-03"
+    frame.to_csv(folder / "patients.csv", index=False)
+    assert main(["init", "--table", "patients.csv", "--label", "diagnosis", "--yes", "--seeds", "1"]) == 2
+    said = capsys.readouterr()
+    *errors, intro, command = said.err.splitlines()
+    assert (
+        said.out == "" and len(errors) == 4 and all(line.startswith("error: patients.csv: column ") for line in errors)
+    )
+    assert intro == "One decision for each, to change as you like:" and not (folder / "params.yaml").exists()
+    name, *words = shlex.split(command)
+    assert name == "noniid" and main(words) == 0, capsys.readouterr().err
+    assert config.load(folder).data.options == {
+        "file": "patients.csv", "label": "diagnosis", "missing": "median", "one_hot": ["hospital"],
+        "drop": ["patient's id", '"day"'],
+    }  # fmt: skip
+    assert "filled with the median of the training rows of all clients together" in capsys.readouterr().out
+    assert main(["check"]) == 0
+
+
+@pytest.mark.parametrize("deploy", [False, True])
+def test_a_study_has_a_deployment_only_if_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deploy: bool
+) -> None:
+    """Neither section nor stage, nor the section among what stage `plan` reads."""
+    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    (folder / ".dvc").mkdir()
+    assert main(["init", "--yes", *(["--deploy"] if deploy else [])]) == 0
+    stages = YAML(typ="safe", pure=True).load(folder / "dvc.yaml")["stages"]
+    assert ("deploy" in stages) is ("deploy" in stages["plan"]["params"]) is deploy
+    assert list(stages)[:6] == ["plan", "prepare", "partition", "train", "evaluate", "report"]
+    assert (config.load(folder).deploy is not None) is deploy and main(["check"]) == 0
+    capsys.readouterr()
+    if not deploy:
+        assert main(["run", "deploy"]) == 2
+        assert "has no stage deploy; `noniid init --deploy`" in capsys.readouterr().err
 
 
 def test_nothing_is_replaced_unless_it_is_forced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,4 +308,4 @@ def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
     assert "scaffold+fnr" in said.partition("natural: 5 clients")[2] and "dvc.lock is the certificate" in said
     assert noniid("table") in said
     again = noniid("run")
-    assert all(f"Stage '{name}' didn't change" in again for name in ("prepare", "train", "report", "deploy"))
+    assert all(f"Stage '{name}' didn't change" in again for name in ("prepare", "train", "report"))

@@ -13,9 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers.frames import ColumnError, UndecidedError
 from fedml_noniid.plugins.data.readers.table import of_frame
 from fedml_noniid.plugins.data.readers.text import of_texts
 from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH
@@ -291,3 +293,83 @@ def test_texts_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
 def test_refused_in_memory(call: Callable[[], object], message: str) -> None:
     with refuse(message):
         call()
+
+
+HOLES = pd.DataFrame(
+    {
+        "x": [1.0, 3.0, np.nan, 3.0, 8.0, 9.0, np.nan, 2.0],
+        "kind": ["b", "a", "b", "", "a", "b", "a", " "],
+        "site": ["n", "n", "s", "s", "n", None, "s", "n"],
+        "y": ["u", "v", "u", "v", "u", "v", "u", ""],
+    }
+)
+FULL = pd.DataFrame({"x": [np.nan, 100.0], "kind": ["", "a"], "site": ["n", "s"], "y": ["u", "v"]})
+
+
+@pytest.mark.parametrize(("missing", "fill"), [("median", 3.0), ("mode", 3.0), ("drop", None)])
+def test_missing_values_are_filled_by_the_training_rows_alone(missing: str, fill: float | None) -> None:
+    """The table twice. Rows 6 (no owner) and 8 (no label) go in any case. x of the others: 1, 3, -, 3, 8, -: median 3, mode 3.
+
+    kind of the others: b, a, b, -, a, a: its mode is a. The test rows' 100 counts for neither.
+    """
+    twice = pd.concat([HOLES, HOLES])
+    found = of_frame(twice, FULL, label="y", owner="site", one_hot=["kind"], missing=missing)
+    if fill is None:
+        assert found.train_x.tolist() == [[1, 0, 1], [3, 1, 0], [8, 1, 0]] * 2 and found.test_x.tolist() == [
+            [100, 1, 0]
+        ]
+        assert any("frame: 10 of 16 rows are left out" in note for note in found.notes)
+        return
+    assert found.train_x[:, 0].tolist() == [1, 3, fill, 3, 8, fill] * 2 and found.test_x[:, 0].tolist() == [fill, 100]
+    assert found.train_x[:, 1].tolist() == [0, 1, 0, 1, 1, 1] * 2 and found.test_x[:, 1].tolist() == [1, 1]
+    notes = "\n".join(found.notes)
+    assert "frame: 4 of 16 rows are left out" in notes and "column 'x': 5 cells without a value are filled" in notes
+    assert "of the training rows of all clients together, 3" in notes, "an honest report says that"
+
+
+def test_an_even_number_of_values_has_the_mean_of_the_two_middle_ones_as_median() -> None:
+    frame = pd.DataFrame({"x": [1.0, 2.0, 6.0, 9.0, np.nan, 1.0], "y": [0, 1, 0, 1, 0, 1]})
+    test = pd.DataFrame({"x": [0.0, 1.0], "y": [0, 1]})
+    assert of_frame(frame, test, label="y", missing="median").train_x[4].item() == 2.0
+    assert of_frame(frame, test, label="y", missing="mode").train_x[4].item() == 1.0
+
+
+def test_columns_that_need_a_decision_are_named_at_once() -> None:
+    """Each with the option that helps; the label comes first."""
+    n = 120
+    frame = pd.DataFrame(
+        {
+            "id": [f"p{i}" for i in range(n)], "sex": ["f", "m"] * 60, "blood": ["A", None, "B"] * 40,
+            "on": pd.date_range("2024-01-01", periods=n).strftime("%d.%m.%Y"), "at": pd.date_range("2024", periods=n),
+            "lab": ["<5", *["6.5"] * (n - 1)], "age": [None, *range(n - 1)], "void": [1.0] + [None] * (n - 1),
+            "ok": range(n), "price": np.linspace(0.5, 7, n), "y": [0, 1] * 60,
+        }
+    )  # fmt: skip
+    with pytest.raises(UndecidedError) as found:
+        of_frame(frame.drop(columns="price"), label="y")
+    decided = [(one.column, one.option) for one in found.value.errors if isinstance(one, ColumnError)]
+    assert decided == [
+        ("id", "drop"), ("sex", "one_hot"), ("blood", "one_hot"), ("on", "drop"), ("at", "drop"), ("lab", "drop"),
+        ("age", "missing"), ("void", "drop"), ("blood", "missing"),
+    ]  # fmt: skip
+    lines = str(found.value).splitlines()
+    assert "looks like dates" in lines[3] and "datetime64" in lines[4] and "correct the others" in lines[5]
+    regression = r"with 120 different values it looks like a regression target, and the methods here classify"
+    with pytest.raises(UserError, match=rf"^frame: column 'price' is '0\.5' in row 1, a measurement; .*{regression}"):
+        of_frame(frame, label="price")
+    dropped = ["id", "on", "at", "lab", "void", "price"]
+    found_columns = of_frame(frame, label="y", drop=dropped, one_hot=["sex", "blood"], missing="median").train_x.shape[
+        1
+    ]
+    assert found_columns == 2 + 2 + 1 + 1
+
+
+def test_options_of_decisions_are_checked() -> None:
+    for options, said in (
+        ({"missing": "mean"}, "missing 'mean' is unknown"),
+        ({"drop": ["y"]}, "drop=.* columns that aren't the label"),
+        ({"drop": ["x"], "features": ["x"]}, "features='x' is refused; .* column that is dropped"),
+        ({"drop": ["z"]}, "drop: column 'z' is unknown"),
+    ):
+        with pytest.raises(UserError, match=said):
+            of_frame(HOLES, label="y", **options)

@@ -273,10 +273,10 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     ),
     # A table: values
     "words among numbers": (
-        CSV, table(old="90.5", new="high"), ("a.csv: column 'pulse' is 'high' in row 4", "one_hot"),
+        CSV, table(old="90.5", new="high"), ("a.csv: column 'pulse' is 'high' in row 4", "correct the others"),
     ),
     "categories that aren't named": (
-        ALL.replace(", one_hot: [sex]", ""), table(), ("a.csv: column 'sex' is 'f' in row 1", "one_hot", "features"),
+        ALL.replace(", one_hot: [sex]", ""), table(), ("a.csv: column 'sex' is 'f' in row 1", "one_hot", "drop"),
     ),
     "a decimal comma": (
         CSV, table(old="70.5", new='"70,5"'), ("a.csv: column 'pulse' is '70,5' in row 2; allowed: num",),
@@ -304,7 +304,7 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     ),
     "fractions as labels in parquet": (
         PARQUET.replace("label: diagnosis", "label: pulse"), parquet(hospital=1, sex=1, diagnosis=1),
-        ("a.parquet: column 'pulse' is 60.5 in row 1", "whole numbers"),
+        ("a.parquet: column 'pulse' is '60.5' in row 1, a measurement", "with 6 different", "regression target"),
     ),
     "a size of a table": (f"{CSV}, size: [8, 8]", table(), ("size=[8, 8]", "no 8-bit images")),
     "an infinite number": (

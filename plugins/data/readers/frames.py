@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import re
 import warnings
 import zlib
 from collections.abc import Mapping, Sequence
@@ -23,9 +24,11 @@ if TYPE_CHECKING:  # pandas takes half a second to import, and only these reader
     import pandas as pd
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
-_HOW = " (`features` lists the columns that are used)"
+_HOW = " (`drop`)"
 MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # what stands for a missing number, in lower case
 NAMELESS = ""  # a cell of text that is missing
+FEW = 50  # categories of a column for which one_hot is advised
+DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
 
 
 class Table(NamedTuple):
@@ -33,6 +36,22 @@ class Table(NamedTuple):
 
     name: str  # of the file, in messages
     frame: pd.DataFrame
+
+
+class ColumnError(UserError):
+    """A column that can't be used as it is. `option`: the one of data set `table` that is advised, "" for none."""
+
+    def __init__(self, message: str, column: str, option: str) -> None:
+        super().__init__(message)
+        self.column, self.option = column, option
+
+
+class UndecidedError(UserError):
+    """All columns of a table that need a decision, a line for each."""
+
+    def __init__(self, errors: Sequence[UserError]) -> None:
+        super().__init__("\n".join(map(str, errors)))
+        self.errors = errors
 
 
 class Parted(NamedTuple):
@@ -152,15 +171,39 @@ def _different(name: str, columns: Sequence[str]) -> None:
 
 
 def names_of(table: Table, column: str) -> list[str]:
-    """A column as text, one for each row. UserError for missing values, fractions and other things."""
+    """A column as text, one for each row. ColumnError for missing values, fractions and other things."""
+    found = cells_of(table, column)
+    complete(table, column, is_missing(found))
+    return found
+
+
+def labels_of(table: Table, column: str) -> list[str]:
+    """The column of the class as text, NAMELESS where it is missing. UserError for measurements and other things."""
+    series = _column(table, column)
+    if series.dtype.kind == "f":
+        for i in np.flatnonzero((series % 1 > 0).to_numpy()):
+            raise own.measured(f"{table.name}: column {column!r}", str(series[i]), f"row {i + 1}", series.nunique())
+    return cells_of(table, column)
+
+
+def cells_of(table: Table, column: str) -> list[str]:
+    """A column as text, NAMELESS where it is missing. ColumnError for fractions and other things."""
     series = _column(table, column)
     found = [_name(value) for value in series.astype(object)]
     for i, name in enumerate(found):
         if name is None:
             value = shown(series.iloc[i])
-            raise UserError(f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, whole numbers")
-    _complete(table, column, np.array([not str(name).strip() for name in found]))
-    return [str(name) for name in found]
+            raise ColumnError(
+                f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, whole numbers",
+                column, "drop",
+            )  # fmt: skip
+    return [NAMELESS if not str(name).strip() else str(name) for name in found]
+
+
+def is_missing(cells: Any) -> Any:
+    """Where a column of names or of numbers has no value, [n] bool."""
+    values = np.asarray(cells)
+    return np.isnan(values) if values.dtype.kind == "f" else values == NAMELESS
 
 
 def _name(value: object) -> str | None:
@@ -174,7 +217,7 @@ def _name(value: object) -> str | None:
 
 
 def numbers_of(table: Table, column: str) -> Floats:
-    """A column as numbers that float32 can hold, [n]. UserError for missing values and for what isn't a number."""
+    """A column as numbers that float32 can hold, NaN where it is missing, [n]. ColumnError for other things."""
     import pandas as pd
 
     series = _column(table, column)
@@ -184,7 +227,11 @@ def numbers_of(table: Table, column: str) -> Floats:
         or pd.api.types.is_string_dtype(series)
         or isinstance(series.dtype, pd.CategoricalDtype)
     ):
-        raise UserError(f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it out{_HOW}")
+        raise ColumnError(
+            f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it out{_HOW}",
+            column,
+            "drop",
+        )
     if pd.api.types.is_numeric_dtype(series):
         found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
@@ -194,11 +241,11 @@ def numbers_of(table: Table, column: str) -> Floats:
         for i in np.flatnonzero(np.isnan(found)):
             if _name(series[i]) is None or str(_name(series[i])).strip().lower() not in MISSING:
                 raise _no_number(table, column, int(i), series[i])
-    _complete(table, column, np.isnan(found))
     too_large = np.abs(found) > np.finfo(np.float32).max
     if too_large.any():
         i = int(too_large.argmax())
-        raise refusal(f"{table.name}: column {column!r} in row {i + 1}", found[i].item(), "finite numbers of float32")
+        where = f"{table.name}: column {column!r} in row {i + 1}"
+        raise ColumnError(str(refusal(where, found[i].item(), "finite numbers of float32")), column, "drop")
     return found
 
 
@@ -210,20 +257,40 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def _no_number(table: Table, column: str, i: int, value: object) -> UserError:
-    return UserError(
-        f"{table.name}: column {column!r} is {shown(value)} in row {i + 1}; allowed: numbers; name a column of "
-        f"categories in one_hot, or leave it out{_HOW}"
-    )
+def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
+    """What to do with a column of text, as its cells look."""
+    cells = [str(name) for one in _column(table, column).astype(object) if (name := _name(one))]
+    n, different = len(cells), len(set(cells))
+    what = f"{table.name}: column {column!r} is {shown(value)} in row {i + 1}; allowed: numbers; "
+    if 2 * sum(DATE.fullmatch(cell.strip()) is not None for cell in cells) > n:
+        return ColumnError(
+            f"{what}it looks like dates: leave it out{_HOW}, or write numbers in their place, such as years or days "
+            "since the first", column, "drop",
+        )  # fmt: skip
+    if 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
+        return ColumnError(f"{what}most cells are numbers: correct the others, or leave it out{_HOW}", column, "drop")
+    if _name(value) is None:
+        return ColumnError(f"{what}leave it out{_HOW}", column, "drop")
+    if different > FEW:
+        return ColumnError(
+            f"{what}{different} different texts in {n} rows look like free text or an identifier: leave it out{_HOW}, "
+            "or name it in one_hot", column, "drop",
+        )  # fmt: skip
+    return ColumnError(f"{what}name a column of categories in one_hot, or leave it out{_HOW}", column, "one_hot")
 
 
-def _complete(table: Table, column: str, missing: Any) -> None:
-    """UserError if rows of a column are `missing` [n]."""
+def complete(table: Table, column: str, missing: Any) -> None:
+    """ColumnError if rows of a column are `missing` [n]."""
     if missing.any():
         rows = f"row {missing.argmax() + 1}"
         if missing.sum() > 1:
             rows = f"{missing.sum()} rows, first in {rows}"
-        raise UserError(f"{table.name}: column {column!r} has no value in {rows}; allowed: fill or remove them")
+        mostly = 2 * missing.sum() > len(missing)
+        advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
+        raise ColumnError(
+            f"{table.name}: column {column!r} has no value in {rows}; allowed: {advice}fill or remove them (`missing`)",
+            column, "drop" if mostly else "missing",
+        )  # fmt: skip
 
 
 def _column(table: Table, column: str) -> pd.Series[Any]:
@@ -249,7 +316,9 @@ def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: o
     given = len(tables) > 1
     fraction = own.fraction_for_test(test_share, last.name if given else None)
     where = f"{first.name}: column {label!r}", f"{last.name}: column {label!r}"
-    labels = [names_of(table, label) for table in tables]
+    labels = [labels_of(table, label) for table in tables]
+    for table, found in zip(tables, labels, strict=True):
+        complete(table, label, is_missing(found))
     owners = None if owner is None else [names_of(table, owner) for table in tables]
     names, train_y, test_y, notes = own.classes(labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}")
     both: tuple[Tensor, Tensor] | None = None

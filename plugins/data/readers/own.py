@@ -86,13 +86,13 @@ def classes(
     found = set(train)
     for i, label in enumerate(train):
         if _fraction(label):
-            raise UserError(f"{where[0]} is {label!r} in {at(i)}, a measurement; allowed: whole numbers or text")
+            raise measured(where[0], label, at(i), len(found))
     if len(found) < 2:
         raise UserError(f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed")
     if 2 * len(found) > len(train):
         raise UserError(
             f"{where[0]} has {len(found)} different labels in {len(train)} samples; allowed: classes with 2 samples "
-            "or more on average (is it an identifier, or are these too few rows?)"
+            "or more on average (is it an identifier or a regression target, or are these too few rows?)"
         )
     if names is None:
         whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in found)
@@ -109,6 +109,15 @@ def classes(
             )
     train_y, test_y = (np.array([number[label] for label in part], dtype=np.int64) for part in (train, test))
     return list(names), train_y, test_y, _lookalikes(names)
+
+
+def measured(where: str, label: str, at: str, different: int) -> UserError:
+    """The error for a measurement in place of a class."""
+    return UserError(
+        f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with {different} different "
+        "values it looks like a regression target, and the methods here classify: make classes of it, such as below "
+        "and above the median, or choose another label)"
+    )
 
 
 def _fraction(label: str) -> bool:
