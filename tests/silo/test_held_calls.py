@@ -21,7 +21,7 @@ from fedml_noniid.plugins.silo.settings import CommArgs
 from tests.silo.federation_server import LONG, METHODS, address, outcome, sent
 
 HELD = 40  # calls; the server of two silos has 16 threads
-SCHEMA = {"w": torch.zeros(3), "n": torch.tensor(1)}
+SCHEMA = {"w": torch.zeros(3), "n": torch.tensor(17)}
 
 
 @pytest.fixture
