@@ -308,9 +308,9 @@ FULL = pd.DataFrame({"x": [np.nan, 100.0], "kind": ["", "a"], "site": ["n", "s"]
 
 @pytest.mark.parametrize(("missing", "fill"), [("median", 3.0), ("mode", 3.0), ("drop", None)])
 def test_missing_values_are_filled_by_the_training_rows_alone(missing: str, fill: float | None) -> None:
-    """The table twice. Rows 6 (no owner) and 8 (no label) go in any case. x of the others: 1, 3, -, 3, 8, -: median 3, mode 3.
+    """Rows 6 (no owner) and 8 (no label) go in any case. x of the others: 1, 3, -, 3, 8, -: median 3, mode 3.
 
-    kind of the others: b, a, b, -, a, a: its mode is a. The test rows' 100 counts for neither.
+    The table comes twice. kind of the others: b, a, b, -, a, a: its mode is a. The test rows' 100 counts for neither.
     """
     twice = pd.concat([HOLES, HOLES])
     found = of_frame(twice, FULL, label="y", owner="site", one_hot=["kind"], missing=missing)
