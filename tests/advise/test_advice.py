@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 import fedml_noniid as nd
 from fedml_noniid.cli.app import main
@@ -123,7 +124,7 @@ def test_the_committed_tables_are_those_of_the_committed_base() -> None:
 
 
 def test_a_new_base_makes_a_new_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    settings = config.checked(config.YAML(typ="safe", pure=True).load(PARAMS), config.FILE)
+    settings = config.checked(YAML(typ="safe", pure=True).load(PARAMS), config.FILE)
     before = provenance.plan(settings)
     monkeypatch.setattr(provenance, "ADVICE", write(tmp_path / "base.csv", rows("x", 1.0)))
     after = provenance.plan(settings)
