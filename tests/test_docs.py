@@ -282,6 +282,12 @@ def block(name: str) -> str:
     return found[1]
 
 
+def test_the_code_of_the_readme_fits_a_phone() -> None:
+    """So many columns of code fit into a page of 500 pixels. Text and tables wrap by themselves."""
+    blocks = re.findall(r"```[a-z]+\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert blocks and [line for code in blocks for line in code.splitlines() if len(line) > 50] == []
+
+
 @pytest.mark.slow
 def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: Path) -> None:
     """The commands as they stand, in an empty folder."""

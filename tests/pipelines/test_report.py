@@ -763,7 +763,7 @@ def test_a_failed_write_leaves_the_old_report(root: Path, monkeypatch: pytest.Mo
     def full_disk(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full_disk)
+    monkeypatch.setattr(os, "fsync", full_disk)
     with pytest.raises(UserError, match="No space left on device"):
         report.write(root)
     assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
