@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment import check, config, kept
 from fedml_noniid.pipelines.experiment.dealing import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
@@ -36,8 +36,9 @@ log = logging.getLogger(__name__)
 def run(place: Workspace) -> None:
     """Runs the silos and the simulation, compares the weights, writes both hashes."""
     settings = config.load(place.root)
-    deployment, parts = _deployment(settings), _parts(place, settings)
     wanted = settings.deploy
+    kept.check(place.partition(wanted.scenario, wanted.seed))
+    deployment, parts = _deployment(settings), _parts(place, settings)
     log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
     deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
     simulated = loopback.simulate(deployment, parts)
@@ -67,6 +68,7 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
     entries = {wanted["recipe"]: config.Recipe()} | settings.recipes
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
     check.compose(settings, wanted["recipe"], wanted["scenario"], deployed=True)
+    kept.check(place.partition(wanted["scenario"], wanted["seed"]))
     return _deployment(settings), _parts(place, settings)
 
 
