@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment import portable
+from fedml_noniid.pipelines.experiment import kept, portable
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
@@ -37,9 +37,10 @@ class Item:
 
     @staticmethod
     def load(place: Workspace, settings: Config, unit: Unit) -> Item:
-        """Reads data and partition. Raises UserError."""
-        data = Dataset.read(place.dataset(settings.data.name))
-        indices = read_indices(place.partition(unit.scenario, unit.seed) / "indices.json")
+        """Reads data and partition. Raises UserError, also if a file of them was changed."""
+        data, folder = Dataset.read(place.dataset(settings.data.name)), place.partition(unit.scenario, unit.seed)
+        kept.check(folder)
+        indices = read_indices(folder / "indices.json")
         return Item.of(settings, unit, data, indices)
 
     @staticmethod

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment import check, config
+from fedml_noniid.pipelines.experiment import check, config, kept
 from fedml_noniid.pipelines.experiment.dealing import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
@@ -99,7 +99,9 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
-    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
+    folder = place.partition(wanted.scenario, wanted.seed)
+    kept.check(folder)
+    indices = read_indices(folder / "indices.json")
     clients, tests, skew = divided(settings, wanted, data, indices)
     recipe = settings.composition(wanted.recipe)
     public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import leaving_nothing, opened, remove_abandoned, write_whole, writing
+from fedml_noniid.plugins.data.files import append, leaving_nothing, opened, remove_abandoned, write_whole, writing
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.engines.simulation import with_shared
@@ -149,7 +149,7 @@ class Process:
                 conversation.terms.algorithm.name,
             )
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
-            self._tables(aggregator)
+            self._tables(aggregator, again=True)
         coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
         endpoint = Endpoint(comm, self.deployment.kit(0), coordinator)
         start = conversation.loop.done + 1
@@ -164,8 +164,13 @@ class Process:
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
 
-    def _tables(self, aggregator: HostAggregator) -> None:
-        write_whole(self.folder / results.ROUNDS, rounds_csv(aggregator.conversation.rows))
+    def _tables(self, aggregator: HostAggregator, again: bool = False) -> None:
+        """Writes rounds.csv and absent.csv. Without `again`, rounds.csv only grows by its last row."""
+        rows, place = aggregator.conversation.rows, self.folder / results.ROUNDS
+        if again or len(rows) == 1 or not place.is_file():
+            write_whole(place, rounds_csv(rows))
+        else:
+            append(place, place.stat().st_size, rounds_csv(rows[-1:]).partition("\n")[2].encode())
         absences.write(self.folder / results.ABSENT, aggregator.conversation.missing)
 
     def _silo(self) -> None:

@@ -313,6 +313,9 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     indices = json.loads(path.read_text())
     parts = [part if k in left else [] for k, part in enumerate(indices["test_clients"])]
     path.write_text(json.dumps(indices | {"test_clients": parts}))
+    receipt = json.loads((path.parent / kept.RECEIPT).read_text())
+    receipt["files"][path.name] = kept.sha256(path)
+    (path.parent / kept.RECEIPT).write_text(json.dumps(receipt))
     forget(workplace, "evaluation")
     run_stages(workplace, ("evaluate",))
     rows = table(workplace / EVALUATION / "per_client.csv")
@@ -552,6 +555,21 @@ def test_what_is_not_ours_is_refused_and_stays(
     logs.write_text("loss")
     assert f"{name}/Nov23_host: not written by noniid" in refused(capsys, workplace, step)
     assert logs.read_text() == "loss"
+
+
+@pytest.mark.parametrize("place", [0.1, 0.5, 0.9])
+def test_a_flipped_bit_in_a_partition_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str], place: float
+) -> None:
+    """Else one client would train on another sample."""
+    (path,) = (workplace / "partitions").glob("*/indices.json")
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+    shutil.rmtree(workplace / "runs")
+    shutil.rmtree(workplace / kept.STORE)
+    assert f"{path}: is missing or was changed; `dvc repro` makes it again" in refused(capsys, workplace, "train")
+    assert not (workplace / "runs").exists()
 
 
 def test_a_lost_evaluation_comes_back_from_the_store(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
