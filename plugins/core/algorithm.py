@@ -233,7 +233,7 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
             ask = asks.send(None if reply is None else _own(reply, c))
         except StopIteration as stop:
             return checked(c, hook, stop.value, server)
-        except Exception as error:
+        except Exception as error:  # of any kind: the code is the method's
             raise failure(c, hook, error) from error
         if not isinstance(ask, Ask) or ask.job == TRAIN:
             words = "an Ask with a word of its own as the job, which is not 'train'"

@@ -99,7 +99,7 @@ def call(c: Component, hook: str, *args: Any) -> Any:
     """The checked result of a hook, or its generator of Asks. RecipeError names method, hook and mistake."""
     try:
         found = getattr(c, hook)(*args)
-    except Exception as error:
+    except Exception as error:  # of any kind: the code is the method's
         raise failure(c, hook, error) from error
     return found if isinstance(found, Generator) else checked(c, hook, found, *args)
 
