@@ -40,6 +40,7 @@ def run(place: Workspace) -> None:
     wanted = settings.deploy
     if wanted is None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
+    kept.check(place.partition(wanted.scenario, wanted.seed))
     deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
     log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
     deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
@@ -70,6 +71,7 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
     deploy = config.DeploySettings(**wanted)
     check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
+    kept.check(place.partition(deploy.scenario, deploy.seed))
     return deployment_of(settings, deploy), _parts(place, settings)
 
 
@@ -99,9 +101,7 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
     data = Dataset.read(place.dataset(settings.data.name))
-    folder = place.partition(wanted.scenario, wanted.seed)
-    kept.check(folder)
-    indices = read_indices(folder / "indices.json")
+    indices = read_indices(place.partition(wanted.scenario, wanted.seed) / "indices.json")
     clients, tests, skew = divided(settings, wanted, data, indices)
     recipe = settings.composition(wanted.recipe)
     public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import remove_abandoned
+from fedml_noniid.plugins.data.files import UNFINISHED, remove_abandoned
 from fedml_noniid.plugins.silo.certificates import (
     COMMAND,
     check_issued,
@@ -249,7 +249,7 @@ def _write_private(path: Path, content: bytes) -> None:
 
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Makes or replaces a private folder. A kill leaves the old one, none, or the new one."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as place:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=UNFINISHED) as place:
         fresh = Path(place) / "new"
         fresh.mkdir(mode=0o700)
         for file, content in files.items():
