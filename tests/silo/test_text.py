@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,7 +125,11 @@ def test_a_shard_with_changed_vectors_is_damaged(tmp_path):
 def test_a_process_takes_the_network_from_its_shard(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data, config = parts(), Path("config.yaml")
-    deployment = settings.check({"model_args": {"model": "lstm", "model_options": OPTIONS}}, "test")
+    with socket.socket() as free:  # another test may use the default port
+        free.bind(("127.0.0.1", 0))
+        comm = {"server": f"127.0.0.1:{free.getsockname()[1]}"}
+    of_model = {"model": "lstm", "model_options": OPTIONS}
+    deployment = settings.check({"model_args": of_model, "comm_args": comm}, "test")
     config.write_text(deployment.yaml())
     shards.write(deployment.data_args.shard, data)
     for rank in (0, 2):
