@@ -96,7 +96,7 @@ def is_ours(folder: Path) -> bool:
 
 
 def refuse_foreign(root: Path, *names: str) -> None:
-    """UserError for what is not ours in the folders of items called `names`; without names: in all stages' folders.
+    """UserError for files of other programs in the folders of the items `names`; no names: of all stages.
 
     Stages and DVC would remove it, or take it for a result. Hidden files are let be.
     """

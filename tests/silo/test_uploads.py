@@ -1,4 +1,4 @@
-"""Every number of every upload: what is refused by silo, and that the server's arithmetic bears what is not.
+"""Sends every number of every upload: some are refused by silo, and the server's arithmetic bears all others.
 
 Without FedML and without a network, so that every method can go through it.
 """
