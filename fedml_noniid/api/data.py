@@ -253,9 +253,15 @@ def _as_rows(
         return None
     asked = x.set_axis([str(column) for column in x.columns], axis=1).assign(**first)
     try:
-        return read(rows, asked, **given, **options).test_x
+        found = read(rows, asked, **given, **options).test_x
     except UserError as error:
         raise UserError(re.sub(r"\btest\b", "x", str(error))) from None
+    if left := len(x) - len(found):  # the classes of the rows behind it would move up
+        raise UserError(
+            f"x has {len(x)} rows, and {left} of them has an empty cell; allowed: rows without one, or data that were "
+            "read with missing = median or mode"
+        )
+    return found
 
 
 def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) -> Tensor:

@@ -120,7 +120,8 @@ def _dependencies(lock: Mapping[str, object], stage: str) -> dict[str, str]:
 
 def _deploys(dvc: Mapping[str, object], settings: Config) -> None:
     """UserError unless dvc.yaml has the stage `deploy` exactly if params.yaml has its section."""
-    stage, section = "deploy" in (dvc.get("stages") or ()), settings.deploy is not None  # type: ignore[operator]
+    stage = "deploy" in (dvc.get("stages") or ())  # type: ignore[operator]  # of a file
+    section = settings.deploy is not None
     if stage and not section:
         raise UserError(f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}")
     if section and not stage:

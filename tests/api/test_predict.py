@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedml_noniid as nd
+from fedml_noniid.plugins.core.errors import UserError
 
 RNG = np.random.default_rng(0)
 QUIET: dict[str, Any] = {"partition": "iid", "clients": 4, "rounds": 2, "progress": False}
@@ -113,3 +114,13 @@ def test_a_seed_a_client_and_a_column_that_are_not_there() -> None:
         result.predict(pd.DataFrame({"ag": [3]}))
     with pytest.raises(nd.UserError, match=r"^predict: x: column 'age' is 'old' in row 1"):
         result.predict(pd.DataFrame({"age": ["old"]}))
+
+
+def test_no_row_is_left_out_without_a_word() -> None:
+    """With `missing="drop"` a row with an empty cell has no sample, so the classes behind it would move up."""
+    frame = pd.DataFrame({"a": [-1.0, 1.0] * 40, "b": [0.0, 2.0] * 40, "y": ["low", "high"] * 40})
+    data = nd.from_frame(frame, label="y", missing="drop")
+    rows = pd.DataFrame({"a": [1.0, None, -1.0], "b": [2.0, 0.0, 0.0]})
+    with pytest.raises(UserError, match=r"x has 3 rows, and 1 of them has an empty cell; allowed: .*missing"):
+        data.samples(rows)
+    assert len(data.samples(rows.dropna())) == 2

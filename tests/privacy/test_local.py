@@ -19,7 +19,7 @@ from fedml_noniid.plugins.privacy import local
 from fedml_noniid.plugins.privacy.local import Noise, derived, gaussian, secret
 
 KEY = bytes(range(32))
-ANYTHING: Callable[[str], Range] = lambda name: Range()  # noqa: E731
+ANYTHING: Callable[[str], Range] = lambda name: Range()  # noqa: E731, an argument of many calls
 
 
 def noise(**changed: object) -> Noise:
