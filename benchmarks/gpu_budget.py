@@ -18,10 +18,11 @@ import torch
 from benchmarks.fake_gpu import DEVICE, REPLAY, Counts, fake_gpu
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.files import write_whole
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import ENGINES, Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.simulation import ENGINES
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 
 FOLDER = Path("docs") / "results"
 FILE = FOLDER / "gpu-budget.csv"
@@ -69,10 +70,20 @@ def of_round(
         x = torch.empty(n + 20, *setting.shape, device=DEVICE)
         y = torch.zeros(n + 20, dtype=torch.int64, device=DEVICE)
         train, test, public = (Samples(x[part], y[part]) for part in np.split(np.arange(n + 20), [n, n + 10]))
-        simulation = Simulation(
-            recipe, settings, build(setting.model, setting.shape, setting.n_classes, setting.options), train, clients,
-            test, None, public, local, Schedule(2, setting.cohort, 0), engine=engine, memory_mb=setting.memory_mb,
-        )  # fmt: skip
+        simulation = simulate(
+            recipe,
+            settings,
+            Federation.of(train, clients, test, public=public),
+            Plan(
+                build(setting.model, setting.shape, setting.n_classes, setting.options),
+                local,
+                2,
+                setting.cohort,
+                0,
+                engine=engine,
+                memory_mb=setting.memory_mb,
+            ),
+        )
         rounds = simulation.rounds()
         next(rounds)
         before, waits, replays = watch.counts, watch.waited.copy(), watch.launched[REPLAY]

@@ -13,10 +13,13 @@ from torch import Tensor
 from benchmarks.peers.harness import Job, Meter, main
 from benchmarks.workloads import SEED, Workload, network
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.compiled import SWITCH
-from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.simulate import simulate
 
 LOOKED_AT = 10  # samples of the evaluation after the last round
 
@@ -35,13 +38,22 @@ def simulation(
     rounds = settings.warm + settings.rounds
     os.environ[SWITCH] = "0" if engine.startswith("python-") else "1"
     kind, _, workers = engine.removeprefix("bf16-").removeprefix("python-").partition(":")
-    return Simulation(
-        recipe, {}, network(settings), Samples(job.x, job.y), indices,
-        Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), None, public, local,
-        Schedule(rounds, settings.cohort, SEED, evaluate_every=rounds),
-        engine="sequential" if kind == "workers" else kind, workers=int(workers or 1), checkpoint=checkpoint,
-        checkpoint_every=1,
-    )  # fmt: skip
+    return simulate(
+        recipe,
+        {},
+        Federation.of(Samples(job.x, job.y), indices, Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), public=public),
+        Plan(
+            network(settings),
+            local,
+            rounds,
+            settings.cohort,
+            SEED,
+            evaluate_every=rounds,
+            engine="sequential" if kind == "workers" else kind,
+            workers=int(workers or 1),
+        ),
+        [] if checkpoint is None else [Checkpointing(Checkpoints(checkpoint, ""))],
+    )
 
 
 def timed(simulated: Simulation) -> tuple[Meter, Mapping[str, Tensor]]:

@@ -22,10 +22,11 @@ import torch
 from benchmarks.machine import Watch, line
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 
 ROUNDS, FEW = 1500, 20  # on a GPU, and on a CPU
 
@@ -55,9 +56,9 @@ def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1
 
     def simulation(rounds: int) -> Simulation:
         local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=10)
-        schedule = Schedule(rounds, size.cohort, 0, evaluate_every=size.every)
         network = build("pfl_cnn", (3, 32, 32), 10)
-        return Simulation("fedavg", {}, network, train, users, test, None, None, local, schedule, workers=workers)
+        plan = Plan(network, local, rounds, size.cohort, 0, evaluate_every=size.every, workers=workers)
+        return simulate("fedavg", {}, Federation.of(train, users, test), plan)
 
     simulation(2).run()
     taken = simulation(rounds)

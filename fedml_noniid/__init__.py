@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedml_noniid.api import (
         Advice,
+        Callback,
         Data,
+        EarlyStop,
+        Rate,
         Result,
         Results,
         Split,
@@ -30,8 +33,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
-    "load", "notebook", "partition", "run", "sweep",
+    "Advice", "Callback", "Data", "EarlyStop", "Rate", "Result", "Results", "Split", "UserError", "advise",
+    "from_arrays", "from_frame", "from_texts", "load", "notebook", "partition", "run", "sweep",
 ]  # fmt: skip
 
 

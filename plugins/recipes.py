@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 from fedml_noniid.plugins.baselines.ccvr import CCVR
 from fedml_noniid.plugins.baselines.centralised import Centralised
@@ -32,7 +31,7 @@ from fedml_noniid.plugins.ccn.algorithm import CCN
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Component, Public, Setting
 from fedml_noniid.plugins.core.errors import nearest, shown
-from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.options import RecipeError, fault, hints
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from fedml_noniid.plugins.fnr.algorithm import FNR
@@ -80,7 +79,6 @@ METHODS: dict[str, type[Component]] = {
     )
 }
 
-_KINDS = {float: "a finite number", int: "a whole number", bool: "true or false", str: "text"}
 Settings = Mapping[str, Mapping[str, object]]  # method -> hyper-parameter -> value
 
 
@@ -105,8 +103,7 @@ def hyper_parameters(method: str) -> dict[str, object]:
 
 def words(method: str) -> dict[str, tuple[str, ...]]:
     """The allowed words of each hyper-parameter of a method that takes a word."""
-    hints = get_type_hints(METHODS[method], include_extras=True)
-    return {key: get_args(hints[key]) for key in hyper_parameters(method) if get_origin(hints[key]) is Literal}
+    return {key: get_args(hint) for key, hint in hints(METHODS[method]).items() if get_origin(hint) is Literal}
 
 
 def check_settings(recipe: str, settings: Settings) -> None:
@@ -137,7 +134,7 @@ def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
 
 def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
     """RecipeError for an unknown hyper-parameter, or a value of the wrong kind, word or range."""
-    hints, known = get_type_hints(METHODS[method], include_extras=True), hyper_parameters(method)
+    known = hints(METHODS[method])
     for key, value in values.items():
         if key not in known:
             variants = [name for name, kind in METHODS.items() if issubclass(kind, METHODS[method])]
@@ -146,27 +143,5 @@ def _check(recipe: str, method: str, values: Mapping[str, Any]) -> None:
                 f"recipe {recipe!r}: {method} has no hyper-parameter {key!r}{nearest(key, known)}; "
                 f"allowed: {', '.join(known) or 'none'}{f'; {having[0]} has it' if having else ''}"
             )
-        if get_origin(hints[key]) is Literal:
-            allowed = get_args(hints[key])
-            if type(value) is not str:
-                raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {shown(value)} must be text")
-            if value not in allowed:
-                raise RecipeError(
-                    f"recipe {recipe!r}: {method}.{key} = {shown(value)} is unknown{nearest(value, allowed)}; "
-                    f"allowed: {', '.join(allowed)}"
-                )
-            continue
-        plain, *ranges = get_args(hints[key]) if get_origin(hints[key]) is Annotated else (hints[key],)
-        number = plain is float and isinstance(value, int | float) and not isinstance(value, bool)
-        if not (_finite(value) if number else type(value) is plain):
-            raise RecipeError(f"recipe {recipe!r}: {method}.{key} = {shown(value)} must be {_KINDS[plain]}")
-        for allowed in ranges:
-            if value not in allowed:
-                raise RecipeError(f"{method}: {key} = {shown(value)} must {allowed}")
-
-
-def _finite(value: float) -> bool:
-    try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number too large for a float
-        return False
+        if wrong := fault(known[key], value):
+            raise RecipeError(f"{method}: {key} = {shown(value)} {wrong}")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, WrapValidator, field_validator
 
 from fedml_noniid.plugins.core.errors import nearest, shown
+from fedml_noniid.plugins.core.own_code import sha256
+from fedml_noniid.plugins.core.rates import rate_of
 from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.callbacks import Callback, callback_of
+from fedml_noniid.plugins.engines.plan import LocalTraining
 from fedml_noniid.plugins.models.forward import PRECISIONS
 
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
@@ -25,6 +28,19 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
 
+def _rate(value: object, number: Callable[[object], float]) -> Any:
+    """A learning rate: a number above 0, or the options of a schedule."""
+    if not isinstance(value, dict):
+        return number(value)
+    rate_of(value)
+    return value
+
+
+LearningRate = Annotated[
+    float, Field(gt=0, allow_inf_nan=False), WrapValidator(_rate), PlainSerializer(lambda value: value)
+]
+
+
 class LocalSettings(Section):
     """How a client trains in one round; optimiser and step size have other names in other files."""
 
@@ -36,16 +52,41 @@ class LocalSettings(Section):
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # of matrix products and convolutions
+    callbacks: dict[str, dict[str, Any]] = Field(default={}, exclude_if=lambda given: not given)  # name -> options
+
+    @field_validator("callbacks", mode="before")
+    @classmethod
+    def _empty(cls, callbacks: object) -> object:
+        """`name:` with nothing behind it is a callback without options."""
+        return {key: given or {} for key, given in callbacks.items()} if isinstance(callbacks, dict) else callbacks
+
+    @field_validator("callbacks")
+    @classmethod
+    def _callbacks(cls, callbacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        for name, options in callbacks.items():
+            callback_of(name, options)
+        return callbacks
 
     @field_validator("precision")
     @classmethod
     def _precision(cls, value: str) -> str:
         return known("precision", value, PRECISIONS)
 
+    def built_callbacks(self) -> list[Callback]:
+        """New ones, for a run."""
+        return [callback_of(name, options) for name, options in self.callbacks.items()]
+
+    def own_code(self, lr: object) -> dict[str, str]:
+        """The classes of the user's own that a run has: name -> SHA-256 of their source. `lr`: the step size."""
+        found = {name: sha256(type(callback_of(name, options))) for name, options in self.callbacks.items()}
+        if isinstance(lr, dict):
+            found[str(lr.get("decay"))] = sha256(type(rate_of(lr)))
+        return {name: digest for name, digest in found.items() if digest}
+
     def training(self, optimizer: str, lr: float) -> LocalTraining:
         """With the two that have other names."""
         return LocalTraining(
-            optimizer, lr, self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
+            optimizer, rate_of(lr), self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
             self.drop_last, self.augment, self.precision,
         )  # fmt: skip
 

@@ -10,11 +10,15 @@ import numpy as np
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines import federation as engines
+from fedml_noniid.plugins.engines.absences import Absent, nobody
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.simulate import simulate
 
 N_CLASSES = 3
 SIZES = (1, 4, 7, 12, 2, 9)  # samples of each client; with batches of 4: 1, 1, 2, 3, 1 and 3 steps an epoch
@@ -81,24 +85,26 @@ def simulation(
     checkpoint_every: int = 1,
     fingerprint: str = "",
     workers: int = 1,
+    observing: bool = False,
+    absent: Absent = nobody,
 ) -> Simulation:
     of = of or federation(dtype)
-    return Simulation(
+    return simulate(
         recipe,
         settings or {},
-        model or network(batch_norm),
-        of.train,
-        of.clients,
-        of.test,
-        None,
-        of.public,
-        LocalTraining("sgd", lr, epochs, batch_size, augment=augment),
-        Schedule(rounds, cohort, seed, evaluate_every),
-        engine=engine,
-        checkpoint=checkpoint,
-        checkpoint_every=checkpoint_every,
-        fingerprint=fingerprint,
-        workers=workers,
+        engines.Federation.of(of.train, of.clients, of.test, public=of.public, absent=absent),
+        Plan(
+            model or network(batch_norm),
+            LocalTraining("sgd", lr, epochs, batch_size, augment=augment),
+            rounds,
+            cohort,
+            seed,
+            evaluate_every,
+            engine=engine,
+            workers=workers,
+            observing=observing,
+        ),
+        [] if checkpoint is None else [Checkpointing(Checkpoints(checkpoint, fingerprint), checkpoint_every)],
     )
 
 

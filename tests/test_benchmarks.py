@@ -26,7 +26,7 @@ from benchmarks.statistics import median, quartiles, ratio
 from benchmarks.workloads import WORKLOADS, Workload, write_job
 from fedml_noniid.cli.app import main
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.plan import initial_model
 
 NOTHING: dict[str, Any] = {
     "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {}, "repeatability": [],

@@ -24,7 +24,8 @@ from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row, tree_map
 from fedml_noniid.plugins.engines import local, sequential
 from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.simulation import Simulation, initial_model
+from fedml_noniid.plugins.engines.plan import initial_model
+from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 from tests.recipe_table import ALONE

@@ -86,9 +86,8 @@ def test_convolutions_and_what_is_recorded(
     monkeypatch.setattr(federation, "network", lambda batch_norm: net)
     outcomes: list[Outcome] = []
     for engine in ("sequential", "vectorized"):
-        simulation = federation.simulation(recipe, settings, of=images, dtype=torch.float64, engine=engine, rounds=2)
-        simulation.engine.clients.observing = simulation.loop.recorder.observing = True
-        outcomes.append(simulation.run())
+        options = {"dtype": torch.float64, "engine": engine, "rounds": 2, "observing": True}
+        outcomes.append(federation.simulation(recipe, settings, of=images, **options).run())
     a, b = outcomes
     close(b.params, a.params, 1e-8)
     assert b.tensors.keys() == a.tensors.keys()

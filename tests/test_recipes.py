@@ -111,7 +111,7 @@ def test_unknown_keys(recipe: str, settings: Any, words: list[str]) -> None:
     ],
 )
 def test_values_of_the_wrong_kind(recipe: str, key: str, value: object, kind: str) -> None:
-    refused(recipe, {recipe: {key: value}}, f"{recipe}.{key} = {value!r}", f"must be {kind}")
+    refused(recipe, {recipe: {key: value}}, f"{recipe}: {key} = {value!r}", f"must be {kind}")
 
 
 NUMBERS = [
@@ -125,7 +125,7 @@ NUMBERS = [
 @pytest.mark.parametrize(("method", "key"), NUMBERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "1"])
 def test_no_number_of_any_method_takes_nan_infinity_a_flag_or_text(method: str, key: str, value: object) -> None:
-    refused(method, {method: {key: value}}, f"{method}.{key}")
+    refused(method, {method: {key: value}}, f"{method}: {key}")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_options_take_their_words_and_name_the_nearest(method: str, key: str, wo
     for word in words:
         recipes.check_settings(method, {method: {key: word}})
     typo = words[-1] + "x"
-    refused(method, {method: {key: typo}}, f"{method}.{key} = '{typo}' is unknown", f"allowed: {', '.join(words)}")
-    refused(method, {method: {key: 1}}, f"{method}.{key} = 1", "must be text")
+    refused(method, {method: {key: typo}}, f"{method}: {key} = '{typo}' is unknown", f"allowed: {', '.join(words)}")
+    refused(method, {method: {key: 1}}, f"{method}: {key} = 1", "must be text")
 
 
 @pytest.mark.parametrize("method", recipes.METHODS)

@@ -18,8 +18,10 @@ from fedml_noniid.api.result import Result, Results
 from fedml_noniid.api.running import run, sweep
 from fedml_noniid.api.split import Split, partition
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.rates import Rate
+from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop
 
 __all__ = [
-    "Advice", "Data", "Result", "Results", "Split", "UserError", "advise", "from_arrays", "from_frame", "from_texts",
-    "load", "notebook", "partition", "run", "sweep",
+    "Advice", "Callback", "Data", "EarlyStop", "Rate", "Result", "Results", "Split", "UserError", "advise",
+    "from_arrays", "from_frame", "from_texts", "load", "notebook", "partition", "run", "sweep",
 ]  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import os
@@ -29,6 +30,7 @@ from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
 from fedml_noniid.plugins.data.indices import Indices
+from fedml_noniid.plugins.engines.callbacks import Callback, Hear
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
@@ -51,7 +53,7 @@ def run(
     epochs: int = 2,
     batch_size: int = 32,
     optimizer: str = "sgd",
-    lr: float = 0.1,
+    lr: float | Mapping[str, Any] = 0.1,
     processes: int = 1,
     progress: bool = True,
     folder: str | Path | None = None,
@@ -62,7 +64,9 @@ def run(
     `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them. Each seed deals the
     data anew. `options`: any other setting of params.yaml by its name: of the partition (`alpha=0.1`), of its section
     `train` (`momentum=0.9`), and a method's hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is
-    held out, by default nothing. `processes`: seeds that run side by side on a CPU; the bits stay the same.
+    held out, by default nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`.
+    `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in params.yaml; each run has
+    copies of the objects. `processes`: seeds that run side by side on a CPU; the bits stay the same.
     `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does. Runs that threads of one
     process start take turns.
 
@@ -75,6 +79,7 @@ def run(
     >>> result.rounds["round"].tolist()
     [1, 2]
     """
+    callbacks, options = _callbacks("run", options)
     given = {
         "partition": partition, "clients": clients, "validation": validation, "public": public,
         "participation": participation, "model": model, "rounds": rounds, "epochs": epochs, "batch_size": batch_size,
@@ -83,7 +88,7 @@ def run(
     if not isinstance(recipe, str):
         raise UserError(f"run: recipe = {shown(recipe)} is refused; allowed: a name, such as 'scaffold+fnr'")
     checked = _settings("run", data, {recipe: {}}, seeds, given)
-    (result,) = _executed("run", data, [({}, checked)], progress, folder)
+    (result,) = _executed("run", data, [({}, checked)], progress, folder, callbacks)
     for seed, reason in result.failed.items():
         raise NonFiniteError(f"run: {result.recipe}, seed {seed}: {reason}")
     return result
@@ -113,6 +118,7 @@ def sweep(
     >>> results.summary[["lr", "recipe", "seeds"]].to_dict("list")["lr"]
     [0.05, 0.05, 0.1, 0.1]
     """
+    callbacks, options = _callbacks("sweep", options)
     entries, axes = _entries(recipes), _axes(over, options)
     points = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     named, taken = [], set()
@@ -123,12 +129,24 @@ def sweep(
         name = f"{name}-{number}" if name in taken else name
         taken.add(name)
         named.append((point, _settings("sweep", data, entries, seeds, given, name)))
-    results = Results(_executed("sweep", data, named, progress, folder))
+    results = Results(_executed("sweep", data, named, progress, folder, callbacks))
     if not any(result.files for result in results):
         raise NonFiniteError("\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items()))
     for what, reason in results.failed.items():
         warnings.warn(f"{what} has no result: {reason}", stacklevel=2)
     return results
+
+
+def _callbacks(where: str, options: Mapping[str, Any]) -> tuple[list[Callback], dict[str, Any]]:
+    """(callbacks that are objects, the other options): a dictionary of names is a setting."""
+    given, found = options.get("callbacks"), dict(options)
+    if given is None or isinstance(given, Mapping):
+        return [], found
+    del found["callbacks"]
+    if not isinstance(given, list | tuple) or not all(isinstance(one, Callback) for one in given):
+        allowed = "a list of nd.Callback objects, such as [nd.EarlyStop(patience=5)], or {name: {option: value}}"
+        raise UserError(f"{where}: callbacks = {shown(given)} is refused; allowed: {allowed}")
+    return list(given), found
 
 
 def _entries(recipes: object) -> settings.Entries:
@@ -193,6 +211,7 @@ class _Job(NamedTuple):
     data: Data
     indices: Indices
     workers: int  # processes for the clients of a round
+    callbacks: Sequence[Callback]  # copied for the run
 
 
 class _Done(NamedTuple):
@@ -204,7 +223,7 @@ class _Done(NamedTuple):
 
 def _executed(
     where: str, data: Data | Split, points: Sequence[tuple[Mapping[str, Any], Config]], progress: bool,
-    folder: str | Path | None,
+    folder: str | Path | None, callbacks: Sequence[Callback],
 ) -> list[Result]:  # fmt: skip
     """A result for each point and recipe."""
     place = None if folder is None else folder_of(where, folder)
@@ -221,7 +240,9 @@ def _executed(
     with in_turn(), settings.spoken(where), Display(where, len(units), bars=progress, lines=False) as display:
         dealt = _dealt(data, units)
         whole = data.data if isinstance(data, Split) else data
-        jobs = [_Job(checked, unit, whole, dealt[number], alone) for number, (checked, unit) in enumerate(units)]
+        jobs = [
+            _Job(checked, unit, whole, dealt[number], alone, callbacks) for number, (checked, unit) in enumerate(units)
+        ]
 
         def work(number: int) -> _Done:
             return _done(jobs[number])
@@ -278,13 +299,17 @@ def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Ind
 def _done(job: _Job) -> _Done:
     """Trains and evaluates one item."""
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
-    simulation = item.simulation(workers=job.workers)
 
     def hear(row: Mapping[str, float]) -> None:
         tell(Round(job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"]))
 
     try:
-        made = trained(item, simulation, "", hear)
+        own = copy.deepcopy(list(job.callbacks))
+    except Exception as error:  # of any kind: the code is the user's
+        raise UserError(f"callbacks: can't be copied for a run ({type(error).__name__}: {error})") from None
+    simulation = item.simulation([*own, Hear(hear)], job.workers)
+    try:
+        made = trained(item, simulation, "")
     except NonFiniteError as error:
         return _Done(Files({}, {}, ()), settings.in_words(str(error)))
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}

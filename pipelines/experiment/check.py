@@ -48,7 +48,7 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
     """The algorithm of an entry of `recipes` in a scenario. UserError if it can't be composed."""
     clients, train = settings.scenarios[scenario], settings.train_of(name)
     setting = Setting(
-        clients.clients, clients.cohort, train.optimizer, train.lr, settings.data.public,
+        clients.clients, clients.cohort, train.optimizer, train.local.rate.start, settings.data.public,
         train.model in models.OF_TEXT, deployed,
     )  # fmt: skip
     algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)

@@ -31,13 +31,13 @@ from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.clients import OPTIMIZERS, LocalTraining
-from fedml_noniid.plugins.engines.run import cohort_size
+from fedml_noniid.plugins.engines.plan import OPTIMIZERS, LocalTraining, cohort_size
 from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
 from fedml_noniid.plugins.settings import (
     Count,
     CountOrNone,
     Decay,
+    LearningRate,
     LocalSettings,
     Momentum,
     Section,
@@ -53,7 +53,6 @@ LONGEST = 200  # bytes of the experiment's name
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Share = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class DataSettings(Section):
@@ -255,7 +254,7 @@ class OwnTrain(Section):
     They cost neither computation nor traffic. All others are the same for all methods: data, model, rounds, local work.
     """
 
-    lr: Rate | None = None
+    lr: LearningRate | None = None
     momentum: Momentum | None = None
     weight_decay: Decay | None = None
 
@@ -322,7 +321,7 @@ class TrainSettings(LocalSettings):
     model_options: dict[str, int | bool] = Field(default={})
     rounds: Count
     optimizer: str = "sgd"
-    lr: Rate
+    lr: LearningRate
     observe: bool = False
     engine: str = "auto"
     device: str = "auto"
@@ -474,7 +473,8 @@ class Config(Section):
     def own_files(self) -> bool:
         """Whether results depend on files of the user: on own data, or on a file of missing clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        return self.data.name in datasets.OWN or any(given is not None and given.file for given in scenarios)
+        own = self.data.name in datasets.OWN or any(given is not None and given.file for given in scenarios)
+        return own or any(map(self.own_code, self.recipe_names))
 
     def late(self) -> list[str]:
         """A line for each drift that would go on after the last round."""
@@ -493,7 +493,12 @@ class Config(Section):
     def train_of(self, recipe: str) -> TrainSettings:
         """`train` with the values that an entry has for itself."""
         own = self.recipes[recipe].train.given
-        return TrainSettings.model_validate(self.train.model_dump() | own) if own else self.train
+        return self.train.model_copy(update=own)
+
+    def own_code(self, recipe: str) -> dict[str, str]:
+        """The classes of the user's own that an entry trains with: name -> SHA-256 of their source."""
+        train = self.train_of(recipe)
+        return train.own_code(train.lr)
 
     def units(self) -> list[Unit]:
         """All items, ordered by seed, so that the first items already fill a table."""
@@ -513,6 +518,8 @@ class Config(Section):
             **self.recipes[unit.recipe].settings,
         }
         flat: dict[str, object] = unit._asdict() | {"composition": self.composition(unit.recipe)}
+        if own := self.own_code(unit.recipe):
+            flat["own_code"] = own
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         return flat

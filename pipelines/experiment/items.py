@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,10 +19,13 @@ from fedml_noniid.plugins.data.noise import alone, held
 from fedml_noniid.plugins.data.rotation import turned
 from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.absences import nobody
-from fedml_noniid.plugins.engines.run import Schedule
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import Plan
 from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
 from fedml_noniid.plugins.models import build as build_network
 from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.simulate import simulate
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,37 +97,42 @@ class Item:
         drift = self.indices.skew.drift
         return y if drift is None else drift.seen(y, client, self.settings.train.rounds)
 
-    def simulation(self, checkpoint: Path | None = None, fingerprint: str = "", workers: int = 1) -> Simulation:
-        """The run. It resumes from `checkpoint` if that file exists. `workers`: the most processes that it may use."""
-        train, scenario = self.settings.train, self.settings.scenarios[self.unit.scenario]
-        x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
+    def simulation(self, callbacks: Sequence[Callback] = (), workers: int = 1) -> Simulation:
+        """The run, with the callbacks of the settings and then the given ones.
 
-        clients = self.indices.clients
+        `workers`: the most processes that it may use. Raises UserError.
+        """
+        settings, scenario = self.settings, self.settings.scenarios[self.unit.scenario]
+        train, clients = settings.train_of(self.unit.recipe), self.indices.clients
+        x, y = self.data.normalised("train", self.device), self.data.train_y.to(self.device)
         noise = None if self.noise is None else held(self.noise, clients, x)
 
         def part(positions: Ints) -> Samples | None:
             index = torch.from_numpy(positions).to(self.device)
             return Samples(x[index], y[index]) if len(positions) else None
 
-        return Simulation(
-            self.settings.composition(self.unit.recipe),
-            self.settings.recipes[self.unit.recipe].settings,
-            self.network,
+        federation = Federation.of(
             Samples(*self.indices.skew.seen(clients, x, y), noise),
             clients,
             self.test,
-            part(self.indices.validation),
-            part(self.indices.public),
-            self.settings.train_of(self.unit.recipe).local,
-            Schedule(train.rounds, scenario.cohort, self.unit.seed, train.evaluate_every),
-            engine=train.engine,
-            memory_mb=self.settings.machine.memory_mb,
-            checkpoint=checkpoint,
-            checkpoint_every=self.settings.machine.checkpoint_every,
-            fingerprint=fingerprint,
-            observing=train.observe,
-            workers=workers,
+            validation=part(self.indices.validation),
+            public=part(self.indices.public),
             absent=nobody if scenario.availability is None else scenario.availability.absent(self.unit.seed),
             drift=self.indices.skew.drift,
             tests=self.own_tests,
         )
+        plan = Plan(
+            self.network,
+            train.local,
+            train.rounds,
+            scenario.cohort,
+            self.unit.seed,
+            train.evaluate_every,
+            train.engine,
+            settings.machine.memory_mb,
+            workers,
+            train.observe,
+        )
+        methods = settings.recipes[self.unit.recipe].settings
+        every = [*train.built_callbacks(), *callbacks]
+        return simulate(settings.composition(self.unit.recipe), methods, federation, plan, every)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from safetensors.torch import save
@@ -11,9 +10,9 @@ from safetensors.torch import save
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.trees import Params
+from fedml_noniid.plugins.engines.callbacks import Row
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.engines.run import Row
 from fedml_noniid.plugins.engines.simulation import Simulation
 
 # How reports describe the public split that training sees.
@@ -54,13 +53,9 @@ class Trained(NamedTuple):
         }
 
 
-def trained(
-    item: Item, simulation: Simulation, fingerprint: str, hear: Callable[[Mapping[str, float]], None]
-) -> Trained:
-    """Runs the remaining rounds and calls `hear` with the row of each. Raises NonFiniteError."""
-    for row in simulation.rounds():
-        hear(row)
-    outcome, unit = simulation.outcome, item.unit
+def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
+    """Runs the remaining rounds. Raises NonFiniteError."""
+    outcome, unit = simulation.run(), item.unit
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.own)
     last = outcome.rows[-1]
     record = {

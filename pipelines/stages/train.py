@@ -25,6 +25,9 @@ from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
 from fedml_noniid.pipelines.tracking.store import Store, load
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
+from fedml_noniid.plugins.engines.callbacks import Hear
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.run import Checkpointing
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 log = logging.getLogger(__name__)
@@ -93,30 +96,31 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
     """Trains an item from its checkpoint. Reports each round to MLflow and the display."""
     item = Item.load(place, settings, unit)
     resume = place.repository / RESUME / fingerprint[:16]
-    simulation = item.simulation(resume / "checkpoint.safetensors", fingerprint, workers)
-    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
-    here = machine(item.device)
-    tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
-    store = Store(place.repository, place.tracking_uri)
-    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
     every = settings.machine.checkpoint_every
 
     def hear(row: Mapping[str, float]) -> None:
         progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
         # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
-            run.log_rounds(simulation.rows)
+            run.log_rounds(simulation.loop.rows)
 
+    kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
+    simulation = item.simulation([Hear(hear), kept_rounds], workers)
+    log.debug("%s: %s engine (%s)", unit.key, simulation.engine_name, simulation.engine_reason)
+    here = machine(item.device)
+    tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
+    store = Store(place.repository, place.tracking_uri)
+    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
     try:
-        files = trained(item, simulation, fingerprint, hear).files()
+        files = trained(item, simulation, fingerprint).files()
     except UserError as error:
         run.fail(str(error))
         if not isinstance(error, NonFiniteError):
             raise
         shutil.rmtree(resume, ignore_errors=True)
         return {DIVERGED: str(error).encode()}
-    run.log_rounds(simulation.rows)
+    run.log_rounds(simulation.loop.rows)
     run.finish(json.loads(files["run.json"])["final"])
     shutil.rmtree(resume, ignore_errors=True)
-    made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.rows]}
+    made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.loop.rows]}
     return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}

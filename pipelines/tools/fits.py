@@ -27,9 +27,11 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
 from fedml_noniid.plugins.data.yaml_files import read_yaml
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation, resolve_device
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import Plan
+from fedml_noniid.plugins.engines.simulation import resolve_device
 from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.simulate import simulate
 
 CLIENTS = 2  # of the trial; rFedAvg compares clients
 
@@ -93,11 +95,11 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     rows = np.arange(n) % len(data.train_y)
     one = Samples(data.train_x[rows].to(device, torch.float32), data.train_y[rows].to(device))
     clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.array([k]) for k in range(n)]
-    Simulation(
-        settings.composition(recipe), settings.recipes[recipe].settings, network, one, clients, one, None,
-        one if settings.data.public else None, train.local, Schedule(1, n, 0),
-        engine="sequential" if train.engine == "auto" else train.engine, memory_mb=settings.machine.memory_mb,
-    )  # fmt: skip
+    public = one if settings.data.public else None
+    engine = "sequential" if train.engine == "auto" else train.engine
+    plan = Plan(network, train.local, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
+    of = Federation.of(one, clients, one, public=public)
+    simulate(settings.composition(recipe), settings.recipes[recipe].settings, of, plan)
 
 
 def _prepared(place: Workspace, settings: Config) -> Dataset:

@@ -126,15 +126,15 @@ def _rounds(path: Path) -> list[dict[str, float]]:
 
 def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]]) -> dict[int, dict[str, float]]:
     """How many silos were asked and answered in each round, and which. Round 0 is there if somebody missed it."""
-    from fedml_noniid.plugins.engines.run import draw_cohort
+    from fedml_noniid.plugins.engines.plan import draw_cohort
 
-    silos, schedule, late = deployment.silos, deployment.schedule, defaultdict[int, set[int]](set)
+    silos, seed, late = deployment.silos, deployment.common_args.random_seed, defaultdict[int, set[int]](set)
     for (t, _), clients in missing.items():
         late[t].update(clients)
     found = {}
-    for t in range(0 if 0 in late else 1, schedule.rounds + 1):
+    for t in range(0 if 0 in late else 1, deployment.train_args.rounds + 1):
         # Exchanges before the first round and after the last one ask everybody.
-        asked = {*draw_cohort(schedule.seed, t, silos, schedule.cohort if t else silos)} | late[t]
+        asked = {*draw_cohort(seed, t, silos, deployment.cohort if t else silos)} | late[t]
         row = {"round": t, "silos_asked": len(asked), "silos_missing": len(late[t])}
         row["silos_answered"] = len(asked - late[t])
         row |= {f"answered.silo_{k}": k not in late[t] for k in sorted(asked) if silos <= MOST}
@@ -146,10 +146,11 @@ def _params(deployment: Deployment) -> dict[str, object]:
     """The configuration, flat, with the simulation's names where it has them. No path, no address."""
     from fedml_noniid.plugins.settings import LocalSettings
 
-    train, model, schedule = deployment.train_args, deployment.model_args, deployment.schedule
+    train, model = deployment.train_args, deployment.model_args
     found: dict[str, object] = {
-        "recipe": train.recipe, "composition": train.recipe, "seed": schedule.seed, "silos": deployment.silos,
-        "cohort": schedule.cohort, "train.rounds": schedule.rounds, "train.threads": deployment.device_args.threads,
+        "recipe": train.recipe, "composition": train.recipe, "silos": deployment.silos,
+        "seed": deployment.common_args.random_seed, "cohort": deployment.cohort, "train.rounds": train.rounds,
+        "train.threads": deployment.device_args.threads,
         "train.model": model.model, "train.model_options": model.model_options,
         "train.optimizer": train.client_optimizer, "train.lr": train.learning_rate,
     }  # fmt: skip

@@ -21,7 +21,7 @@ from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
-HEAD = ("round", "meter", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
+HEAD = ("round", "stopped", "callbacks", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
 LENGTH = 8  # bytes of the number before each block of rounds
 
 
@@ -30,7 +30,8 @@ class Checkpoint(NamedTuple):
 
     round: int  # rounds done
     trees: Tree  # server, memory, evaluated
-    meter: dict[str, list[Any]]  # of traffic, see `plugins.engines.traffic`
+    stopped: str  # why a callback has ended the run; "" if none has
+    callbacks: list[dict[str, Any]]  # their states
     rows: list[dict[str, float]]  # of rounds.csv
     recorded: list[Params]  # of each row: what else was recorded, by name
     differs: bool  # whether the evaluated model differs from the sent one
@@ -40,16 +41,20 @@ class Checkpoint(NamedTuple):
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, path: Path, recipe: str, fingerprint: str, run: str = "", private: bool = False) -> None:
+    def __init__(self, path: Path, fingerprint: str, run: str = "", private: bool = False) -> None:
         """`fingerprint`: of the run's settings, data and code. `run`: its name, if it begins now; by default at random.
 
         `private`: whether only the owner may read the files.
         """
         self.path, self.rounds, self.private = path, path.with_suffix(".rounds"), private
-        self.made_by = {"recipe": recipe, "fingerprint": fingerprint}
+        self.made_by = {"recipe": "", "fingerprint": fingerprint}
         self.run = run or secrets.token_hex(8)
         self._written = self._size = 0  # rounds and bytes
         self._digest = hashlib.sha256()
+
+    def of(self, recipe: str) -> None:
+        """Says whose checkpoints they are."""
+        self.made_by["recipe"] = recipe
 
     def exists(self) -> bool:
         """Whether the run has begun already."""
@@ -141,5 +146,6 @@ def _unpacked(blocks: bytes) -> tuple[list[dict[str, float]], list[Params]]:
         for name, leaf in safetensors.torch.load(block).items():
             n, _, key = name.partition("/")
             own[int(n)][key] = leaf
-        rows, recorded = rows + new, recorded + own
+        rows += new
+        recorded += own
     return rows, recorded

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Protocol, cast
 
@@ -13,114 +12,58 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.algorithm import TRAIN, Algorithm
+from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Client, Reply
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
-from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
 from fedml_noniid.plugins.core.randomness import fold, step_key
-from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row_norms, tree_map
 from fedml_noniid.plugins.data.batches import Order, epochs, in_order
-from fedml_noniid.plugins.data.checks import known
-from fedml_noniid.plugins.data.drift import Held
-from fedml_noniid.plugins.data.reading import PAD, Read
+from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import Streams, key
-from fedml_noniid.plugins.data.types import Ints
 from fedml_noniid.plugins.engines.captured import tape_for
 from fedml_noniid.plugins.engines.cores import all_cores
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.own import OWN
-from fedml_noniid.plugins.models.forward import PRECISIONS, Model
+from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.models.forward import Model
 
-OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
 PASS_BATCH = 500  # samples per batch of a pass without training
-
-
-@dataclass(frozen=True)
-class LocalTraining:
-    """How a client trains in one round."""
-
-    optimizer: str  # sgd, adam, rmsprop
-    lr: float
-    epochs: int
-    batch_size: int
-    momentum: float | None = None  # None: the optimiser's own default
-    weight_decay: float = 0.0
-    steps: int = 0  # above 0: this many steps in place of `epochs`
-    drop_last: bool = False  # whether the last, short batch of an epoch is left out
-    augment: bool = False  # whether images are cropped and flipped at random
-    precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
-    cuda_graphs: bool = False  # whether steps are recorded and replayed, see `plugins.engines.captured`
-
-    def build(self) -> Optimizer:
-        """The pure optimiser."""
-        kind = OPTIMIZERS[known("optimizer", self.optimizer, OPTIMIZERS)]
-        own = {} if self.momentum is None else {"momentum": self.momentum}
-        return kind(self.lr, weight_decay=self.weight_decay, **own)
-
-    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
-        """UserError if these settings can't train on samples of this shape on this device."""
-        known("precision", self.precision, PRECISIONS)
-        if self.precision == "tf32" and device.type != "cuda":
-            raise UserError(
-                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: float32, bf16"
-            )
-        if self.cuda_graphs and device.type != "cuda":
-            raise UserError(f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false")
-        if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
-            raise UserError(
-                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
-                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
-            )
 
 
 class Clients:
     """Data, memory and round-long results of some clients, by client id."""
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        task: Task,
-        local: LocalTraining,
-        seed: int,
-        train: Samples,
-        indices: Mapping[int, Ints],
-        public: Samples | None,
-        params: Params,
-        buffers: Params,
-        observing: bool = False,
-        drift: Held | None = None,
-        tests: Mapping[int, Samples] | None = None,
-    ) -> None:
-        """`indices`: positions in `train` by client id; `params`, `buffers`: w_0, from which memories are initialised.
-
-        `observing`: whether replies have metrics. `drift`: how the labels of `train` change with the round. `tests`:
-        each client's own test samples, as it sees them before any drift; they count where it keeps a part of the model.
-        """
-        self.algorithm, self.task, self.local, self.seed = algorithm, task, local, seed
-        self.needs = algorithm.needs
-        self.observing = observing
-        self.public, self.drift = public, drift
-        self.tests = {client: samples for client, samples in (tests or {}).items() if len(samples.y)}
-        self.read(train)
-        self.indices = dict(sorted(indices.items()))
+    def __init__(self, start: Start, federation: Federation) -> None:
+        """`federation`: as the algorithm uses it, with the clients that this process has."""
+        self.start, self.algorithm, self.local = start, start.algorithm, start.plan.local
+        self.task, self.seed, self.observing = start.task, start.plan.seed, start.plan.observing
+        self.needs = self.algorithm.needs
+        self.public, self.drift = federation.public, federation.held
+        self.read(federation.train)
+        self.indices = dict(sorted(federation.clients.items()))
         for client, positions in self.indices.items():
             if len(positions) == 0:
                 raise UserError(f"client {client} has no samples; every client needs at least one")
-        local.check(tuple(train.x.shape[1:]), train.x.device)
-        self.tape = tape_for(cast("Model", task.network)) if local.cuda_graphs else None
+        tests: Mapping[int, Samples] = {}
+        if self.task.own:
+            given = federation.tests
+            tests = dict.fromkeys(self.indices, federation.test) if given is None else dict(enumerate(given()))
+        self.tests = {client: samples for client, samples in tests.items() if len(samples.y)}
+        self.local.check(tuple(self.train.x.shape[1:]), self.device)
+        self.tape = tape_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
         # [N, ...], storage of the engines: its rows are replaced in place, everything else here is pure.
-        unmet = Client(task, params, buffers, 0)
-        first = {c.name: call(c, "init_client", unmet) for c in algorithm.components}
-        first |= {OWN: task.own} if task.own else {}
+        unmet = Client(self.task, start.params, start.buffers, 0)
+        first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
+        first |= {OWN: self.task.own} if self.task.own else {}
         self.memory: Tree = tree_map(lambda leaf: leaf.expand(n, *leaf.shape).clone(), first)
         self.held: dict[int, tuple[Params, Params]] = {}
-        self.start: Params = {}  # w_t of the round in which they were trained
-        read = train.noise is not None or local.augment
-        self._draws = bool(algorithm.components) or cast("Model", task.network).draws or read
+        self.w_t: Params = {}  # of the round in which they were trained
+        read = self.train.noise is not None or self.local.augment
+        self._draws = bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
         self._drawing: tuple[str, int, Streams] | None = None  # the last ones
 
     @property
@@ -134,7 +77,8 @@ class Clients:
             self.train = train._replace(y=train.y.clone())
 
     def enter(self, round_: int) -> None:
-        """Gives the samples the labels of a round, in place: recorded steps go on reading there."""
+        """Takes the step size of a round, and its labels, in place: recorded steps go on reading there."""
+        self.task = self.start.task_at(round_)
         if self.drift is not None:
             self.train.y.copy_(self.drift.labels(self._labels, round_))
 

@@ -1,50 +1,37 @@
-"""The one run loop: rounds, cohorts, recording, evaluation. It asks; an engine or FedML's silos answer.
+"""The one run loop: rounds, cohorts, callbacks. It asks; an engine or FedML's silos answer.
 
 begin ─► round 1 ─► ... ─► round T ─► finish, at the end of round T
-         │ cohort ─► Algorithm.round ─► settle ─► evaluate ─► a row of rounds.csv
+         │ cohort ─► Algorithm.round ─► settle ─► evaluate ─► a row of rounds.csv ─► stop? ─► callbacks
+
+A callback may make an earlier round the last one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from fedml_noniid.plugins.core.algorithm import Algorithm, Round, State
+from fedml_noniid.plugins.core.algorithm import TRAIN, Round, State
 from fedml_noniid.plugins.core.component import Ask, Reply, Server
-from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, row
-from fedml_noniid.plugins.data.streams import key, stream
+from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines import own_tests
-from fedml_noniid.plugins.engines.absences import Absent, nobody
 from fedml_noniid.plugins.engines.arena import apart
-from fedml_noniid.plugins.engines.checkpoint import Checkpoint
-from fedml_noniid.plugins.engines.clients import numbers
-from fedml_noniid.plugins.engines.record import Recorder
+from fedml_noniid.plugins.engines.callbacks import Callback, Exchange, RoundEnd, Row, columns_of, heard
+from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
+from fedml_noniid.plugins.engines.clients import Clients, numbers, refuse_non_finite
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.record import Evaluation, Recording, split_row, stacked
+from fedml_noniid.plugins.engines.sequential import plain
 
 T = TypeVar("T")
-Row = dict[str, float]  # of rounds.csv
 Asking = Generator[Ask, Reply, Row]
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """How many rounds with how many clients, and when the model is evaluated."""
-
-    rounds: int
-    cohort: int  # M, clients per round
-    seed: int
-    evaluate_every: int = 1  # rounds; the last one always
-
-    @property
-    def evaluations(self) -> int:
-        """Rounds after which the model is evaluated."""
-        return math.ceil(self.rounds / self.evaluate_every)
 
 
 class Outcome(NamedTuple):
@@ -58,19 +45,6 @@ class Outcome(NamedTuple):
     own: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
 
 
-def cohort_size(participation: float, n_clients: int) -> int:
-    """M = max(1, round(C N)), clients per round."""
-    return max(1, round(participation * n_clients))
-
-
-def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
-    """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
-    if size == n_clients:
-        return tuple(range(n_clients))
-    chosen = stream(seed, "cohort", round_).choice(n_clients, size, replace=False)
-    return tuple(sorted(chosen.tolist()))
-
-
 class Run:
     """One recipe with one seed, between rounds.
 
@@ -79,55 +53,106 @@ class Run:
 
     def __init__(
         self,
-        algorithm: Algorithm,
-        task: Task,
-        params: Params,
-        buffers: Params,
-        n_clients: int,
-        schedule: Schedule,
-        recorder: Recorder,
-        public: Samples | None,
-        like: torch.Tensor,
+        start: Start,
+        federation: Federation,
+        callbacks: Sequence[Callback] = (),
         settle: Callable[[Params], Params] = lambda params: params,
-        absent: Absent = nobody,
+        clients: Clients | None = None,
     ) -> None:
-        """`like`: samples, for their shape and device.
+        """`federation`: as the algorithm uses it, see `Federation.seen_by`. `callbacks`: of this run alone.
 
         `settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
-        `absent`: which clients will not answer. `missing` may also grow while an Ask is out.
+        `clients`: where their memory is, in a simulation.
         """
-        self.algorithm, self.task, self.schedule = algorithm, task, schedule
-        self.recorder, self.settle, self.absent = recorder, settle, absent
-        self.everybody = tuple(range(n_clients))
-        self._public, self._shape, self._device = public, tuple(like.shape[1:]), like.device
-        self._w0 = params, buffers
-        self.state = algorithm.init(self._server(0, self.everybody))
+        self.start, self.federation, self.settle, self.clients = start, federation, settle, clients
+        self.algorithm, self.plan = start.algorithm, start.plan
+        self.everybody = tuple(range(federation.size))
+        observing = self.plan.observing
+        self.callbacks = [Evaluation(federation, observing), Recording(observing), *callbacks]
+        self.notes: dict[str, Any] = {}  # what a runtime adds to a checkpoint, as JSON
+        self.state = self.algorithm.init(self._server(0, self.everybody))
         self.evaluated: Params | None = None  # None: the model that is sent
+        self.rows: list[Row] = []
+        self.recorded: list[Params] = []  # of each row: "<component>/<quantity>", on the CPU
         self.done = 0  # rounds
+        self.stopped = ""  # why a callback has ended the run; "" if none has
         self.exchange = 0  # of the round, from 0
-        self.missing: set[int] = set()  # clients, for the rest of the round
+        self.missing: set[int] = set()  # clients, for the rest of the round. It may grow while an Ask is out
+        self._trained: Reply | None = None  # the replies to local training in this round
+        for callback in self.callbacks:
+            heard(callback, "on_start", self)
+
+    @property
+    def over(self) -> bool:
+        """Whether the last round is done."""
+        return bool(self.stopped) or self.done == self.plan.rounds
 
     @property
     def outcome(self) -> Outcome:
         """The result of the rounds so far."""
-        sent, buffers = self.task.model(self.state.params, self.state.buffers)
-        evaluated = sent if self.evaluated is None else self.task.whole(self.evaluated)
-        return Outcome(sent, evaluated, buffers, self.recorder.rows, self.recorder.tensors)
+        task = self.start.task
+        sent, buffers = task.model(self.state.params, self.state.buffers)
+        evaluated = sent if self.evaluated is None else task.whole(self.evaluated)
+        return Outcome(sent, evaluated, buffers, self.rows, stacked(self.recorded))
 
     def begin(self) -> Generator[Ask, Reply, None]:
         """Exchanges before the first round."""
-        self.exchange, self.missing = 0, set()
+        self.exchange, self.missing, self._trained = 0, set(), None
         self.state = yield from self._exchanged(self.algorithm.begin(self.state, self._server(0, self.everybody)), 0)
 
     def round(self) -> Asking:
         """The next round; returns its row."""
-        t, schedule = self.done + 1, self.schedule
-        self.exchange, self.missing = 0, set()
-        self.recorder.begin(self.state)
-        cohort = draw_cohort(schedule.seed, t, len(self.everybody), schedule.cohort)
-        done: Round = yield from self._exchanged(self.algorithm.round(self.state, self._server(t, cohort)), t)
-        done = _kept(done)
-        last = t == schedule.rounds
+        t, before, began = self.done + 1, self.state, time.perf_counter()
+        self.exchange, self.missing, self._trained = 0, set(), None
+        cohort = self.plan.draw_cohort(t, len(self.everybody))
+        done: Round = yield from self._exchanged(self.algorithm.round(before, self._server(t, cohort)), t)
+        found, last = _kept(done), t == self.plan.rounds
+        row, recorded, done = yield from self._ended(before, found, t, last)
+        if not last:
+            rows = [*self.rows, row]
+            self.stopped = next((why for callback in self.callbacks if (why := heard(callback, "stop", rows))), "")
+            if self.stopped and self.algorithm.exchanges.finish:
+                row, recorded, done = yield from self._ended(before, found, t, True)
+        row["seconds"] = time.perf_counter() - began
+        self.state, self.evaluated, self.done = done.state, done.evaluated, t
+        self.rows.append(row)
+        self.recorded.append(recorded)
+        for callback in self.callbacks:
+            heard(callback, "on_round", self, row)
+        return row
+
+    def checkpoint(self) -> Checkpoint:
+        """The run between two rounds."""
+        states = [heard(callback, "state") for callback in self.callbacks]
+        return Checkpoint(
+            self.done, self.trees, self.stopped, states, self.rows, self.recorded, self.evaluated is not None,
+            self.notes,
+        )  # fmt: skip
+
+    def restore(self, found: Checkpoint) -> None:
+        """Goes on behind the last round of a checkpoint."""
+        self.done, self.state, self.stopped = found.round, State(**found.trees["server"]), found.stopped
+        self.evaluated = found.trees["evaluated"] if found.differs else None
+        self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
+        if self.clients is not None:
+            self.clients.memory = found.trees["memory"]
+        for callback, state in zip(self.callbacks, found.callbacks, strict=True):
+            heard(callback, "restore", state)
+
+    @property
+    def trees(self) -> Tree:
+        """The trees of a checkpoint; before the first round, their structure."""
+        return {
+            "server": self.state._asdict(),
+            "memory": {} if self.clients is None else self.clients.memory,
+            # The sent model stands in where it is the evaluated one.
+            "evaluated": self.state.params if self.evaluated is None else self.evaluated,
+        }
+
+    def _ended(
+        self, before: State, done: Round, t: int, last: bool
+    ) -> Generator[Ask, Reply, tuple[Row, Params, Round]]:
+        """(row, what else is recorded, the round as it ends): the end of round `t`, which `last` says is the last."""
         if last and self.algorithm.exchanges.finish:
             # No model is sent for training any more, so `finish` works on the evaluated one.
             state = done.state if done.evaluated is None else done.state._replace(params=done.evaluated)
@@ -136,51 +161,49 @@ class Run:
         sent = self.settle(done.state.params)
         evaluated = None if done.evaluated is None else self.settle(done.evaluated)
         done = done._replace(state=done.state._replace(params=sent), evaluated=evaluated)
-        self.state, self.evaluated, self.done = done.state, done.evaluated, t
-        due = last or t % schedule.evaluate_every == 0
+        task, due = self.start.task, last or t % self.plan.evaluate_every == 0
         own: Reply | None = None
-        if due and self.task.own:
+        if due and task.own:
             own = yield from self._exchanged(own_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t)
-        return self.recorder.end(t, done, due, own)
-
-    def checkpoint(self, memory: Tree, notes: dict[str, Any] | None = None) -> Checkpoint:
-        """The run between two rounds. `memory`: of the clients, where they are; `notes`: as JSON, for a runtime."""
-        recorder = self.recorder
-        meter, differs = recorder.meter.state(self.state.params), self.evaluated is not None
-        trees = self.trees(memory)
-        return Checkpoint(self.done, trees, meter, recorder.rows, recorder.recorded, differs, notes or {})
-
-    def restore(self, found: Checkpoint) -> None:
-        """Goes on behind the last round of a checkpoint."""
-        self.done, self.state = found.round, State(**found.trees["server"])
-        self.evaluated = found.trees["evaluated"] if found.differs else None
-        self.recorder.rows, self.recorder.recorded = found.rows, found.recorded
-        self.recorder.meter.restore(self.state.params, found.meter)
-
-    def trees(self, memory: Tree) -> Tree:
-        """The trees of a checkpoint; before the first round, their structure."""
-        return {
-            "server": self.state._asdict(),
-            "memory": memory,
-            # The sent model stands in where it is the evaluated one.
-            "evaluated": self.state.params if self.evaluated is None else self.evaluated,
-        }
+        assert self._trained is not None, "every round trains"
+        end = RoundEnd(t, before, done, self._trained, task, due, own)
+        row, recorded = split_row(columns_of(self.callbacks, end))
+        row = {"round": t} | row
+        length = row["update_norm_server"]
+        if not math.isfinite(length):
+            raise NonFiniteError(
+                f"round {t}, server: the update is not finite; lower train.lr or the method's coefficients"
+            )
+        if self.rows and row.keys() ^ self.rows[0].keys() - {"seconds"}:
+            changed = ", ".join(sorted(row.keys() ^ self.rows[0].keys() - {"seconds"}))
+            raise UserError(f"round {t}: columns {changed} are not those of round 1; allowed: the same in each round")
+        row["update_norm_server_sum"] = length + (self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0)
+        return row, recorded, done
 
     def _exchanged(self, asks: Generator[Ask, Reply, T], t: int) -> Generator[Ask, Reply, T]:
-        """Passes Asks of round `t` on to the clients that are left, and records each exchange."""
+        """Passes Asks of round `t` on to the clients that are left, and tells the callbacks of each exchange."""
         try:
             ask = next(asks)
             while True:
-                self.missing.update(self.absent(t, self.exchange, ask.to))
+                self.missing.update(self.federation.absent(t, self.exchange, ask.to))
                 reply = yield self._addressed(ask, t)
                 # Addressed again: while the Ask was out, `missing` may have grown.
                 if not own_tests.is_test(ask):
-                    self.recorder.exchange(self._addressed(ask, t), reply, t)
+                    self._tell(self._addressed(ask, t), reply, t)
                 self.exchange += 1
                 ask = asks.send(reply)
         except StopIteration as stop:
             found: T = stop.value
             return found
+
+    def _tell(self, ask: Ask, reply: Reply, t: int) -> None:
+        """Tells the callbacks of an exchange. Raises NonFiniteError, naming the client."""
+        refuse_non_finite(reply, t)
+        exchange = Exchange(t, ask, reply, self.state, self._trained, self.start.task)
+        for callback in self.callbacks:
+            heard(callback, "on_exchange", exchange)
+        if ask.job == TRAIN:
+            self._trained = reply
 
     def _addressed(self, ask: Ask, t: int) -> Ask:
         """The Ask without the missing clients; the same object if it asks none of them. UserError if nobody is left."""
@@ -193,15 +216,37 @@ class Run:
                 f"round {t}, job {ask.job!r}: every client that is asked ({asked}) is missing; "
                 "at least one has to answer"
             )
-        return ask._replace(
-            to=tuple(ask.to[position] for position in left), each=row(ask.each, numbers(left, self._device))
-        )
+        device = self.federation.test.x.device
+        return ask._replace(to=tuple(ask.to[position] for position in left), each=row(ask.each, numbers(left, device)))
 
     def _server(self, t: int, cohort: tuple[int, ...]) -> Server:
         """The server at the beginning of round `t`; 0 is before the first."""
-        keys = torch.tensor(key(self.schedule.seed, "server", t), device=self._device)
-        public = Server.public if self._public is None else self._public
-        return Server(self.task, *self._w0, t, len(self.everybody), self._shape, public, cohort=cohort, keys=keys)
+        start, of = self.start, self.federation
+        keys = torch.tensor(key(self.plan.seed, "server", t), device=of.test.x.device)
+        public = Server.public if of.public is None else of.public
+        shape = tuple(of.test.x.shape[1:])
+        task, w0 = plain(start.task_at(t)), (start.params, start.buffers)
+        return Server(task, *w0, t, of.size, shape, public, cohort=cohort, keys=keys)
+
+
+class Checkpointing(Callback):
+    """Writes the checkpoints of a run, which goes on from the last one if there is one."""
+
+    def __init__(self, kept: Checkpoints, every: int = 1) -> None:
+        """`every`: rounds from one checkpoint to the next; there is one after the last round too."""
+        self.kept, self.every = kept, every
+
+    def on_start(self, run: Run) -> None:
+        self.kept.of(run.algorithm.name)
+        if self.kept.exists():
+            run.restore(self.kept.read(run.trees))
+
+    def on_round(self, run: Run, row: Row) -> None:
+        if run.over or run.done % self.every == 0:
+            self.kept.write(run.checkpoint())
+
+    def state(self) -> dict[str, Any]:
+        return {}
 
 
 def _kept(done: Round) -> Round:

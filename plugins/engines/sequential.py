@@ -64,7 +64,6 @@ class Sequential:
     def __init__(self, clients: Clients, updates: Params | None = None) -> None:
         """`updates`: memory for the updates of a cohort, as from `rows_for`; made when it is needed if None."""
         self.clients = clients
-        self.task = plain(clients.task)
         self.updates = updates or {}
         self.gradient: Params = {}
 
@@ -85,10 +84,11 @@ class Sequential:
         Training's have no `deltas`; these are put into the rows `positions` of `updates`.
         """
         self.clients.enter(round_)
+        self.task = plain(self.clients.task)
         host, training = self.clients.keys(ask, round_), ask.job == TRAIN
         keys = host.to(self.clients.device)
         if self.clients.holds(ask):
-            self.clients.start = tree_map(torch.clone, ask.params)
+            self.clients.w_t = tree_map(torch.clone, ask.params)
         stacked: Tree = {}
         for n, position in enumerate(positions):
             if training:
@@ -130,7 +130,7 @@ class Sequential:
         replace_row(clients.memory, clients.row[client], memory | {ask.owner: found.memory})
         zero = torch.zeros((), dtype=next(iter(params.values())).dtype, device=clients.device)
         return {
-            "deltas": tree_map(torch.sub, found.params, clients.start) if found.params else {},
+            "deltas": tree_map(torch.sub, found.params, clients.w_t) if found.params else {},
             "buffers": found.buffers,
             "upload": {ask.owner: found.upload},
             "metrics": {ask.owner: found.metrics},

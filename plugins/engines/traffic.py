@@ -10,7 +10,7 @@ from fedml_noniid.plugins.core.trees import Params, n_bytes
 
 
 class Meter:
-    """Bytes up and down, over all addressed clients, since the last reading.
+    """Bytes up and down, over all addressed clients, since `forget`.
 
     Counted are models, buffers and side vectors in their own dtype; not counted are a message's few scalars of
     bookkeeping (n_k, steps, loss). A model that a client already holds, because the last Ask to it carried the same
@@ -38,12 +38,15 @@ class Meter:
         self._up.update(dict.fromkeys(ask.to, answered))
 
     def read(self) -> tuple[Counter[int], Counter[int]]:
-        """Bytes (up, down) by client since the last call."""
-        read, self._up, self._down = (self._up, self._down), Counter(), Counter()
-        return read
+        """Bytes (up, down) by client."""
+        return self._up, self._down
+
+    def forget(self) -> None:
+        """Counts from 0."""
+        self._up, self._down = Counter(), Counter()
 
     def state(self, params: Params) -> dict[str, list[Any]]:
-        """As JSON, for `restore`: bytes since the last reading, and the clients that hold `params` already."""
+        """As JSON, for `restore`: the bytes, and the clients that hold `params` already."""
         holders = sorted(self._holders) if params is self._model else []
         return {"holders": holders, "up": list(self._up.items()), "down": list(self._down.items())}
 

@@ -106,12 +106,16 @@ class Vectorized:
         """`planned`: about how many steps of all clients the run has, one after the other."""
         self.clients = clients
         self.memory_mb = memory_mb
-        self._lifted = replace(clients.task, grad=functional)  # the task of hooks, which vmap transforms
         self._sizes: dict[str, int] = {}  # of chunks, by job
         # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs page faults.
         self._updates: Params = {}
         self._gradient: Params = {}
         self._planned = planned
+
+    @property
+    def lifted(self) -> Task:
+        """The task of hooks, which vmap transforms."""
+        return replace(self.clients.task, grad=functional)
 
     @torch.no_grad()
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -143,13 +147,13 @@ class Vectorized:
         n = numbers(map(len, map(clients.indices.__getitem__, ask.to)), clients.device)
         params = stacked.pop("params")
         if clients.holds(ask):
-            clients.start = tree_map(torch.clone, ask.params)
+            clients.w_t = tree_map(torch.clone, ask.params)
             for position, client in enumerate(ask.to):
                 clients.hold(client, row(params, position), row(stacked["buffers"], position))
         if training:
             deltas = tree_map(lambda w_k, w: w_k.sub_(w), params, ask.params)
         else:
-            deltas = tree_map(torch.sub, params, clients.start) if params else {}
+            deltas = tree_map(torch.sub, params, clients.w_t) if params else {}
         return Reply(ask.to, deltas, n=n, **stacked)
 
     @torch.no_grad()
@@ -215,7 +219,7 @@ class Vectorized:
         model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
         _, read_own = clients.reads(own["key"])
         return Client(
-            self._lifted, model["params"], model["buffers"], round_,
+            self.lifted, model["params"], model["buffers"], round_,
             Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.own,
             public, job=ask.job, observing=clients.observing, keys=own["key"],
         )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Generator, Mapping
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,19 +13,31 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
-from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.engines.callbacks import Callback, Row
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.packing import stack
-from fedml_noniid.plugins.engines.record import Recorder
-from fedml_noniid.plugins.engines.run import Outcome, Row, Run
-from fedml_noniid.plugins.engines.sequential import plain
-from fedml_noniid.plugins.engines.simulation import start
+from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.run import Checkpointing, Outcome, Run
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import Terms
 from fedml_noniid.plugins.silo.silo import Silo
 from fedml_noniid.plugins.silo.wire import Down, Up
+
+
+class _Noting(Callback):
+    """Has the notes of a conversation at hand when a checkpoint is written."""
+
+    def __init__(self, conversation: Conversation) -> None:
+        self.conversation = conversation
+
+    def on_round(self, run: Run, row: Row) -> None:
+        run.notes = self.conversation.notes
+
+    def state(self) -> dict[str, Any]:
+        return {}
 
 
 class Conversation:
@@ -33,35 +46,29 @@ class Conversation:
     def __init__(
         self,
         terms: Terms,
-        test: Samples,
-        validation: Samples | None,
-        public: Samples | None,
+        federation: Federation,
+        callbacks: Sequence[Callback] = (),
         settle: Callable[[Params], Params] = lambda params: params,
-        on_round: Callable[[Mapping[str, float]], None] | None = None,
         kept: Path | None = None,
         run: str = "",
-        drift: Drift | None = None,
     ) -> None:
-        """`settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
-        `drift`: how the labels of all clients change with the round.
+        """`federation`: what the server has of it. `callbacks`: they hear a round before its checkpoint is written.
+
+        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
 
         A checkpoint is written to `kept` before the first Ask and after every round. If that file exists, the run goes
         on from there, under the name `run` that it had. UserError if the file is damaged or of other settings.
         """
-        self.terms, self.on_round = terms, on_round
-        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, test.x)
-        recorder = Recorder(task, test, validation, drift=drift)
-        self.loop = Run(
-            terms.algorithm, plain(task), params, buffers, terms.silos, terms.schedule, recorder, public, test.x, settle
-        )
+        self.terms = terms
         self.outcome: Outcome | None = None
         self.missing: dict[tuple[int, int], frozenset[int]] = {}  # (round, exchange in it) -> silos that did not answer
         self._begun, self._round, self._exchange = False, 0, 0
         self._counted: dict[int, int] = {}
         self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
+        test = federation.test
         # A silo with one test sample: its replies give the structure that every upload must have.
         sample = Samples(test.x[:1], test.y[:1])
-        self._probe = Silo(terms, 0, sample, sample if public is not None else None)
+        self._probe = Silo(terms, 0, sample, sample if federation.public is not None else None)
         self._sample = sample.x
         self._schemas: dict[str, Tree] = {}
         self._ranges = wire.ranges(terms.algorithm.components)
@@ -70,11 +77,14 @@ class Conversation:
         fingerprint = hashlib.sha256(f"{terms.fingerprint} {tests}".encode()).hexdigest()
         self.kept: Checkpoints | None = None
         if kept is not None:
-            self.kept = Checkpoints(kept, terms.algorithm.name, fingerprint, run, private=True)
-        self.run = run
+            self.kept = Checkpoints(kept, fingerprint, run, private=True)
         self.resumed = self.kept is not None and self.kept.exists()
-        if self.kept is not None and self.resumed:
-            self._restore(self.kept)
+        written = [] if self.kept is None else [Checkpointing(self.kept)]
+        start = Start.of(terms.algorithm, terms.plan, test.x)
+        self.loop = Run(start, federation, [*callbacks, _Noting(self), *written], settle)
+        self.run = run if self.kept is None else self.kept.run
+        if self.resumed:
+            self._restore(self.loop.notes)
         else:
             self._save()
         self._asks = self._rounds()
@@ -84,7 +94,7 @@ class Conversation:
     @property
     def rows(self) -> list[Row]:
         """The rows of rounds.csv so far."""
-        return self.loop.recorder.rows
+        return self.loop.rows
 
     @property
     def schema(self) -> Tree:
@@ -109,7 +119,7 @@ class Conversation:
         if reply["deltas"]:
             params = add(self.loop.state.params, reply["deltas"])
             with torch.no_grad():
-                out = self.loop.task.eval(params, reply["buffers"], self._sample)
+                out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
             # Written so that NaN is refused too.
             if not torch.cat([out.features, out.logits], dim=1).abs().max() <= wire.LARGEST**3:
                 raise RefusedError("range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}")
@@ -151,28 +161,26 @@ class Conversation:
             yield from loop.begin()
             self._begun = True
             self._save()
-        while loop.done < loop.schedule.rounds:
+        while not loop.over:
             self._round = loop.done + 1
-            found = yield from loop.round()  # its `seconds` include the wait for the silos
-            self._save()
-            if self.on_round is not None:
-                self.on_round(found)
+            yield from loop.round()  # its `seconds` include the wait for the silos
         self.outcome = loop.outcome
 
-    def _save(self) -> None:
-        if self.kept is None:
-            return
-        notes = {
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The part of a checkpoint that the loop does not have, as JSON."""
+        return {
             "begun": self._begun, "exchange": self._exchange,
             "counted": list(self._counted.items()), "samples": list(self._samples.items()),
             "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
         }  # fmt: skip
-        self.kept.write(self.loop.checkpoint({}, notes))
 
-    def _restore(self, kept: Checkpoints) -> None:
-        found = kept.read(self.loop.trees({}))
-        self.loop.restore(found)
-        self.run, notes = kept.run, found.notes
+    def _save(self) -> None:
+        if self.kept is not None:
+            self.loop.notes = self.notes
+            self.kept.write(self.loop.checkpoint())
+
+    def _restore(self, notes: dict[str, Any]) -> None:
         self._begun, self._exchange = notes["begun"], notes["exchange"]
         self._counted, self._samples = dict(notes["counted"]), dict(notes["samples"])
         self.missing = {(t, exchange): frozenset(late) for t, exchange, late in notes["missing"]}

@@ -13,7 +13,7 @@ feature means.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +30,8 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.files import leaving_nothing
 from fedml_noniid.plugins.data.noise import alone
+from fedml_noniid.plugins.engines.callbacks import Callback
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.privacy.local import Noise
@@ -167,13 +169,14 @@ class HostAggregator(ServerAggregator):
         test: Samples,
         validation: Samples | None = None,
         public: Samples | None = None,
-        on_round: Callable[[Mapping[str, float]], None] | None = None,
+        callbacks: Sequence[Callback] = (),
         kept: Path | None = None,
         run: str = "",
         drift: Drift | None = None,
     ) -> None:
-        """`public` is the silos' public split; `on_round` gets each new row. `kept`: the file for the checkpoint of the
-        run `run`, see `Conversation`. `drift`: how the labels of all silos change with the round. Raises UserError.
+        """`public` is the silos' public split; `callbacks`: beside those of the settings. `kept`: the file for the
+        checkpoint of the run `run`, see `Conversation`. `drift`: how the labels of all silos change with the round.
+        Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
@@ -181,7 +184,9 @@ class HostAggregator(ServerAggregator):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
-        self.conversation = Conversation(terms, test, validation, public, self._settle, on_round, kept, run, drift)
+        federation = Federation.of_server(terms.silos, test, validation=validation, public=public, drift=drift)
+        every = [*settings.from_args(args).train_args.built_callbacks(), *callbacks]
+        self.conversation = Conversation(terms, federation, every, self._settle, kept, run)
 
     def get_model_params(self) -> Down | OrderedDict[str, Tensor]:
         return self.conversation.down if self._shown is None else self._shown

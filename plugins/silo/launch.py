@@ -27,8 +27,8 @@ import torch
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import append, leaving_nothing, opened, remove_abandoned, write_whole, writing
 from fedml_noniid.plugins.engines import absences
+from fedml_noniid.plugins.engines.callbacks import Hear
 from fedml_noniid.plugins.engines.record import rounds_csv
-from fedml_noniid.plugins.engines.simulation import with_shared
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.silo import ends, results, settings, shards, wire
 
@@ -63,7 +63,7 @@ class Process:
             )
         process = Process(rank, config, deployment, shards.read(deployment.shard(rank), rank, deployment.silos))
         terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
-        terms.local.check(process.input_shape, torch.device("cpu"))
+        terms.plan.local.check(process.input_shape, torch.device("cpu"))
         if rank == 0:
             deployment.comm_args.check_free()  # FedML takes 11 s to import; the endpoint checks it again
         return process
@@ -140,9 +140,9 @@ class Process:
         args, model, pair = self._fedml()
         data = [parts.get(key) for key in ("test", "validation", "public")]
         kept, run = self.folder / results.CHECKPOINT, secrets.token_hex(8)
-        aggregator = pair[1](model, args, *data, on_round, kept, run, self.shard.drift)
+        aggregator = pair[1](model, args, *data, [Hear(on_round)], kept, run, self.shard.drift)
         conversation = aggregator.conversation
-        if conversation.loop.task.own:
+        if conversation.loop.start.task.own:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; accuracies are over "
                 "the test samples in the silos' files (noniid deploy shards --test)",
@@ -186,7 +186,8 @@ class Process:
         train, device = parts["train"], torch.device("cpu")
         trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
         # As answers count: with the public samples that every client trains on.
-        n = len(with_shared(trainer.terms.algorithm, train, [], parts.get("public"))[0].y)
+        public = parts["public"].y if "public" in parts else ()
+        n = len(train.y) + round(trainer.terms.algorithm.needs.shared * len(public))
         adapter = TrainerDistAdapter(args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer)
         kit = self.deployment.kit(self.rank)
         with Link(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as link:

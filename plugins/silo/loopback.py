@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -28,10 +29,11 @@ from fedml_noniid.plugins.data import datasets, partitions, splits
 from fedml_noniid.plugins.data.alike import test_parts
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.absences import Missing, listed
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.silo import authority, launch, results, settings, shards, wire
 from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.simulate import simulate as simulated
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 RECEIPT = "loopback.txt"
@@ -120,13 +122,19 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
     train, threads = deployment.train_args, torch.get_num_threads()
     torch.set_num_threads(deployment.device_args.threads)
     try:
-        local = settings.local_training(train)
         network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding)
-        outcome = Simulation(
-            train.recipe, train.settings, network, parts.train, parts.clients, parts.test, parts.validation,
-            parts.public, local, deployment.schedule, engine="sequential", absent=listed(missing or {}),
-            drift=parts.drift, tests=parts.own_tests,
-        ).run()  # fmt: skip
+        federation = Federation.of(
+            parts.train,
+            parts.clients,
+            parts.test,
+            validation=parts.validation,
+            public=parts.public,
+            absent=listed(missing or {}),
+            drift=parts.drift,
+            tests=parts.own_tests,
+        )
+        plan = replace(deployment.plan(network), engine="sequential")
+        outcome = simulated(train.recipe, train.settings, federation, plan, train.built_callbacks()).run()
     finally:
         torch.set_num_threads(threads)
     return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))

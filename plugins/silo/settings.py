@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,16 +16,14 @@ from torch import Tensor
 
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.own_code import sha256
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import parsed
-from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.hashing import weights_sha256
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.forward import Model
-from fedml_noniid.plugins.settings import Count, CountOrNone, LocalSettings, Section, mistakes
+from fedml_noniid.plugins.settings import Count, CountOrNone, LearningRate, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -64,7 +61,7 @@ class TrainArgs(LocalSettings):
     epochs: Count = 1
     batch_size: Count = 32
     client_optimizer: str = "sgd"
-    learning_rate: float = Field(default=0.1, gt=0, allow_inf_nan=False)
+    learning_rate: LearningRate = 0.1
     # Beside momentum and weight_decay: ours are local_steps, drop_last, augment, precision.
     precision: Literal["float32", "bf16"] = "float32"
 
@@ -203,10 +200,16 @@ class Deployment(BaseModel):
         return self.train_args.client_num_in_total
 
     @property
-    def schedule(self) -> Schedule:
-        """Rounds, silos per round, and the seed."""
+    def cohort(self) -> int:
+        """M, silos per round."""
+        return self.train_args.cohort or self.silos
+
+    def plan(self, network: Model) -> Plan:
+        """How the run trains; `network`: for the samples of this process."""
         train = self.train_args
-        return Schedule(train.rounds, train.cohort or self.silos, self.common_args.random_seed)
+        local = train.training(train.client_optimizer, train.learning_rate)
+        local.build()  # refuses settings that can't be built, before anything runs
+        return Plan(network, local, train.rounds, self.cohort, self.common_args.random_seed)
 
     def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Model:
         """The network that the file describes, for samples of this shape; `embedding` [V, width] for text only."""
@@ -273,44 +276,34 @@ class Terms:
     """The facts that server and silos must agree on."""
 
     algorithm: Algorithm
-    network: Model
-    local: LocalTraining
-    schedule: Schedule
+    plan: Plan
     silos: int  # N
     fingerprint: str
     tests: int  # exchanges in which the silos test models of their own
 
     @property
     def comm_round(self) -> int:
-        """The exchanges of a whole run: what FedML calls rounds."""
+        """The exchanges of a whole run: what FedML calls rounds. A callback may end the run earlier."""
         asks = self.algorithm.exchanges
-        return asks.begin + self.schedule.rounds * asks.round + asks.finish + self.tests
-
-
-def local_training(train: TrainArgs) -> LocalTraining:
-    """How a silo trains in one round."""
-    return train.training(train.client_optimizer, train.learning_rate)
+        return asks.begin + self.plan.rounds * asks.round + asks.finish + self.tests
 
 
 def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) -> Terms:
     """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
-    train = deployment.train_args
-    local = local_training(train)
-    local.build()  # refuses settings that can't be built, before anything runs
-    schedule, silos = deployment.schedule, deployment.silos
-    setting = Setting(silos, schedule.cohort, local.optimizer, local.lr, n_public, network.tokens, deployed=True)
-    algorithm = recipes.build(recipe, train.settings, setting)
+    train, plan = deployment.train_args, deployment.plan(network)
+    algorithm = recipes.build(recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True))
     # Frozen parameters are never sent, so every process must have the same ones.
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
-    agreed: Mapping[str, object] = {
+    # Callbacks run on the server alone.
+    agreed: dict[str, object] = {
         "algorithm": repr(algorithm.components),
         "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
-        "train": train.model_dump(exclude={"recipe", "settings", "client_id_list"}),
-        "seed": schedule.seed,
+        "train": train.model_dump(exclude={"recipe", "settings", "client_id_list", "callbacks"}),
+        "seed": plan.seed,
         "threads": deployment.device_args.threads,
+        "rate": sha256(type(plan.local.rate)),
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     normed = algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]  # batch norms have buffers
-    tests = schedule.evaluations if normed else 0
-    return Terms(algorithm, network, local, schedule, silos, fingerprint, tests)
+    return Terms(algorithm, plan, deployment.silos, fingerprint, plan.evaluations if normed else 0)

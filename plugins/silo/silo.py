@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
+from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.simulation import start, with_shared
 from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.ends import SetBackError
@@ -62,35 +64,29 @@ class Silo:
         is damaged, or of another run.
         """
         self.terms, self.client = terms, client
-        task, params, buffers = start(terms.algorithm, terms.network, terms.local, terms.schedule.seed, train.x)
+        start = Start.of(terms.algorithm, terms.plan, train.x)
         # Batches are drawn as positions within a shard. So this shard is read in the same order as in a simulation.
-        self._public = public
-        own = self._arranged(train)
-        indices = {client: np.arange(len(own.y))}
-        self.engine = Sequential(
-            _OwnShard(
-                terms.algorithm, task, terms.local, terms.schedule.seed, own, indices, public, params, buffers,
-                drift=None if drift is None else drift.held([np.arange(len(train.y))], len(own.y)),
-                tests=None if test is None else {client: test},
-            )
-        )  # fmt: skip
+        positions = np.arange(len(train.y))
+        held = None if drift is None else drift.held([positions], len(train.y))
+        none = Samples(train.x[:0], train.y[:0])
+        self._shard = Federation(
+            terms.silos, train, {client: positions}, test or none, public=public, drift=drift, held=held
+        )
+        self.engine = Sequential(_OwnShard(start, self._shard.seen_by(terms.algorithm)))
         self._trial = Trial(self.engine.clients)
         self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
-        self._kept, self._run, self.initial = kept, run, (params, buffers)
+        self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no file is written.
         self._further = terms.algorithm.exchanges.round > 1
         self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
         if kept is not None and kept.exists():
             self._restore(kept)
 
-    def _arranged(self, train: Samples) -> Samples:
-        return with_shared(self.terms.algorithm, train, [], self._public)[0]
-
     def read(self, train: Samples) -> None:
         """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
-        self.engine.clients.read(self._arranged(train))
+        self.engine.clients.read(replace(self._shard, train=train).seen_by(self.terms.algorithm).train)
 
     def answer(self, down: Down) -> Tree | None:
         """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""
@@ -153,7 +149,7 @@ class Silo:
         trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
         if self._further and self.client in clients.held:
             params, buffers = clients.held[self.client]
-            trees |= {"params": params, "buffers": buffers, "start": clients.start}
+            trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
             "run": self._run, "silo": self.client, "round": self._round, "trained": self._trained,
             "states": list(self._states), "held": "params" in trees,
@@ -187,4 +183,4 @@ class Silo:
         if head["held"]:
             params, buffers = self.initial
             clients.held[self.client] = part("params/", params), part("buffers/", buffers)
-            clients.start = part("start/", params)
+            clients.w_t = part("start/", params)

@@ -88,7 +88,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(device="tpu"), ("run: device", "'tpu' is unknown", "allowed: auto, cpu")),
     (run(processes=0), ("run: processes = 0 is refused",)),
     (run("fedprox", fedprox=0.3), ("fedprox = 0.3 is refused", "allowed: {hyper-parameter: value}")),
-    (run("fedprox", fedprox={"mu": "a"}), ("fedprox.mu = 'a' must be a finite number",)),
+    (run("fedprox", fedprox={"mu": "a"}), ("fedprox: mu = 'a' must be a finite number",)),
     (partition(alpha=-1), ("partition: alpha=-1 is refused", "allowed: a number above 0")),
     (partition(alpha=1.0, clients=0), ("partition: clients = 0 is refused",)),
     (partition("iid", clients=10**6), ("partition: clients=1000000 is refused", "allowed: 1 to 1437")),

@@ -10,7 +10,7 @@ import torch
 from fedml_noniid.plugins.core import optimizers
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, add, leaves
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.plan import LocalTraining
 
 TORCH: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -30,9 +30,10 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.drift import Drift, drift
 from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.skew import Skew
+from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.hashing import model_tensors
-from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from fedml_noniid.plugins.silo import loopback, shards
 from fedml_noniid.plugins.silo.conversation import Conversation
 from fedml_noniid.plugins.silo.silo import Silo
@@ -107,7 +108,7 @@ def test_wrong_labels_drift_too(digits: Dataset) -> None:
         wanted[positions] = swapped[wanted[positions]] if round_ == 2 else wanted[positions]
         assert torch.equal(after.train.y, wanted) and torch.equal(after.train.x, before.train.x)
     assert torch.equal(after.public.y, before.public.y)
-    assert torch.equal(own.loop.recorder.test.y, digits.test_y)
+    assert torch.equal(own.loop.federation.test.y, digits.test_y)
 
 
 @pytest.mark.parametrize("recipe", ["centralised", "datasharing"])
@@ -206,8 +207,8 @@ def test_a_drift_is_a_change_of_the_data_between_two_rounds(
     digits: Dataset, tmp_path: Path, recipe: str, engine: str
 ) -> None:
     """Round 1 on the first labels; rounds 2 and 3, from its checkpoint, on data with swapped labels."""
-    item(digits, {}, recipe, engine=engine, rounds=1).simulation(tmp_path / "checkpoint").run()
-    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation(tmp_path / "checkpoint").run()
+    item(digits, {}, recipe, engine=engine, rounds=1).simulation().run()
+    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation().run()
     found = ran(digits, SUDDEN, recipe, engine=engine)
     assert federation.equal(found, wanted)
     assert not federation.equal_models(found, ran(digits, {}, recipe, engine=engine))
@@ -229,14 +230,11 @@ def test_processes_end_with_the_same_bits(digits: Dataset) -> None:
 @DRIFTS
 def test_a_resumed_run_ends_with_the_same_bits(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     of, whole = drifting(digits, skews, "scaffold"), ran(digits, skews, "scaffold")
-    often = of.settings.machine.model_copy(update={"checkpoint_every": 1})
-    of = replace(of, settings=of.settings.model_copy(update={"machine": often}))
     for done in range(2):  # killed after every round
-        simulation = of.simulation(tmp_path / "checkpoint")
+        simulation = of.simulation([Checkpointing(Checkpoints(tmp_path / "checkpoint", ""))])
         assert simulation.start_round == done
-        rounds = simulation.rounds()
-        next(rounds), next(rounds)  # the checkpoint of a round is written when the next one begins
-    assert federation.equal(of.simulation(tmp_path / "checkpoint").run(), whole)
+        next(simulation.rounds())
+    assert federation.equal(of.simulation([Checkpointing(Checkpoints(tmp_path / "checkpoint", ""))]).run(), whole)
 
 
 def test_a_drift_that_is_not_there_yet_changes_no_bit(digits: Dataset) -> None:
@@ -280,7 +278,7 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
     terms = world.silo_settings.terms(deployment, recipe, network, 0)
-    conversation = Conversation(terms, parts.test, parts.validation, None, drift=kept)
+    conversation = Conversation(terms, world.server_of(parts, False, kept))
     own = [Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients]
     tests = parts.own_tests()
     silos = [Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k]) for k, held in enumerate(own)]

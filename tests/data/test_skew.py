@@ -96,7 +96,7 @@ def test_only_the_clients_training_samples_change(digits: Dataset, skews: dict[s
         rate = 0.1 * client if "label_noise" in skews else 0.0
         assert wrong == pytest.approx(rate, abs=4 * (rate * (1 - rate) / len(positions)) ** 0.5)
     for part in ("test", "validation"):
-        one, other = (getattr(of.loop.recorder, part) for of in (clean, own))
+        one, other = (getattr(of.loop.federation, part) for of in (clean, own))
         assert torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
     assert torch.equal(a.public.x, b.public.x) and torch.equal(a.public.y, b.public.y)
 

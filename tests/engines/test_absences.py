@@ -17,11 +17,12 @@ from fedml_noniid.plugins.core.trees import Tree, row, tree_map
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.absences import Absent, listed, nobody, sometimes
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.networks import logistic_regression
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.recipe_table import ALONE, MORE, settings
@@ -34,10 +35,7 @@ TABLE = ALONE | {recipe: (recipe, settings(recipe)) for recipe in (*MORE, "scaff
 
 def simulation(entry: str, absent: Absent, observing: bool = False, **options: object) -> Simulation:
     recipe, methods = TABLE[entry]
-    made = federation.simulation(recipe, methods, **options)
-    made.loop.absent = absent
-    made.engine.clients.observing = made.loop.recorder.observing = observing
-    return made
+    return federation.simulation(recipe, methods, absent=absent, observing=observing, **options)
 
 
 def often(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
@@ -66,8 +64,8 @@ def one_step(absent: Absent, engine: str) -> Simulation:
     data = hand.samples(np.array([[2.0], [1.0], [1.0], [8.0]]), np.array([0, 1, 0, 1]))
     clients = [np.array([0]), np.array([3]), np.array([1, 2])]
     local = LocalTraining("sgd", 1.0, 1, 2)
-    return Simulation(
-        "fedavg", {}, zero, data, clients, data, None, None, local, Schedule(1, 3, 0), engine=engine, absent=absent
+    return simulate(
+        "fedavg", {}, Federation.of(data, clients, data, absent=absent), Plan(zero, local, 1, 3, 0, engine=engine)
     )
 
 
@@ -286,13 +284,11 @@ def test_at_rate_0_nothing_changes() -> None:
 
 def test_pooled_data_belong_to_no_client() -> None:
     """The one that trains stands for all, so the list is not about it."""
+    of, plan = federation.federation(), Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4), 2, 4, 0)
     ran = [
-        Simulation(
-            "centralised", {}, federation.network(), of.train, of.clients, of.test, None, None,
-            LocalTraining("sgd", 0.1, 1, 4), Schedule(2, 4, 0), absent=absent,
-        ).run()
-        for of in [federation.federation()] for absent in (nobody, listed({(1, 0): {0}}))
-    ]  # fmt: skip
+        simulate("centralised", {}, Federation.of(of.train, of.clients, of.test, absent=absent), plan).run()
+        for absent in (nobody, listed({(1, 0): {0}}))
+    ]
     assert federation.equal(*ran)
 
 

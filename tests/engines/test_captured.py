@@ -19,10 +19,12 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
 from fedml_noniid.plugins.engines.captured import CudaTape, tape_for
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.engines.recording import HostTape
 from tests.recipe_table import ALONE
@@ -158,9 +160,7 @@ def test_where_there_are_no_graphs_they_are_refused() -> None:
     of = federation.federation()
     local = replace(LocalTraining("sgd", 0.1, 1, 4), cuda_graphs=True)
     with pytest.raises(UserError, match="cuda_graphs = true needs device cuda, the device is cpu; allowed: false"):
-        Simulation(
-            "fedavg", {}, federation.network(), of.train, of.clients, of.test, None, None, local, Schedule(1, 4, 0)
-        )
+        simulate("fedavg", {}, Federation.of(of.train, of.clients, of.test), Plan(federation.network(), local, 1, 4, 0))
     with pytest.raises(UserError, match="cuda_graphs = true is refused for model 'lstm'"):
         tape_for(build("lstm", (5,), 2, embedding=torch.zeros(9, 4)))
 

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.data.noise import deviations, held
 from fedml_noniid.plugins.engines.clients import Clients
-from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.engines.plan import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear, Stacked
 from tests import federation
@@ -124,12 +124,7 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int,
     whole = federation.simulation("scaffold+fnr", settings, batch_norm=batch_norm, cohort=6, seed=seed)
     server, all_clients = whole.loop.state, whole.engine.clients
     own = {client: all_clients.indices[client]}
-    alone = Sequential(
-        Clients(
-            all_clients.algorithm, all_clients.task, all_clients.local, all_clients.seed, all_clients.train, own,
-            all_clients.public, server.params, server.buffers,
-        )
-    )  # fmt: skip
+    alone = Sequential(Clients(whole.loop.start, replace(whole.loop.federation, clients=own)))
     shared = {"scaffold": {"c": server.slices["scaffold"]["c"]}}
 
     def ask(job: str, to: tuple[int, ...]) -> Ask:
@@ -168,7 +163,7 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
     with pytest.raises(NonFiniteError, match=rf"round {first}, client 2: loss or update is not finite") as error:
         simulation.run()
     assert "\n" not in str(error.value)
-    assert len(simulation.rows) == first - 1
+    assert len(simulation.loop.rows) == first - 1
 
 
 @ENGINES

@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import ALONE
 
 CLIENTS = [np.arange(0, 5), np.arange(5, 12), np.arange(12, 30), np.arange(30, 41)]
@@ -23,8 +24,11 @@ def run(recipe: str, settings: dict[str, dict[str, object]], engine: str, device
     network = build("mlp", (1, 2, 4), 3, {"hidden": 4, "batch_norm": True})
     local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=4)
     test, public = Samples(x[41:50], y[41:50]), Samples(x[50:], y[50:])
-    simulation = Simulation(
-        recipe, settings, network, Samples(x, y), CLIENTS, test, None, public, local, Schedule(2, 3, 0), engine=engine
+    simulation = simulate(
+        recipe,
+        settings,
+        Federation.of(Samples(x, y), CLIENTS, test, public=public),
+        Plan(network, local, 2, 3, 0, engine=engine),
     )
     return simulation.run()
 

@@ -10,7 +10,7 @@ import torch
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.engines.evaluation import evaluate
-from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build
 from tests import federation
 

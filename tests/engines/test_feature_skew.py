@@ -23,10 +23,11 @@ from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.noise import deviations, held
 from fedml_noniid.plugins.engines import local
-from fedml_noniid.plugins.engines.clients import Clients, LocalTraining
+from fedml_noniid.plugins.engines.clients import Clients
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, Start
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.simulation import start, with_shared
 from fedml_noniid.plugins.engines.vectorized import Vectorized, chunks
 from fedml_noniid.plugins.models import build
 from tests import federation
@@ -174,10 +175,10 @@ class Sends(Component):
 def clients(
     of: federation.Federation, spy: Component, augment: bool = False, seed: int = 0
 ) -> tuple[Clients, Params, Params]:
-    algorithm, local = Algorithm.compose([spy], SETTING), LocalTraining("sgd", 0.1, 2, 4, augment=augment)
-    task, params, buffers = start(algorithm, network(False), local, seed, of.train.x)
-    store = Clients(algorithm, task, local, seed, of.train, dict(enumerate(of.clients)), of.public, params, buffers)
-    return store, params, buffers
+    plan = Plan(network(False), LocalTraining("sgd", 0.1, 2, 4, augment=augment), 1, 1, seed)
+    start = Start.of(Algorithm.compose([spy], SETTING), plan, of.train.x)
+    store = Clients(start, Federation.of(of.train, of.clients, of.test, public=of.public))
+    return store, start.params, start.buffers
 
 
 def looked(
@@ -298,8 +299,8 @@ def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> 
 def test_samples_that_all_share_stay_clean() -> None:
     of = skewed("equal")
     sharing = Algorithm.compose([DataSharing()], SETTING)
-    train, positions = with_shared(sharing, of.train, of.clients, of.public)
-    joined = federation.Federation(train, list(positions), of.test, of.public)
+    found = Federation.of(of.train, of.clients, of.test, public=of.public).seen_by(sharing)
+    joined = federation.Federation(found.train, list(found.clients.values()), of.test, of.public)
     seen, lies = looked(joined, 3)
     changed = torch.cat(seen["own"]).ne(torch.cat(lies["own"])).flatten(1)
     assert changed[:12].all() and not changed[12:].any() and len(changed) == 12 + 15

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,10 +26,10 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
     x, y = torch.randn(401, 13), torch.arange(401) % 3
     train, test = Samples(x, y), Samples(x[:7].clone(), y[:7])
     clients = np.array_split(np.arange(401), n_clients)
-    local, schedule = LocalTraining("sgd", 0.1, 1, 8), Schedule(2, 2, 0)
+    local = LocalTraining("sgd", 0.1, 1, 8)
     network = build("mlp", (13,), 3, {"hidden": 4})
-    simulation = Simulation(
-        "scaffold+rfedavg_plus", {}, network, train, clients, test, None, None, local, schedule, engine=engine
+    simulation = simulate(
+        "scaffold+rfedavg_plus", {}, Federation.of(train, clients, test), Plan(network, local, 2, 2, 0, engine=engine)
     )
     most = 0
     for _ in simulation.rounds():
@@ -45,10 +45,10 @@ import resource
 import numpy as np, torch
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 
 def images(n):
     return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
@@ -57,11 +57,9 @@ torch.set_num_threads(1)
 data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)]), "half")
 train = Samples(data.normalised("train"), data.train_y)
 test = Samples(data.normalised("test"), data.test_y)
-run = Simulation(
-    "rfedavg_plus", {}, build("cnn", (3, 28, 28), 10), train, np.array_split(np.arange(50_000), 500), test, None, None,
-    LocalTraining("sgd", 0.1, 1, 32), Schedule(1, 100, 0),
-)
-row = run.run().rows[-1]
+plan = Plan(build("cnn", (3, 28, 28), 10), LocalTraining("sgd", 0.1, 1, 32), 1, 100, 0)
+of = Federation.of(train, np.array_split(np.arange(50_000), 500), test)
+row = simulate("rfedavg_plus", {}, of, plan).run().rows[-1]
 assert row["test_accuracy"] >= 0, row
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -12,10 +12,11 @@ from torch import Tensor
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import autograd
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 
 MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True}, "cnn": {"channels": 4, "hidden": 8}}
@@ -23,11 +24,20 @@ MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True},
 
 def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int = 1) -> Outcome:
     of = federation.images(torch.float32)
-    return Simulation(
-        "scaffold", {}, build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]), of.train,
-        of.clients, of.test, None, None, LocalTraining("sgd", 0.1, 3, 4, precision=precision), Schedule(rounds, 4, 0),
-        engine=engine, workers=workers,
-    ).run()  # fmt: skip
+    return simulate(
+        "scaffold",
+        {},
+        Federation.of(of.train, of.clients, of.test),
+        Plan(
+            build("mlp" if model == "batch_norm" else model, (1, 6, 6), 3, MODELS[model]),
+            LocalTraining("sgd", 0.1, 3, 4, precision=precision),
+            rounds,
+            4,
+            0,
+            engine=engine,
+            workers=workers,
+        ),
+    ).run()
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -113,7 +123,9 @@ def test_what_is_not_there_is_refused() -> None:
         ("tf32", "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32, bf16"),
     ):
         with pytest.raises(UserError, match=message):
-            Simulation(
-                "fedavg", {}, federation.network(), of.train, of.clients, of.test, None, None,
-                LocalTraining("sgd", 0.1, 1, 4, precision=precision), Schedule(1, 4, 0),
-            )  # fmt: skip
+            simulate(
+                "fedavg",
+                {},
+                Federation.of(of.train, of.clients, of.test),
+                Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4, precision=precision), 1, 4, 0),
+            )

@@ -9,8 +9,7 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.trees import n_bytes
-from fedml_noniid.plugins.engines.run import draw_cohort
-from fedml_noniid.plugins.engines.simulation import initial_model
+from fedml_noniid.plugins.engines.plan import draw_cohort, initial_model
 from fedml_noniid.plugins.engines.traffic import Meter
 from tests import federation
 from tests.recipe_table import ALONE
@@ -171,7 +170,7 @@ def test_double_precision_counts_double() -> None:
     assert rows[0]["bytes_up"] == COHORT * 2 * 53 * 8
 
 
-def test_the_meter_starts_again_after_each_reading() -> None:
+def test_the_meter_starts_again_after_each_round() -> None:
     """A model of 3 floats to 2 clients, one of them holding it already at the second Ask."""
     meter, w = Meter(), {"w": torch.zeros(3)}
 
@@ -181,8 +180,10 @@ def test_the_meter_starts_again_after_each_reading() -> None:
 
     exchange(0, 1)
     assert meter.read() == ({0: 0, 1: 0}, {0: 12 + 4, 1: 12 + 4})
+    meter.forget()
     exchange(1, 2)
     assert meter.read() == ({1: 0, 2: 0}, {1: 4, 2: 12 + 4})
+    meter.forget()
     assert meter.state(w) == {"holders": [0, 1, 2], "up": [], "down": []}
     assert meter.state({"w": torch.zeros(3)})["holders"] == [], "an equal model is not the same one"
     assert meter.read() == ({}, {})

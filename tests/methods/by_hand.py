@@ -20,11 +20,13 @@ from fedml_noniid.plugins.core.algorithm import State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.trees import add
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.simulate import simulate
 
 Array = NDArray[Any]
 Tree = dict[str, Array]
@@ -177,19 +179,19 @@ def run(
     **local: Any,
 ) -> Ran:
     """The real thing, in float64."""
-    simulation = Simulation(
+    simulation = simulate(
         recipe,
         settings or {},
-        network or given(),
-        samples(X, Y),
-        list(CLIENTS),
-        samples(PUBLIC_X, PUBLIC_Y),
-        None,
-        samples(PUBLIC_X, PUBLIC_Y),
-        LocalTraining("sgd", lr, epochs, batch_size, **local),
-        Schedule(rounds, cohort, seed),
-        engine=engine,
-        observing=observing,
+        Federation.of(samples(X, Y), list(CLIENTS), samples(PUBLIC_X, PUBLIC_Y), public=samples(PUBLIC_X, PUBLIC_Y)),
+        Plan(
+            network or given(),
+            LocalTraining("sgd", lr, epochs, batch_size, **local),
+            rounds,
+            cohort,
+            seed,
+            engine=engine,
+            observing=observing,
+        ),
     )
     exchanges = tapped(simulation)
     return Ran(simulation, simulation.run(), exchanges)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.models.networks import logistic_regression
+from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 
 
@@ -38,10 +38,12 @@ def test_one_step_on_a_logistic_regression_with_the_arithmetic_in_words(engine: 
     start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
     zero = hand.Given(net.name, net.blocks, net.head, start=start)
     data = hand.samples(np.array([[2.0], [1.0], [1.0]]), np.array([0, 1, 0]))
-    simulation = Simulation(
-        "fedavg", {}, zero, data, [np.array([0]), np.array([1, 2])], data, None, None,
-        LocalTraining("sgd", 1.0, 1, 2), Schedule(1, 2, 0), engine=engine,
-    )  # fmt: skip
+    simulation = simulate(
+        "fedavg",
+        {},
+        Federation.of(data, [np.array([0]), np.array([1, 2])], data),
+        Plan(zero, LocalTraining("sgd", 1.0, 1, 2), 1, 2, 0, engine=engine),
+    )
     out = simulation.run()
     np.testing.assert_allclose(out.params["fc.weight"], [[1 / 3], [-1 / 3]], rtol=1e-15)
     np.testing.assert_allclose(out.params["fc.bias"], [1 / 6, -1 / 6], rtol=1e-15)

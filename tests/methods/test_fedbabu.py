@@ -10,11 +10,11 @@ import torch
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.models.networks import logistic_regression
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -106,7 +106,9 @@ def test_norms_are_those_of_the_body(engine: str) -> None:
 def test_a_model_without_a_body_is_refused() -> None:
     data = hand.samples(hand.X, hand.Y)
     with pytest.raises(RecipeError, match=r"fedbabu: of train.model = 'logistic_regression' nothing would be left to"):
-        Simulation(
-            "fedbabu", {}, logistic_regression((2,), 2), data, list(hand.CLIENTS), data, None, None,
-            LocalTraining("sgd", 0.1, 1, 2), Schedule(1, 3, 0),
-        )  # fmt: skip
+        simulate(
+            "fedbabu",
+            {},
+            Federation.of(data, list(hand.CLIENTS), data),
+            Plan(logistic_regression((2,), 2), LocalTraining("sgd", 0.1, 1, 2), 1, 3, 0),
+        )

@@ -19,15 +19,16 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row
 from fedml_noniid.plugins.data.rotation import turned
-from fedml_noniid.plugins.engines.clients import LocalTraining
 from fedml_noniid.plugins.engines.evaluation import evaluate
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build as network
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import METHODS, build
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.silo.test_resume import Federation as Silos
@@ -96,11 +97,21 @@ class Modules:
 
 
 def simulation(recipe: str, settings: Any = None, engine: str = "sequential", cohort: int = COHORT) -> Simulation:
-    return Simulation(
-        recipe, settings or {}, mlp((3,), 3, hidden=4, batch_norm=True), hand.samples(X, Y), CLIENTS,
-        hand.samples(X, Y), hand.samples(X, Y), None, LocalTraining("sgd", LR, EPOCHS, 8), Schedule(ROUNDS, cohort, 0),
-        engine=engine, tests=lambda: TESTS,
-    )  # fmt: skip
+    return simulate(
+        recipe,
+        settings or {},
+        Federation.of(
+            hand.samples(X, Y), CLIENTS, hand.samples(X, Y), validation=hand.samples(X, Y), tests=lambda: TESTS
+        ),
+        Plan(
+            mlp((3,), 3, hidden=4, batch_norm=True),
+            LocalTraining("sgd", LR, EPOCHS, 8),
+            ROUNDS,
+            cohort,
+            0,
+            engine=engine,
+        ),
+    )
 
 
 def modules(of: Simulation) -> Modules:
@@ -223,7 +234,7 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
     beside = federation.run(recipe, batch_norm=True, workers=2)
     file = tmp_path / "checkpoint"
     killed: Iterator[Any] = federation.simulation(recipe, batch_norm=True, checkpoint=file).rounds()
-    next(killed), next(killed)
+    next(killed)
     resumed = federation.simulation(recipe, batch_norm=True, checkpoint=file)
     assert resumed.start_round == 1
     for found in (beside, resumed.run()):
@@ -292,10 +303,12 @@ def _accuracy(recipe: str, seed: int) -> float:
     tests = [Samples(x[part], y[part]) for part in owned]
     test = Samples(x[1000:], y[1000:])  # every image turned as its client's: FedAvg's one model sees the same
     net = network("mlp", (1, 8, 8), 10, {"hidden": 64, "batch_norm": True})
-    run = Simulation(
-        recipe, {}, net, Samples(x[:1000], y[:1000]), clients, test, None, None, LocalTraining("sgd", 0.1, 1, 16),
-        Schedule(10, n, seed, 10), engine="sequential", tests=lambda: tests,
-    )  # fmt: skip
+    run = simulate(
+        recipe,
+        {},
+        Federation.of(Samples(x[:1000], y[:1000]), clients, test, tests=lambda: tests),
+        Plan(net, LocalTraining("sgd", 0.1, 1, 16), 10, n, seed, 10, engine="sequential"),
+    )
     out = run.run()
     if recipe == "fedavg":
         assert evaluate(net, out.params, out.buffers, test).accuracy == out.rows[-1]["test_accuracy"]

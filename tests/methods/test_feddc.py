@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 from tests.methods import convex
 
@@ -115,10 +115,12 @@ def test_its_fixed_point_is_the_minimiser_of_the_mean_loss() -> None:
 def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
     data = hand.samples(hand.X, hand.Y)
     with pytest.raises(RecipeError, match=rf"feddc.*{optimizer}.*allowed: sgd"):
-        Simulation(
-            "feddc", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-            LocalTraining(optimizer, 0.1, 1, 2), Schedule(1, 3, 0),
-        )  # fmt: skip
+        simulate(
+            "feddc",
+            {},
+            Federation.of(data, list(hand.CLIENTS), data),
+            Plan(hand.given(), LocalTraining(optimizer, 0.1, 1, 2), 1, 3, 0),
+        )
 
 
 def test_a_negative_alpha_is_refused() -> None:

@@ -14,9 +14,9 @@ from fedml_noniid.plugins.core.component import Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods import convex
@@ -214,10 +214,12 @@ def test_fedavg_stops_elsewhere() -> None:
 def test_other_optimisers_take_the_corrected_gradient(engine: str, optimizer: str) -> None:
     """Their first step from g_k = 0 is FedAvg's; g_k and h are made of models whatever made the steps."""
     data = hand.samples(hand.X, hand.Y)
-    simulation = Simulation(
-        "feddyn", PLAIN, hand.given(), data, list(hand.CLIENTS), data, None, None,
-        LocalTraining(optimizer, 0.02, 2, 2), Schedule(3, 2, 0), engine=engine,
-    )  # fmt: skip
+    simulation = simulate(
+        "feddyn",
+        PLAIN,
+        Federation.of(data, list(hand.CLIENTS), data),
+        Plan(hand.given(), LocalTraining(optimizer, 0.02, 2, 2), 3, 2, 0, engine=engine),
+    )
     simulation.run()
     for key, h in simulation.loop.state.slices["feddyn"]["h"].items():
         mean = simulation.engine.clients.memory["feddyn"]["g"][key].mean(0)

@@ -19,13 +19,14 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Layer, Task
 from fedml_noniid.plugins.core.training import scaled
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation, initial_model
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
+from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.fednlr.drift import bound, class_means, drift, last_hidden
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import cnn, mlp
+from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 
 MU0, A1, A2 = 1.2, 0.45, 0.3
@@ -318,19 +319,13 @@ def observed(
     engine: str, options: dict[str, object], start: hand.Tree = hand.W0, public: Samples | None = None
 ) -> tuple[dict[str, torch.Tensor], Simulation]:
     """What one round of everybody records, and the simulation."""
-    simulation = Simulation(
+    simulation = simulate(
         "fednlr",
         {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options},
-        hand.given(start),
-        hand.samples(hand.X, hand.Y),
-        list(hand.CLIENTS),
-        hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y),
-        None,
-        public,
-        LocalTraining("sgd", hand.LR, 2, 8),
-        Schedule(1, 3, 0),
-        engine=engine,
-        observing=True,
+        Federation.of(
+            hand.samples(hand.X, hand.Y), list(hand.CLIENTS), hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), public=public
+        ),
+        Plan(hand.given(start), LocalTraining("sgd", hand.LR, 2, 8), 1, 3, 0, engine=engine, observing=True),
     )
     return simulation.run().tensors, simulation
 

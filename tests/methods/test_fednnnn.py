@@ -15,12 +15,12 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -375,10 +375,14 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
 
     data = hand.samples(x, np.array([0, 1]))
     data = data._replace(x=data.x.float())
-    out = Simulation(
-        "fednnnn", {}, Single(net.name, net.blocks, net.head, start=start), data, [np.array([0]), np.array([1])], data,
-        None, None, LocalTraining("sgd", 0.3, 1, 2), Schedule(3, 2, 0), engine=engine,
-    ).run()  # fmt: skip
+    out = simulate(
+        "fednnnn",
+        {},
+        Federation.of(data, [np.array([0]), np.array([1])], data),
+        Plan(
+            Single(net.name, net.blocks, net.head, start=start), LocalTraining("sgd", 0.3, 1, 2), 3, 2, 0, engine=engine
+        ),
+    ).run()
     assert out.rows[0]["fednnnn_N"] > 0, "the example rounds"
     assert [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
     assert all(leaf.tolist() == np.float32(start[key]).tolist() for key, leaf in out.params.items())
@@ -415,10 +419,12 @@ def test_clients_that_cancel_in_a_whole_run(engine: str, n_zero: str) -> None:
     start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
     zero = hand.Given(net.name, net.blocks, net.head, start=start)
     data = hand.samples(np.array([[2.0], [2.0]]), np.array([0, 1]))
-    out = Simulation(
-        "fednnnn", {"fednnnn": {"n_zero": n_zero}}, zero, data, [np.array([0]), np.array([1])], data, None, None,
-        LocalTraining("sgd", 1.0, 1, 2), Schedule(3, 2, 0), engine=engine,
-    ).run()  # fmt: skip
+    out = simulate(
+        "fednnnn",
+        {"fednnnn": {"n_zero": n_zero}},
+        Federation.of(data, [np.array([0]), np.array([1])], data),
+        Plan(zero, LocalTraining("sgd", 1.0, 1, 2), 3, 2, 0, engine=engine),
+    ).run()
     assert out.rows[-1]["update_norm_client"] > 1
     assert [row["fednnnn_N"] for row in out.rows] == [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
     assert all(not leaf.any() for leaf in out.params.values())

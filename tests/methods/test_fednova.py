@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 
 RHO, MU = 0.6, 0.3
@@ -132,10 +132,12 @@ def test_the_sum_of_the_coefficients_of_two_clients() -> None:
     The coefficients are 8.2 * 0.1 / 1 = 0.82 and 8.2 * 0.9 / 9 = 0.82, their sum is 1.64.
     """
     x, y = np.concatenate([hand.X, hand.X])[:10], np.concatenate([hand.Y, hand.Y])[:10]
-    simulation = Simulation(
-        "fednova", {}, hand.given(), hand.samples(x, y), [np.array([0]), np.arange(1, 10)], hand.samples(x, y), None,
-        None, LocalTraining("sgd", 0.05, 1, 1), Schedule(1, 2, 0),
-    )  # fmt: skip
+    simulation = simulate(
+        "fednova",
+        {},
+        Federation.of(hand.samples(x, y), [np.array([0]), np.arange(1, 10)], hand.samples(x, y)),
+        Plan(hand.given(), LocalTraining("sgd", 0.05, 1, 1), 1, 2, 0),
+    )
     exchanges = hand.tapped(simulation)
     outcome = simulation.run()
     assert outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(1.64, rel=1e-12)
@@ -197,10 +199,12 @@ def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
 def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -> None:
     """Adam's mean of gradients is normalised, so a = tau; RMSProp's momentum is not, so it counts as SGD's."""
     data = hand.samples(hand.X, hand.Y)
-    simulation = Simulation(
-        "fednova", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-        LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum), Schedule(1, 3, 0), engine=engine,
-    )  # fmt: skip
+    simulation = simulate(
+        "fednova",
+        {},
+        Federation.of(data, list(hand.CLIENTS), data),
+        Plan(hand.given(), LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum), 1, 3, 0, engine=engine),
+    )
     exchanges = hand.tapped(simulation)
     simulation.run()
     replies = [reply for _, reply in exchanges]
@@ -223,10 +227,12 @@ def test_bad_values_are_refused(values: dict[str, object], message: str) -> None
 def test_a_proximal_term_needs_sgd() -> None:
     data = hand.samples(hand.X, hand.Y)
     with pytest.raises(RecipeError, match=r"fednova: mu = 0.1 with train.optimizer = 'adam'.* sgd"):
-        Simulation(
-            "fednova", {"fednova": {"mu": 0.1}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-            LocalTraining("adam", 0.1, 1, 2), Schedule(1, 3, 0),
-        )  # fmt: skip
+        simulate(
+            "fednova",
+            {"fednova": {"mu": 0.1}},
+            Federation.of(data, list(hand.CLIENTS), data),
+            Plan(hand.given(), LocalTraining("adam", 0.1, 1, 2), 1, 3, 0),
+        )
 
 
 @pytest.mark.parametrize("other", ["fedprox", "qfedavg", "sgdm", "feddyn", "feddc"])

@@ -17,14 +17,14 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity
 from fedml_noniid.plugins.core.task import Task, autograd
 from fedml_noniid.plugins.core.trees import Params, Tree
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.vectorized import functional
 from fedml_noniid.plugins.fnr.algorithm import FNR
 from fedml_noniid.plugins.fnr.authors import FNRAuthors
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.recipes import build, check_settings
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -583,7 +583,7 @@ def test_with_the_test_set_the_public_split_is_not_read(recipe: str) -> None:
     assert federation.equal(a, b)
 
 
-def simulate(
+def observed(
     settings: dict[str, Any],
     engine: str,
     *,
@@ -596,19 +596,19 @@ def simulate(
 ) -> hand.Ran:
     """As `hand.run`, with a test set of its own, other clients, and a client's observations."""
     public = hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y)
-    simulation = Simulation(
+    simulation = simulate(
         "fnr_authors" if variant else "fnr",
         authors(**settings) if variant else {"fnr": settings},
-        network or hand.given(),
-        hand.samples(hand.X, hand.Y),
-        list(clients),
-        test or public,
-        None,
-        public,
-        LocalTraining("sgd", hand.LR, 2, 8),
-        Schedule(rounds, len(clients), 0),
-        engine=engine,
-        observing=observing,
+        Federation.of(hand.samples(hand.X, hand.Y), list(clients), test or public, public=public),
+        Plan(
+            network or hand.given(),
+            LocalTraining("sgd", hand.LR, 2, 8),
+            rounds,
+            len(clients),
+            0,
+            engine=engine,
+            observing=observing,
+        ),
     )
     exchanges = hand.tapped(simulation)
     return hand.Ran(simulation, simulation.run(), exchanges)
@@ -620,7 +620,7 @@ TEST_X, TEST_Y = np.array([[0.2, 1.0], [-0.4, -0.8], [1.1, -0.3], [0.6, 0.1], [-
 @pytest.mark.parametrize("public_data", ["train_holdout", "test"])
 def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
     """A_i, F_i and phase 2 on the one or the other, and the leak is said."""
-    ran = simulate(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y), variant=True)
+    ran = observed(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y), variant=True)
     x, y = (TEST_X, TEST_Y) if public_data == "test" else (hand.PUBLIC_X, hand.PUBLIC_Y)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
     scores = [hand.accuracy(w_i, x, y) for w_i in local]
@@ -639,7 +639,7 @@ def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
 def test_what_the_server_records(engine: str, variant: bool) -> None:
     """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
     name = "fnr_authors" if variant else "fnr"
-    ran = simulate(REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}), engine, rounds=2, variant=variant)
+    ran = observed(REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}), engine, rounds=2, variant=variant)
     found = ran.outcome.tensors
     w = hand.W0
     for t in range(2):
@@ -663,7 +663,7 @@ def test_what_the_server_records(engine: str, variant: bool) -> None:
 
 
 def test_the_same_is_recorded_when_nobody_is_refined() -> None:
-    some, nobody = (simulate(REFINE | {"p": p}, "sequential") for p in (0.5, 0.0))
+    some, nobody = (observed(REFINE | {"p": p}, "sequential") for p in (0.5, 0.0))
     assert nobody.outcome.tensors.keys() == some.outcome.tensors.keys()
     assert nobody.outcome.rows[0].keys() == some.outcome.rows[0].keys()
     assert not nobody.outcome.tensors["fnr/refined"].any()
@@ -672,7 +672,7 @@ def test_the_same_is_recorded_when_nobody_is_refined() -> None:
 
 def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
     """The accuracy of each class of D_public, before and after the refinement; it changes neither weights nor bytes."""
-    ran = simulate(REFINE | {"p": 0.7}, engine, observing=True)
+    ran = observed(REFINE | {"p": 0.7}, engine, observing=True)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
 
     def by_class(w: hand.Tree) -> list[float]:
@@ -684,14 +684,14 @@ def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
     assert after[0].tolist() == [by_class(refine(local[j], [PUBLIC] * 3)) for j in s_re]
     tested = [ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after")]
     assert torch.equal(torch.stack(tested), torch.stack([before, after])), "the test set is D_public here"
-    blind = simulate(REFINE | {"p": 0.7}, engine)
+    blind = observed(REFINE | {"p": 0.7}, engine)
     assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items())
     assert all(ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down"))
 
 
 def test_refined_models_are_observed_on_the_test_set_too(engine: str) -> None:
     """Each refined client's model by class of the test set, which is not what it was refined on."""
-    ran = simulate(REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True)
+    ran = observed(REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True)
     w = hand.W0
     for t in range(2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
@@ -773,7 +773,7 @@ def bn_descend(w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array) -> 
 def test_the_feature_pass_in_train_mode(engine: str) -> None:
     """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A and phase 2."""
     settings: dict[str, object] = {"p": 0.5, "epochs": 2, "batch_size": 3, "fnr_mode": "train"}
-    ran = simulate(settings, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
+    ran = observed(settings, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
     px, py = hand.PUBLIC_X, hand.PUBLIC_Y
     trained = ran.exchanges[0][1]
 
@@ -810,7 +810,7 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
 def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: str) -> None:
     """And their upload is counted: 4 numbers from each of two clients."""
     plain, ran = (
-        simulate({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
+        observed({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
         for mode in ("eval", "train")
     )
     (_, reply) = ran.exchanges[0]
@@ -825,7 +825,7 @@ def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: st
 
 def test_without_batch_norm_the_modes_agree(engine: str) -> None:
     evaluated, trained = (
-        simulate(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True) for mode in ("eval", "train")
+        observed(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True) for mode in ("eval", "train")
     )
     for key, leaf in evaluated.outcome.params.items():
         assert torch.equal(trained.outcome.params[key], leaf)

@@ -10,11 +10,11 @@ import torch
 from sklearn.datasets import load_digits
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.plugins.simulate import simulate
 
 N_CLIENTS, ROUNDS = 10, 5
 # What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's option I.
@@ -43,15 +43,9 @@ def digits() -> tuple[Samples, list[Any], Samples, Samples]:
 def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples, Samples]) -> None:
     train, clients, test, public = digits
     settings = {recipe: SETTINGS[recipe]} if recipe in SETTINGS else {}
-    local, schedule = LocalTraining("sgd", 0.2, 2, 16), Schedule(MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0)
-    network = build("mlp", (64,), 10, {"hidden": 32})
-    rows = (
-        Simulation(
-            recipe, settings, network, train, clients, test, None, public, local, schedule, engine="sequential"
-        )
-        .run()
-        .rows
-    )  # fmt: skip
+    local, network = LocalTraining("sgd", 0.2, 2, 16), build("mlp", (64,), 10, {"hidden": 32})
+    plan = Plan(network, local, MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0, engine="sequential")
+    rows = simulate(recipe, settings, Federation.of(train, clients, test, public=public), plan).run().rows
     assert rows[-1]["test_accuracy"] > 0.75
     assert rows[-1]["test_loss"] < rows[0]["test_loss"]
     if recipe != "fedgen":  # whose local loss has further terms from round 2 on

@@ -13,9 +13,9 @@ from fedml_noniid.plugins.core.component import Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -153,10 +153,12 @@ def test_two_models_and_a_number() -> None:
 def test_any_optimiser_will_do() -> None:
     """rFedAvg compares it with RMSProp on Sent140."""
     data = hand.samples(hand.X, hand.Y)
-    out = Simulation(
-        "qfedavg", {"qfedavg": {"q": 1e-4}}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-        LocalTraining("rmsprop", 0.01, 1, 2), Schedule(2, 3, 0),
-    ).run()  # fmt: skip
+    out = simulate(
+        "qfedavg",
+        {"qfedavg": {"q": 1e-4}},
+        Federation.of(data, list(hand.CLIENTS), data),
+        Plan(hand.given(), LocalTraining("rmsprop", 0.01, 1, 2), 2, 3, 0),
+    ).run()
     assert all(torch.isfinite(leaf).all() for leaf in out.params.values())
 
 

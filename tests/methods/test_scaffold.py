@@ -14,9 +14,9 @@ from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.simulate import simulate
 from tests.methods import by_hand as hand
 from tests.methods import convex
 
@@ -114,10 +114,12 @@ def test_the_options(engine: str, recipe: str, weights: str) -> None:
 
 def test_adam_takes_the_corrected_gradient_with_option_one(engine: str) -> None:
     data, lr = hand.samples(hand.X, hand.Y), 0.05
-    simulation = Simulation(
-        "scaffold_i", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-        LocalTraining("adam", lr, 2, 8), Schedule(3, 3, 0), engine=engine,
-    )  # fmt: skip
+    simulation = simulate(
+        "scaffold_i",
+        {},
+        Federation.of(data, list(hand.CLIENTS), data),
+        Plan(hand.given(), LocalTraining("adam", lr, 2, 8), 3, 3, 0, engine=engine),
+    )
     reference = Reference("scaffold_i", adam=lr)
     for _ in range(3):
         reference.round((0, 1, 2), [[client] * 2 for client in hand.CLIENTS], 1.0)
@@ -188,10 +190,12 @@ def test_after_one_full_batch_step_c_i_is_the_gradient_at_the_received_model(eng
 def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
     data = hand.samples(hand.X, hand.Y)
     with pytest.raises(RecipeError, match=rf"scaffold.*{optimizer}.*allowed: sgd, or the recipe scaffold_i"):
-        Simulation(
-            "scaffold", {}, hand.given(), data, list(hand.CLIENTS), data, None, None,
-            LocalTraining(optimizer, 0.1, 1, 2), Schedule(1, 3, 0),
-        )  # fmt: skip
+        simulate(
+            "scaffold",
+            {},
+            Federation.of(data, list(hand.CLIENTS), data),
+            Plan(hand.given(), LocalTraining(optimizer, 0.1, 1, 2), 1, 3, 0),
+        )
 
 
 def test_a_server_lr_of_zero_is_refused() -> None:

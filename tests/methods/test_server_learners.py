@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.data import Samples
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.models import build
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 
 CHEAP: dict[str, dict[str, object]] = {
@@ -33,10 +34,12 @@ def run(recipe: str, dtype: torch.dtype = torch.float32, batch_norm: bool = True
     """Two rounds of a small CNN on noise."""
     network = build("cnn", (1, 28, 28), 10, {"channels": 2, "hidden": 6, "batch_norm": batch_norm})
     settings: dict[str, Any] = {method: CHEAP[method] for method in recipe.split("+") if method in CHEAP}
-    return Simulation(
-        recipe, settings, network, images(12, dtype), [np.arange(4), np.arange(4, 12)], images(10, dtype), None,
-        images(7, dtype), LocalTraining("sgd", 0.05, 1, 4), Schedule(2, 2, seed), engine="sequential",
-    ).run()  # fmt: skip
+    return simulate(
+        recipe,
+        settings,
+        Federation.of(images(12, dtype), [np.arange(4), np.arange(4, 12)], images(10, dtype), public=images(7, dtype)),
+        Plan(network, LocalTraining("sgd", 0.05, 1, 4), 2, 2, seed, engine="sequential"),
+    ).run()
 
 
 @EVERY

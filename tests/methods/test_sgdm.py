@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule, draw_cohort
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
 from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -153,10 +154,10 @@ def test_sgdm_moves_four_models_the_others_two(form: str, vectors: int, batch_no
         assert (row["bytes_up"], row["bytes_down"]) == (wanted, wanted)
 
 
-def simulate(form: str, local: LocalTraining) -> Simulation:
+def simulated(form: str, local: LocalTraining) -> Simulation:
     data = hand.samples(hand.X, hand.Y)
-    return Simulation(
-        form, settings(form), hand.given(), data, list(hand.CLIENTS), data, None, None, local, Schedule(1, 3, 0)
+    return simulate(
+        form, settings(form), Federation.of(data, list(hand.CLIENTS), data), Plan(hand.given(), local, 1, 3, 0)
     )
 
 
@@ -165,16 +166,16 @@ def test_other_optimisers_are_for_the_server_form_only(optimizer: str) -> None:
     local = LocalTraining(optimizer, 0.1, 1, 2)
     for form in ("sgdm", "sgdm_local"):
         with pytest.raises(RecipeError, match=rf"{form}: is SGD with momentum, got train.optimizer = '{optimizer}'"):
-            simulate(form, local)
-    simulate("sgdm_server", local).run()
+            simulated(form, local)
+    simulated("sgdm_server", local).run()
 
 
 def test_another_local_momentum_is_refused_not_replaced() -> None:
     for form in ("sgdm", "sgdm_local"):
         with pytest.raises(RecipeError, match=rf"{form}: train.momentum = 0.5 and {form}.gamma = 0.7"):
-            simulate(form, LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
-        simulate(form, LocalTraining("sgd", 0.1, 1, 2, momentum=GAMMA))
-    simulate("sgdm_server", LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
+            simulated(form, LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
+        simulated(form, LocalTraining("sgd", 0.1, 1, 2, momentum=GAMMA))
+    simulated("sgdm_server", LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
 
 
 def test_only_one_says_how_far_the_server_moves() -> None:

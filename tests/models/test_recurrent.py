@@ -16,15 +16,17 @@ from fedml_noniid.plugins.core.data import Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation, choose_engine, initial_model
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, initial_model
+from fedml_noniid.plugins.engines.run import Outcome
+from fedml_noniid.plugins.engines.simulation import Simulation, choose_engine
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
 from fedml_noniid.plugins.models import MODELS, OF_TEXT, build
 from fedml_noniid.plugins.models.forward import Forward
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.recurrent import EMBEDDING, lstm
 from fedml_noniid.plugins.recipes import METHODS
+from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import settings
 
 VOCABULARY, WIDTH, HIDDEN, LENGTH, CLASSES = 12, 4, 5, 6, 2
@@ -176,10 +178,12 @@ def test_the_engine_is_the_sequential_one() -> None:
 def simulation(recipe: str, options: Any = None, *, engine: str = "sequential", rounds: int = 1) -> Simulation:
     train = texts(sum(SIZES), 5)
     clients = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-    return Simulation(
-        recipe, options or {}, tiny(), train, clients, texts(10, 6), texts(5, 7), texts(9, 8),
-        LocalTraining("sgd", 0.5, 1, 4), Schedule(rounds, 4, 3), engine=engine, observing=True,
-    )  # fmt: skip
+    return simulate(
+        recipe,
+        options or {},
+        Federation.of(train, clients, texts(10, 6), validation=texts(5, 7), public=texts(9, 8)),
+        Plan(tiny(), LocalTraining("sgd", 0.5, 1, 4), rounds, 4, 3, engine=engine, observing=True),
+    )
 
 
 REFUSED = {"fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have none"}
@@ -223,8 +227,8 @@ def test_two_rounds_of_one_step_are_fedavg_by_hand() -> None:
     full = LocalTraining("sgd", 0.5, 1, 99)
     train, clients = made.engine.clients.train, list(made.engine.clients.indices.values())
     x = Samples(train.x.double(), train.y)
-    out: Outcome = Simulation(
-        "fedavg", {}, tiny(), x, clients, x, None, None, full, Schedule(2, 4, 3), engine="sequential"
+    out: Outcome = simulate(
+        "fedavg", {}, Federation.of(x, clients, x), Plan(tiny(), full, 2, 4, 3, engine="sequential")
     ).run()
     theirs = Theirs(2).double()
     theirs.load_state_dict(initial_model(tiny(), 3, x.x)[0])

@@ -104,25 +104,23 @@ def test_what_a_change_makes_out_of_date(
     )
 
 
-def missing(settings: config.Config, scenario: str, folder: Path) -> list[set[int]]:
+def missing(settings: config.Config, scenario: str) -> list[set[int]]:
     """Who was missing from each round of a training on made data."""
     x, y = torch.arange(36.0).reshape(12, 3) % 7, torch.arange(12) % 2
     data = Dataset.of("made", Raw(x, y, x, y, ("a", "b")))
     none = np.empty(0, dtype=np.int64)
     indices = Indices(np.split(np.arange(12), 4), none, none, [none] * 4)
     item = Item(settings, Unit(scenario, "fedavg", 0), data, indices, torch.device("cpu"))
-    simulation = item.simulation(folder / "checkpoint", "", 1)
-    found = [set(simulation.loop.missing) for _ in simulation.rounds()]
-    (folder / "checkpoint").unlink()
-    return found
+    simulation = item.simulation()
+    return [set(simulation.loop.missing) for _ in simulation.rounds()]
 
 
 def test_it_reaches_the_training(tmp_path: Path) -> None:
     (tmp_path / "absent.csv").write_text(f"{HEAD}1,,3\n3,0,0\n3,0,1\n")
     settings = loaded(tmp_path, FILE)
-    assert missing(settings, "other", tmp_path) == [{3}, set(), {0, 1}]
-    assert missing(settings, "skewed", tmp_path) == [set()] * 3
-    often = missing(loaded(tmp_path, ", availability: {rate: 0.5}"), "other", tmp_path)
+    assert missing(settings, "other") == [{3}, set(), {0, 1}]
+    assert missing(settings, "skewed") == [set()] * 3
+    often = missing(loaded(tmp_path, ", availability: {rate: 0.5}"), "other")
     absent = sometimes(0.5, 0)  # the item's seed
     assert often == [set(absent(t, 0, (0, 1, 2, 3))) for t in (1, 2, 3)] and any(often)
 

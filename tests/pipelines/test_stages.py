@@ -219,7 +219,7 @@ def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
 def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> None:
     """1 is 16 in raw values, and 16 / std after normalisation."""
     item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
-    clients = item.simulation(noisy / "none", "", 1).engine.clients
+    clients = item.simulation().engine.clients
     assert clients.local.augment
     noise, scale = clients.train.noise, 16 / item.data.std[0]
     assert noise is not None

@@ -36,7 +36,7 @@ from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import log_report, sync
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.engines.run import draw_cohort
+from fedml_noniid.plugins.engines.plan import draw_cohort
 from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]

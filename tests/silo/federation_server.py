@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -84,7 +85,8 @@ class Federation:
         args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
         public = self.data.public
         self.terms = settings.terms(settings.from_args(args), recipe, world.network(False), len(public.y))
-        self.conversation = Conversation(self.terms, self.data.test, self.data.validation, public, run="this run")
+        of = world.server_of(self.data)
+        self.conversation = Conversation(self.terms, replace(of, size=silos), run="this run")
         self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, self.conversation.run)
         self.endpoint = Endpoint(self.comm, kits / "0", self.coordinator)
         self.error: UserError | None = None

@@ -59,7 +59,7 @@ def setup(recipe: str, methods: dict, cohort: int = 0, rounds: int = 3) -> tuple
     terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
     silos = [Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)]
-    return Conversation(terms, data.test, data.validation, data.public), silos
+    return Conversation(terms, world.server_of(data)), silos
 
 
 def over_the_wire(message: Any) -> Any:
@@ -239,7 +239,7 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
             clients = silos[k].engine.clients
             assert set(clients.held) == {k}
             for key, w in start.items():
-                assert torch.equal(clients.start[key], w)
+                assert torch.equal(clients.w_t[key], w)
                 assert torch.equal(clients.held[k][0][key] - w, trained[k]["deltas"][key])
                 assert (ask.job == "train") is torch.equal(reply["deltas"][key], trained[k]["deltas"][key])
             refined += ask.job == "refine"
@@ -263,7 +263,7 @@ def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
         moved = torch.tensordot((n / n.sum()).float(), torch.stack(deltas), dims=1)
         close(leaf, train.ask.params[key] + moved)
         assert not torch.equal(refine.sent[dropped]["deltas"][key], train.sent[dropped]["deltas"][key])
-    tensors = ran.conversation.loop.recorder.tensors
+    tensors = ran.conversation.loop.outcome.tensors
     assert tensors["fnr/refined"][0].tolist() == [k == passed for k in range(N)]
     assert tensors["fnr/delta"][0].any(1).tolist() == [k == passed for k in range(N)]
 

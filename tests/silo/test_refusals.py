@@ -16,15 +16,15 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines import federation as engines
 from fedml_noniid.plugins.engines.absences import listed
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.silo import authority, wire
 from fedml_noniid.plugins.silo.coordinator import LINES, Coordinator
 from fedml_noniid.plugins.silo.ends import QuorumError
 from fedml_noniid.plugins.silo.frames import Body, RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.simulate import simulate
 from tests.silo import world
 from tests.silo.federation_server import LONG, Federation, Traitor, sent
 
@@ -107,13 +107,11 @@ def betrayed(kits: Path, quorum: int, rounds: int = 2, held: bool = False) -> It
 def without(missing: dict[tuple[int, int], set[int]]) -> str:
     """SHA-256 of the simulation in which the same silos are missing."""
     data = world.parts()
-    return world.digest(
-        Simulation(
-            "fedavg", {}, world.network(False), data.train, data.clients, data.test, data.validation, data.public,
-            LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH), Schedule(2, 3, world.SEED), engine="sequential",
-            absent=listed(missing),
-        ).run()
-    )  # fmt: skip
+    local = LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH)
+    plan = Plan(world.network(False), local, 2, 3, world.SEED, engine="sequential")
+    more = {"validation": data.validation, "public": data.public, "absent": listed(missing)}
+    of = engines.Federation.of(data.train, data.clients, data.test, **more)
+    return world.digest(simulate("fedavg", {}, of, plan).run())
 
 
 @pytest.fixture(scope="module")

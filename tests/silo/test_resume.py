@@ -42,10 +42,7 @@ class Federation:
         self.silos = [self.new_silo(k) for k in range(N)]
 
     def new_server(self) -> Conversation:
-        data = self.data
-        return Conversation(
-            self.terms, data.test, data.validation, data.public, kept=self.folder / "server", run="a run"
-        )
+        return Conversation(self.terms, world.server_of(self.data), kept=self.folder / "server", run="a run")
 
     def new_silo(self, k: int) -> Silo:
         data = self.data
@@ -208,9 +205,7 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
     """The same settings and data; FedAvg's silos have no memory that would notice it."""
     mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.server = Conversation(
-        other.terms, other.data.test, other.data.validation, other.data.public, kept=tmp_path / "b" / "server", run="b"
-    )
+    other.server = Conversation(other.terms, world.server_of(other.data), kept=tmp_path / "b" / "server", run="b")
     (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
     with pytest.raises(UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"):
         mine.new_server()

@@ -16,12 +16,12 @@ from safetensors.torch import load_file, save_file
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.clients import LocalTraining
-from fedml_noniid.plugins.engines.run import Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.federation import Federation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models.recurrent import EMBEDDING
 from fedml_noniid.plugins.silo import launch, settings, shards
 from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.simulate import simulate
 from tests.silo import world
 
 SIZES, LENGTH, OPTIONS = (9, 17, 30), 6, {"hidden": 5, "layers": 2}
@@ -72,11 +72,19 @@ def pair(recipe: str, of: Parts, theirs: Parts | None = None):
 @pytest.mark.parametrize("recipe", ["fedavg", "rfedavg", "rfedavg_plus", "scaffold+fnr", "fedbabu+ccn", "ccvr", "moon"])
 def test_the_pair_ends_with_the_simulations_weights(recipe):
     data = parts()
-    simulated = Simulation(
-        recipe, {}, network(data), data.train, data.clients, data.test, data.validation, data.public,
-        LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH), Schedule(world.ROUNDS, 3, world.SEED),
-        engine="sequential",
-    ).run()  # fmt: skip
+    simulated = simulate(
+        recipe,
+        {},
+        Federation.of(data.train, data.clients, data.test, validation=data.validation, public=data.public),
+        Plan(
+            network(data),
+            LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH),
+            world.ROUNDS,
+            3,
+            world.SEED,
+            engine="sequential",
+        ),
+    ).run()
     aggregator, trainers = pair(recipe, data)
     deployed = world.run(aggregator, trainers)
     assert world.digest(deployed) == world.digest(simulated)

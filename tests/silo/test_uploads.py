@@ -47,7 +47,7 @@ TABLE = [(recipe, methods, batch_norm) for recipe, methods in ALONE.values() for
 def server(recipe: str, methods: dict, batch_norm: bool) -> Conversation:
     data = world.parts()
     terms = world.terms(recipe, methods, batch_norm)
-    return Conversation(terms, data.test, data.validation, data.public)
+    return Conversation(terms, world.server_of(data))
 
 
 def silos(conversation: Conversation) -> list[Silo]:

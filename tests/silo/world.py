@@ -15,13 +15,14 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.noise import deviations, held
 from fedml_noniid.plugins.engines.absences import Absent, nobody
-from fedml_noniid.plugins.engines.clients import LocalTraining
+from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
-from fedml_noniid.plugins.engines.run import Outcome, Schedule
-from fedml_noniid.plugins.engines.simulation import Simulation
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
+from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.silo import settings as silo_settings
 from fedml_noniid.plugins.silo.settings import Deployment, Terms
 from fedml_noniid.plugins.silo.shards import Parts
+from fedml_noniid.plugins.simulate import simulate
 from tests.recipe_table import PARAMETERS
 
 SIZES = (17, 33, 70)  # of the silos; batches of 16, so all but the second end with a short one
@@ -99,12 +100,34 @@ def simulated(
     absent: Absent = nobody, precision: str = "float32", drift: Drift | None = None,
 ) -> Outcome:  # fmt: skip
     data = parts(skewed=skewed)
-    return Simulation(
-        recipe, settings, network(batch_norm, skewed), data.train, data.clients, data.test, data.validation,
-        data.public, LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision),
-        Schedule(rounds, cohort or 3, SEED), engine="sequential", absent=absent,
-        drift=drift, tests=data.own_tests,
-    ).run()  # fmt: skip
+    return simulate(
+        recipe,
+        settings,
+        Federation.of(
+            data.train,
+            data.clients,
+            data.test,
+            validation=data.validation,
+            public=data.public,
+            absent=absent,
+            drift=drift,
+            tests=data.own_tests,
+        ),
+        Plan(
+            network(batch_norm, skewed),
+            LocalTraining("sgd", LR, EPOCHS, BATCH, augment=skewed, precision=precision),
+            rounds,
+            cohort or 3,
+            SEED,
+            engine="sequential",
+        ),
+    ).run()
+
+
+def server_of(data: Parts, public: bool = True, drift: Drift | None = None) -> Federation:
+    """What the server has of the federation."""
+    held_out = data.public if public else None
+    return Federation.of_server(len(SIZES), data.test, validation=data.validation, public=held_out, drift=drift)
 
 
 def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, skewed: bool = False, **more: object):

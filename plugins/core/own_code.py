@@ -1,0 +1,62 @@
+"""Finds classes by name: ours by a short one, a user's own as `package.module.Class`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import traceback
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+
+T = TypeVar("T")
+OURS = "fedml_noniid."
+
+
+def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
+    """The class of a name, a subclass of `kind`. `what` begins every UserError."""
+    if isinstance(name, str) and name in ours:
+        return ours[name]
+    own = f"a subclass of {kind.__name__} of your own as package.module.Class"
+    if not isinstance(name, str) or "." not in name:
+        known = nearest(str(name), ours)
+        raise UserError(f"{what} {shown(name)} is unknown{known}; allowed: {', '.join(ours)}, or {own}")
+    module, _, attribute = name.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except Exception as error:  # of any kind: the code is the user's
+        told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UserError(f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {own}") from error
+    if not (isinstance(found, type) and issubclass(found, kind)):
+        raise UserError(f"{what} {name!r} is no subclass of {kind.__name__}; allowed: {own}")
+    return found
+
+
+def place(error: Exception, function: str) -> str:
+    """`file, line 3: `, where a user's code failed: in `function` if the error has passed through it."""
+    passed = traceback.extract_tb(error.__traceback__)
+    lines = [at for at in passed if at.filename not in (__file__, importlib.__file__) and at.filename[0] != "<"]
+    last = next((at for at in lines[::-1] if at.name == function), lines[-1] if lines else None)
+    return "" if last is None else f"{last.filename}, line {last.lineno}: "
+
+
+def sha256(kind: type) -> str:
+    """The hash of the source of a user's class: its file, or all Python files of its package. "" for a class of ours.
+
+    UserError if there is no source.
+    """
+    if kind.__module__.startswith(OURS):
+        return ""
+    top = importlib.import_module(kind.__module__.partition(".")[0])
+    try:
+        folder = Path(inspect.getsourcefile(top) or "").parent if hasattr(top, "__path__") else None
+        files = sorted(folder.rglob("*.py")) if folder else [Path(inspect.getsourcefile(kind) or "")]
+        digest = hashlib.sha256()
+        for file in files:
+            digest.update(file.read_bytes())
+    except (OSError, TypeError) as error:
+        raise UserError(f"{kind.__module__}.{kind.__qualname__}: has no readable source ({error})") from None
+    return digest.hexdigest()

@@ -1,0 +1,211 @@
+"""Callbacks: what happens around the rounds of a run, in every runtime. In a deployment they run on the server.
+
+    on_start                      once in each process, also in one that goes on from a checkpoint
+      each exchange: on_exchange  an Ask and the replies
+      each round:    measure      columns of rounds.csv
+                     stop         whether this round is the last
+                     on_round     the row is complete
+
+A callback never changes a run but by `stop`. What it keeps from round to round is in its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedml_noniid.plugins.core.algorithm import Round, State
+from fedml_noniid.plugins.core.component import Ask, Reply
+from fedml_noniid.plugins.core.errors import UserError, shown
+from fedml_noniid.plugins.core.options import Count, NonNegative, check_options
+from fedml_noniid.plugins.core.own_code import find, place
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, tree_map
+
+if TYPE_CHECKING:
+    from fedml_noniid.plugins.engines.run import Run
+
+NAME = re.compile(r"[\w./-]+")  # of a column
+Row = dict[str, float]  # of rounds.csv
+Columns = Mapping[str, Tensor | float]
+
+
+class Exchange(NamedTuple):
+    """An Ask and what came back. Read only: the engine uses the tensors again."""
+
+    round: int
+    ask: Ask
+    reply: Reply
+    start: State  # the server before the round
+    trained: Reply | None  # the replies to local training in this round, if there were any before
+    task: Task
+
+
+@dataclass(frozen=True, eq=False)
+class RoundEnd:
+    """A round that ends."""
+
+    number: int  # from 1
+    start: State  # the server before it
+    done: Round
+    reply: Reply  # of local training
+    task: Task
+    evaluating: bool  # whether an evaluation is due
+    own: Reply | None  # the clients' tests of their own models, where they keep a part of the model
+
+    @cached_property
+    def model(self) -> tuple[Params, Params]:
+        """(parameters, buffers) of the evaluated model: copies, which may be changed."""
+        params = self.done.state.params if self.done.evaluated is None else self.done.evaluated
+        whole, buffers = self.task.model(params, self.done.state.buffers)
+        return tree_map(torch.clone, whole), tree_map(torch.clone, buffers)
+
+
+class Callback:
+    """The base of all callbacks. A run has an object of its own: a copy of the one that it is given."""
+
+    def on_start(self, run: Run) -> None:
+        """Before the first round of this process. May raise UserError if it does not fit the run."""
+
+    def on_exchange(self, exchange: Exchange) -> None:
+        """After each exchange between server and clients."""
+
+    def measure(self, end: RoundEnd) -> Columns:
+        """Values of the round by name, the same names in each round; NaN where nothing is measured.
+
+        Numbers and 0-d tensors become columns of rounds.csv, other tensors are recorded. It may be called twice in the
+        round in which the run is stopped.
+        """
+        return {}
+
+    def stop(self, rows: Sequence[Row]) -> str:
+        """The reason why the last of `rows` is the last round; "" if the run goes on."""
+        return ""
+
+    def on_round(self, run: Run, row: Row) -> None:
+        """After a round; `row` is its row of rounds.csv."""
+
+    def state(self) -> dict[str, Any]:
+        """What the callback keeps from round to round, as JSON: its attributes. UserError if they are not JSON."""
+        state = dict(vars(self))
+        for name, value in state.items():
+            try:
+                same = json.loads(json.dumps(value)) == value
+            except (TypeError, ValueError):
+                same = False
+            if not same:
+                raise UserError(
+                    f"callback {type(self).__name__}: {name} = {shown(value)} can't be kept in a checkpoint as JSON; "
+                    "allowed: numbers, text, lists and dicts of these, or methods `state` and `restore` of its own"
+                )
+        return state
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Takes the state of a checkpoint."""
+        vars(self).update(state)
+
+
+@dataclass
+class EarlyStop(Callback):
+    """Stops a run that no longer improves on the validation split. Its model is that of the last round.
+
+    `patience`: evaluations without an improvement by more than `min_delta`.
+    """
+
+    patience: Count = 10
+    on: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
+    min_delta: NonNegative = 0.0
+    after: Count = 1  # the first round that may be the last
+    best: float = field(default=math.inf, init=False)  # the lowest loss, or minus the highest accuracy
+    since: int = field(default=0, init=False)  # evaluations
+
+    def on_start(self, run: Run) -> None:
+        if run.federation.validation is None:
+            raise UserError("callback early_stop: needs a validation split, and there is none; set data.validation")
+        if run.start.task.own:
+            raise UserError(
+                f"callback early_stop: {run.algorithm.name} leaves a part of the model on the clients, so no model is "
+                "measured on the validation split; leave it out"
+            )
+
+    def stop(self, rows: Sequence[Row]) -> str:
+        row = rows[-1]
+        if math.isnan(row[self.on]):  # no evaluation was due
+            return ""
+        loss = row[self.on] if self.on == "validation_loss" else -row[self.on]
+        better = loss < self.best - self.min_delta
+        self.best, self.since = (loss, 0) if better else (self.best, self.since + 1)
+        if self.since < self.patience or row["round"] < self.after:
+            return ""
+        return f"{self.on} has not improved for {self.since} evaluations"
+
+
+@dataclass
+class Hear(Callback):
+    """Calls a function with each new row."""
+
+    hear: Callable[[Row], None]
+
+    def on_round(self, run: Run, row: Row) -> None:
+        self.hear(row)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+CALLBACKS: dict[str, type[Callback]] = {"early_stop": EarlyStop}
+
+
+def callback_of(name: str, options: Mapping[str, object]) -> Callback:
+    """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module.Class`. Raises UserError."""
+    kind = find("callback", name, CALLBACKS, Callback)
+    if name in CALLBACKS:
+        check_options(f"callback {name}", kind, options)
+    try:
+        return kind(**options)
+    except Exception as error:  # of any kind: the code is the user's
+        raise _failure(kind, "__init__", error) from error
+
+
+def heard(callback: Callback, hook: str, *args: Any) -> Any:
+    """The result of a hook. UserError names the callback and the place, unless the error is in our own words."""
+    try:
+        return getattr(callback, hook)(*args)
+    except Exception as error:  # of any kind: the code may be the user's
+        raise _failure(type(callback), hook, error) from error
+
+
+def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor | float]:
+    """The columns of all callbacks. UserError for values that are no numbers, and for a name that two of them give."""
+    found: dict[str, Tensor | float] = {}
+    for callback in callbacks:
+        columns = heard(callback, "measure", end)
+        name = type(callback).__name__
+        if not isinstance(columns, Mapping):
+            raise UserError(f"callback {name}: measure returned {shown(columns)}; allowed: a dict of numbers")
+        for key, value in columns.items():
+            number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
+            if not (isinstance(key, str) and NAME.fullmatch(key) and number):
+                raise UserError(
+                    f"callback {name}: measure returned {shown(key)}: {shown(value)}; allowed: numbers or tensors by "
+                    "name, names of letters, digits, '_', '.', '/' and '-'"
+                )
+            if key in found or key in ("round", "seconds"):
+                raise UserError(f"callback {name}: measure returned {key!r}, a column that is there already")
+        found |= columns
+    return found
+
+
+def _failure(kind: type, hook: str, error: Exception) -> Exception:
+    if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
+        return error
+    told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{told}")

@@ -1,0 +1,85 @@
+"""The data of a run: who holds which samples, who is missing, and what the model is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Public
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data.drift import Drift, Held
+from fedml_noniid.plugins.data.types import Ints
+from fedml_noniid.plugins.engines.absences import Absent, nobody
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """N clients and a server. Everything lies on the device of `train`.
+
+    A process of a deployment knows a part: the server has the tests, a silo its own client and samples.
+    """
+
+    size: int  # N
+    train: Samples
+    clients: Mapping[int, Ints]  # positions in `train` by client id, ascending
+    test: Samples
+    validation: Samples | None = None
+    public: Samples | None = None  # training samples that no client holds
+    absent: Absent = nobody  # which clients do not answer; they compute nothing, and their memory stays as it is
+    drift: Drift | None = None  # how the labels of the clients and of the tests change with the round
+    # Each client's own test samples, as it sees them before any drift. They count where clients keep a part of the
+    # model to themselves. None: the whole test set for each.
+    tests: Callable[[], Sequence[Samples]] | None = None
+    held: Held | None = None  # the drift of `train`
+
+    @staticmethod
+    def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
+        """All clients in one process, numbered from 0; `more`: the other fields."""
+        found = Federation(len(clients), train, dict(enumerate(clients)), test, **more)  # type: ignore[arg-type]
+        return replace(found, held=None if found.drift is None else found.drift.held(clients, len(train.y)))
+
+    @staticmethod
+    def of_server(size: int, test: Samples, **more: object) -> Federation:
+        """What the server of a deployment has; `more`: the other fields."""
+        return Federation(size, Samples(test.x[:0], test.y[:0]), {}, test, **more)  # type: ignore[arg-type]
+
+    @property
+    def n_public(self) -> int:
+        """Samples of the public split."""
+        return 0 if self.public is None else len(self.public.y)
+
+    def seen_by(self, algorithm: Algorithm) -> Federation:
+        """As the algorithm uses it: its public split, which it may give to each client; one client if it pools."""
+        found = self
+        if algorithm.needs.public is Public.TEST_SET:
+            found = replace(found, public=found.test)
+        if algorithm.needs.pooled:
+            # There is no client then that could be missing.
+            whole = {0: np.concatenate(list(found.clients.values()))}
+            found = replace(found, size=1, clients=whole, absent=nobody)
+        shared = round(algorithm.needs.shared * found.n_public)
+        return found.with_public(shared) if shared else found
+
+    def with_public(self, n: int) -> Federation:
+        """With the first `n` public samples in the hands of each client.
+
+        They stay clean: they belong to the server, and they are the same for every client.
+        """
+        train, public = self.train, self.public
+        assert public is not None, "there are some"
+        noise = train.noise
+        if noise is not None:
+            clean = noise.row.new_full((n,), len(noise.std) - 1)
+            noise = noise._replace(row=torch.cat([noise.row, clean]))
+        joined = Samples(torch.cat([train.x, public.x[:n]]), torch.cat([train.y, public.y[:n]]), noise)
+        added = np.arange(len(train.y), len(joined.y))
+        held = self.held
+        if held is not None:
+            nobody_s = held.holder.new_full((n,), held.drift.clients.shape[1])
+            held = held._replace(holder=torch.cat([held.holder, nobody_s]))
+        clients = {client: np.concatenate([positions, added]) for client, positions in self.clients.items()}
+        return replace(self, train=joined, clients=clients, held=held)

@@ -1,0 +1,166 @@
+"""How a run trains: the network, what a client does in a round, how many rounds with which clients, and the engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, cast
+
+import torch
+
+from fedml_noniid.plugins.core.algorithm import Algorithm
+from fedml_noniid.plugins.core.component import Setting
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
+from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.core.rates import Rate
+from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
+from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.data.reading import PAD
+from fedml_noniid.plugins.data.streams import stream, torch_stream
+from fedml_noniid.plugins.engines.own import split
+from fedml_noniid.plugins.models.forward import PRECISIONS, Model
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
+
+
+@dataclass(frozen=True)
+class LocalTraining:
+    """How a client trains in one round."""
+
+    optimizer: str  # sgd, adam, rmsprop
+    lr: float | Rate
+    epochs: int
+    batch_size: int
+    momentum: float | None = None  # None: the optimiser's own default
+    weight_decay: float = 0.0
+    steps: int = 0  # above 0: this many steps in place of `epochs`
+    drop_last: bool = False  # whether the last, short batch of an epoch is left out
+    augment: bool = False  # whether images are cropped and flipped at random
+    precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
+    cuda_graphs: bool = False  # whether steps are recorded and replayed, see `plugins.engines.captured`
+
+    @property
+    def rate(self) -> Rate:
+        """The schedule of the step size."""
+        return self.lr if isinstance(self.lr, Rate) else Rate(self.lr)
+
+    def build(self, lr: float | None = None) -> Optimizer:
+        """The pure optimiser, with the step size `lr`; None: the largest of the schedule."""
+        kind = OPTIMIZERS[known("optimizer", self.optimizer, OPTIMIZERS)]
+        own = {} if self.momentum is None else {"momentum": self.momentum}
+        return kind(self.rate.start if lr is None else lr, weight_decay=self.weight_decay, **own)
+
+    def check(self, shape: tuple[int, ...], device: torch.device) -> None:
+        """UserError if these settings can't train on samples of this shape on this device."""
+        known("precision", self.precision, PRECISIONS)
+        if self.precision == "tf32" and device.type != "cuda":
+            raise UserError(
+                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: float32, bf16"
+            )
+        if self.cuda_graphs and device.type != "cuda":
+            raise UserError(f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false")
+        if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
+            raise UserError(
+                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
+                f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
+            )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of a run that the data do not decide."""
+
+    network: Model
+    local: LocalTraining
+    rounds: int  # T, at most; a callback may stop the run earlier
+    cohort: int  # M, clients per round
+    seed: int
+    evaluate_every: int = 1  # rounds; the last one always
+    engine: str = "auto"  # of a simulation: auto, sequential, vectorized
+    memory_mb: int = 2048  # the vectorized engine's bound
+    workers: int = 1  # processes that the sequential engine may take on a CPU; the bits are the same
+    observing: bool = False  # whether quantities that cost further passes over data are recorded too
+
+    @property
+    def evaluations(self) -> int:
+        """Rounds after which the model is evaluated, if no callback stops the run."""
+        return math.ceil(self.rounds / self.evaluate_every)
+
+    def setting(self, n_clients: int, n_public: int, deployed: bool = False) -> Setting:
+        """The setting that a recipe is composed for. UserError for a cohort that can't be drawn."""
+        if not 1 <= self.cohort <= n_clients:
+            raise UserError(f"cohort of {self.cohort} clients: must be at least 1 and at most all {n_clients} clients")
+        local = self.local
+        return Setting(
+            n_clients, self.cohort, local.optimizer, local.rate.start, n_public, self.network.tokens, deployed
+        )
+
+    def lr(self, t: int) -> float:
+        """eta_t, the local step size of round `t`."""
+        return self.local.rate.at_round(t, self.rounds)
+
+    def draw_cohort(self, t: int, n_clients: int) -> tuple[int, ...]:
+        """The clients of round `t`, ascending; the same for every recipe."""
+        return draw_cohort(self.seed, t, n_clients, self.cohort)
+
+    def steps(self, samples: int) -> int:
+        """About how many local steps a client with so many samples takes in a round."""
+        return self.local.steps or self.local.epochs * math.ceil(samples / self.local.batch_size)
+
+
+class Start(NamedTuple):
+    """What every process of a run makes for itself from the same settings and seed."""
+
+    algorithm: Algorithm
+    plan: Plan
+    task: Task  # of the first round; parameters that are never trained belong to it, not to w_0
+    params: Params  # w_0
+    buffers: Params
+
+    @staticmethod
+    def of(algorithm: Algorithm, plan: Plan, like: torch.Tensor) -> Start:
+        """With the dtype and the device of `like`. RecipeError if no parameter is trained."""
+        network = plan.network
+        params, buffers = initial_model(network, plan.seed, like)
+        classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
+        fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
+        trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
+        if algorithm.needs.own_norms:
+            trained, buffers, own = split(trained, buffers)
+        if not trained:
+            raise RecipeError(
+                f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no "
+                "layer before its classifier; use a model with a hidden layer, such as mlp"
+            )
+        configured = replace(cast("Any", network), precision=plan.local.precision)
+        task = Task(configured, plan.local.build(plan.lr(1)), fixed, own)
+        return Start(algorithm, plan, algorithm.prepared(task), trained, buffers)
+
+    def task_at(self, t: int) -> Task:
+        """The task with the step size of round `t`; before the first round, that of the first."""
+        lr = self.plan.lr(t)
+        if lr == self.plan.lr(1):
+            return self.task
+        # By the hook again: a component may bring its own optimiser.
+        return self.algorithm.prepared(replace(self.task, optimizer=self.plan.local.build(lr)))
+
+
+def initial_model(network: Model, seed: int, like: torch.Tensor) -> tuple[Params, Params]:
+    """(w_0, buffers) of a seed, the same in every runtime; dtype and device of `like`."""
+    params, buffers = network.init(torch_stream(seed, "init"))
+    return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
+
+
+def cohort_size(participation: float, n_clients: int) -> int:
+    """M = max(1, round(C N)), clients per round."""
+    return max(1, round(participation * n_clients))
+
+
+def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
+    """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
+    if size == n_clients:
+        return tuple(range(n_clients))
+    chosen = stream(seed, "cohort", round_).choice(n_clients, size, replace=False)
+    return tuple(sorted(chosen.tolist()))
