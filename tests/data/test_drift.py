@@ -192,6 +192,10 @@ def test_the_fingerprint_has_the_drift() -> None:
 # the same in every runtime ------------------------------------------------------------------------------------------
 
 
+def saved(folder: Path) -> Checkpointing:
+    return Checkpointing(Checkpoints(folder / "checkpoint", ""))
+
+
 def swapped(of: Item) -> Item:
     """The item with 1 and 7 swapped in its data: in the samples of the clients, in validation and test."""
     label = torch.tensor([0, 7, 2, 3, 4, 5, 6, 1, 8, 9])
@@ -207,8 +211,8 @@ def test_a_drift_is_a_change_of_the_data_between_two_rounds(
     digits: Dataset, tmp_path: Path, recipe: str, engine: str
 ) -> None:
     """Round 1 on the first labels; rounds 2 and 3, from its checkpoint, on data with swapped labels."""
-    item(digits, {}, recipe, engine=engine, rounds=1).simulation().run()
-    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation().run()
+    item(digits, {}, recipe, engine=engine, rounds=1).simulation([saved(tmp_path)]).run()
+    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation([saved(tmp_path)]).run()
     found = ran(digits, SUDDEN, recipe, engine=engine)
     assert federation.equal(found, wanted)
     assert not federation.equal_models(found, ran(digits, {}, recipe, engine=engine))
@@ -231,10 +235,10 @@ def test_processes_end_with_the_same_bits(digits: Dataset) -> None:
 def test_a_resumed_run_ends_with_the_same_bits(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     of, whole = drifting(digits, skews, "scaffold"), ran(digits, skews, "scaffold")
     for done in range(2):  # killed after every round
-        simulation = of.simulation([Checkpointing(Checkpoints(tmp_path / "checkpoint", ""))])
+        simulation = of.simulation([saved(tmp_path)])
         assert simulation.start_round == done
         next(simulation.rounds())
-    assert federation.equal(of.simulation([Checkpointing(Checkpoints(tmp_path / "checkpoint", ""))]).run(), whole)
+    assert federation.equal(of.simulation([saved(tmp_path)]).run(), whole)
 
 
 def test_a_drift_that_is_not_there_yet_changes_no_bit(digits: Dataset) -> None:

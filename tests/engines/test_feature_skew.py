@@ -129,7 +129,7 @@ def test_evaluation_is_neither_augmented_nor_noisy() -> None:
 
     found = evaluate(net, out.params, out.buffers, federation.images().test)
     assert out.rows[-1]["test_loss"] == found.loss
-    assert run.loop.recorder.test.noise is None
+    assert run.loop.federation.test.noise is None
 
 
 # who sees what ------------------------------------------------------------------------------------------------------
