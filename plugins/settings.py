@@ -8,12 +8,12 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, WrapValidator, field_validator
 
 from fedml_noniid.plugins.core.errors import nearest, shown
-from fedml_noniid.plugins.core.own_code import sha256
-from fedml_noniid.plugins.core.rates import rate_of
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.engines.callbacks import Callback, callback_of
 from fedml_noniid.plugins.engines.plan import LocalTraining
 from fedml_noniid.plugins.models.forward import PRECISIONS
+from fedml_noniid.plugins.own_code import sha256
+from fedml_noniid.plugins.rates import rate_of
 
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
 Count = Annotated[int, Field(ge=1, le=MOST)]

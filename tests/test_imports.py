@@ -16,14 +16,18 @@ ROOMS = ("edge", "experiment", "advise", "reporting", "tracking", "stages", "pap
 OUTER = ("api", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
 EVERYTHING = {"core", "data", "models", "engines", "recipes", "privacy", "settings", "silo"} | METHODS
+EVERYTHING |= {"own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
     "data": {"core"},
     "models": {"core", "data"},
-    "engines": {"core", "data", "models", "recipes"},
+    "own_code": {"core"},
+    "rates": {"core", "own_code"},
+    "engines": {"core", "data", "models", "own_code", "rates"},  # an engine is handed an algorithm
     "recipes": {"core"} | METHODS,
-    "settings": {"core", "data", "models", "engines"},
+    "settings": {"core", "data", "models", "engines", "own_code", "rates"},
+    "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
     **{method: {"core"} | METHODS for method in METHODS},

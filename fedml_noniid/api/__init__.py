@@ -18,8 +18,8 @@ from fedml_noniid.api.result import Result, Results
 from fedml_noniid.api.running import run, sweep
 from fedml_noniid.api.split import Split, partition
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.rates import Rate
 from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop
+from fedml_noniid.plugins.rates import Rate
 
 __all__ = [
     "Advice", "Callback", "Data", "EarlyStop", "Rate", "Result", "Results", "Split", "UserError", "advise",

@@ -26,9 +26,9 @@ from fedml_noniid.plugins.core.algorithm import Round, State
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import Count, NonNegative, check_options
-from fedml_noniid.plugins.core.own_code import find, place
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
+from fedml_noniid.plugins.own_code import find, place
 
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.run import Run

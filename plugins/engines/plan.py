@@ -13,7 +13,6 @@ from fedml_noniid.plugins.core.component import Setting
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.core.rates import Rate
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.data.checks import known
@@ -21,6 +20,7 @@ from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import stream, torch_stream
 from fedml_noniid.plugins.engines.own import split
 from fedml_noniid.plugins.models.forward import PRECISIONS, Model
+from fedml_noniid.plugins.rates import Rate
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {"sgd": SGD, "adam": Adam, "rmsprop": RMSProp}
 

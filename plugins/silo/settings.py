@@ -17,12 +17,12 @@ from torch import Tensor
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.core.own_code import sha256
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.own_code import sha256
 from fedml_noniid.plugins.settings import Count, CountOrNone, LearningRate, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive, check_options
-from fedml_noniid.plugins.core.own_code import find
+from fedml_noniid.plugins.own_code import find
 
 
 @dataclass(frozen=True)
