@@ -18,6 +18,7 @@ from fedml_noniid.plugins.engines.run import Checkpointing, Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
 N_CLASSES = 3
@@ -77,7 +78,8 @@ def simulation(
     rounds: int = ROUNDS,
     cohort: int = 4,
     seed: int = 3,
-    lr: float = 0.1,
+    optimizer: str = "sgd",
+    lr: float | Rate = 0.1,
     epochs: int = 2,
     batch_size: int = 4,
     evaluate_every: int = 1,
@@ -95,7 +97,7 @@ def simulation(
         engines.Federation.of(of.train, of.clients, of.test, public=of.public, absent=absent),
         Plan(
             model or network(batch_norm),
-            LocalTraining("sgd", lr, epochs, batch_size, augment=augment),
+            LocalTraining(optimizer, lr, epochs, batch_size, augment=augment),
             rounds,
             cohort,
             seed,

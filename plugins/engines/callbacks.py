@@ -15,7 +15,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -167,7 +167,7 @@ CALLBACKS: dict[str, type[Callback]] = {"early_stop": EarlyStop}
 def callback_of(name: str, options: Mapping[str, object]) -> Callback:
     """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module.Class`. Raises UserError."""
     kind = find("callback", name, CALLBACKS, Callback)
-    if name in CALLBACKS:
+    if is_dataclass(kind):
         check_options(f"callback {name}", kind, options)
     try:
         return kind(**options)

@@ -26,6 +26,7 @@ from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import mlp
+from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
 Array = NDArray[Any]
@@ -172,7 +173,7 @@ def run(
     cohort: int = 3,
     epochs: int = 2,
     batch_size: int = 8,  # the full batch of every client
-    lr: float = LR,
+    lr: float | Rate = LR,
     seed: int = 0,
     network: Given | None = None,
     observing: bool = False,

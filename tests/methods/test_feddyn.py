@@ -40,7 +40,7 @@ class Reference:
     """Algorithm 1; `alpha` is the client's own in the authors' form."""
 
     def __init__(self, adapt: bool = False, clip: float = np.inf) -> None:
-        self.w, self.h = hand.W0, hand.zeros()
+        self.w, self.h, self.lr = hand.W0, hand.zeros(), hand.LR
         self.g = [hand.zeros() for _ in hand.CLIENTS]
         n = np.array(hand.SIZES)
         self.alpha = ALPHA / (n / n.mean()) if adapt else np.full(3, ALPHA)
@@ -59,7 +59,7 @@ class Reference:
             factor = self.clip / (hand.length(g) + 1e-6)  # as torch's clip_grad_norm_
             return hand.each(lambda leaf: factor * leaf, g)
 
-        return hand.descend(w_t, batches, direction)
+        return hand.descend(w_t, batches, direction, self.lr)
 
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
         w_t, local = self.w, [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]

@@ -19,11 +19,11 @@ FORMS = [(0.0, 0.0), (RHO, 0.0), (0.0, MU), (RHO, MU)]
 EVERYBODY = (0, 1, 2)
 
 
-def held(tau: int, rho: float, mu: float) -> hand.Array:
+def held(tau: int, rho: float, mu: float, lr: float = hand.LR) -> hand.Array:
     """a_k of the paper as a vector: how often (w_t - w_k) / eta holds the gradient of each of the tau steps."""
     moved, v = np.zeros(tau), np.zeros(tau)
     for step in range(tau):
-        v = rho * v - hand.LR * mu * moved  # mu (w - w_t) = -mu eta moved
+        v = rho * v - lr * mu * moved  # mu (w - w_t) = -mu eta moved
         v[step] += 1
         moved = moved + v
     return moved
@@ -33,18 +33,18 @@ class Reference:
     """Algorithm 1, with the momentum and the proximal term in the local steps."""
 
     def __init__(self, rho: float, mu: float, nu: str = "direction") -> None:
-        self.rho, self.mu, self.nu, self.w = rho, mu, nu, hand.W0
+        self.rho, self.mu, self.nu, self.w, self.lr = rho, mu, nu, hand.W0, hand.LR
 
     def local(self, batches: list[hand.Array]) -> hand.Tree:
         w, v = self.w, hand.zeros()
         for batch in batches:
             g = hand.gradient(w, hand.X[batch], hand.Y[batch])
             v = hand.each(lambda v, g, w, w_t: self.rho * v + g + self.mu * (w - w_t), v, g, w, self.w)
-            w = hand.each(lambda w, v: w - hand.LR * v, w, v)
+            w = hand.each(lambda w, v: w - self.lr * v, w, v)
         return w
 
     def count(self, tau: int) -> float:
-        return float(held(tau, self.rho, self.mu).sum())
+        return float(held(tau, self.rho, self.mu, self.lr).sum())
 
     def round(self, cohort: tuple[int, ...], batches: list[list[hand.Array]]) -> None:
         tau = np.array([len(of) for of in batches], dtype=float)

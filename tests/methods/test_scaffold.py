@@ -29,7 +29,7 @@ class Reference:
 
     def __init__(self, recipe: str = "scaffold", weights: str = "uniform", adam: float = 0.0) -> None:
         self.recipe, self.weights, self.adam = recipe, weights, adam
-        self.x, self.c = hand.W0, hand.zeros()
+        self.x, self.c, self.lr = hand.W0, hand.zeros(), hand.LR
         self.c_i = [hand.zeros() for _ in hand.CLIENTS]
 
     def local(self, i: int, batches: list[hand.Array]) -> tuple[hand.Tree, hand.Tree]:
@@ -39,10 +39,10 @@ class Reference:
         def direction(y: hand.Tree, x: hand.Array, labels: hand.Array) -> hand.Tree:
             return hand.each(lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c)  # line 10
 
-        y = self.by_adam(batches, direction) if self.adam else hand.descend(self.x, batches, direction)
+        y = self.by_adam(batches, direction) if self.adam else hand.descend(self.x, batches, direction, self.lr)
         if self.recipe == "scaffold_i":  # line 12 (i): g_i(x), over the whole local data
             return y, hand.gradient(self.x, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
-        k_eta = len(batches) * hand.LR  # K, the steps really taken
+        k_eta = len(batches) * self.lr  # K, the steps really taken
         return y, hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y)  # line 12 (ii)
 
     def by_adam(self, batches: list[hand.Array], direction: Any) -> hand.Tree:

@@ -1,0 +1,177 @@
+"""Learning-rate schedules: their rates, and methods that use the rate of the round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.rates import Cosine, Exponential, Rate, Step, rate_of
+from tests import federation
+from tests.methods import by_hand as hand
+from tests.methods import test_feddyn, test_fednova, test_scaffold
+from tests.recipe_table import ALONE
+from tests.test_parity import close
+
+T = 12
+# Our schedule, and torch's with the same numbers. A round here is an epoch there.
+TORCH: dict[str, tuple[Rate, Callable[[Any], Any]]] = {
+    "constant": (Rate(0.5), lambda of: torch.optim.lr_scheduler.ConstantLR(of, 1.0)),
+    "step": (Step(0.5, factor=0.3, every=5), lambda of: torch.optim.lr_scheduler.StepLR(of, 5, 0.3)),
+    "milestones": (
+        Step(0.5, factor=0.1, at=(4, 9)),
+        lambda of: torch.optim.lr_scheduler.MultiStepLR(of, [3, 8], 0.1),  # torch counts from 0
+    ),
+    "exponential": (Exponential(0.5, factor=0.9), lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.9)),
+    "cosine": (Cosine(0.5, end=0.05), lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, T, 0.05)),
+}
+
+
+def rates(of: Rate, rounds: int = T) -> list[float]:
+    return [of.at_round(t, rounds) for t in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_a_schedule_equals_its_namesake_in_torch(name: str) -> None:
+    ours, theirs = TORCH[name]
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    scheduler, wanted = theirs(optimizer), []
+    for _ in range(T):
+        wanted.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    assert rates(ours) == pytest.approx(wanted, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        (0.4, [0.4, 0.4, 0.4, 0.4]),
+        ({"start": 0.4}, [0.4, 0.4, 0.4, 0.4]),
+        ({"start": 0.4, "warm_up": 3}, [0.1, 0.2, 0.3, 0.4]),
+        ({"start": 0.4, "decay": "exponential", "factor": 0.5, "warm_up": 1}, [0.2, 0.4, 0.2, 0.1]),
+        # Two rounds of warm-up leave two: cos(0) and cos(pi / 2).
+        ({"start": 0.4, "decay": "cosine", "warm_up": 2}, [0.4 / 3, 0.8 / 3, 0.4, 0.2]),
+        ({"start": 0.4, "decay": "step", "factor": 0.5, "at": [2, 3]}, [0.4, 0.2, 0.1, 0.1]),
+    ],
+)
+def test_rates_worked_out_by_hand(setting: Any, wanted: list[float]) -> None:
+    of = rate_of(setting)
+    assert rates(of, 4) == pytest.approx(wanted, rel=1e-12)
+    assert of.at_round(0, 4) == of.at_round(1, 4), "exchanges before the first round have its rate"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"start": 0.4, "decay": "cosin"}, "decay 'cosin' is unknown (did you mean 'cosine'?); allowed: none, step"),
+        ({"decay": "cosine"}, "decay = cosine: start is missing"),
+        ({"start": -1, "decay": "cosine"}, "decay = cosine: start = -1 must be above 0"),
+        ({"start": math.nan}, "decay = none: start = nan must be a finite number"),
+        ({"start": 0.4, "decay": "cosine", "end": 0.5}, "end = 0.5 is refused; allowed: at most start = 0.4"),
+        ({"start": 0.4, "decay": "exponential", "every": 3}, "unknown option 'every'; allowed: start, warm_up, factor"),
+        ({"start": 0.4, "decay": "exponential", "factor": 1.5}, "factor = 1.5 must lie in (0, 1]"),
+        ({"start": 0.4, "decay": "step"}, "decay = step needs one of `every` (rounds) and `at`"),
+        ({"start": 0.4, "decay": "step", "every": 2, "at": [3]}, "decay = step needs one of"),
+        ({"start": 0.4, "decay": "step", "at": [0]}, "at = (0,) has 0, which must be at least 1"),
+        ({"start": 0.4, "decay": "step", "at": 3}, "at = 3 must be a list"),
+        ({"start": 0.4, "decay": "nowhere.Rate"}, "decay 'nowhere.Rate' can't be imported, ModuleNotFoundError"),
+        ({"start": 0.4, "decay": "math.sqrt"}, "decay 'math.sqrt' is no subclass of Rate"),
+        ({"start": 0.4, "decay": 3}, "decay 3 is unknown"),
+    ],
+)
+def test_bad_schedules_are_refused(setting: Any, words: str) -> None:
+    with pytest.raises(UserError) as error:
+        rate_of(setting)
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+class Rising(Rate):
+    """A schedule of a user who got a sign wrong."""
+
+    def decayed(self, p: int, rounds: int) -> float:
+        return self.start * (1 + p)
+
+
+def test_a_rate_above_its_start_is_refused() -> None:
+    """Methods are checked against `start`: FedNova's mu below 1 / eta."""
+    of = rate_of({"start": 0.4, "decay": f"{__name__}.Rising"})
+    assert of.at_round(1, 3) == 0.4
+    with pytest.raises(UserError, match=r"lr: Rising gives 0\.8 in round 2; allowed: above 0, at most 0\.4"):
+        of.at_round(2, 3)
+
+
+HALVED = Exponential(hand.LR, factor=0.5)
+REFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[[], Any]]] = {
+    "scaffold": ("scaffold", {}, {}, test_scaffold.Reference),
+    "fednova": ("fednova", {}, {}, lambda: test_fednova.Reference(0.0, 0.0)),
+    "fednova, momentum and mu": (
+        "fednova",
+        {"fednova": {"mu": test_fednova.MU}},
+        {"momentum": test_fednova.RHO},
+        lambda: test_fednova.Reference(test_fednova.RHO, test_fednova.MU),
+    ),
+    "feddyn": ("feddyn", test_feddyn.PLAIN, {}, test_feddyn.Reference),
+}
+
+
+@pytest.mark.parametrize("entry", REFERENCES)
+def test_methods_use_the_rate_of_the_round(engine: str, entry: str) -> None:
+    """Rates 0.5, 0.25, 0.125: SCAFFOLD's c_i divides by K eta_t, FedNova's a with mu has eta_t."""
+    recipe, settings, local, made = REFERENCES[entry]
+    ran = hand.run(recipe, settings, engine=engine, rounds=3, cohort=2, batch_size=1, lr=HALVED, **local)
+    reference = made()
+    for t, lr in zip((1, 2, 3), (0.5, 0.25, 0.125), strict=True):
+        reference.lr = lr
+        cohort, more = draw_cohort(0, t, 3, 2), (1.0,) if recipe == "scaffold" else ()
+        reference.round(cohort, [ran.batches(k, t) for k in cohort], *more)
+    params = reference.x if recipe == "scaffold" else reference.w
+    hand.same(ran.outcome.params, params)
+    if recipe == "scaffold":
+        test_scaffold.compare(ran, reference)
+    constant = hand.run(recipe, settings, engine=engine, rounds=3, cohort=2, batch_size=1, **local)
+    assert not torch.equal(constant.outcome.params["fc1.weight"], ran.outcome.params["fc1.weight"])
+
+
+DECAYING = Cosine(0.1, warm_up=1)
+
+
+@pytest.mark.parametrize("entry", ALONE)
+def test_engines_agree_on_a_schedule(entry: str) -> None:
+    recipe, settings = ALONE[entry]
+    options: Any = {"dtype": torch.float64, "batch_norm": True, "epochs": 1, "lr": DECAYING}
+    a, b = (federation.run(recipe, settings, engine=engine, **options) for engine in ("sequential", "vectorized"))
+    close(b.params, a.params, 1e-9)
+    close(b.evaluated, a.evaluated, 1e-9)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_schedule_that_stays_constant_changes_no_bit(engine: str, optimizer: str) -> None:
+    ours = Step(0.1, factor=1.0, every=1)
+    assert federation.equal(
+        federation.run("fedavg", engine=engine, lr=ours, optimizer=optimizer),
+        federation.run("fedavg", engine=engine, lr=0.1, optimizer=optimizer),
+    )
+
+
+def test_processes_have_the_same_bits() -> None:
+    """Each forked process computes the rate itself."""
+    outcomes = [federation.run("scaffold+fnr", lr=DECAYING, workers=workers) for workers in (1, 2)]
+    assert federation.equal(*outcomes)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorized"])
+def test_a_killed_run_goes_on_with_the_rate_of_its_round(engine: str, tmp_path: Path) -> None:
+    options: Any = {"lr": DECAYING, "rounds": 4, "engine": engine}
+    killed = federation.simulation("scaffold", checkpoint=tmp_path / "c", **options).rounds()
+    next(killed), next(killed)
+    resumed = federation.simulation("scaffold", checkpoint=tmp_path / "c", **options)
+    assert resumed.start_round == 2
+    assert federation.equal(resumed.run(), federation.run("scaffold", **options))
