@@ -7,7 +7,6 @@ files that code names beside itself, such as C++ and templates. Of the methods, 
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import json
 import os
@@ -18,15 +17,16 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.plugins import recipes
+from fedml_noniid.pipelines.experiment.facts import may_have_gpu
+from fedml_noniid.pipelines.experiment.facts import of_cpu as _of_cpu
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import resolve_device
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
@@ -39,7 +39,7 @@ LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plu
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.edge", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.edge", "pipelines.experiment.facts", "pipelines.experiment.kept", "pipelines.experiment.portable",
         "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
         "pipelines.experiment.usercache", "pipelines.experiment.workspace", "pipelines.tracking",
     )
@@ -96,24 +96,32 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
     deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    stage = code("fedml_noniid.pipelines.stages.deploy", *_methods(composition), silo=True)
+    stage = code("fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True)
     return {deploy.recipe: digest(deployed, stage)}
 
 
 def of_training(settings: Config, unit: Unit) -> str:
     """The hash of settings, code, versions and kind of machine of one item."""
-    recipe = settings.composition(unit.recipe)
-    training = code("fedml_noniid.pipelines.experiment.training", *_methods(recipe))
+    training = code("fedml_noniid.pipelines.experiment.training", *_modules(settings, unit.recipe))
     return digest(settings.params(unit), machine_kind(settings), training)
 
 
 def machine_kind(settings: Config) -> dict[str, str]:
     """The facts of the machine and its libraries that may change a result's bits."""
+    # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
+    vendor, known = _of_cpu("vendor_id"), settings.facts
+    if known and "torch" not in sys.modules and (settings.train.device == "cpu" or not may_have_gpu()):
+        return {
+            "device": "cpu", "torch": known["torch"], "vendor": vendor, "instructions": known["instructions"],
+        }  # fmt: skip
+    import torch
+
+    from fedml_noniid.plugins.engines.simulation import resolve_device
+
     device = resolve_device(settings.train.device)
     kind = {
-        "device": device.type, "torch": torch.__version__,
-        # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
-        "vendor": _of_cpu("vendor_id"), "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": device.type, "torch": torch.__version__, "vendor": vendor,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
     return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
@@ -159,8 +167,8 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
     return tuple(sorted({*found.values(), *(file for path in found.values() for file in _beside(path))}))
 
 
-def _methods(recipe: str) -> list[str]:
-    return [recipes.METHODS[name].__module__ for name in recipes.parse(recipe)]
+def _modules(settings: Config, recipe: str) -> list[str]:
+    return [method.module for method in settings.methods_of(recipe).values()]
 
 
 def _file(name: str) -> Path | None:
@@ -274,6 +282,8 @@ def git_commit() -> str:
 
 def machine(device: torch.device) -> dict[str, str]:
     """The facts that a run's seconds depend on, beside its settings: processor, cores, versions."""
+    import torch
+
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
@@ -284,13 +294,3 @@ def machine(device: torch.device) -> dict[str, str]:
 def cpu() -> str:
     """The processor's model. "unknown CPU" if the system does not name it."""
     return _of_cpu("model name")
-
-
-@functools.cache
-def _of_cpu(fact: str) -> str:
-    """A line of /proc/cpuinfo. "unknown CPU" if the system has none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU")

@@ -5,6 +5,7 @@ A cache file that is missing, damaged, of other code or not writable is never an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -27,20 +28,28 @@ def folder() -> Path:
 
 def read(name: str, key: str) -> Any:
     """The value that `write` stored under this name with this key. None if there is none."""
-    try:
-        digest, text = (folder() / f"{name}.json").read_text().split("\n", 1)
-        return json.loads(text) if digest == _digest(key, text) else None
-    except (OSError, ValueError, RuntimeError):
-        return None
+    found = read_bytes(f"{name}.json", key)
+    return None if found is None else json.loads(found)
 
 
 def write(name: str, key: str, value: object) -> None:
     """Stores a value that JSON can hold."""
-    text = json.dumps(value)
+    write_bytes(f"{name}.json", key, json.dumps(value).encode())
+
+
+def read_bytes(name: str, key: str) -> bytes | None:
+    """The content that `write_bytes` stored in the file `name` with this key. None if there is none."""
     try:
-        write_whole(folder() / f"{name}.json", f"{_digest(key, text)}\n{text}", private=True)
-    except (UserError, RuntimeError):
-        return
+        digest, _, content = (folder() / name).read_bytes().partition(b"\n")
+        return content if digest == _digest(key, content) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def write_bytes(name: str, key: str, content: bytes) -> None:
+    """Stores the content of a file."""
+    with contextlib.suppress(UserError, RuntimeError):
+        write_whole(folder() / name, _digest(key, content) + b"\n" + content, private=True)
 
 
 def stamp(path: Path) -> Stamp:
@@ -54,5 +63,5 @@ def is_settled(of: Stamp) -> bool:
     return time.time_ns() - max(of[:2]) > SETTLED_NS
 
 
-def _digest(key: str, text: str) -> str:
-    return hashlib.sha256(f"{key}\n{text}".encode()).hexdigest()
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\n" + content).hexdigest().encode()

@@ -117,7 +117,7 @@ def p_value(difference: Spread) -> float:
 def sign_test(higher: int, n: int) -> float:
     """p of the two-sided sign test: `higher` of `n` signs are positive."""
     fewer = min(higher, n - higher)
-    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / 2**n)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n))
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -74,6 +74,7 @@ def handed_over(arguments: Sequence[str], folder: str | None = None) -> int | No
         return CRASHED
     code = int.from_bytes(answer, "big", signed=True)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     return code

@@ -25,13 +25,13 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment import usercache
+from fedml_noniid.pipelines.experiment.facts import stamps
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stages
-from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, WARM
+from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, PASSED_ON, WARM
 
 SYNC = "sync"  # runs as a stage does
 ROOM = "fedml_noniid.pipelines"
@@ -49,8 +49,19 @@ SILOS = {"deploy": ("fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo
 # Environment variables that may differ between `noniid run` and a stage: DVC sets them, and no import reads them.
 FREE = ("DVC", "NONIID_", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LINES", "COLUMNS")
 LONGEST = 100  # bytes of a socket's path
+PATIENCE_S = 10  # for a request that has begun
 EDITED_S = 5  # code that was edited so shortly before may have been imported in part
 DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+class Request(NamedTuple):
+    """A command that hands its work over."""
+
+    stage: str
+    folder: str
+    environment: dict[str, str]
+    umask: int
+    descriptors: tuple[int, ...]
 
 
 class Stage(NamedTuple):
@@ -68,7 +79,7 @@ def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> I
     `code`: the folders of our code. `deploys`: whether a process imports FedML. `eager`: whether they import at once;
     otherwise at the first request for another stage than `plan`, as there may be none.
     """
-    before = _stamps(code)
+    before = stamps(code)
     edited = max(stamp[0] for stamp in before.values()) / 1e9  # seconds
     folder = tempfile.mkdtemp(prefix="noniid-")  # nobody else may enter it
     if time.time() - edited < EDITED_S or len(os.fsencode(folder)) + len(OTHER) >= LONGEST:
@@ -83,7 +94,7 @@ def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> I
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(f"{folder}/{name}")
                 listening.listen()
-                server = Server(listening, alive, root.resolve(), modules, lambda: _stamps(code) == before, eager)
+                server = Server(listening, alive, root.resolve(), modules, lambda: stamps(code) == before, eager)
                 started.append(_forked(server, of_servers, folder))
         os.environ[WARM] = folder
         yield
@@ -95,11 +106,6 @@ def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> I
         os.close(alive)
         os.close(of_servers)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _stamps(folders: Sequence[Path]) -> dict[Path, usercache.Stamp]:
-    """What changes when our code is edited."""
-    return {path: usercache.stamp(path) for folder in folders for path in folder.rglob("*.py")}
 
 
 def _forked(server: Server, of_parent: int, folder: str) -> int:
@@ -165,42 +171,39 @@ class Server:
         """Begins a stage in a fork. A request that is not for this process is closed: the stage runs cold."""
         client, _ = self._listening.accept()
         with contextlib.suppress(OSError, ValueError):
-            client.settimeout(10)
-            descriptors, request = _received(client)
+            client.settimeout(PATIENCE_S)
+            request = _received(client)
             client.settimeout(None)
-            stage, folder, environment, umask = request
-            if self._takes(client, stage, folder, environment):
+            if self._takes(client, request):
                 client.sendall(ACCEPTED)
-                self._imports |= stage[0] != "plan"
-                for name in self._modules[stage[0]]:
+                self._imports |= request.stage != "plan"
+                for name in self._modules[request.stage]:
                     _import(name)
                 pid = os.fork()
                 if pid == 0:
                     code = edge.CRASHED
                     try:
                         self._leave(client)
-                        code = _work(stage[0], descriptors, folder, environment, umask)
+                        code = _work(request)
                     except KeyboardInterrupt:
                         code = edge.INTERRUPTED
                     finally:
                         os._exit(code)
                 self._stages.append(Stage(pid, os.pidfd_open(pid), client))
-            for one in descriptors:
+            for one in request.descriptors:
                 os.close(one)
         if not any(one.client is client for one in self._stages):
             client.close()
 
-    def _takes(self, client: socket.socket, stage: object, folder: str, environment: Mapping[str, str]) -> bool:
+    def _takes(self, client: socket.socket, request: Request) -> bool:
         """Whether a stage has here what it has in a process of its own."""
-        peer = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        named = Path(environment.get("DVC_ROOT") or folder).resolve()
+        _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        named = Path(request.environment.get("DVC_ROOT") or request.folder).resolve()
         return (
-            peer[1] == os.getuid()
-            and isinstance(stage, list)
-            and len(stage) == 1
-            and stage[0] in self._modules
-            and Path(folder).resolve() == named == self._root
-            and _compared(environment) == self._environment
+            user == os.getuid()
+            and request.stage in self._modules
+            and Path(request.folder).resolve() == named == self._root
+            and _compared(request.environment) == self._environment
             and self._is_same_code()
         )
 
@@ -261,38 +264,36 @@ def _compared(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(FREE)}
 
 
-def _received(client: socket.socket) -> tuple[list[int], list[object]]:
-    """The descriptors and the request of a command. OSError, ValueError if they are not whole."""
+def _received(client: socket.socket) -> Request:
+    """The request of a command. OSError, ValueError if it is not whole, or not for a stage alone."""
     descriptors = array.array("i")
     head, rights, _, _ = client.recvmsg(4, socket.CMSG_SPACE(3 * descriptors.itemsize))
     for _, _, data in rights:
-        descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+        descriptors.frombytes(data)
     size, body = int.from_bytes(head, "big"), b""
-    while len(body) < size:
-        part = client.recv(size - len(body))
-        if not part:
-            raise ValueError("cut off")
+    while len(body) < size and (part := client.recv(size - len(body))):
         body += part
-    return list(descriptors), json.loads(body)
+    (stage,), folder, environment, umask = json.loads(body)
+    return Request(stage, folder, environment, umask, tuple(descriptors))
 
 
-def _work(stage: str, descriptors: Sequence[int], folder: str, environment: Mapping[str, str], umask: int) -> int:
+def _work(request: Request) -> int:
     """In a fork: runs the stage as its command would. Returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in PASSED_ON:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    for place, given in enumerate(descriptors):
+    for place, given in enumerate(request.descriptors):
         os.dup2(given, place)
-    for given in descriptors:
+    for given in request.descriptors:
         os.close(given)
-    os.chdir(folder)
-    os.umask(umask)
+    os.chdir(request.folder)
+    os.umask(request.umask)
     os.environ.clear()
-    os.environ.update(environment)
-    sys.stdin, sys.stdout, sys.stderr = open(0), _text(1), _text(2)  # noqa: SIM115, of this process
-    sys.argv = [stages.__file__, stage]
-    sys.path.insert(0, folder)  # as for `python -m`
+    os.environ.update(request.environment)
+    sys.stdin, sys.stdout, sys.stderr = open(0), _text(1), _text(2)  # noqa: SIM115, until the process ends
+    sys.argv = [stages.__file__, request.stage]
+    sys.path.insert(0, request.folder)  # as for `python -m`
     logging.root.handlers.clear()
-    if stage in SILOS:
+    if request.stage in SILOS:
         import torch
 
         from fedml_noniid.plugins.silo import loopback
@@ -301,26 +302,25 @@ def _work(stage: str, descriptors: Sequence[int], folder: str, environment: Mapp
         loopback.METHOD = "fork"
     code = edge.CRASHED
     try:
-        code = edge.guarded(lambda: sync(Workspace.of(Path(), os.environ))) if stage == SYNC else stages.main([stage])
+        if request.stage == SYNC:
+            code = edge.guarded(lambda: sync(Workspace.of(Path(), os.environ)))
+        else:
+            code = stages.main([request.stage])
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else edge.CRASHED
-    except BaseException:  # of any kind: Python prints it at the end of a process
+    except Exception:  # of any kind: Python prints it at the end of a process
         traceback.print_exc()
-    with contextlib.suppress(OSError):
-        sys.stdout.flush()
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
     return code
 
 
-def _text(descriptor: int) -> object:
+def _text(descriptor: int) -> TextIO:
     """A standard stream as Python opens it."""
     is_error = descriptor == 2
-    line_buffering = is_error or os.isatty(descriptor)
-    return open(
-        descriptor, "w", encoding="utf-8", errors="backslashreplace" if is_error else None,
-        buffering=1 if line_buffering else -1,
-    )  # fmt: skip
+    encoding, errors = getattr(sys.__stdout__, "encoding", None), "backslashreplace" if is_error else None
+    return open(descriptor, "w", 1 if is_error or os.isatty(descriptor) else -1, encoding, errors)
 
 
 def sync(place: Workspace) -> int:

@@ -58,11 +58,6 @@ class Outcome(NamedTuple):
     own: Tree = {}  # noqa: RUF012, never changed in place. The clients' own parts, leaves [N, ...], in simulations
 
 
-def cohort_size(participation: float, n_clients: int) -> int:
-    """M = max(1, round(C N)), clients per round."""
-    return max(1, round(participation * n_clients))
-
-
 def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
     """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
     if size == n_clients:

@@ -16,6 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -69,7 +70,7 @@ class Processes:
         self.running: dict[int, BaseProcess] = {}
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
-        self._context = multiprocessing.get_context(METHOD)
+        self._context: Any = multiprocessing.get_context(METHOD)
         self._context.set_forkserver_preload(["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"])
         # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
