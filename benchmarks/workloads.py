@@ -14,7 +14,8 @@ import torch
 from benchmarks.peers.harness import WEIGHTS
 from fedml_noniid.plugins.data.batches import epochs
 from fedml_noniid.plugins.data.streams import Streams
-from fedml_noniid.plugins.engines.plan import draw_cohort, initial_model
+from fedml_noniid.plugins.engines.cohort import draw_cohort
+from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.forward import Model
 

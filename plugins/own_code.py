@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import inspect
+import importlib.util
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import TypeVar
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 
 T = TypeVar("T")
-OURS = "fedml_noniid."
 
 
 def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) -> type[T]:
@@ -43,20 +42,14 @@ def place(error: Exception, function: str) -> str:
     return "" if last is None else f"{last.filename}, line {last.lineno}: "
 
 
-def sha256(kind: type) -> str:
-    """The hash of the source of a user's class: its file, or all Python files of its package. "" for a class of ours.
-
-    UserError if there is no source.
-    """
-    if kind.__module__.startswith(OURS):
-        return ""
-    top = importlib.import_module(kind.__module__.partition(".")[0])
+def source_of(name: str) -> str:
+    """The SHA-256 of the source of a user's class: its file, or all Python files of its package. UserError."""
+    top = name.partition(".")[0]
     try:
-        folder = Path(inspect.getsourcefile(top) or "").parent if hasattr(top, "__path__") else None
-        files = sorted(folder.rglob("*.py")) if folder else [Path(inspect.getsourcefile(kind) or "")]
-        digest = hashlib.sha256()
-        for file in files:
-            digest.update(file.read_bytes())
-    except (OSError, TypeError) as error:
-        raise UserError(f"{kind.__module__}.{kind.__qualname__}: has no readable source ({error})") from None
-    return digest.hexdigest()
+        found = importlib.util.find_spec(top)
+        folders = list((found and found.submodule_search_locations) or [])
+        files = sorted(file for folder in folders for file in Path(folder).rglob("*.py"))
+        files = files or [Path(str(found and found.origin))]
+        return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name}: the source of {top} can't be read ({error})") from None

@@ -11,7 +11,7 @@ from fedml_noniid.pipelines.advise.learner import Advice as Found
 from fedml_noniid.pipelines.advise.learner import Expected
 from fedml_noniid.pipelines.tools import advice as tool
 from fedml_noniid.plugins.data.checks import real_number
-from fedml_noniid.plugins.engines.plan import cohort_size
+from fedml_noniid.plugins.engines.cohort import cohort_size
 
 
 @dataclass(frozen=True, eq=False, repr=False)

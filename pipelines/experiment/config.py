@@ -8,7 +8,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, NamedTuple, cast, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import (
     BaseModel,
@@ -20,20 +30,19 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from torch import Tensor
 
-from fedml_noniid.plugins import models, recipes
+from fedml_noniid.pipelines.experiment import facts
+from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
-from fedml_noniid.plugins.data import datasets, drift, label_noise, noise, rotation
+from fedml_noniid.plugins.data import sources
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
-from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.plan import OPTIMIZERS, LocalTraining, cohort_size
-from fedml_noniid.plugins.engines.simulation import DEVICES, ENGINES
+from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.settings import (
+    CHECKED,
     Count,
     CountOrNone,
     Decay,
@@ -43,7 +52,24 @@ from fedml_noniid.plugins.settings import (
     Section,
     mistakes,
     too_large,
+    unless_checked,
 )
+
+# The modules that import torch are imported when settings are checked.
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedml_noniid.plugins import models, recipes
+    from fedml_noniid.plugins.data import datasets, drift, label_noise, noise, rotation
+    from fedml_noniid.plugins.data.dataset import Dataset
+    from fedml_noniid.plugins.engines import plan, simulation
+    from fedml_noniid.plugins.engines.plan import LocalTraining
+else:
+    models, recipes = map(Later, ("models", "recipes"))
+    datasets, drift, label_noise, noise, rotation = (
+        Later(f"data.{name}") for name in ("datasets", "drift", "label_noise", "noise", "rotation")
+    )
+    plan, simulation = Later("engines.plan"), Later("engines.simulation")
 
 FILE = "params.yaml"
 DEPLOYS = "`noniid init --deploy` makes a study with both, the section deploy of params.yaml and the stage of dvc.yaml"
@@ -67,10 +93,12 @@ class DataSettings(Section):
 
     @field_validator("name")
     @classmethod
+    @unless_checked
     def _known(cls, name: str) -> str:
         return known("data set", name, datasets.DATASETS)
 
     @model_validator(mode="after")
+    @unless_checked
     def _fits(self) -> DataSettings:
         datasets.check(self.name, self.options)
         return self
@@ -85,10 +113,11 @@ class NoiseSettings(Section):
     """Gaussian noise on each client's samples: feature skew."""
 
     sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale where pixels are 0 to 1
-    form: str = noise.FORMS[0]
+    form: str = "level"
 
     @field_validator("form")
     @classmethod
+    @unless_checked
     def _known(cls, form: str) -> str:
         return known("form", form, noise.FORMS)
 
@@ -105,11 +134,12 @@ class LabelNoiseSettings(Section):
     """Wrong labels among each client's training samples."""
 
     rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]  # the probability that a label is wrong
-    form: str = label_noise.FORMS[0]
-    kind: str = label_noise.KINDS[0]
+    form: str = "equal"
+    kind: str = "symmetric"
 
     @field_validator("form", "kind")
     @classmethod
+    @unless_checked
     def _known(cls, value: str, info: Any) -> str:
         return known(info.field_name, value, {"form": label_noise.FORMS, "kind": label_noise.KINDS}[info.field_name])
 
@@ -126,6 +156,7 @@ class RotationSettings(Section):
 
     @field_validator("degrees")
     @classmethod
+    @unless_checked
     def _exact(cls, degrees: list[int]) -> list[int]:
         rotation.check(degrees)
         return degrees
@@ -141,10 +172,11 @@ class DriftSettings(Section):
 
     at: Count  # the first round with other labels
     swap: list[list[int]]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
-    kind: str = drift.KINDS[0]
+    kind: str = "sudden"
     every: Count | None = None  # rounds from one group of clients to the next, or until the first labels come back
 
     @model_validator(mode="after")
+    @unless_checked
     def _fits(self) -> DriftSettings:
         drift.check(self.kind, self.every, self.swap)
         return self
@@ -332,13 +364,16 @@ class TrainSettings(LocalSettings):
 
     @field_validator("model", "optimizer", "engine", "device")
     @classmethod
+    @unless_checked
     def _known(cls, value: str, info: Any) -> str:
         allowed = {
-            "model": [*models.MODELS], "optimizer": [*OPTIMIZERS], "engine": [*ENGINES], "device": [*DEVICES],
+            "model": [*models.MODELS], "optimizer": [*plan.OPTIMIZERS],
+            "engine": [*simulation.ENGINES], "device": [*simulation.DEVICES],
         }  # fmt: skip
         return known(info.field_name, value, allowed[info.field_name])
 
     @model_validator(mode="after")
+    @unless_checked
     def _fits(self) -> TrainSettings:
         models.check(self.model, self.model_options)
         return self
@@ -376,6 +411,7 @@ class TuneSettings(Section):
 
     @field_validator("grid")
     @classmethod
+    @unless_checked
     def _values(cls, grid: Axes) -> Axes:
         errors: list[str] = []
         for section, keys in grid.items():
@@ -403,6 +439,7 @@ class Config(Section):
     machine: MachineSettings = MachineSettings()
     deploy: DeploySettings | None = None
     tune: TuneSettings | None = None
+    _facts: dict[str, Any] = PrivateAttr(default_factory=dict)  # see `experiment.facts`
 
     @field_validator("experiment")
     @classmethod
@@ -420,6 +457,7 @@ class Config(Section):
 
     @field_validator("recipes")
     @classmethod
+    @unless_checked
     def _recipes(cls, entries: dict[str, Recipe]) -> dict[str, Recipe]:
         checked = {name: _mistakes(entry.recipe or name, entry.settings) for name, entry in entries.items()}
         errors = [f"{name}: {error}" for name, found in checked.items() for error in found]
@@ -473,7 +511,7 @@ class Config(Section):
     def own_files(self) -> bool:
         """Whether results depend on files of the user: on own data, or on a file of missing clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in datasets.OWN or any(given is not None and given.file for given in scenarios)
+        own = self.data.name in sources.OWN or any(given is not None and given.file for given in scenarios)
         return own or any(map(self.own_code, self.recipe_names))
 
     def late(self) -> list[str]:
@@ -492,13 +530,24 @@ class Config(Section):
 
     def train_of(self, recipe: str) -> TrainSettings:
         """`train` with the values that an entry has for itself."""
-        own = self.recipes[recipe].train.given
-        return self.train.model_copy(update=own)
+        own = self.recipes[recipe].train
+        return self.train.model_copy(update={key: getattr(own, key) for key in own.given}) if own.given else self.train
 
     def own_code(self, recipe: str) -> dict[str, str]:
         """The classes of the user's own that an entry trains with: name -> SHA-256 of their source."""
         train = self.train_of(recipe)
         return train.own_code(train.lr)
+
+    def methods_of(self, recipe: str) -> dict[str, Method]:
+        """The methods of an entry, by name."""
+        composition = self.composition(recipe)
+        known = self.facts["methods"] if self.facts else facts.methods([composition])
+        return {name: Method(*about) for name, about in known[composition].items()}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What only torch can tell. Empty if it has to be asked."""
+        return self._facts
 
     def units(self) -> list[Unit]:
         """All items, ordered by seed, so that the first items already fill a table."""
@@ -523,6 +572,13 @@ class Config(Section):
         for section, values in sections.items():
             flat |= {f"{section}.{key}": value for key, value in values.items()}
         return flat
+
+
+class Method(NamedTuple):
+    """A method of a recipe."""
+
+    module: str
+    defaults: dict[str, object]  # of its hyper-parameters
 
 
 class Unit(NamedTuple):
@@ -592,7 +648,14 @@ def _refused(section: str, key: str, value: object) -> list[str]:
 
 def load(root: Path) -> Config:
     """Reads and checks params.yaml in `root`, and the files that it names. UserError with one line per error."""
-    settings = checked(read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}"), FILE)
+    content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
+    known = facts.read(root, content)
+    CHECKED.set(bool(known))
+    try:
+        settings = checked(content, FILE)
+    finally:
+        CHECKED.set(False)
+    settings._facts = known
     errors = []
     for name in settings.scenario_names:
         scenario = settings.scenarios[name]
@@ -603,6 +666,8 @@ def load(root: Path) -> Config:
                 errors.append(f"{FILE}: scenarios.{name}.availability.file: {error}")
     if errors:
         raise UserError("\n".join(errors))
+    if not known:
+        facts.write(root, content, map(settings.composition, settings.recipes))
     return settings
 
 

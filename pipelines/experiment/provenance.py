@@ -7,27 +7,31 @@ files that code names beside itself, such as C++ and templates. Of the methods, 
 from __future__ import annotations
 
 import ast
-import functools
 import hashlib
 import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
+from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.plugins import recipes
+from fedml_noniid.pipelines.experiment.facts import may_have_gpu
+from fedml_noniid.pipelines.experiment.facts import of_cpu as _of_cpu
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.simulation import resolve_device
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parents[3]  # holds the package: the checkout, or site-packages
 PACKAGE = "fedml_noniid"
+CODE = "code"  # name in the user's cache
+LONGEST = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.recipes"
 # These count without their imports: they name every method, data set and partition. What is used counts elsewhere.
 LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plugins.settings")
@@ -35,9 +39,9 @@ LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plu
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.edge", "pipelines.experiment.kept", "pipelines.experiment.portable",
+        "pipelines.edge", "pipelines.experiment.facts", "pipelines.experiment.kept", "pipelines.experiment.portable",
         "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
-        "pipelines.experiment.workspace", "pipelines.tracking",
+        "pipelines.experiment.usercache", "pipelines.experiment.workspace", "pipelines.tracking",
     )
 )  # fmt: skip
 SILO = "fedml_noniid.plugins.silo"
@@ -57,7 +61,7 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
     reported = [data, split, used, entries, settings.seeds, local, settings.experiment]
     cut = code("fedml_noniid.pipelines.stages.partition")
     dealt = {name: settings.scenarios[name].model_dump(exclude={"availability"}) for name in used}
-    return {
+    found = {
         "machine": machine_kind(settings),
         "prepare": preparing(settings, own_files),
         "partition": {
@@ -68,6 +72,8 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
         "deploy": _deploying(settings, split),
     }  # fmt: skip
+    _sources().save()
+    return found
 
 
 def preparing(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -90,24 +96,32 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
     deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    stage = code("fedml_noniid.pipelines.stages.deploy", *_methods(composition), silo=True)
+    stage = code("fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True)
     return {deploy.recipe: digest(deployed, stage)}
 
 
 def of_training(settings: Config, unit: Unit) -> str:
     """The hash of settings, code, versions and kind of machine of one item."""
-    recipe = settings.composition(unit.recipe)
-    training = code("fedml_noniid.pipelines.experiment.training", *_methods(recipe))
+    training = code("fedml_noniid.pipelines.experiment.training", *_modules(settings, unit.recipe))
     return digest(settings.params(unit), machine_kind(settings), training)
 
 
 def machine_kind(settings: Config) -> dict[str, str]:
     """The facts of the machine and its libraries that may change a result's bits."""
+    # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
+    vendor, known = _of_cpu("vendor_id"), settings.facts
+    if known and "torch" not in sys.modules and (settings.train.device == "cpu" or not may_have_gpu()):
+        return {
+            "device": "cpu", "torch": known["torch"], "vendor": vendor, "instructions": known["instructions"],
+        }  # fmt: skip
+    import torch
+
+    from fedml_noniid.plugins.engines.simulation import resolve_device
+
     device = resolve_device(settings.train.device)
     kind = {
-        "device": device.type, "torch": torch.__version__,
-        # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
-        "vendor": _of_cpu("vendor_id"), "instructions": torch.backends.cpu.get_cpu_capability(),
+        "device": device.type, "torch": torch.__version__, "vendor": vendor,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
     }  # fmt: skip
     return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
@@ -149,12 +163,12 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
         found[name] = path
         # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
-        todo += [other for other in _imports(path) if name not in LISTS or other in LISTS]
+        todo += [other for other in _source(path).imports if name not in LISTS or other in LISTS]
     return tuple(sorted({*found.values(), *(file for path in found.values() for file in _beside(path))}))
 
 
-def _methods(recipe: str) -> list[str]:
-    return [recipes.METHODS[name].__module__ for name in recipes.parse(recipe)]
+def _modules(settings: Config, recipe: str) -> list[str]:
+    return [method.module for method in settings.methods_of(recipe).values()]
 
 
 def _file(name: str) -> Path | None:
@@ -164,20 +178,66 @@ def _file(name: str) -> Path | None:
     return next((path for path in candidates if path.is_file()), None)
 
 
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_bytes())
+class _Source(NamedTuple):
+    """What counts of a Python file."""
+
+    hash: str  # for a module of its code
+    imports: list[str]  # our modules among its imports
+    texts: list[str]  # its texts that may be names of files
+
+
+def _of_file(path: Path) -> _Source:
+    """Parses a Python file. The registry counts without its imports and its table of methods."""
+    tree = ast.parse(path.read_bytes())
+    imports = [name for name in _named(tree) if name.split(".")[0] == PACKAGE]
+    constants = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+    texts = sorted(text for text in constants if isinstance(text, str) and text and "/" not in text)
+    body = tree.body
+    if path == _file(REGISTRY):
+        body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
+    hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
+    return _Source(hashed, imports, [text for text in texts if len(text) <= LONGEST])
+
+
+class _Sources:
+    """What counts of each Python file, from the user's cache unless the file has changed since."""
+
+    def __init__(self) -> None:
+        # The key stands for these rules, and for Python's syntax trees.
+        self._key = f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()} {sys.version}"
+        self._known: dict[str, list[Any]] = usercache.read(CODE, self._key) or {}  # path -> stamp, _Source
+        self._is_fresh = False
+
+    def __getitem__(self, path: Path) -> _Source:
+        stamp, found = usercache.stamp(path), self._known.get(str(path), [None])
+        if stamp == found[0]:
+            return _Source(*found[1])
+        source = _of_file(path)
+        if usercache.is_settled(stamp):
+            self._known[str(path)], self._is_fresh = [stamp, source], True
+        return source
+
+    def save(self) -> None:
+        """Writes what was found into the user's cache, which forgets the files that are gone."""
+        if self._is_fresh:
+            self._known = {path: found for path, found in self._known.items() if Path(path).exists()}
+            usercache.write(CODE, self._key, self._known)
+            self._is_fresh = False
 
 
 @cache
-def _imports(path: Path) -> list[str]:
-    """Our modules among the imports of a file."""
-    return [name for name in _named(_tree(path)) if name.split(".")[0] == PACKAGE]
+def _sources() -> _Sources:
+    return _Sources()
+
+
+@cache
+def _source(path: Path) -> _Source:
+    return _sources()[path]
 
 
 def _beside(path: Path) -> Iterator[Path]:
     """The files beside a module that are no modules, and that its texts name, themselves or by their folder."""
-    texts = {node.value for node in ast.walk(_tree(path)) if isinstance(node, ast.Constant)}
+    texts = _source(path).texts
     for place in path.parent.iterdir():
         if place.name in texts and place.suffix != ".py" and not (place / "__init__.py").exists():
             yield from sorted(place.iterdir()) if place.is_dir() else (place,)
@@ -192,15 +252,9 @@ def _named(tree: ast.Module) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
 
 
-@cache
 def _hash(path: Path) -> str:
-    """Hash of a file, for a module of its code. The registry counts without its imports and its table of methods."""
-    if path.suffix != ".py":
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    body = _tree(path).body
-    if path == _file(REGISTRY):
-        body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
-    return hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
+    """Hash of a file, for a module of its code."""
+    return _source(path).hash if path.suffix == ".py" else hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _dumped(node: ast.stmt) -> str:
@@ -228,6 +282,8 @@ def git_commit() -> str:
 
 def machine(device: torch.device) -> dict[str, str]:
     """The facts that a run's seconds depend on, beside its settings: processor, cores, versions."""
+    import torch
+
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
@@ -238,13 +294,3 @@ def machine(device: torch.device) -> dict[str, str]:
 def cpu() -> str:
     """The processor's model. "unknown CPU" if the system does not name it."""
     return _of_cpu("model name")
-
-
-@functools.cache
-def _of_cpu(fact: str) -> str:
-    """A line of /proc/cpuinfo. "unknown CPU" if the system has none."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU")

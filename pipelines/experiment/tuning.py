@@ -29,7 +29,6 @@ from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.util import load_yaml_guess_indent
 
 from fedml_noniid.pipelines.experiment.config import FILE, Axes, Config, Recipe, Tuned, TuneSettings, Values
-from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.yaml_files import read_yaml
@@ -80,7 +79,7 @@ def points(settings: Config) -> dict[str, list[Point]]:
     """
     tune, found, errors = wanted(settings), {}, []
     tuned = tune.recipes or settings.recipe_names
-    methods = {name: recipes.parse(settings.composition(name)) for name in tuned}
+    methods = {name: settings.methods_of(name) for name in tuned}
     if not settings.data.validation:
         errors.append("tune: data.validation = 0 leaves no samples to choose values on; allowed: above 0")
     for name in tuned:

@@ -8,7 +8,6 @@ from fedml_noniid.pipelines.experiment import tuning
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
 from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.reporting.text import NONE
-from fedml_noniid.plugins.recipes import hyper_parameters
 
 NOT_TUNED = (
     "No value was tuned by `noniid tune`. Methods ran at the values in params.yaml or at the defaults of their files. "
@@ -156,7 +155,7 @@ def _close(tuned: Mapping[str, Tuned]) -> list[str]:
 def _changed(settings: Config) -> str:
     """The hyper-parameters that are not at the default of their method's file."""
     values = [
-        (name, key, value, hyper_parameters(method)[key])
+        (name, key, value, settings.methods_of(name)[method].defaults[key])
         for name in settings.recipe_names
         for method, own in settings.recipes[name].settings.items()
         for key, value in own.items()

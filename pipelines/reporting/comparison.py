@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from scipy.stats import binomtest, t
+from scipy.special import stdtr, stdtrit
 
 from fedml_noniid.pipelines.reporting.summary import TINY, Line, Scenario, Spread, spread
 
@@ -95,7 +95,7 @@ def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], 
     deviation = max(found.std if found.std > TINY else 0.0, step / math.sqrt(n))
     p = p_value(found._replace(std=deviation))
     signs = [d > 0 for d in differences if abs(d) > TINY]
-    sign_p = float(binomtest(sum(signs), len(signs)).pvalue) if signs else 1.0
+    sign_p = sign_test(sum(signs), len(signs)) if signs else 1.0
     return Comparison(recipe, differences, step, deviation, *ends, p, sign_p)
 
 
@@ -111,7 +111,13 @@ def p_value(difference: Spread) -> float:
     """p of the paired t test, from differences by seed. 1 if they do not vary or there is one."""
     if not difference.std:
         return 1.0
-    return float(2 * t.sf(abs(difference.mean) * math.sqrt(difference.n) / difference.std, difference.n - 1))
+    return float(2 * stdtr(difference.n - 1, -abs(difference.mean) * math.sqrt(difference.n) / difference.std))
+
+
+def sign_test(higher: int, n: int) -> float:
+    """p of the two-sided sign test: `higher` of `n` signs are positive."""
+    fewer = min(higher, n - higher)
+    return min(1.0, 2 * sum(math.comb(n, k) for k in range(fewer + 1)) / float(2**n))
 
 
 def holm(ps: Sequence[float]) -> list[float]:
@@ -125,7 +131,7 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 def per_deviation(n: int, level: float = LEVEL) -> float:
     """The mean difference that a paired t test over n seeds needs, in standard deviations of the differences."""
-    return float(t.ppf(1 - level / 2, n - 1)) / math.sqrt(n)
+    return float(stdtrit(n - 1, 1 - level / 2)) / math.sqrt(n)
 
 
 def seeds_needed(one: Comparison, comparisons: int) -> int | None:

@@ -24,7 +24,7 @@ from fedml_noniid.plugins.data.indices import Indices, read_indices
 from fedml_noniid.plugins.data.partitions import partition
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.types import Ints
-from fedml_noniid.plugins.engines.plan import cohort_size
+from fedml_noniid.plugins.engines.cohort import cohort_size
 from fedml_noniid.plugins.settings import LocalSettings
 from fedml_noniid.plugins.silo import loopback
 from fedml_noniid.plugins.silo import settings as deployments

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.provenance import contents, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.files import replace_folder
+from fedml_noniid.plugins.data.sources import sources
 
 
 def content(hashes: Mapping[str, str]) -> bytes:
@@ -24,7 +24,7 @@ def run(place: Workspace) -> None:
     """Writes one file for each stage."""
     settings = config.load(place.root)
     data = settings.data
-    own_files = contents(datasets.sources(data.name, place.given(data.root), data.options))
+    own_files = contents(sources(data.name, place.given(data.root), data.options))
     found = plan(settings, own_files)
     files = {f"{stage}.json": content(hashes) for stage, hashes in found.items()}
     replace_folder(place.root / "plan", files)

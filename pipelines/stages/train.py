@@ -23,7 +23,7 @@ from fedml_noniid.pipelines.experiment.training import SECONDS, tags_of, trained
 from fedml_noniid.pipelines.experiment.workers import how_many, side_by_side
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.tracking.live import Live
-from fedml_noniid.pipelines.tracking.store import Store, load
+from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.engines.callbacks import Hear
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
@@ -62,8 +62,6 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
     todo = sum(not kept.is_whole(kept.place(place.repository, found), found) for found in fingerprints.values())
     # If one item is left, its clients take all processes.
     alone = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
-    if todo:
-        load()
     diverged = {}
     with progress.Display(f"{title}, training", len(units)) as display:
         work = partial(_settle, place, settings, fingerprints, alone)
@@ -99,10 +97,10 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
     every = settings.machine.checkpoint_every
 
     def hear(row: Mapping[str, float]) -> None:
-        progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
         # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
             run.log_rounds(simulation.loop.rows)
+        progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
 
     kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
     simulation = item.simulation([Hear(hear), kept_rounds], workers)
@@ -119,8 +117,7 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
             raise
         shutil.rmtree(resume, ignore_errors=True)
         return {DIVERGED: str(error).encode()}
-    run.log_rounds(simulation.loop.rows)
-    run.finish(json.loads(files["run.json"])["final"])
+    run.finish(simulation.loop.rows, json.loads(files["run.json"])["final"])
     shutil.rmtree(resume, ignore_errors=True)
     made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.loop.rows]}
     return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}

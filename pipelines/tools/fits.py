@@ -26,6 +26,7 @@ from fedml_noniid.plugins.data import datasets
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.indices import Indices
 from fedml_noniid.plugins.data.readers.download import DownloadNeededError, forbidden
+from fedml_noniid.plugins.data.sources import sources
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import Plan
@@ -105,7 +106,7 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
 def _prepared(place: Workspace, settings: Config) -> Dataset:
     """The prepared data if they are those of the settings, otherwise what stage `prepare` would make. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
-    own = contents(datasets.sources(data.name, place.given(data.root), data.options))
+    own = contents(sources(data.name, place.given(data.root), data.options))
     if lock.is_file() and place.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
         if made_of == hashlib.md5(plan.content(preparing(settings, own)), usedforsecurity=False).hexdigest():

@@ -15,8 +15,10 @@ from pathlib import Path
 from ruamel.yaml import YAML
 
 from fedml_noniid.pipelines import edge
-from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment import kept, portable
 from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages.handover import handed_over
+from fedml_noniid.pipelines.tools import warm
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
@@ -42,9 +44,9 @@ def repro(place: Workspace, stage: str | None = None) -> int:
     if shutil.which("dvc", path=_path()) is None:
         raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
     kept.refuse_foreign(root)
-    with _alone(root):
+    portable.fix(root / "params.yaml")
+    with _alone(root), _warm(root, stage):
         if not _is_checked(root):
-            # Imported here: it imports torch, which takes seconds.
             from fedml_noniid.pipelines.tools import fits
 
             settings, _ = fits.checked(place)
@@ -58,12 +60,24 @@ def repro(place: Workspace, stage: str | None = None) -> int:
             code = _dvc(root, "--force", "--single-item", "plan")
         code = code or _dvc(root, *([stage] if stage else []))
         if code == 0:
-            from fedml_noniid.pipelines.tracking.store import spared
-            from fedml_noniid.pipelines.tracking.verbs import bring_up_to_date
-
-            with spared("the new results"):
-                bring_up_to_date(place)
+            done = handed_over([warm.SYNC], str(root))
+            code = warm.sync(place) if done is None else done
         return code
+
+
+@contextmanager
+def _warm(root: Path, stage: str | None) -> Iterator[None]:
+    """Processes in which the stages' imports are done. None if `root` has code of its own, which `python` takes."""
+    own = root / "fedml_noniid"
+    if own.exists() and own.resolve() != CODE.resolve():
+        yield
+        return
+    eager = not _is_checked(root) or not (root / "report").exists()
+    if eager:
+        from fedml_noniid.pipelines.tools import fits  # noqa: F401  # imports torch for all of them
+    deploys = eager and stage in (None, "deploy") and "deploy" in (read_yaml(root / "dvc.yaml").get("stages") or ())
+    with warm.processes(root, [CODE / folder for folder in SOURCES], deploys, eager):
+        yield
 
 
 def table(root: Path) -> str:

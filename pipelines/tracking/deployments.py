@@ -126,7 +126,7 @@ def _rounds(path: Path) -> list[dict[str, float]]:
 
 def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]]) -> dict[int, dict[str, float]]:
     """How many silos were asked and answered in each round, and which. Round 0 is there if somebody missed it."""
-    from fedml_noniid.plugins.engines.plan import draw_cohort
+    from fedml_noniid.plugins.engines.cohort import draw_cohort
 
     silos, seed, late = deployment.silos, deployment.common_args.random_seed, defaultdict[int, set[int]](set)
     for (t, _), clients in missing.items():

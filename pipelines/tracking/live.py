@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from fedml_noniid.pipelines.tracking import runs, view
 from fedml_noniid.pipelines.tracking.store import Store, spared
+
+SOON_S = 5  # a training that ends sooner has its run from `sync` alone
 
 
 class Live:
     """Records a training while it runs. The first error of MLflow ends the recording with a warning.
 
-    `sync` completes the run from the files of the finished item.
+    `sync` completes the run from the files of the finished item, or makes it if the training was short.
     """
 
     def __init__(
@@ -23,41 +27,44 @@ class Live:
         tags: Mapping[str, str],
         system_metrics: bool = False,
     ) -> None:
-        """The arguments are those of `runs.start`."""
-        self._store, self._name = store, name
+        """The arguments are those of `runs.start`. MLflow is first called, and imported, by `log_rounds` or `fail`."""
+        self._store, self._name, self._experiment = store, name, experiment
+        self._began = time.time()
+        self._begin = partial(
+            runs.start, store, experiment, name, params, tags, system_metrics, began=round(1000 * self._began)
+        )
         self._run: runs.Run | None = None
+        self._is_over = False  # since an error
         self.run_id = ""  # stays when the recording has ended
 
-        def begin() -> None:
-            self._run = runs.start(store, experiment, name, params, tags, system_metrics)
-            self.run_id = self._run.run_id
-            client = store.client()
-            with store.lock("view"):  # a page that is open shows the run in its group
-                view.prepare(client, runs.of_name(store, client, experiment))
-
-        self._record(begin)
-
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """As `Run.log_rounds`."""
-        if (run := self._run) is not None:
-            self._record(lambda: run.log_rounds(rows))
+        """As `Run.log_rounds`, once the training has taken SOON_S seconds."""
+        if self._run is not None or time.time() - self._began >= SOON_S:
+            self._record(lambda run: run.log_rounds(rows))
 
-    def finish(self, final: Mapping[str, float]) -> None:
-        """As `Run.finish`."""
-        if (run := self._run) is not None:
-            self._record(lambda: run.finish(final))
+    def finish(self, rows: Iterable[Mapping[str, float]], final: Mapping[str, float]) -> None:
+        """As `Run.log_rounds` and `Run.finish`, unless the training was short."""
+        if self._run is not None:
+            self._record(lambda run: run.log_rounds(rows))
+            self._record(lambda run: run.finish(final))
 
     def fail(self, reason: str) -> None:
-        """As `Run.fail`."""
-        if (run := self._run) is not None:
-            self._record(lambda: run.fail(reason))
+        """As `Run.fail`, also for a short training: `sync` knows nothing of it."""
+        self._record(lambda run: run.fail(reason))
 
-    def _record(self, call: Callable[[], None]) -> None:
-        """Calls. After an error, nothing is recorded any more."""
-        done = False
+    def _record(self, call: Callable[[runs.Run], None]) -> None:
+        """Calls with the run, which begins if it has not. After an error, nothing is recorded any more."""
+        if self._is_over:
+            return
+        self._is_over = True
         with spared(f"a part of the run {self._name}"), self._store.guarded():
-            call()
-            done = True
-        if not done and self._run is not None:
+            if self._run is None:
+                self._run = self._begin()
+                self.run_id = self._run.run_id
+                client = self._store.client()
+                with self._store.lock("view"):  # a page that is open shows the run in its group
+                    view.prepare(client, runs.of_name(self._store, client, self._experiment))
+            call(self._run)
+            self._is_over = False
+        if self._is_over and self._run is not None:
             self._run.abandon()
-            self._run = None

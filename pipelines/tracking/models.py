@@ -10,6 +10,7 @@ from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.tracking.runs import NAME, cut
@@ -33,6 +34,7 @@ def register(client: Any, run: Any, experiment: str, result: Result, root: Path)
     from mlflow.exceptions import MlflowException
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
+    from mlflow.utils import environment
 
     run_id, seed, parts = run.info.run_id, str(result.seed), (experiment, result.scenario, result.recipe)
     name = cut(re.sub("[/:]", "_", ".".join(parts)), NAME)
@@ -51,7 +53,9 @@ def register(client: Any, run: Any, experiment: str, result: Result, root: Path)
             Path(__file__).with_name("served.py"),
             Model(run_id=run_id, model_id=model.model_id, signature=signature),
         )
-        pyfunc.save_model(files, "served", str(data), [str(code)], mlflow_model=about, pip_requirements=REQUIRED)
+        # The versions in REQUIRED are those that are installed. MLflow's check of that takes a second.
+        with mock.patch.object(environment, "warn_dependency_requirement_mismatches", create=True):
+            pyfunc.save_model(files, "served", str(data), [str(code)], mlflow_model=about, pip_requirements=REQUIRED)
         package = files / "code" / "fedml_noniid"
         shutil.copytree(PLUGINS, package / "plugins", ignore=_others)
         (package / "__init__.py").touch()

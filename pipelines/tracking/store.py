@@ -10,13 +10,17 @@ import os
 import re
 import shutil
 import sqlite3
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -34,6 +38,8 @@ TAGGED = (
     "SELECT tags.value FROM tags JOIN runs USING (run_uuid) JOIN experiments USING (experiment_id)"
     " WHERE experiments.name = ? AND tags.key = ? AND runs.lifecycle_stage = 'active'"
 )
+
+ADAPTED = "UPDATE experiments SET artifact_location = ?, creation_time = ?, last_update_time = ?"
 
 
 class StoreError(UserError):
@@ -168,22 +174,42 @@ class Store:
         log.info("MLflow: the old ones are kept in mlruns/*.moved-%d", n)
 
     def _create(self) -> None:
-        """Builds the database beside its final place and moves it there. A kill leaves no database or a whole one."""
+        """Makes the database beside its final place and moves it there. A kill leaves no database or a whole one."""
         from mlflow.exceptions import MlflowException
-        from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
         from sqlalchemy.exc import SQLAlchemyError
 
         unfinished = self.folder / ".new"
         shutil.rmtree(unfinished, ignore_errors=True)  # left by a killed process
         try:
             unfinished.mkdir()
-            build: Any = SqlAlchemyStore  # mlflow's constructor has no types
-            build(f"sqlite:///{unfinished / 'mlflow.db'}", (self.folder / "artifacts").as_uri()).engine.dispose()
+            self._fill(unfinished / "mlflow.db")
             os.replace(unfinished / "mlflow.db", self.database)
-        except (MlflowException, SQLAlchemyError, OSError) as error:
+        except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
             raise StoreError(f"{self.database}: can't be created ({_line(error)}); is the disk full?") from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
+
+    def _fill(self, path: Path) -> None:
+        """Writes an empty database, from the user's cache if this version of MLflow has made one there."""
+        name, artifacts = "mlflow.db", (self.folder / "artifacts").as_uri()
+        made_by = f"{sys.version} {[version(one) for one in ('mlflow', 'SQLAlchemy', 'alembic')]}"
+        template = usercache.read_bytes(name, made_by)
+        if template is None:
+            _build(path, artifacts)
+            usercache.write_bytes(name, made_by, path.read_bytes())
+            return
+        path.write_bytes(template)
+        with contextlib.closing(sqlite3.connect(path)) as database, database:
+            # The one experiment in it has the one path in it.
+            database.execute(ADAPTED, (f"{artifacts}/0", *2 * [round(1000 * time.time())]))
+
+
+def _build(path: Path, artifacts: str) -> None:
+    """Has MLflow make an empty database. It takes a second."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    build: Any = SqlAlchemyStore  # mlflow's constructor has no types
+    build(f"sqlite:///{path}", artifacts).engine.dispose()
 
 
 def load() -> None:

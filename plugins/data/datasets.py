@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +10,9 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 
-from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, options_of, refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
 from fedml_noniid.plugins.data.fewer import fewer
-from fedml_noniid.plugins.data.readers import arrays as npz
-from fedml_noniid.plugins.data.readers import frames, images
-from fedml_noniid.plugins.data.readers import text as texts
 from fedml_noniid.plugins.data.readers.arrays import arrays
 from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
 from fedml_noniid.plugins.data.readers.cinic import cinic10
@@ -31,6 +26,7 @@ from fedml_noniid.plugins.data.readers.own import fraction_for_test
 from fedml_noniid.plugins.data.readers.sent140 import sent140
 from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
+from fedml_noniid.plugins.data.sources import unreadable
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
 Reader = Callable[..., Raw]
@@ -39,13 +35,6 @@ READERS: tuple[Reader, ...] = (
     arrays,
 )  # fmt: skip
 DATASETS = {reader.__name__: reader for reader in READERS}
-# Data sets of a user's own files -> (root, options) -> the files that the reader reads if they are there.
-OWN: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
-    "table": frames.sources,
-    "text": texts.sources,
-    "image_folder": lambda root, _: images.sources(root),
-    "arrays": lambda root, _: npz.sources(root),
-}
 
 
 def check(name: str, options: Mapping[str, object]) -> None:
@@ -76,18 +65,6 @@ def check(name: str, options: Mapping[str, object]) -> None:
         whole_number("samples", options["samples"], 1)
 
 
-def sources(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
-    """The user's own files that `load` would read with these checked options, by their names relative to `root`.
-
-    Empty for the data sets that are downloaded. UserError for folders that can't be read.
-    """
-    try:
-        found = OWN[name](Path(root), options) if name in OWN else []
-        return {os.path.relpath(path, root): path for path in found if path.is_file()}
-    except OSError as error:
-        raise _unreadable(root, error) from None
-
-
 def load(name: str, root: Path, **options: object) -> Dataset:
     """Data set `name`, from files under `root`. UserError for an unknown name or option, and for bad files."""
     check(name, options)
@@ -99,7 +76,7 @@ def load(name: str, root: Path, **options: object) -> Dataset:
     try:
         raw = reader(root, **options)
     except OSError as error:
-        raise _unreadable(root, error) from None
+        raise unreadable(root, error) from None
     if samples is not None:
         raw = _thinned(raw, samples)
     shape = image_size(size)
@@ -116,7 +93,3 @@ def _thinned(raw: Raw, samples: object) -> Raw:
     rows = torch.from_numpy(fewer(raw.train_y.numpy(), whole_number("samples", samples, 1)))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
     return replace(raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note))
-
-
-def _unreadable(root: Path, error: OSError) -> UserError:
-    return UserError(f"{error.filename or root}: can't be read ({error.strerror or error})")

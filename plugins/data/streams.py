@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _sequence(seed: int, name: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
@@ -45,6 +47,8 @@ class Streams:
 
 def torch_stream(seed: int, name: str, *counters: int) -> torch.Generator:
     """As `stream`, for torch: a CPU generator seeded from the key."""
+    import torch  # the plan of an experiment does without it
+
     state = int(_sequence(seed, name, counters).generate_state(1, np.uint64)[0])
     return torch.Generator().manual_seed(state)
 

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.sources import GLOVE, WIDTH
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
 
 PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")
-WIDTH = 300  # of a word's vector
-GLOVE = f"glove.6B.{WIDTH}d.txt"
 
 # Characters that get blanks around them, are removed, or become a blank.
 _PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, '"': None, ";": " ", ":": " "})

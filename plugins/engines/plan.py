@@ -17,7 +17,8 @@ from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.reading import PAD
-from fedml_noniid.plugins.data.streams import stream, torch_stream
+from fedml_noniid.plugins.data.streams import torch_stream
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.own import split
 from fedml_noniid.plugins.models.forward import PRECISIONS, Model
 from fedml_noniid.plugins.rates import Rate
@@ -151,16 +152,3 @@ def initial_model(network: Model, seed: int, like: torch.Tensor) -> tuple[Params
     """(w_0, buffers) of a seed, the same in every runtime; dtype and device of `like`."""
     params, buffers = network.init(torch_stream(seed, "init"))
     return tree_map(lambda p: p.to(like), params), tree_map(lambda b: b.to(like), buffers)
-
-
-def cohort_size(participation: float, n_clients: int) -> int:
-    """M = max(1, round(C N)), clients per round."""
-    return max(1, round(participation * n_clients))
-
-
-def draw_cohort(seed: int, round_: int, n_clients: int, size: int) -> tuple[int, ...]:
-    """`size` clients, uniformly without replacement, ascending; the same for every recipe."""
-    if size == n_clients:
-        return tuple(range(n_clients))
-    chosen = stream(seed, "cohort", round_).choice(n_clients, size, replace=False)
-    return tuple(sorted(chosen.tolist()))

@@ -17,6 +17,7 @@ from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from fedml_noniid.plugins.simulate import simulate as simulated
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 RECEIPT = "loopback.txt"
+# How processes start. A process that has imported FedML, and that runs nothing beside it, may set "fork".
+METHOD = "forkserver"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
 GRACE_S = 20.0  # for the others, once one process has failed
@@ -69,14 +72,15 @@ class Processes:
         self.running: dict[int, BaseProcess] = {}
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
-        self._context = multiprocessing.get_context("forkserver")
+        self._context: Any = multiprocessing.get_context(METHOD)
         self._context.set_forkserver_preload(["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"])
         # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
         resource_tracker.ensure_running()  # first: it makes interrupts visible again
         hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        forkserver.ensure_running()
+        if METHOD == "forkserver":
+            forkserver.ensure_running()
         signal.pthread_sigmask(signal.SIG_SETMASK, hidden)
 
     def __enter__(self) -> Processes:
@@ -250,8 +254,8 @@ def _parts(deployment: settings.Deployment) -> Parts:
         f"data set {data.name!r}", **params,
     )  # fmt: skip
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
-    mine = keeps_own(deployment.train_args.recipe)
-    tests = test_parts(data, clients, data_args.partition_method, seed) if mine else None
+    own = keeps_own(deployment.train_args.recipe)
+    tests = test_parts(data, clients, data_args.partition_method, seed) if own else None
     return Parts.cut(data, clients, split.validation, public, tests=tests)
 
 
@@ -266,8 +270,10 @@ def compare(deployment: settings.Deployment, parts: Parts, out: Path, say: Calla
 
     `out`: folder for all files. `say` gets two lines.
     """
-    sizes = ", ".join(str(len(part)) for part in parts.clients)
-    say(f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of {sizes} samples")
+    say(
+        f"{deployment.train_args.recipe}: a server and {deployment.silos} silos of "
+        f"{', '.join(str(len(part)) for part in parts.clients)} samples"
+    )
     deployed = run(deployment, parts, out)
     if deployment.dp_args.enable_dp:
         say("the simulation has no privacy noise, so the weights are not compared with it")

@@ -22,7 +22,6 @@ from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.forward import Model
-from fedml_noniid.plugins.own_code import sha256
 from fedml_noniid.plugins.settings import Count, CountOrNone, LearningRate, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -296,13 +295,14 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
     # Callbacks run on the server alone.
+    own = train.own_code(train.learning_rate)
     agreed: dict[str, object] = {
         "algorithm": repr(algorithm.components),
         "model": deployment.model_args.model_dump() | {"frozen": weights_sha256(frozen)},
         "train": train.model_dump(exclude={"recipe", "settings", "client_id_list", "callbacks"}),
         "seed": plan.seed,
         "threads": deployment.device_args.threads,
-        "rate": sha256(type(plan.local.rate)),
+        "own_code": {name: sha for name, sha in own.items() if name not in train.callbacks},
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
     normed = algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]  # batch norms have buffers

@@ -18,9 +18,10 @@ from fedml_noniid.plugins.core.trees import Tree, row, tree_map
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.absences import Absent, listed, nobody, sometimes
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models.networks import logistic_regression
 from fedml_noniid.plugins.simulate import simulate

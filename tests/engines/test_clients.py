@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.errors import NonFiniteError, UserError
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.data.noise import deviations, held
 from fedml_noniid.plugins.engines.clients import Clients
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.models.layers import Dropout, Flatten, Linear, Stacked
 from tests import federation

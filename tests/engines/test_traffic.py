@@ -9,7 +9,8 @@ import torch
 
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.trees import n_bytes
-from fedml_noniid.plugins.engines.plan import draw_cohort, initial_model
+from fedml_noniid.plugins.engines.cohort import draw_cohort
+from fedml_noniid.plugins.engines.plan import initial_model
 from fedml_noniid.plugins.engines.traffic import Meter
 from tests import federation
 from tests.recipe_table import ALONE

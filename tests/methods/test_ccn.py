@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.component import Needs, Reply, Server, Setting
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp

@@ -10,9 +10,10 @@ import torch
 
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.models.networks import logistic_regression
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation

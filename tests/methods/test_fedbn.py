@@ -19,11 +19,12 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, row
 from fedml_noniid.plugins.data.rotation import turned
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.evaluation import evaluate
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.own import OWN
 from fedml_noniid.plugins.engines.packing import flatten
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build as network
 from fedml_noniid.plugins.models.networks import mlp

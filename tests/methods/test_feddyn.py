@@ -14,8 +14,9 @@ from fedml_noniid.plugins.core.component import Reply, Server
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand

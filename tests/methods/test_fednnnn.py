@@ -15,8 +15,9 @@ from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Tree
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
 from fedml_noniid.plugins.models.layers import Stacked
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.options import RecipeError
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from tests.methods import by_hand as hand
 
 MU = 0.7

@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import add
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.models import build
 from tests import federation
 from tests.methods import by_hand as hand

@@ -17,7 +17,7 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg
 from fedml_noniid.plugins.rfedavg.authors import RFedAvgAuthors, drawn
 from tests.methods import by_hand as hand

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.rates import Cosine, Exponential, Rate, Step, rate_of
 from tests import federation
 from tests.methods import by_hand as hand

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.options import RecipeError
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.plan import LocalTraining, Plan, draw_cohort
+from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation

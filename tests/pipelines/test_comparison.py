@@ -6,8 +6,18 @@ import math
 from collections.abc import Sequence
 
 import pytest
+from scipy.stats import binomtest, t
 
-from fedml_noniid.pipelines.reporting.comparison import Comparison, holm, paired, per_deviation, seeds_needed
+from fedml_noniid.pipelines.reporting.comparison import (
+    Comparison,
+    holm,
+    p_value,
+    paired,
+    per_deviation,
+    seeds_needed,
+    sign_test,
+)
+from fedml_noniid.pipelines.reporting.summary import Spread
 
 STEP = 0.01  # one of 100 test samples
 HALF = 4.302652730 / math.sqrt(3)  # t of two degrees of freedom at 97.5 %, from a printed table
@@ -113,3 +123,14 @@ def test_seeds_that_would_decide() -> None:
 def test_what_a_t_test_needs(n: int, deviations: float) -> None:
     """t of 1, 2, 4 and 9 degrees of freedom: 12.706, 4.303, 2.776, 2.262."""
     assert per_deviation(n) == pytest.approx(deviations, abs=0.001)
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 100])
+def test_the_tests_are_those_of_scipy(n: int) -> None:
+    for ratio in (0.01, 1.0, 2.5, 40.0):
+        wanted = 2 * t.sf(ratio * math.sqrt(n), n - 1)
+        assert p_value(Spread(ratio, 1.0, n)) == pytest.approx(wanted, rel=1e-12)
+    for level in (0.05, 0.05 / 34):
+        assert per_deviation(n, level) == pytest.approx(t.ppf(1 - level / 2, n - 1) / math.sqrt(n), rel=1e-12)
+    for higher in range(n + 1):
+        assert sign_test(higher, n) == pytest.approx(binomtest(higher, n).pvalue, rel=1e-12)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-from fedml_noniid.pipelines.experiment import config, provenance
+from fedml_noniid.pipelines.experiment import config, facts, provenance, usercache
 from fedml_noniid.plugins import recipes
-from tests.pipelines.small import ROOT
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data import drift, label_noise, noise
+from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
 SHARED = {
     "core/algorithm.py", "core/randomness.py", "engines/simulation.py", "engines/vectorized.py", "models/layers.py",
@@ -18,7 +25,8 @@ SHARED = {
 
 def files(recipe: str) -> set[str]:
     """The files of `plugins` that a training of the recipe depends on."""
-    found = provenance.files("fedml_noniid.pipelines.experiment.training", *provenance._methods(recipe))
+    modules = [module for module, _ in facts.methods([recipe])[recipe].values()]
+    found = provenance.files("fedml_noniid.pipelines.experiment.training", *modules)
     return {path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/") for path in found}
 
 
@@ -63,3 +71,125 @@ def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.M
         found.append((provenance.machine_kind(settings), provenance.of_training(settings, settings.units()[0])))
     (first, one), (second, other) = found
     assert first | {"vendor": "AuthenticAMD"} == second and one != other
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that was written long ago, and an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "module.py"
+    path.write_text("x = 1\n")
+    os.utime(path, (0, 0))
+    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    return path
+
+
+def found(path: Path) -> provenance._Source:
+    """As a new process finds it, and stores it."""
+    sources = provenance._Sources()
+    source = sources[path]
+    sources.save()
+    return source
+
+
+def test_code_is_parsed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = found(file)
+    monkeypatch.setattr(provenance, "_of_file", lambda path: pytest.fail("parsed again"))
+    assert found(file) == first
+    monkeypatch.undo()
+    assert (file.parents[0] / "cache" / "fedml-noniid" / "code.json").stat().st_mode & 0o077 == 0
+
+
+def in_place(path: Path) -> None:
+    path.write_text("x = 2\n")  # of the same size
+    os.utime(path, (0, 0))
+
+
+def replaced(path: Path) -> None:
+    fresh = path.with_name("fresh")
+    fresh.write_text("x = 2\n")
+    os.utime(fresh, (0, 0))
+    fresh.replace(path)
+
+
+@pytest.mark.parametrize("edit", [in_place, replaced])
+def test_an_edit_that_sets_the_clock_back_is_noticed(file: Path, edit: Callable[[Path], None]) -> None:
+    first = found(file)
+    edit(file)
+    assert found(file) == provenance._of_file(file) != first
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[:-20],
+        lambda text: text.replace("module.py", "module.pi"),
+        lambda text: text + " ",
+    ],
+)
+def test_a_damaged_cache_costs_time_only(file: Path, damage: Callable[[str], str]) -> None:
+    wanted, kept = found(file), usercache.folder() / "code.json"
+    damaged = damage(kept.read_text())
+    kept.write_text(damaged)
+    assert found(file) == wanted
+    assert kept.read_text() != damaged
+
+
+def test_a_file_of_the_last_two_seconds_is_not_stored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usercache, "SETTLED_NS", 10**12)
+    found(file)
+    assert not usercache.folder().exists()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # is no folder
+    assert found(file) == provenance._of_file(file)
+
+
+def test_plan_and_report_import_no_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the settings were checked, by whatever process: also no mlflow and no scipy.stats."""
+    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("device: cpu", "device: auto"))
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    run_stages(tmp_path, ("plan", "prepare", "partition", "train", "evaluate"))
+    before = {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()}
+    for stage in ("plan", "report"):
+        code = (
+            "import sys; from fedml_noniid.pipelines.stages.__main__ import main\n"
+            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'pandas', 'sklearn']\n"
+            "sys.exit(str([name for name in slow if name in sys.modules]) if code == 0 else code)"
+        )
+        named = environment() | {"PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=named, capture_output=True, text=True)
+        assert done.stderr == "[]\n", stage
+    assert {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()} == before
+
+
+def test_facts_are_those_of_torch_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usercache, "SETTLED_NS", 0)
+    (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    asked = config.load(tmp_path)
+    known = config.load(tmp_path)
+    assert asked.facts == {} and known.facts["torch"] == torch.__version__
+    assert known.model_dump() == asked.model_dump()
+    assert known.methods_of("scaffold+fnr") == asked.methods_of("scaffold+fnr")
+    assert provenance.plan(known) == provenance.plan(asked)
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "torch")
+        assert provenance.machine_kind(known) == provenance.machine_kind(asked)
+
+    (tmp_path / "params.yaml").write_text(PARAMS.replace("p: 0.5", "p: 5"))
+    with pytest.raises(UserError, match="fnr: p = 5 must"):
+        config.load(tmp_path)
+    (tmp_path / "params.yaml").write_text(PARAMS)
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "default")
+    assert config.load(tmp_path).facts == {}
+
+
+def test_defaults_are_the_first_words_of_what_they_name() -> None:
+    assert config.NoiseSettings(sigma=1.0).form == noise.FORMS[0]
+    label = config.LabelNoiseSettings(rate=0.1)
+    assert (label.form, label.kind) == (label_noise.FORMS[0], label_noise.KINDS[0])
+    assert config.DriftSettings(at=1, swap=[[0, 1]]).kind == drift.KINDS[0]

@@ -26,6 +26,7 @@ from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import train
+from fedml_noniid.pipelines.tracking import live
 from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking.store import Store
 from fedml_noniid.plugins.core.randomness import fold, normal
@@ -53,13 +54,16 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the stages up to the evaluation have run for one item."""
     folder = tmp_path_factory.mktemp("made")
     (folder / "params.yaml").write_text(ONE)
-    run_stages(folder, ("prepare", "partition", "train", "evaluate"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live, "SOON_S", 0)
+        run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folder
 
 
 @pytest.fixture
-def workplace(made: Path, tmp_path: Path) -> Path:
-    """A copy of `made` to change."""
+def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of `made` to change. Every training is long enough for a run in MLflow."""
+    monkeypatch.setattr(live, "SOON_S", 0)
     folder = tmp_path / "workplace"
     shutil.copytree(made, folder, ignore=shutil.ignore_patterns("mlruns"))
     return folder

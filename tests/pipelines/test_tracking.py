@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import errno
 import itertools
 import json
 import math
+import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import time
@@ -27,8 +30,9 @@ from safetensors.torch import save, save_file
 from sqlalchemy.exc import OperationalError
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.pipelines.experiment import results
+from fedml_noniid.pipelines.experiment import results, usercache
 from fedml_noniid.pipelines.tracking import deployments, models, runs, ui, view
+from fedml_noniid.pipelines.tracking import live as live_runs
 from fedml_noniid.pipelines.tracking import store as stores
 from fedml_noniid.pipelines.tracking import sync as syncing
 from fedml_noniid.pipelines.tracking.live import Live
@@ -36,7 +40,7 @@ from fedml_noniid.pipelines.tracking.store import Store, StoreError
 from fedml_noniid.pipelines.tracking.sync import log_report, sync
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
-from fedml_noniid.plugins.engines.plan import draw_cohort
+from fedml_noniid.plugins.engines.cohort import draw_cohort
 from tests.recipe_table import PARAMETERS
 
 REPOSITORY = Path(runs.__file__).parents[3]
@@ -56,10 +60,17 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     code = "import sys; from pathlib import Path; from fedml_noniid.pipelines.tracking.store import Store\n"
     code += "Store(Path(sys.argv[1]), None).client()"
     command = [sys.executable, "-c", code, str(root)]
-    other = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    Store(root, None).client()
-    assert other.communicate()[0] == "" and other.returncode == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # no template
+        other = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        Store(root, None).client()
+        assert other.communicate()[0] == "" and other.returncode == 0
     return root
+
+
+@pytest.fixture(autouse=True)
+def _every_training_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_runs, "SOON_S", 0)
 
 
 @pytest.fixture
@@ -122,6 +133,31 @@ def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: 
     assert default.artifact_location == f"{made.as_uri()}/mlruns/artifacts/0"
 
 
+def dumped(root: Path) -> list[str]:
+    """All that a database holds: the words of its SQL, whose order in a table varies, without folder and times."""
+    with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
+        lines = [re.sub("[0-9]{13}", "TIME", line.replace(str(root), "ROOT")) for line in database.iterdump()]
+    return sorted(" ".join(sorted(re.findall(r"[^\s,]+", line))) for line in lines)
+
+
+def test_a_copied_database_is_the_one_that_mlflow_makes(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    Store(tmp_path / "first", None).client()  # makes the template
+    template = usercache.folder() / "mlflow.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(stores, "_build", lambda *_: pytest.fail("not copied"))
+        (default,) = Store(tmp_path / "second", None).client().search_experiments()
+    assert dumped(tmp_path / "second") == dumped(made)
+    assert default.artifact_location == f"{(tmp_path / 'second').as_uri()}/mlruns/artifacts/0"
+    for damaged in (b"", template.read_bytes()[:-1], template.read_bytes()[:-1] + b"?"):
+        template.write_bytes(damaged)
+        shutil.rmtree(tmp_path / "second")
+        Store(tmp_path / "second", None).client()
+        assert dumped(tmp_path / "second") == dumped(made)
+
+
 def test_the_verbs_import_neither_mlflow_nor_torch() -> None:
     code = "import sys; import fedml_noniid.pipelines.tracking.verbs\n"
     code += "sys.exit('mlflow' in sys.modules or 'torch' in sys.modules)"
@@ -142,6 +178,7 @@ def test_a_disk_that_is_full_leaves_no_half_store(tmp_path: Path, monkeypatch: p
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no template
     monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore.__init__", full)
     with pytest.raises(UserError, match=r"^.*mlflow\.db: can't be created \(No space left on device\).*$"):
         Store(tmp_path, None).client()
@@ -297,8 +334,7 @@ def test_an_error_in_any_call_ends_the_recording_only(
             patch.setattr(Store, "client", lambda _, calls=calls: calls)
             live = Live(store, "toy", item.key, item.params, item.tags)
             live.log_rounds(item.rows[:1])
-            live.log_rounds(item.rows)
-            live.fail("round 3: not finite") if failing else live.finish(item.final)
+            live.fail("round 3: not finite") if failing else live.finish(item.rows, item.final)
         item.made["run_id"] = live.run_id
         item.files[0].touch()  # a training writes its files at its end
         words = [record.getMessage() for record in caplog.records]
@@ -895,7 +931,7 @@ def test_the_colours_are_those_of_mlflow_s_pages() -> None:
 
 
 def test_a_run_that_has_begun_stands_in_its_group(store: Store) -> None:
-    Live(store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"})
+    Live(store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"}).log_rounds([])
     (run,) = active(store)
     assert run.info.status == "RUNNING" and run.data.tags["method"].rstrip() == "fnr"
 
@@ -915,3 +951,20 @@ def test_a_port_that_is_taken_or_no_port_is_refused() -> None:
         with pytest.raises(UserError, match=f"port {port} can't be used"):
             ui._free(port)
     assert ui._free(port) == port
+
+
+def test_a_short_training_has_its_run_from_sync_alone(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_runs, "SOON_S", 3600)
+    item = finish()
+    short = Live(store, "toy", item.key, item.params, item.tags)
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "client", lambda _: pytest.fail("MLflow is called"))
+        short.log_rounds(item.rows)
+        short.finish(item.rows, item.final)
+    assert short.run_id == ""
+    assert sync(store, store.repository, "toy") == [item.key] and len(active(store)) == 1
+    failed = Live(store, "toy", "iid-fedavg-1", {}, {})
+    failed.fail("round 3: not finite")
+    assert sorted(run.info.status for run in active(store)) == ["FAILED", "FINISHED"]

@@ -49,15 +49,10 @@ def arrays(root: Path, *, layout: Literal["auto", "CHW", "HWC"] = "auto", test_s
     for the channels, and refuses shapes that may be both. Without test.npz, the share `test_share` (0.2) of the
     training samples is the test set, see `own.cut`. Raises UserError for anything else.
     """
-    files = sources(root)
+    files = root / "train.npz", root / "test.npz"
     train = _Part(f"{files[0]}: ", {}, _read(files[0], ("x", "y", "client", "classes")))
     test = _Part(f"{files[1]}: ", {}, _read(files[1], ("x", "y", "client"))) if files[1].exists() else None
     return _raw(train, test, layout, test_share)
-
-
-def sources(root: Path) -> list[Path]:
-    """The files that `arrays` reads."""
-    return [root / "train.npz", root / "test.npz"]
 
 
 def of_arrays(

@@ -7,7 +7,7 @@ import math
 import re
 import warnings
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -89,11 +89,6 @@ def from_files(root: Path, file: object, test_file: object) -> list[Table]:
             raise refusal("test_file", test_file, "another file than `file`, or none")
         tables.append(_read(root, "test_file", test_file))
     return tables
-
-
-def sources(root: Path, options: Mapping[str, object]) -> list[Path]:
-    """The files that `from_files` reads."""
-    return [root / str(options[key]) for key in ("file", "test_file") if options.get(key) is not None]
 
 
 def _read(root: Path, key: str, file: object) -> Table:

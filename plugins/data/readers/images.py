@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import io
 import zlib
 from collections.abc import Sequence
@@ -19,9 +18,9 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.sources import entries, strays, train_and_test
 
 # What file managers and archives leave behind, beside names that begin with a dot; in lower case.
-LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 class Images(NamedTuple):
@@ -42,7 +41,7 @@ def image_folder(root: Path, *, size: Sequence[int] | None = None, test_share: f
     (0.2) of the images is the test set, see `own.cut`. Raises UserError for files that can't be read as images of that
     kind, and if train and test have different classes.
     """
-    folders = [part for part in _parts(root) if part.name == "train" or part.exists()]
+    folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
     fraction = own.fraction_for_test(test_share, str(folders[1]) if len(folders) > 1 else None)
     parts, names, notes = image_parts(folders, image_size(size))
     if len(parts) == 1:
@@ -53,16 +52,6 @@ def image_folder(root: Path, *, size: Sequence[int] | None = None, test_share: f
     (train_x, train_y), (test_x, test_y) = parts
     notes = [*notes, *own.untested(names, test_y.numpy()), *own.repeated(train_x, test_x)]
     return Raw(train_x, train_y, test_x, test_y, names, notes=notes)
-
-
-def sources(root: Path) -> list[Path]:
-    """The files that `image_folder` reads as images."""
-    folders = [folder for part in _parts(root) if part.is_dir() for folder in _images(part) if folder.is_dir()]
-    return [file for folder in folders for file in _images(folder)]
-
-
-def _parts(root: Path) -> tuple[Path, Path]:
-    return root / "train", root / "test"
 
 
 def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -> Images:
@@ -77,12 +66,12 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
             )
     images: list[NDArray[np.uint8]] = []
     parts, labels = [], []
-    ignored = [path for part in folders for path in _strays(part) if not path.is_dir()]
+    ignored = [path for part in folders for path in strays(part) if not path.is_dir()]
     for part in folders:
         begin = len(images)
         for label, folder in enumerate(class_folders(part)):
-            ignored += _strays(folder)
-            files = _images(folder)
+            ignored += strays(folder)
+            files = entries(folder)
             if not files:
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
@@ -106,27 +95,6 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
         kinds = own.listed(sorted({path.name for path in ignored}))
         notes.append(f"files that are no images, ignored: {len(ignored)} ({kinds})")
     return Images([(x[part], y[part]) for part in parts], names, notes)
-
-
-def _images(folder: Path) -> list[Path]:
-    """What a folder holds, without its strays, sorted by name."""
-    return sorted(set(folder.iterdir()).difference(_strays(folder)))
-
-
-def _strays(folder: Path) -> list[Path]:
-    """What a folder holds beside folders and files with the ending of an image format."""
-    endings = _endings()
-    return [
-        entry for entry in sorted(folder.iterdir())
-        if entry.name.startswith(".") or entry.name.lower() in LEFTOVERS
-        or (entry.suffix.lower() not in endings and not entry.is_dir())
-    ]  # fmt: skip
-
-
-@functools.cache
-def _endings() -> frozenset[str]:
-    """The endings of the formats that PIL reads, in lower case."""
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN)
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
@@ -157,13 +125,13 @@ def class_folders(part: Path) -> list[Path]:
     """The folders of the classes, in alphabetical order. UserError if there are less than 2."""
     if not part.is_dir():
         raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
-    entries = _images(part)
-    for entry in entries:
+    found = entries(part)
+    for entry in found:
         if not entry.is_dir():
             raise UserError(f"{entry}: isn't in the folder of a class; needed: {part}/<class>/{entry.name}")
-    if len(entries) < 2:
-        raise UserError(f"{part}: holds {len(entries)} class folders; at least 2 are needed")
-    return entries
+    if len(found) < 2:
+        raise UserError(f"{part}: holds {len(found)} class folders; at least 2 are needed")
+    return found
 
 
 def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,9 +9,9 @@ import numpy as np
 
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import frames, own
+from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.readers.frames import Table, check_columns, from_files, in_memory, names_of, parted
-from fedml_noniid.plugins.data.text import GLOVE, SPECIALS, read_texts
+from fedml_noniid.plugins.data.text import SPECIALS, read_texts
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
@@ -41,11 +40,6 @@ def text(
     Raises UserError for missing and damaged files, and for columns and values that don't fit.
     """
     return _raw(from_files(root, file, test_file), root, text, label, owner, test_share, vocabulary, length)
-
-
-def sources(root: Path, options: Mapping[str, object]) -> list[Path]:
-    """The files that `text` reads."""
-    return [*frames.sources(root, options), root / GLOVE]
 
 
 def of_texts(

@@ -1,0 +1,67 @@
+"""The user's cache: values that follow from files that have not changed. Without it, they are found again in a second.
+
+A cache file that is missing, damaged, of other code or not writable is never an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.data.files import write_whole
+
+SETTLED_NS = 2_000_000_000  # since a file's last change: clocks of file systems are too coarse for later ones
+Stamp = list[int]
+
+
+def folder() -> Path:
+    """The folder `fedml-noniid` in the user's cache. RuntimeError for a user without a home."""
+    named = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    return (named if named.is_absolute() else Path.home() / ".cache") / "fedml-noniid"
+
+
+def read(name: str, key: str) -> Any:
+    """The value that `write` stored under this name with this key. None if there is none."""
+    found = read_bytes(f"{name}.json", key)
+    return None if found is None else json.loads(found)
+
+
+def write(name: str, key: str, value: object) -> None:
+    """Stores a value that JSON can hold."""
+    write_bytes(f"{name}.json", key, json.dumps(value).encode())
+
+
+def read_bytes(name: str, key: str) -> bytes | None:
+    """The content that `write_bytes` stored in the file `name` with this key. None if there is none."""
+    try:
+        digest, _, content = (folder() / name).read_bytes().partition(b"\n")
+        return content if digest == _digest(key, content) else None
+    except (OSError, RuntimeError):
+        return None
+
+
+def write_bytes(name: str, key: str, content: bytes) -> None:
+    """Stores the content of a file."""
+    with contextlib.suppress(UserError, RuntimeError):
+        write_whole(folder() / name, _digest(key, content) + b"\n" + content, private=True)
+
+
+def stamp(path: Path) -> Stamp:
+    """What changes when a file is edited or replaced. OSError if the file is missing."""
+    found = path.stat()
+    return [found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino]
+
+
+def is_settled(of: Stamp) -> bool:
+    """Whether an edit of a file with this stamp gives it another stamp for sure."""
+    return time.time_ns() - max(of[:2]) > SETTLED_NS
+
+
+def _digest(key: str, content: bytes) -> bytes:
+    return hashlib.sha256(key.encode() + b"\n" + content).hexdigest().encode()
