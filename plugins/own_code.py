@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import sys
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +33,12 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise UserError(f"{what} {name!r} is no subclass of {kind.__name__}; allowed: {own}")
     return found
+
+
+def look_in(folder: Path) -> None:
+    """Makes the modules in a folder importable, behind all others: those beside a user's settings."""
+    if (name := str(folder.resolve())) not in sys.path:
+        sys.path.append(name)
 
 
 def place(error: Exception, function: str) -> str:

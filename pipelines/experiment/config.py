@@ -41,6 +41,7 @@ from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
+from fedml_noniid.plugins.own_code import look_in
 from fedml_noniid.plugins.settings import (
     CHECKED,
     Count,
@@ -648,6 +649,7 @@ def _refused(section: str, key: str, value: object) -> list[str]:
 
 def load(root: Path) -> Config:
     """Reads and checks params.yaml in `root`, and the files that it names. UserError with one line per error."""
+    look_in(root)
     content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
     known = facts.read(root, content)
     CHECKED.set(bool(known))

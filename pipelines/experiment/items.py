@@ -37,6 +37,7 @@ class Item:
     data: Dataset
     indices: Indices
     device: torch.device
+    last_round: int = 0  # of a run that is over
 
     @staticmethod
     def load(place: Workspace, settings: Config, unit: Unit) -> Item:
@@ -95,7 +96,7 @@ class Item:
     def labelled(self, y: Tensor, client: int) -> Tensor:
         """The labels that a client gives after the last round to samples of the classes `y` [n]."""
         drift = self.indices.skew.drift
-        return y if drift is None else drift.seen(y, client, self.settings.train.rounds)
+        return y if drift is None else drift.seen(y, client, self.last_round)
 
     def simulation(self, callbacks: Sequence[Callback] = (), workers: int = 1) -> Simulation:
         """The run, with the callbacks of the settings and then the given ones.

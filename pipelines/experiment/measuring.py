@@ -10,6 +10,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -61,6 +62,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
 
     `tensors`: the content of model.safetensors, on the item's device. `rows`: of rounds.csv.
     """
+    item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = own_parts(tensors)
     found = _each_tested(item, params, buffers, parts) if parts else _tested(item, params, buffers)
@@ -144,7 +146,7 @@ def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
     """A view for each way in which clients label the test set after the last round: one without concept drift."""
     drift, found = item.indices.skew.drift, []
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
-    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.settings.train.rounds)
+    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
     for number in np.unique(concept):
         clients = np.flatnonzero(concept == number)
         test = item.test._replace(y=item.labelled(item.test.y, int(clients[0])))
@@ -160,7 +162,7 @@ def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> li
     """A view for each client: its own model on the test set as it sees it."""
     drift, found = item.indices.skew.drift, []
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
-    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.settings.train.rounds)
+    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
     for client in range(n_clients):
         test = item.test_of(client)
         seen = one(item.network, params, buffers, parts, test, client, item.unit.seed)
@@ -264,7 +266,7 @@ def _noisy(item: Item, params: Params, buffers: Params, own: list[_View]) -> Seq
     found: dict[tuple[int, int], Evaluation] = {}
     # Without noise, clients with the same angle and the same labels have the same copy.
     images = turns.tolist() if turns is not None and item.noise is None else range(len(item.indices.clients))
-    labels = [0] * len(images) if drift is None else drift.concept(item.settings.train.rounds).tolist()
+    labels = [0] * len(images) if drift is None else drift.concept(item.last_round).tolist()
     copies = list(zip(images, labels, strict=True))
     for client, copy in enumerate(copies):
         if copy not in found:

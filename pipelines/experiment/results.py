@@ -121,7 +121,7 @@ def _result(root: Path, repository: Path, folder: Path) -> Result:
             tags={"weights_sha256": str(run["weights_sha256"])} | tags | made.get("tags", {}),
             final=numbers(run["final"]),
             made=made,
-            rows=rows(folder / "rounds.csv", int(run["params"]["train.rounds"])),
+            rows=rows(folder / "rounds.csv", int(run["rounds"])),
             evaluation=record(metrics) if metrics.exists() else {},
             client_accuracy=_accuracies(per_client) if per_client.exists() else (),
             files=tuple(file for file in named if file.exists()),

@@ -62,6 +62,6 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
         **unit._asdict(), "composition": item.settings.composition(unit.recipe), "params": item.settings.params(unit),
         "tags": tags_of(item, simulation, fingerprint),
         "final": {key: last[key] for key in FINAL if last[key] == last[key]},
-        "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
+        "rounds": simulation.loop.done, "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
     }  # fmt: skip
     return Trained(tensors, outcome.rows, outcome.tensors, record)

@@ -188,7 +188,7 @@ def _line(group: Sequence[Result], base: Sequence[Result], step: float) -> Line:
         public=_tag(group[0], "public"),
         leak=_tag(group[0], "leak"),
         federated=group[0].tags.get("federated", "yes") == "yes",
-        remark=_tag(group[0], "own_models") or _tag(group[0], "no_effect"),
+        remark="; ".join(filter(None, [_tag(group[0], "own_models") or _tag(group[0], "no_effect"), _stopped(group)])),
     )
 
 
@@ -196,6 +196,12 @@ def _tag(result: Result, name: str) -> str:
     """A tag of the item; "" for "none"."""
     value = result.tags.get(name, "none")
     return "" if value == "none" else value
+
+
+def _stopped(group: Sequence[Result]) -> str:
+    """How many runs a callback has stopped, and after which rounds; "" for none."""
+    rounds = [str(len(result.rows)) for result in group if _tag(result, "stopped")]
+    return f"{len(rounds)} of {len(group)} runs stopped early, after round {', '.join(rounds)}" if rounds else ""
 
 
 def _known(values: Iterable[float]) -> Spread:

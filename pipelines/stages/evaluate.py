@@ -52,7 +52,8 @@ def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:
     """Measures the model that the train stage wrote."""
     item, folder = Item.load(place, settings, unit), place.run(unit.key)
     tensors = _read(folder / "model.safetensors", item.device)
-    return measure(item, tensors, results.rows(folder / "rounds.csv", settings.train.rounds)).files()
+    rounds = int(results.record(folder / "run.json")["rounds"])
+    return measure(item, tensors, results.rows(folder / "rounds.csv", rounds)).files()
 
 
 def _read(path: Path, device: torch.device) -> Params:

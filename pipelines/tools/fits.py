@@ -99,8 +99,9 @@ def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> Non
     public = one if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
     plan = Plan(network, train.local, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
-    of = Federation.of(one, clients, one, public=public)
-    simulate(settings.composition(recipe), settings.recipes[recipe].settings, of, plan)
+    of = Federation.of(one, clients, one, validation=one if settings.data.validation else None, public=public)
+    methods = settings.recipes[recipe].settings
+    simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks())
 
 
 def _prepared(place: Workspace, settings: Config) -> Dataset:

@@ -22,6 +22,7 @@ from fedml_noniid.plugins.data.yaml_files import parsed
 from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.own_code import look_in
 from fedml_noniid.plugins.settings import Count, CountOrNone, LearningRate, LocalSettings, Section, mistakes
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -240,6 +241,7 @@ REFUSED = {
 
 def read(path: Path) -> Deployment:
     """The deployment that a file describes. UserError, naming file, key, value and what is allowed."""
+    look_in(path.parent)
     parsed(path, str(path))  # refuses bad files: PyYAML takes the last of two keys without a word
     try:
         content = yaml.safe_load(path.read_text("utf-8"))  # YAML 1.1, as FedML reads it

@@ -1,0 +1,121 @@
+"""Schedules and callbacks of a deployment: the rate of the round on silos, stops and columns on the server."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.engines.callbacks import Callback, RoundEnd, Row
+from fedml_noniid.plugins.engines.run import Run
+from fedml_noniid.plugins.silo import loopback
+from fedml_noniid.plugins.silo import settings as silo_settings
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.settings import Deployment
+from tests.silo import world
+from tests.silo.test_resume import Federation, run
+
+LR = {"start": 0.2, "decay": "cosine", "warm_up": 1}
+
+
+@dataclass
+class Patient(Callback):
+    """Stops after some rounds, counted by itself, and adds the count as a column."""
+
+    rounds: int = 3
+    done: int = 0
+
+    def measure(self, end: RoundEnd) -> dict[str, float]:
+        return {"done": self.done}
+
+    def stop(self, rows: Sequence[Row]) -> str:
+        return "enough" if self.done + 1 == self.rounds else ""
+
+    def on_round(self, run: Run, row: Row) -> None:
+        self.done += 1
+
+
+OWN = {f"{__name__}.Patient": {"rounds": 3}}
+
+
+class Deployed(Federation):
+    """With the callbacks of its configuration, as the pair has it."""
+
+    def __init__(self, deployment: Deployment, folder: Path) -> None:
+        self.deployment = deployment
+        super().__init__(deployment.train_args.recipe, {}, folder)
+
+    def new_server(self) -> Conversation:
+        network = self.deployment.network(tuple(self.data.train.x.shape[1:]), world.CLASSES, None)
+        n_public = len(self.data.public.y)
+        self.terms = silo_settings.terms(self.deployment, self.deployment.train_args.recipe, network, n_public)
+        callbacks = self.deployment.train_args.built_callbacks()
+        return Conversation(self.terms, world.server_of(self.data), callbacks, kept=self.folder / "server", run="it")
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "fednova", "feddyn", "scaffold+fnr", "ccvr", "fedbn"])
+def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_path: Path) -> None:
+    """Also with killed processes; CCVR acts on the model of the round that turns out to be the last."""
+    deployment = world.deployment(recipe, rounds=5, learning_rate=LR, callbacks=OWN)
+    for number, rng in enumerate((None, random.Random(7))):
+        deployed = Deployed(deployment, tmp_path / str(number))
+        run(deployed, rng)
+        server = deployed.server
+        outcome = server.outcome or server.loop.outcome
+        assert [row["done"] for row in server.rows] == [0, 1, 2]
+        assert world.digest(outcome) == loopback.simulate(deployment, world.parts(), server.missing)
+    constant = world.deployment(recipe, rounds=5, learning_rate=0.2, callbacks=OWN)
+    assert loopback.simulate(constant, world.parts()) != loopback.simulate(deployment, world.parts())
+
+
+def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
+    options = {"patience": 1, "min_delta": 9.0}
+    deployment = world.deployment("fedavg", rounds=5, callbacks={"early_stop": options})
+    deployed = Deployed(deployment, tmp_path)
+    run(deployed)
+    assert len(deployed.server.rows) == 2
+    without = replace(deployed.data, validation=None)
+    with pytest.raises(UserError, match="early_stop: needs a validation split"):
+        Conversation(deployed.terms, world.server_of(without), deployment.train_args.built_callbacks())
+
+
+def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() -> None:
+    def fingerprint(**train: object) -> str:
+        deployment = world.deployment("fedavg", **train)
+        network = deployment.network((1, 4, 4), world.CLASSES, None)
+        return silo_settings.terms(deployment, "fedavg", network, 0).fingerprint
+
+    assert fingerprint(learning_rate=LR) != fingerprint(learning_rate=LR | {"warm_up": 2})
+    assert fingerprint(learning_rate=LR) == fingerprint(learning_rate=LR, callbacks=OWN)
+
+
+def test_the_file_of_a_deployment_has_them(tmp_path: Path) -> None:
+    """As FedML reads it and as it is written again."""
+    deployment = world.deployment("fedavg", learning_rate=LR, callbacks=OWN)
+    (tmp_path / "d.yaml").write_text(deployment.yaml())
+    assert silo_settings.read(tmp_path / "d.yaml") == deployment
+    (tmp_path / "e.yaml").write_text(deployment.yaml().replace("cosine", "cosin"))
+    with pytest.raises(UserError, match=r"e.yaml: train_args.learning_rate: decay 'cosin' is unknown") as error:
+        silo_settings.read(tmp_path / "e.yaml")
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_and_silos_as_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real processes: the run ends after round 2 of 9, and all of them with it."""
+    (tmp_path / "beside_the_settings.py").write_text(
+        "from fedml_noniid import Callback\n\n\nclass Two(Callback):\n    def stop(self, rows):\n"
+        "        return 'enough' if len(rows) == 2 else ''\n"
+    )
+    deployment = world.deployment("scaffold", rounds=9, learning_rate=LR)
+    content = deployment.model_dump()
+    with monkeypatch.context() as patch:
+        patch.syspath_prepend(tmp_path)
+        content["train_args"]["callbacks"] = {"beside_the_settings.Two": {}}
+        deployment = silo_settings.check(content, "test")
+        digest = loopback.run(deployment, world.parts(), tmp_path / "run")
+        assert digest == loopback.simulate(deployment, world.parts())
+    assert len((tmp_path / "run" / "run" / "rounds.csv").read_text().splitlines()) == 3
