@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.summary import Scenario
 
 Values = npt.NDArray[np.float64]
@@ -237,11 +237,3 @@ def _edge(group: Sequence[float], gap: float, side: int) -> float:
     """Height of the highest (side +1) or lowest (-1) label of a group, centred on the heights that its labels want."""
     half = (len(group) - 1) * gap / 2
     return min(max(sum(group) / len(group), half), max(1 - half, half)) + side * half
-
-
-def as_png(figure: Figure) -> bytes:
-    """The picture as a file."""
-    buffer = io.BytesIO()
-    # Without the version stamp the same numbers give the same bytes.
-    figure.savefig(buffer, format="png", metadata={"Software": None})
-    return buffer.getvalue()

@@ -176,9 +176,11 @@ class Server:
             client.settimeout(None)
             if self._takes(client, request):
                 client.sendall(ACCEPTED)
-                self._imports |= request.stage != "plan"
-                for name in self._modules[request.stage]:
-                    _import(name)
+                # Plan and sync may have nothing to do. They import what they need.
+                if request.stage not in ("plan", SYNC):
+                    self._imports = True
+                    for name in self._modules[request.stage]:
+                        _import(name)
                 pid = os.fork()
                 if pid == 0:
                     code = edge.CRASHED

@@ -254,8 +254,9 @@ def _parts(deployment: settings.Deployment) -> Parts:
         f"data set {data.name!r}", **params,
     )  # fmt: skip
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
-    own = keeps_own(deployment.train_args.recipe)
-    tests = test_parts(data, clients, data_args.partition_method, seed) if own else None
+    tests = (
+        test_parts(data, clients, data_args.partition_method, seed) if keeps_own(deployment.train_args.recipe) else None
+    )
     return Parts.cut(data, clients, split.validation, public, tests=tests)
 
 

@@ -8,7 +8,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, UNDECIDED, Verdict
-from fedml_noniid.pipelines.reporting.figures import LABEL, as_png, style
+from fedml_noniid.pipelines.reporting.figures import LABEL, style
+from fedml_noniid.pipelines.reporting.heatmap import as_png
 
 FOREST = "{}: the claims in points of accuracy, 95 % intervals"
 PICTURE = "claims-{}.png"
