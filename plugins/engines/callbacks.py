@@ -33,6 +33,7 @@ from fedml_noniid.plugins.own_code import find, place
 if TYPE_CHECKING:
     from fedml_noniid.plugins.engines.run import Run
 
+OURS = "fedml_noniid."  # modules whose errors are not a user's
 NAME = re.compile(r"[\w./-]+")  # of a column
 Row = dict[str, float]  # of rounds.csv
 Columns = Mapping[str, Tensor | float]
@@ -205,7 +206,8 @@ def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor
 
 
 def _failure(kind: type, hook: str, error: Exception) -> Exception:
-    if isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
+    ours = kind.__module__.startswith(OURS)
+    if ours or isinstance(error, UserError | MemoryError | torch.OutOfMemoryError):
         return error
     told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return UserError(f"callback {kind.__name__}: {hook} failed, {place(error, hook)}{told}")

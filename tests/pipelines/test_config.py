@@ -35,7 +35,7 @@ def test_the_default_experiment_is_good() -> None:
     settings = config.load(ROOT)
     assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(settings.recipe_names)
     assert len(settings.seeds) >= 3
-    assert settings.train.local.lr == settings.train.lr
+    assert settings.train.local.rate.start == settings.train.lr
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_the_default_experiment_is_good() -> None:
         ("recipe_names: [fedavg", "recipe_names: [fedagv", ["recipe_names", "'fedagv'", "did you mean 'fedavg'"]),
         ("recipe_names: [fedavg", "recipe_names: [fedavg, fedavg", ["recipe_names", "fedavg", "twice"]),
         ("{p: 0.5}", "{q: 0.5}", ["recipes: fnr", "no hyper-parameter 'q'", "allowed: p"]),
-        ("{p: 0.5}", "{p: high}", ["recipes: fnr", "fnr.p", "'high'", "number"]),
+        ("{p: 0.5}", "{p: high}", ["recipes: fnr", "fnr: p", "'high'", "number"]),
         ("fnr: {fnr: {p: 0.5}}", "fnr: {ccn: {T: 1.0}}", ["recipes: fnr", "'ccn'", "allowed: fnr"]),
         ("fnr: {fnr: {p: 0.5}}", "fnr: {fnr: 0.5}", ["recipes: fnr", "fnr = 0.5", "hyper-parameter"]),
         ("  scaffold: {}", "  scafold: {}", ["recipes: scafold", "did you mean 'scaffold'"]),
@@ -137,7 +137,7 @@ def test_the_default_experiment_is_good() -> None:
         ("alpha: 0.1", f"alpha: {'9' * 400}", ["scenarios.dirichlet", "alpha=9999", "above 0"]),
         ("  lr: 0.1", f"  lr: {'9' * 400}", ["train.lr", "9999"]),
         ("public: 100", f"public: -{'9' * 400}", ["data.public", "-9999"]),
-        ("{p: 0.5}", f"{{p: {'9' * 400}}}", ["recipes: fnr", "fnr.p"]),
+        ("{p: 0.5}", f"{{p: {'9' * 400}}}", ["recipes: fnr", "fnr: p"]),
         ("  seed: 0", "  seed: 7", ["deploy.seed", "7", "0, 1, 2"]),
         *(
             ("  scaffold: {}", f"  scaffold: {{train: {text}}}", ["recipes.scaffold.train", *parts])

@@ -76,7 +76,7 @@ def ran(root: Path, recipe: str, seed: int = 0, **columns: Sequence[float]) -> N
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
     record = {"scenario": "some", "recipe": recipe, "composition": recipe, "seed": seed, "weights_sha256": "0"}
     (folder / "run.json").write_text(
-        json.dumps(record | {"params": {"train.rounds": len(lines) - 1}, "tags": {}, "final": {}, "notes": []})
+        json.dumps(record | {"params": {}, "rounds": len(lines) - 1, "tags": {}, "final": {}, "notes": []})
     )
 
 

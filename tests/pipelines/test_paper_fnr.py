@@ -139,7 +139,7 @@ def write_run(
     (run / "rounds.csv").write_text("\n".join(lines) + "\n")
     record = {
         "scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed, "weights_sha256": sha,
-        "params": {"train.rounds": 2}, "tags": {}, "final": {}, "notes": [],
+        "params": {"train.rounds": 2}, "rounds": 2, "tags": {}, "final": {}, "notes": [],
     }  # fmt: skip
     (run / "run.json").write_text(json.dumps(record))
     (evaluation / "metrics.json").write_text(json.dumps(metrics))

@@ -263,7 +263,13 @@ def run(
     out.mkdir(parents=True)
     record = {"scenario": scenario, "recipe": recipe, "composition": recipe.split("-")[0], "seed": seed, "final": {}}
     own = {"train.rounds": len(accuracies), **(params or {})}
-    record |= {"params": own, "tags": {"fingerprint": name}, "weights_sha256": "", "notes": []}
+    record |= {
+        "params": own,
+        "tags": {"fingerprint": name},
+        "weights_sha256": "",
+        "notes": [],
+        "rounds": len(accuracies),
+    }
     if seconds:
         made = kept.place(measured.root, name) / kept.MADE
         made.parent.mkdir(parents=True)

@@ -63,6 +63,7 @@ def write_run(root: Path, recipe: str, seed: int, course: Sequence[float], **opt
     }  # fmt: skip
     about = {
         "params": {"train.rounds": len(course)},
+        "rounds": len(course),
         "tags": options.get("tags", {}),
         "final": {},
         "notes": options.get("notes", []),
