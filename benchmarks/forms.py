@@ -1,7 +1,7 @@
 """What each faster form of a step saves: `python -m benchmarks.forms WORKLOAD [TURNS]`.
 
 Each form is run and left out in turns, in CPU seconds of one process. `FORMS` leaves a form out by patching the place
-that chooses it; `tests/engines/test_forms.py` proves with it that a form has the results of the steps without it.
+that chooses it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
 from benchmarks.ours import simulation
@@ -55,7 +56,7 @@ FORMS: dict[str, Without] = {
     "one pass, in place": partial(patch.object, local, "step_form", _plain),
     "in place": partial(patch.object, local, "step_form", _fresh),
     "batches in one memory": partial(patch.object, local, "_gathered", _gathered),
-    "no record for autograd": partial(patch.object, local.torch, "inference_mode", nullcontext),
+    "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
     "written-out gradient": partial(patch.object, Stacked, "written_out", False),
 }
 
@@ -86,7 +87,7 @@ def ratio(form: str, workload: str, engine: str, turns: int, at_once: int) -> li
 
 
 if __name__ == "__main__":
-    name, number = sys.argv[1], int((*sys.argv, 10)[2])
+    name, number = sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else 10
     for engine in ("sequential", "vectorized"):
         if engine == "vectorized" and name not in ("mlp", "partial"):
             continue

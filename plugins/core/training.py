@@ -155,14 +155,9 @@ def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> t
     """The trace of training, and the components' answers."""
     # Components that do not declare the need get `bare`, so none of them can read features.
     whole = Trace(
-        found.params,
-        found.buffers,
-        found.steps,
-        found.loss / found.steps.clamp(min=1),
-        found.state,
-        found.features,
-        planned,
-    )  # type: ignore[arg-type]
+        found.params, found.buffers, found.steps, found.loss / found.steps.clamp(min=1), found.state,
+        found.features, planned,  # type: ignore[arg-type]
+    )  # fmt: skip
     bare = whole._replace(features=absent(NO_FEATURES))
     own = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
     return whole, {c.name: kept(call(c, "report", trace, view), view) for c, trace, view in own}
