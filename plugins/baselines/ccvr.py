@@ -41,7 +41,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Momentum, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, normal
-from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 
@@ -138,4 +138,5 @@ class CCVR(Component):
         head = {name: server.params[name] for name in server.task.network.layers[-1].parameters}
         features = Pass(Samples(z, y), torch.arange(len(y), device=y.device))
         batches = features.shuffled(fold(server.key, "order"), self.epochs, self.batch_size)
-        return server.params | descend(server.task, loss, head, batches, SGD(self.server_lr, self.momentum)).params
+        step = Step(SGD(self.server_lr, self.momentum))
+        return server.params | descend(server.task, loss, Descent(head), batches, step).params

@@ -32,7 +32,7 @@ from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Positive
 from fedml_noniid.plugins.core.randomness import fold
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params
 
 PASS_BATCH = 500  # samples per batch of the teachers' pass
@@ -66,11 +66,15 @@ class FedDF(Component):
             out = task.train(w, buffers, batch)
             return F.kl_div(F.log_softmax(out.logits / self.T, dim=1), batch.y, reduction="batchmean"), out
 
+        adam = Adam(self.server_lr, clip=self.clip)
         found = descend(
-            task, divergence, server.params, islice(batches, self.steps), Adam(self.server_lr, clip=self.clip),
-            server.buffers, key=fold(server.key, "dropout"),
-            rate=lambda s: (1 + math.cos(math.pi * s / self.steps)) / 2,
-        )  # fmt: skip
+            task,
+            divergence,
+            Descent(server.params, server.buffers),
+            islice(batches, self.steps),
+            Step(adam, rate=lambda s: (1 + math.cos(math.pi * s / self.steps)) / 2),
+            fold(server.key, "dropout"),
+        )
         return Change(params=found.params, buffers=found.buffers)
 
     @staticmethod

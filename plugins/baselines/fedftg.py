@@ -43,7 +43,7 @@ from fedml_noniid.plugins.core.optimizers import SGD, Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, NonNegative, Positive, Range, RecipeError
 from fedml_noniid.plugins.core.randomness import fold, normal
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 Model = tuple[Params, Params]  # parameters and buffers
@@ -100,14 +100,18 @@ class FedFTG(Component):
             z = normal(fold(key, "z"), self.batch_size, self.noise_dim, dtype=counts.dtype)
             weights = label_weights(counts)[:, y]  # alpha_k^y, [M, B]
             hard = partial(self.generator_loss, server, teachers, (params, buffers), weights)
-            made = descend(task, hard, g, [Batch(z, y)] * self.generator_steps, adam, state=state)
+            made = descend(task, hard, Descent(g, state=state), [Batch(z, y)] * self.generator_steps, Step(adam))
             g, state = made.params, made.state
             x = self.inputs(server, g, z, y)
             target = self.ensemble(self.predicted(task, teachers, x), weights)
             taught = descend(
-                task, partial(self.model_loss, task), params, [Batch(x, target)] * self.model_steps, sgd, buffers,
-                key=fold(key, "dropout"),
-            )  # fmt: skip
+                task,
+                partial(self.model_loss, task),
+                Descent(params, buffers),
+                [Batch(x, target)] * self.model_steps,
+                Step(sgd),
+                fold(key, "dropout"),
+            )
             params, buffers = taught.params, taught.buffers
         return Change({"generator": g}, params, buffers)
 

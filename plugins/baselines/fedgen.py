@@ -43,7 +43,7 @@ from fedml_noniid.plugins.core.optimizers import Adam
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive, Range
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree
 
 
@@ -124,9 +124,12 @@ class FedGen(Component):
             return self.objective(server.task, teachers, server.params, weights, batch.y, batch.x, g), None
 
         found = descend(
-            server.task, loss, server.state["generator"], draws(), self.adam, state=server.state["adam"],
-            rate=lambda s: self.decay ** (server.round - 1),
-        )  # fmt: skip
+            server.task,
+            loss,
+            Descent(server.state["generator"], state=server.state["adam"]),
+            draws(),
+            Step(self.adam, rate=lambda s: self.decay ** (server.round - 1)),
+        )
         return Change({"generator": found.params, "adam": found.state})
 
     def objective(

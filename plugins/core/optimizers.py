@@ -61,8 +61,7 @@ class Adam(Optimizer):
 
     def init(self, params: Params) -> Tree:
         # The step count is a tensor: clients of one vectorized batch may have taken different numbers of steps.
-        some = next(iter(params.values()))
-        count = torch.zeros((), dtype=torch.float64, device=some.device)
+        count = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
         return {"m": zeros_like(params), "v": zeros_like(params), "t": count}
 
     def step(self, grads: Params, state: Tree, params: Params) -> tuple[Params, Tree]:

@@ -7,7 +7,7 @@ problem, and tests prove that it is equal. Refinements and learners on the serve
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.trees import Params, Tree, add, combined, leading, scale, select
+from fedml_noniid.plugins.core.trees import Params, Tree, add, combined, leading, scale, select, tree_map
 
 Views = Mapping[Component, Client]  # the client as each component sees it
 Loss = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]  # (w, buffers, batch) -> loss, forward pass
@@ -28,26 +28,42 @@ NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch
 
 
 class Descent(NamedTuple):
-    """Where a descent ended."""
+    """Where a descent stands; `Descent(params)` is where one begins."""
 
     params: Params
-    buffers: Params
-    state: Tree  # the optimiser's
-    steps: Tensor  # 0-d
-    loss: Tensor  # 0-d, summed over the steps
-    features: Tensor | None  # [d], mean over the last epoch
+    buffers: Params = {}  # noqa: RUF012  # of a tuple, never changed
+    state: Tree = {}  # noqa: RUF012  # the optimiser's; empty: as it begins
+    steps: Tensor = torch.tensor(0)  # 0-d
+    loss: Tensor = torch.tensor(0.0)  # 0-d, summed over the steps
+    features: Tensor | None = None  # [d], mean over the last epoch
+
+
+@dataclass(frozen=True)
+class Step:
+    """The step equation: w <- w + rate factor optimiser(gradient + term(w))."""
+
+    optimizer: Optimizer
+    term: Callable[[Params], Params] | None = None
+    factor: Params = field(default_factory=dict)  # of rows
+    rate: Callable[[int], float | Tensor] | None = None  # of the step with this number; None: 1
+
+    def __call__(
+        self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
+    ) -> tuple[Params, Tree]:
+        """(parameters, the optimiser's state) after step `s`. `out`: memory that a faster form may use."""
+        update, state = self.optimizer.step(combined(torch.add, grads, self.term and self.term(params)), state, params)
+        update = scaled(update, self.factor)
+        return add(params, update if self.rate is None else scale(self.rate(s), update)), state
 
 
 def descend(
-    task: Task, loss: Loss, params: Params, batches: Iterable[Batch], optimizer: Optimizer,
-    buffers: Params | None = None, *, state: Tree | None = None, key: Tensor | None = None,
-    term: Callable[[Params], Params] | None = None, factor: Params | None = None,
-    rate: Callable[[int], float | Tensor] | None = None,
-) -> Descent:  # fmt: skip
-    """For each batch: w <- w + rate factor optimiser(grad loss(w) + term(w))."""
-    buffers, state = buffers or {}, optimizer.init(params) if state is None else state
-    zero = next(iter(params.values())).new_zeros(())
-    steps, total, seen, features = zero, zero, zero, None
+    task: Task, loss: Loss, start: Descent, batches: Iterable[Batch], step: Step, key: Tensor | None = None
+) -> Descent:
+    """Takes a step down the gradient of the loss for each batch. `start`: parameters, buffers and state are read."""
+    params, buffers, state, *_ = start
+    state = state or step.optimizer.init(params)
+    steps = total = next(iter(params.values())).new_zeros(())
+    seen: Params = {}
     for s, batch in enumerate(batches):
         batch = batch if key is None else batch._replace(keys=key, step=s)
 
@@ -56,20 +72,18 @@ def descend(
             return found, {"loss": found} | ({} if out is None else {"buffers": out.buffers, "h": out.features})
 
         grads, left = task.grad(value, params)
-        grads = grads if term is None else combined(torch.add, grads, term(params))
-        update, next_state = optimizer.step(grads, state, params)
-        update = update if factor is None else scaled(update, factor)
-        moved = add(params, update if rate is None else scale(rate(s), update))
-        new = {"w": moved, "state": next_state, "buffers": left.get("buffers", buffers), "loss": total + left["loss"]}
-        if batch.live is not None:  # the client may have no such step
-            new = select(batch.live, new, {"w": params, "state": state, "buffers": buffers, "loss": total})
-        params, state, buffers, total = (new[name] for name in ("w", "state", "buffers", "loss"))
+        new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
+            "buffers": left.get("buffers", buffers),
+            "loss": total + left["loss"],
+        }
+        params, state, buffers, total = select(
+            batch.live, new, {"w": params, "state": state, "buffers": buffers, "loss": total}
+        ).values()
         steps = steps + (1 if batch.live is None else batch.live)
         if batch.last_epoch is not None:
-            part = batch.last_epoch * batch.sum(left["h"])
-            features = part if features is None else features + part
-            seen = seen + batch.last_epoch * batch.sum(torch.ones_like(left["h"][:, 0]))
-    return Descent(params, buffers, state, steps, total, None if features is None else features / seen.clamp(min=1))
+            part = {"h": left["h"], "n": torch.ones_like(left["h"][:, 0])}
+            seen = combined(torch.add, seen, scale(batch.last_epoch, tree_map(batch.sum, part)))
+    return Descent(params, buffers, state, steps, total, seen["h"] / seen["n"].clamp(min=1) if seen else None)
 
 
 def scaled(update: Params, factor: Params) -> Params:
@@ -90,11 +104,9 @@ def train(
         extra = penalty(views, w, out, batch)
         return value if extra is None else value + extra, out
 
-    found = descend(
-        task, loss, client.params, steps, task.optimizer, client.buffers, key=client.keys,
-        state=started(algorithm, views), term=lambda w: term(views, w), factor=factor(views),
-    )  # fmt: skip
-    return ended(algorithm, views, found, len(steps))
+    start = Descent(client.params, client.buffers, started(algorithm, views) or {})
+    step = Step(task.optimizer, lambda w: term(views, w), factor(views))
+    return ended(algorithm, views, descend(task, loss, start, steps, step, client.keys), len(steps))
 
 
 def seen(algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared: Tree | None = None) -> Views:
@@ -104,10 +116,10 @@ def seen(algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared
 
 def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
     own, public = c.needs.own, c.needs.public is not Public.NOTHING
-    trees = sent.shared.get(c.name, {}), sent.each.get(c.name, {}), memory.get(c.name, {}), prepared
     return Client(
         client.task, client.params, client.buffers, client.round, client.own if own else Client.own,
-        client.public if public else Client.public, *trees, client.job, client.observing, client.keys, identity(c),
+        client.public if public else Client.public, sent.shared.get(c.name, {}), sent.each.get(c.name, {}),
+        memory.get(c.name, {}), prepared, client.job, client.observing, client.keys, identity(c),
     )  # fmt: skip
 
 
@@ -124,8 +136,7 @@ def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> T
 
 def penalty(views: Views, w: Params, out: Output, batch: Batch) -> Tensor | None:
     """The sum of the components' terms of the loss."""
-    own = {c: batch._replace(scope=view.scope) for c, view in views.items()}
-    found = [call(c, "penalty", w, out, own[c], view) for c, view in views.items()]
+    found = [call(c, "penalty", w, out, batch._replace(scope=view.scope), view) for c, view in views.items()]
     terms = [each for each in found if each is not None]
     return torch.stack(terms).sum() if terms else None
 
@@ -142,12 +153,14 @@ def factor(views: Views) -> Params:
 
 def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
     """The trace of training, and the components' answers."""
-    params, buffers, state, steps, loss, features = found
     # Components that do not declare the need get `bare`, so none of them can read features.
-    whole = Trace(params, buffers, steps, loss / steps.clamp(min=1), state, features, planned)  # type: ignore[arg-type]
+    whole = Trace(
+        found.params, found.buffers, found.steps, found.loss / found.steps.clamp(min=1), found.state,
+        found.features, planned,  # type: ignore[arg-type]
+    )  # fmt: skip
     bare = whole._replace(features=absent(NO_FEATURES))
-    own = {c: whole if c.needs.last_epoch else bare for c in views}
-    return whole, {c.name: kept(call(c, "report", own[c], view), view) for c, view in views.items()}
+    own = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
+    return whole, {c.name: kept(call(c, "report", trace, view), view) for c, trace, view in own}
 
 
 def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answer:

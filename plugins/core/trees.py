@@ -120,9 +120,9 @@ def leading(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
-def select(condition: Tensor, a: Tree, b: Tree) -> Tree:
-    """`a` where the boolean `condition`, 0-d or [M] for leaves [M, ...], holds, else `b`."""
-    return tree_map(lambda x, y: torch.where(leading(condition, x), x, y), a, b)
+def select(condition: Tensor | None, a: Tree, b: Tree) -> Tree:
+    """`a` where the boolean `condition`, 0-d or [M] for leaves [M, ...], holds, else `b`. None: `a`."""
+    return a if condition is None else tree_map(lambda x, y: torch.where(leading(condition, x), x, y), a, b)
 
 
 def n_bytes(tree: Tree) -> int:

@@ -1,6 +1,6 @@
 """Steps of dense networks in C++: steps.cpp, compiled once for each version of torch.
 
-They have the bits of `local._descended` (tested). docs/performance.md says what they save, and from where on they pay.
+They have the bits of the steps in Python (tested). docs/performance.md says what they save, and where they pay.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ says how much each shortcut saves.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from typing import Any, ClassVar, NamedTuple, Protocol, cast
@@ -23,6 +24,7 @@ from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import (
     Descent,
+    Step,
     Views,
     adjusted,
     ended,
@@ -144,9 +146,7 @@ def train(
         hooks = _sharing(hooks, sent.params)
         out = out and {name: torch.empty_like(leaf) for name, leaf in began["params"].items()} | out
 
-    def walk(began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor = 0) -> Descent:
-        return descend(side, task, began, steps, own["key"], drawn, hooks, out, first)
-
+    walk = Walk(side, task, own["key"], hooks)
     found = walk(began, steps, drawn, out) if tape is None else replayed(tape, walk, began, steps, drawn, out)
 
     def last(own: Tree, left: Tree) -> Tree:
@@ -213,94 +213,118 @@ def _fields(of: Batch) -> Tree:
     return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor) and key != "step"}
 
 
-def descend(
-    side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, drawn: Iterator[Params], hooks: Hooks,
-    out: Params | None, first: int | Tensor = 0,
-) -> Descent:  # fmt: skip
-    """As `plugins.core.training.descend` for the batches of `steps`.
+@dataclass(frozen=True)
+class Walk:
+    """The steps of local training: what is the same for all of them."""
 
-    `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step. `key`: of the
-    client, or of each [M]. `drawn`, `out`: as in `train`. `first`: the number of the first step.
-    """
-    # The written-out gradient is that of the loss without hooks.
-    written = side.written(task) if hooks.penalty is None and hooks.logits is None else None
-    rate = plain_rate(task.optimizer)
-    if written is None or rate is None:
-        return _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
-    plain = hooks.term is None and not began["factor"] and steps.read is None and steps.last is None
-    compiled = side.compiled() if plain and len(steps) else None
-    if compiled is not None:
-        params, losses = compiled(began["params"], steps, rate, out)
-        total = _step_losses(losses.unbind(), steps, True).sum(0)
-        count = torch.zeros_like(total) + _length(steps)
-        return Descent(params, began["buffers"], began["state"], count, total, None)
-    # No gradient is ever taken of these steps. In this mode torch keeps no record for one, which makes calls shorter.
-    with torch.inference_mode():
-        found = _descended(side, task, began, steps, key, drawn, hooks, written, out, first)
-    # What is made in this mode can't be used where a gradient is taken; a copy can.
-    left = {field: tree for field, tree in found._asdict().items() if tree is not None}
-    return found._replace(**tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left))
+    side: Side
+    task: Task
+    key: Tensor  # of the client, or of each [M]
+    hooks: Hooks
 
+    def __call__(
+        self, began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor = 0
+    ) -> Descent:
+        """As `plugins.core.training.descend` for the batches of `steps`.
 
-def _descended(
-    side: Side, task: Task, began: Tree, steps: Pass, key: Tensor, drawn: Iterator[Params], hooks: Hooks,
-    written: Written | None, out: Params | None, first: int | Tensor,
-) -> Descent:  # fmt: skip
-    """As `descend`. `written`: the gradient, if it is written out."""
-    params, buffers, state, factor = (began[name] for name in ("params", "buffers", "state", "factor"))
-    forward = side.forward(task)
-    step_of = side.lift(task.optimizer.step) if task.optimizer.clip else task.optimizer.step
-    some = next(iter(params.values()))
-    zero = torch.zeros(key.shape, dtype=some.dtype, device=some.device)
-    losses: list[Tensor] = []
-    seen, last = zero, steps.last
-    features: Tensor | None = None
-    rate = plain_rate(task.optimizer)
+        `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step.
+        `drawn`, `out`: as in `train`. `first`: the number of the first step.
+        """
+        # The written-out gradient is that of the loss without hooks.
+        bare = self.hooks.penalty is None and self.hooks.logits is None
+        written = self.side.written(self.task) if bare else None
+        rate = plain_rate(self.task.optimizer)
+        if written is None or rate is None:
+            return self._stepped(began, steps, drawn, out, first, written)
+        plain = self.hooks.term is None and not began["factor"] and steps.read is None and steps.last is None
+        compiled = self.side.compiled() if plain and len(steps) else None
+        if compiled is not None:
+            params, losses = compiled(began["params"], steps, rate, out)
+            total = _step_losses(losses.unbind(), steps, True).sum(0)
+            count = torch.zeros_like(total) + _length(steps)
+            return Descent(params, began["buffers"], began["state"], count, total, None)
+        # No gradient is ever taken of these steps. In this mode torch keeps no record for one: calls get shorter.
+        with torch.inference_mode():
+            found = self._stepped(began, steps, drawn, out, first, written)
+        # What is made in this mode can't be used where a gradient is taken; a copy can.
+        left = {field: tree for field, tree in found._asdict().items() if tree is not None}
+        return found._replace(**tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left))
 
-    def loss(batch: Batch, buffers: Params, drawn: Params, w: Params) -> tuple[Tensor, Tree]:
-        found = forward(w, buffers, batch, drawn)
-        logits = found.logits if hooks.logits is None else hooks.logits(found.logits, w)
+    def _stepped(
+        self, began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor,
+        written: Written | None,
+    ) -> Descent:  # fmt: skip
+        """As a call, one step after the other. `written`: the gradient, if it is written out."""
+        params, buffers, state = (began[name] for name in ("params", "buffers", "state"))
+        step_of = step_form(self, began["factor"], owned=written is not None)
+        some = next(iter(params.values()))
+        zero = torch.zeros(self.key.shape, dtype=some.dtype, device=some.device)
+        losses: list[Tensor] = []
+        seen, last = zero, steps.last
+        features: Tensor | None = None
+        # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
+        for step, batch in enumerate(_batches(steps, written is not None, first)):
+            # In place, because the passes over memory take most of a step's time. The received model belongs to
+            # others too, and so do the parameters of a client that has no such step.
+            into = None if batch.live is not None else params if step > 0 else out
+            if written is None:
+                keyed = batch._replace(keys=self.key, step=first + step)
+                loss = partial(self._loss, keyed, buffers, next(drawn), last is not None)
+                gradient, left = self.task.grad(loss, params)
+            else:
+                gradient, left = written(params, buffers, batch, next(drawn))
+            losses.append(left["loss"])
+            if last is not None:
+                mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
+                fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
+                part = torch.einsum("...b,...bd->...d", fraction, left["features"])
+                features, seen = part if features is None else features + part, seen + fraction.sum(-1)
+            moved, after = step_of(gradient, params, state, step, into)
+            params, state = select(batch.live, moved, params), select(batch.live, after, state)
+            buffers = select(batch.live, left["buffers"], buffers)
+        mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
+        count = zero + _length(steps)
+        total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
+        return Descent(params, buffers, state, count, total, mean)
+
+    def _loss(self, batch: Batch, buffers: Params, drawn: Params, features: bool, w: Params) -> tuple[Tensor, Tree]:
+        """The loss of a step, and what else its pass leaves, with the `features` if they are asked for."""
+        found = self.side.forward(self.task)(w, buffers, batch, drawn)
+        logits = found.logits if self.hooks.logits is None else self.hooks.logits(found.logits, w)
         value = cross_entropy(logits, batch.y, batch.mask)
-        extra = None if hooks.penalty is None else hooks.penalty(w, found, batch)
+        extra = None if self.hooks.penalty is None else self.hooks.penalty(w, found, batch)
         value = value if extra is None else value + extra
         left = {"loss": value, "buffers": found.buffers}
-        return value, left if last is None else left | {"features": found.features}
+        return value, left | {"features": found.features} if features else left
 
-    # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
-    for step, batch in enumerate(_batches(steps, written is not None, first)):
-        # In place, because the passes over memory take most of a step's time. The received model belongs to others
-        # too, and so do the parameters of a client that has no such step.
-        into = None if batch.live is not None else params if step > 0 else out
-        if written is None:
-            keyed = batch._replace(keys=key, step=first + step)
-            gradient, left = task.grad(partial(loss, keyed, buffers, next(drawn)), params)
-        else:
-            gradient, left = written(params, buffers, batch, next(drawn))
-        losses.append(left["loss"])
-        if last is not None:
-            mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
-            fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
-            part = torch.einsum("...b,...bd->...d", fraction, left["features"])
-            features, seen = part if features is None else features + part, seen + fraction.sum(-1)
-        # In place only where the gradient is written out: autograd may give one tensor for two leaves.
-        grads = gradient if hooks.term is None else _plus(gradient, hooks.term(params), in_place=written is not None)
-        if rate is not None:
-            # The scaled gradient times -eta is the scaled update. It is added in one pass.
-            update, amount, next_state = _scaled(grads, factor, in_place=written is not None), -rate, state
-        else:
-            update, next_state = step_of(grads, state, params)
-            update, amount = _scaled(update, factor, in_place=True), 1.0
-        stepped = _added(params, update, amount, into)
-        if batch.live is None:
-            params, state, buffers = stepped, next_state, left["buffers"]
-        else:
-            live = batch.live
-            params, state = select(live, stepped, params), select(live, next_state, state)
-            buffers = select(live, left["buffers"], buffers)
-    mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
-    count = zero + _length(steps)
-    total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
-    return Descent(params, buffers, state, count, total, mean)
+
+@dataclass(frozen=True)
+class InMemory(Step):
+    """The core's step in fewer passes over memory: plain SGD adds the gradient in one, and results take old memory.
+
+    torch rounds w - eta g of one pass once, and that of two passes twice.
+    """
+
+    owned: bool = False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    update: Callable[..., tuple[Params, Tree]] = SGD.step  # the optimiser's, of all clients
+
+    def __call__(
+        self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
+    ) -> tuple[Params, Tree]:
+        """`out`: memory that the new parameters take; it may be that of `params`."""
+        grads = grads if self.term is None else _plus(grads, self.term(params), self.owned)
+        rate = plain_rate(self.optimizer)
+        if rate is not None:  # the scaled gradient times -eta is the scaled update
+            return _added(params, _scaled(grads, self.factor, self.owned), -rate, out), state
+        update, state = self.update(grads, state, params)
+        return _added(params, _scaled(update, self.factor, in_place=True), 1.0, out), state
+
+
+def step_form(walk: Walk, factor: Params, owned: bool) -> Step:
+    """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
+    optimizer = walk.task.optimizer
+    update = walk.side.lift(optimizer.step) if optimizer.clip else optimizer.step  # a norm is that of one client
+    return InMemory(optimizer, walk.hooks.term, factor, owned=owned, update=update)
 
 
 def _length(steps: Pass) -> int | Tensor:

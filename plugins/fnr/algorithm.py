@@ -48,7 +48,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.data import Batch, cross_entropy, one_hot
 from fedml_noniid.plugins.core.options import Count, CountOrNone, Fraction, Range
 from fedml_noniid.plugins.core.task import Output
-from fedml_noniid.plugins.core.training import descend
+from fedml_noniid.plugins.core.training import Descent, Step, descend
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.fnr.recorded import by_client, figure_5
 
@@ -129,7 +129,7 @@ class FNR(Component):
 
         given, key = client.task.optimizer, client.key
         batches = client.public.shuffled(key, self.epochs, self.batch_size)
-        end = descend(client.task, loss, client.params, batches, given, client.buffers, key=key)
+        end = descend(client.task, loss, Descent(client.params, client.buffers), batches, Step(given), key)
         metrics: Tree = {}
         if client.observing:
             before = self.by_class(client, client.params, client.buffers)

@@ -12,7 +12,7 @@ from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.data import Batch
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.training import descend, train
+from fedml_noniid.plugins.core.training import Descent, Step, descend, train
 from fedml_noniid.plugins.core.trees import Params, Tree, row, sub, tree_map
 from fedml_noniid.plugins.engines.arena import replace_row
 from fedml_noniid.plugins.engines.own import OWN, joined, parted
@@ -75,6 +75,7 @@ def test_the_plain_loop_is_the_engines(entry: str, batch_norm: bool) -> None:
 
 
 TASK = Task(mlp((2,), 2), SGD(0.5))
+ZERO = Descent({"w": torch.zeros(1)})
 
 
 def quadratic(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output | None]:
@@ -88,23 +89,26 @@ def batches(*xs: float, **more: Any) -> list[Batch]:
 
 def test_descend_steps_down_the_gradient() -> None:
     """w = 0; eta = 1/2: to x = 4, w = 2; to x = 8, w = 5. Losses 8 and 18."""
-    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, batches(4, 8), SGD(0.5))
+    found = descend(TASK, quadratic, ZERO, batches(4, 8), Step(SGD(0.5)))
     assert (found.params["w"].item(), found.steps.item(), found.loss.item()) == (5.0, 2.0, 26.0)
     assert found.state == {} and found.buffers == {} and found.features is None
 
 
 def test_terms_factors_and_rates_of_a_descent() -> None:
     """Gradient 0 - 4 plus 2, rate 1: w = 0 + 3 * 1/2 * 2 = 3; then 3 - 8 + 2 = -3, rate 1/3: w = 3 + 1.5 = 4.5."""
-    found = descend(
-        TASK, quadratic, {"w": torch.zeros(1)}, batches(4, 8), SGD(0.5), term=lambda w: {"w": torch.full((1,), 2.0)},
-        factor={"w": torch.tensor([3.0])}, rate=lambda s: (1.0, 1 / 3)[s],
-    )  # fmt: skip
+    step = Step(
+        SGD(0.5),
+        term=lambda w: {"w": torch.full((1,), 2.0)},
+        factor={"w": torch.tensor([3.0])},
+        rate=lambda s: (1.0, 1 / 3)[s],
+    )
+    found = descend(TASK, quadratic, ZERO, batches(4, 8), step)
     assert found.params["w"].item() == pytest.approx(4.5)
 
 
 def test_a_step_that_a_client_does_not_have_changes_nothing() -> None:
     steps = [*batches(4, live=torch.tensor(True)), *batches(8, live=torch.tensor(False))]
-    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, steps, SGD(0.5, momentum=0.9))
+    found = descend(TASK, quadratic, ZERO, steps, Step(SGD(0.5, momentum=0.9)))
     assert (found.params["w"].item(), found.steps.item(), found.loss.item()) == (2.0, 1.0, 8.0)
     assert found.state["v"]["w"].item() == -4.0
 
@@ -112,5 +116,5 @@ def test_a_step_that_a_client_does_not_have_changes_nothing() -> None:
 def test_a_descent_goes_on_from_a_state() -> None:
     """v = 10; v <- v / 2 - 4 = 1, w = -1/2."""
     state = {"v": {"w": torch.tensor([10.0])}}
-    found = descend(TASK, quadratic, {"w": torch.zeros(1)}, batches(4), SGD(0.5, momentum=0.5), state=state)
+    found = descend(TASK, quadratic, ZERO._replace(state=state), batches(4), Step(SGD(0.5, momentum=0.5)))
     assert found.params["w"].item() == -0.5 and state["v"]["w"].item() == 10.0

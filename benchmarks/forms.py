@@ -1,0 +1,99 @@
+"""What each faster form of a step saves: `python -m benchmarks.forms WORKLOAD [TURNS]`.
+
+Each form is run and left out in turns, in CPU seconds of one process. `FORMS` leaves a form out by patching the place
+that chooses it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.ours import simulation
+from benchmarks.peers.harness import read_job
+from benchmarks.workloads import WORKLOADS, write_job
+from fedml_noniid.plugins.core.training import Step
+from fedml_noniid.plugins.core.trees import Params, Tree, rows_at
+from fedml_noniid.plugins.engines import local, vectorized
+from fedml_noniid.plugins.models.layers import Stacked
+
+Without = Callable[[], AbstractContextManager[Any]]  # inside, steps run without the form
+COMPILED = "steps in C++"
+
+
+def _plain(walk: local.Walk, factor: Params, owned: bool) -> Step:
+    return Step(walk.task.optimizer, walk.hooks.term, factor)
+
+
+@dataclass(frozen=True)
+class _Fresh(local.InMemory):
+    def __call__(self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None) -> Any:
+        return super().__call__(grads, params, state, s)
+
+
+def _fresh(walk: local.Walk, factor: Params, owned: bool) -> Step:
+    return _Fresh(walk.task.optimizer, walk.hooks.term, factor, update=walk.task.optimizer.step)
+
+
+def _gathered(x: Tensor, parts: Sequence[Tensor]) -> Iterator[Tensor]:
+    return (rows_at(x, part) for part in parts)
+
+
+FORMS: dict[str, Without] = {
+    COMPILED: partial(patch.object, vectorized, "compiled_for", lambda *given: None),
+    "one pass, in place": partial(patch.object, local, "step_form", _plain),
+    "in place": partial(patch.object, local, "step_form", _fresh),
+    "batches in one memory": partial(patch.object, local, "_gathered", _gathered),
+    "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
+    "written-out gradient": partial(patch.object, Stacked, "written_out", False),
+}
+
+
+def ratio(form: str, workload: str, engine: str, turns: int, at_once: int) -> list[float]:
+    """CPU time without the form over that with it, of each turn."""
+    settings = replace(WORKLOADS[workload], rounds=turns * at_once)
+    with TemporaryDirectory() as folder:
+        write_job(settings, Path(folder) / "job.npz")
+        job = read_job(Path(folder) / "job.npz")
+    engine = engine if form == COMPILED else f"python-{engine}"
+    ways = [(nullcontext, simulation(job, engine).rounds()), (FORMS[form], simulation(job, engine).rounds())]
+
+    def taken(without: Without, rounds: Iterator[Any], count: int) -> float:
+        with without():
+            began = time.process_time()
+            for _ in range(count):
+                next(rounds)
+            return time.process_time() - began
+
+    for way in ways:
+        taken(*way, settings.warm)
+    found = []
+    for turn in range(turns):
+        times = [taken(*way, at_once) for way in (ways if turn % 2 else ways[::-1])]
+        found.append(times[1] / times[0] if turn % 2 else times[0] / times[1])
+    return found
+
+
+if __name__ == "__main__":
+    name, number = sys.argv[1], int(sys.argv[2]) if sys.argv[2:] else 10
+    for engine in ("sequential", "vectorized"):
+        if engine == "vectorized" and name not in ("mlp", "partial"):
+            continue
+        for form in FORMS:
+            if form != COMPILED or engine == "vectorized":
+                found = sorted(ratio(form, name, engine, number, WORKLOADS[name].at_once))
+                spread = f"{median(found):.3f} | {found[0]:.3f} | {found[-1]:.3f}"
+                sys.stdout.write(f"| {form} | {name}, {engine} | {spread} |\n")
+                sys.stdout.flush()
