@@ -59,7 +59,8 @@ def as_png(figure: Figure) -> bytes:
 
     picture = io.BytesIO()
     # Without the version stamp the same numbers give the same bytes.
-    FigureCanvasAgg(figure).print_png(picture, metadata={"Software": None})
+    canvas: Any = FigureCanvasAgg(figure)  # without types
+    canvas.print_png(picture, metadata={"Software": None})
     return picture.getvalue()
 
 

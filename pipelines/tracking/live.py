@@ -29,7 +29,7 @@ class Live:
     ) -> None:
         """The arguments are those of `runs.start`. MLflow is first called, and imported, by `log_rounds` or `fail`."""
         self._store, self._name, self._experiment = store, name, experiment
-        self._began = time.time()
+        self._began, self._soon_s = time.time(), 0 if system_metrics else SOON_S
         self._begin = partial(
             runs.start, store, experiment, name, params, tags, system_metrics, began=round(1000 * self._began)
         )
@@ -38,8 +38,8 @@ class Live:
         self.run_id = ""  # stays when the recording has ended
 
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """As `Run.log_rounds`, once the training has taken SOON_S seconds."""
-        if self._run is not None or time.time() - self._began >= SOON_S:
+        """As `Run.log_rounds`, once the training has taken SOON_S seconds, or at once with `system_metrics`."""
+        if self._run is not None or time.time() - self._began >= self._soon_s:
             self._record(lambda run: run.log_rounds(rows))
 
     def finish(self, rows: Iterable[Mapping[str, float]], final: Mapping[str, float]) -> None:

@@ -6,7 +6,9 @@ Stages are stood in for by a function; the last tests run the true ones.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -233,3 +235,62 @@ def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(place: Path, monkeypa
                           capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
     assert said[0] == "False" and said[2] == "True"
     assert int(said[1]) <= 1 + (os.cpu_count() or 1) + 3, "torch's own threads are as many again"
+
+
+def noniid(*arguments: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", "fedml_noniid", *arguments)
+
+
+@pytest.fixture
+def study(place: Path) -> Path:
+    """A small experiment with all stages."""
+    wish = ("--data", "digits", "--methods", "fedavg,scaffold", "--clients", "3", "--rounds", "2", "--seeds", "1")
+    done = start(place, *noniid("init", *wish, "--deploy", "--yes"))
+    assert done.communicate(timeout=120)[1] == "" and done.returncode == 0
+    return place
+
+
+def in_session(session: int) -> dict[int, str]:
+    """The processes of a session: id -> command line."""
+    listed = subprocess.run(["ps", "-eo", "pid=,sid=,args="], capture_output=True, text=True, check=True).stdout
+    rows = [line.split(maxsplit=2) for line in listed.splitlines()]
+    return {int(row[0]): row[2] for row in rows if int(row[1]) == session and "<defunct>" not in row[2]}
+
+
+@pytest.mark.slow
+def test_the_lock_is_that_of_cold_stages(study: Path, tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    shutil.copytree(study, cold, symlinks=True)
+    for folder, command in ((study, noniid("run")), (cold, ("dvc", "repro"))):
+        run = start(folder, *command, PATH=environment()["PATH"])
+        said = run.communicate(timeout=300)
+        assert run.returncode == 0, said
+    assert (study / "dvc.lock").read_bytes() == (cold / "dvc.lock").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_killed_in_every_stage_goes_on(study: Path, number: int) -> None:
+    for stage in stages.STAGES:
+        run = start(study, *noniid("run"))
+        while run.poll() is None:
+            commands = [
+                pid for pid, words in in_session(run.pid).items() if words.endswith(f"pipelines.stages {stage}")
+            ]
+            if commands:
+                for pid in commands:  # the command, and the shell in which DVC runs it
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, number)
+                break
+        said = run.communicate(timeout=120)
+        assert run.returncode != 0 or stage == "plan", (stage, said)
+        assert "Traceback" not in said[1], (stage, said)
+        assert in_session(run.pid) == {}, stage
+    run = start(study, *noniid("run"))
+    said = run.communicate(timeout=300)
+    assert run.returncode == 0, said
+    before = (study / "dvc.lock").read_bytes()
+    assert json.loads((study / "deploy" / "result.json").read_text())["recipe"] == "fedavg"
+    again = start(study, *noniid("run"))
+    assert again.communicate(timeout=300) and again.returncode == 0 and (study / "dvc.lock").read_bytes() == before
+    assert in_session(run.pid) == in_session(again.pid) == {}
