@@ -15,14 +15,13 @@ import platform
 import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.plugins import recipes
+from fedml_noniid.plugins import extras, recipes
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
@@ -217,7 +216,7 @@ def _dumped(node: ast.stmt) -> str:
 def git_commit() -> str:
     """The commit, with "-modified" if the tree differs from it. Outside a checkout the version of the package."""
     if not (ROOT / ".git").exists():
-        return f"fedml-noniid {version('fedml-noniid')}"
+        return f"fedml-noniid {extras.version('fedml-noniid')}"
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
         clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
@@ -231,7 +230,7 @@ def machine(device: torch.device) -> dict[str, str]:
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(), "torch": torch.__version__, "fedml": version("fedml"),
+        "python": platform.python_version(), "torch": torch.__version__, "fedml": extras.version("fedml"),
     }  # fmt: skip
 
 
