@@ -7,6 +7,15 @@ SHELL := bash
 PYTHON ?= python3.11
 VENV ?= $(CURDIR)/.venv
 UV := uv==0.13.8
+# The bits of dvc.lock and of tests/golden.json were made with these. torchvision's wheels are CUDA builds and need the
+# CUDA build of the same torch; both run on a CPU.
+TORCH := torch==2.11.0 torchvision==0.26.0
+# A second environment, of the base package alone, with the newest versions of everything but torch.
+CORE_PYTHON ?= python3.13
+CORE_VENV ?= $(CURDIR)/.venv-core
+CORE_STATE = { $(CORE_PYTHON) --version; cat pyproject.toml; }
+CORE_DEV := hypothesis psutil pytest pytest-timeout pytest-xdist
+CORE_TESTS := tests/api tests/core tests/data tests/engines tests/methods tests/models tests/test_contract.py tests/test_extras.py tests/test_golden.py
 
 RECIPE ?= fednnnn
 SILOS ?= 3
@@ -22,7 +31,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PAPER_TARGETS := $(addprefix paper-,$(PAPERS))
 .NOTPARALLEL:  # one DVC at a time
-.PHONY: help papers $(PAPER_TARGETS) table figure tune claims repro test test-slow check format docs ui experiments bench chaos silo clean env lock
+.PHONY: help papers $(PAPER_TARGETS) table figure tune claims repro test test-slow test-core check format docs ui experiments bench chaos silo clean env lock
 
 help:  ## Lists the targets. `.venv/bin/noniid` lists the verbs that they call.
 	@awk -F ': .*## |:  ## ' '/^[a-z$$][^=]*:.*  ## / { sub(/^[$$].*/, "paper-<name>", $$1); printf "%-14s %s\n", $$1, $$2 }' Makefile
@@ -42,6 +51,16 @@ test: env  ## Runs all tests except the slow ones, with one process per core.
 
 test-slow: env  ## Runs the slow tests: processes, whole pipelines, real data.
 	@pytest -m slow
+
+# The environment is made anew for another interpreter and for another pyproject.toml.
+test-core: env  ## Runs the tests of core, engines, methods and API in the base package alone, with CORE_PYTHON.
+	@$(CORE_STATE) | cmp -s - "$(CORE_VENV)/installed.txt" || { \
+	  echo "Setting up $(CORE_VENV)"; \
+	  uv venv --quiet --clear --python "$$($(CORE_PYTHON) -c 'import sys; print(sys.executable)')" "$(CORE_VENV)"; \
+	  uv pip install --quiet --python "$(CORE_VENV)/bin/python" --editable . $(TORCH) $(CORE_DEV); \
+	  $(CORE_STATE) > "$(CORE_VENV)/installed.txt"; \
+	}
+	@OMP_NUM_THREADS=1 "$(CORE_VENV)/bin/python" -m pytest -m "not slow" -n auto --dist worksteal $(CORE_TESTS)
 
 format: env  ## Formats all files, and repairs what ruff can.
 	@ruff format .
@@ -97,6 +116,7 @@ env:  ## Makes the environment in .venv, if it is not that of requirements.lock.
 	  cp requirements.lock "$(VENV)/installed.lock"; \
 	}
 
-lock: env  ## Resolves the dependencies of pyproject.toml again and writes requirements.lock.
-	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade --extra dev pyproject.toml -o requirements.lock
+lock: env  ## Resolves all extras of pyproject.toml again and writes requirements.lock.
+	@uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --upgrade --all-extras \
+	  --constraint <(printf '%s\n' $(TORCH)) pyproject.toml -o requirements.lock
 	@sed -i '1i # Made by `make lock` from pyproject.toml. Every package, direct or not, at the version that was tested.' requirements.lock

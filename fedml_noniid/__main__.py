@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import sys
 
-from fedml_noniid.cli.app import main as run
+from fedml_noniid.pipelines import edge
+from fedml_noniid.plugins import extras
 
 
 def main() -> int:
     """Runs the command line of this process; returns the exit code."""
-    code = run()
+    code = edge.guarded(lambda: extras.require(extras.PIPELINE)) or _run()
     if "grpc" in sys.modules:
         from fedml_noniid.plugins.silo import launch
 
         launch.leave(code)  # gRPC's threads would keep the process alive
     return code
+
+
+def _run() -> int:
+    # Imported here: the base package installs this command without typer.
+    from fedml_noniid.cli import app
+
+    return app.main()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,11 @@
-"""One thread: two are slower than one on models this small, and sums depend on the number of threads."""
+"""One thread: two are slower than one on models this small, and sums depend on the number of threads.
+
+With the base package and pytest alone (`make test-core`), the tests of the extras are left out.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 
 import torch
@@ -11,3 +15,21 @@ from fedml_noniid.plugins.engines.compiled import SWITCH
 torch.set_num_threads(1)
 # What this machine compiled before decides about no test. tests/engines/test_compiled.py switches the steps in C++ on.
 os.environ[SWITCH] = "0"
+
+# Package -> the tests that need it, beside single ones that call `pytest.importorskip`.
+NEEDED = {
+    "fedml": ("privacy", "silo", "test_benchmarks.py"),
+    "mlflow": (
+        "advise/test_advice.py",
+        "api/test_same.py",
+        "cli",
+        "data/test_drift.py",
+        "data/test_skew.py",
+        "pipelines",
+    ),
+    "nbclient": ("api/test_notebook.py",),
+    "mkdocs": ("test_docs.py",),
+}
+collect_ignore = [
+    name for package, names in NEEDED.items() if importlib.util.find_spec(package) is None for name in names
+]

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from fedml_noniid.plugins import extras
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "fedml_noniid"
 # A room of pipelines knows itself and those before it. edge.py is the edge of every process.
@@ -15,12 +17,13 @@ ROOMS = ("edge", "experiment", "advise", "reporting", "tracking", "stages", "pap
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
 OUTER = ("api", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
-EVERYTHING = {"core", "data", "models", "engines", "recipes", "privacy", "settings", "silo"} | METHODS
+EVERYTHING = {"core", "data", "models", "engines", "recipes", "privacy", "settings", "silo", "extras"} | METHODS
 EVERYTHING |= {"own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
     "core": set[str](),
-    "data": {"core"},
+    "extras": {"core"},
+    "data": {"core", "extras"},
     "models": {"core", "data"},
     "own_code": {"core"},
     "rates": {"core", "own_code"},
@@ -31,6 +34,17 @@ ALLOWED = {
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
     **{method: {"core"} | METHODS for method in METHODS},
+}
+# What each room imports of the extras, at once or later. Every other room needs the base package only.
+OF_EXTRAS = {
+    "plugins/data": {"pyarrow"},
+    "plugins/privacy": {"cryptography"},
+    "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
+    "pipelines/reporting": {"jinja2"},
+    "pipelines/tracking": {"mlflow"},
+    "pipelines/papers": {"markdown_it"},
+    "pipelines/tools": {"tabulate"},
+    f"{PACKAGE}/cli": {"typer"},
 }
 
 
@@ -157,13 +171,12 @@ def test_an_outer_room_imports_only_those_before_it(room: str) -> None:
         assert room not in {name.split(".")[0] for name in imported(path)}, path
 
 
-def test_only_tracking_imports_mlflow() -> None:
-    found = {
-        parts[1] for parts, path in FILES + PIPELINES if any(of.split(".")[0] == "mlflow" for of in imported(path))
-    }
-    assert found == {"tracking"}
-
-
-def test_only_the_silos_import_fedml() -> None:
-    found = {parts[1] for parts, path in FILES + PIPELINES if any(of.split(".")[0] == "fedml" for of in imported(path))}
-    assert found == {"silo"}
+def test_only_these_rooms_import_packages_of_the_extras() -> None:
+    """Each extra's packages, so mlflow in tracking and fedml in the silos."""
+    found: dict[str, set[str]] = {}
+    known = {module for modules in extras.MODULES.values() for module in modules}
+    for parts, path in [*FILES, *PIPELINES, *files(PACKAGE)]:
+        room = "/".join(parts[:2])
+        found.setdefault(room, set()).update({name.split(".")[0] for name in imported(path)} & known)
+    assert {room: names for room, names in found.items() if names} == OF_EXTRAS
+    assert known - {"dvc"} == set[str]().union(*OF_EXTRAS.values()), "DVC is a program of its own"

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
 MEANS = {
     "majority_accuracy": "majority", "balanced_accuracy": "balanced", "macro_f1": "f1", "worst_client": "worst",
 }  # fmt: skip
+# Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
+_PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
+EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
 COMPARED = ("difference", "low", "high", "p", "p_holm", "higher", "seeds", "verdict")
 
 
@@ -267,9 +270,7 @@ class Result:
         for seed, files in self.files.items():
             text = io.BytesIO(getattr(files, part)[name])
             # A class may be called NA.
-            frame = pd.read_csv(
-                text, float_precision="round_trip", keep_default_na=False, na_values=[""], dtype={"class": str}
-            )
+            frame = pd.read_csv(text, keep_default_na=False, na_values=[""], dtype={"class": str}, **EXACT)
             frame.insert(0, "seed", seed)
             frames.append(frame)
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,6 +22,7 @@ from fedml_noniid.pipelines.experiment import usercache
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.facts import may_have_gpu
 from fedml_noniid.pipelines.experiment.facts import of_cpu as _of_cpu
+from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def _dumped(node: ast.stmt) -> str:
 def git_commit() -> str:
     """The commit, with "-modified" if the tree differs from it. Outside a checkout the version of the package."""
     if not (ROOT / ".git").exists():
-        return f"fedml-noniid {version('fedml-noniid')}"
+        return f"fedml-noniid {extras.version('fedml-noniid')}"
     try:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
         clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
@@ -287,7 +287,7 @@ def machine(device: torch.device) -> dict[str, str]:
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
         "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(), "torch": torch.__version__, "fedml": version("fedml"),
+        "python": platform.python_version(), "torch": torch.__version__, "fedml": extras.version("fedml"),
     }  # fmt: skip
 
 

@@ -4,3 +4,7 @@
 `pair` makes a pair for any recipe. `transport` keeps FedML's gRPC in bounds. `launch` starts one process, `loopback`
 starts all on one machine. `shards` writes each silo's own data file, `settings` reads the YAML file.
 """
+
+from fedml_noniid.plugins import extras
+
+extras.require(extras.DEPLOY)

@@ -147,8 +147,7 @@ class Coordinator:
         with self._news:
             self._refuse_unexpected(client, exchange)
             who = wire.silo(client)
-            why = why if who in why else f"{who}: {why}"
-            self._failed[client] = one_line(why)
+            self._failed[client] = one_line(why if who in why else f"{who}: {why}")
             self._note(self._failed[client])
             self._news.notify_all()
 

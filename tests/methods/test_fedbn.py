@@ -32,8 +32,6 @@ from fedml_noniid.plugins.recipes import METHODS, build
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 from tests.methods import by_hand as hand
-from tests.silo.test_resume import Federation as Silos
-from tests.silo.test_resume import run as talk
 
 SIZES, LR, EPOCHS, ROUNDS, COHORT, MU = (4, 6, 5), 0.1, 2, 4, 2, 0.7
 RNG = np.random.default_rng(1)
@@ -242,46 +240,6 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
         assert federation.equal(found, whole)
         kept, wanted = flatten(found.own), flatten(whole.own)
         assert kept.keys() == wanted.keys() and all(torch.equal(kept[key], leaf) for key, leaf in wanted.items())
-
-
-@pytest.mark.parametrize("cohort", [0, 2])
-def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: int) -> None:
-    """Server and silos, message by message: the same bits on every silo, and none of them on the server.
-
-    Each silo tests its own model, also one that rests: the same accuracies.
-    """
-    from tests.silo import world
-
-    silos = Silos("fedbn", {}, tmp_path, cohort)
-    talk(silos)
-    expected = world.simulated("fedbn", {}, True, cohort, rounds=3)
-    world.compare(silos.server.rows, expected.rows)
-    for k, silo in enumerate(silos.silos):
-        found, wanted = flatten(row(silo.engine.clients.memory[OWN], 0)), flatten(row(expected.own, k))
-        assert found.keys() == wanted.keys() and all(torch.equal(found[key], leaf) for key, leaf in wanted.items())
-    outcome = silos.server.outcome
-    assert outcome is not None and not outcome.own
-    assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
-
-
-def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: Path) -> None:
-    """Silo 2 has none in any case. With 0's alone, hits are those of its model; with nobody's, there is no number."""
-    from tests.silo import world
-
-    found = []
-    for number, having in enumerate(({0}, set())):
-        silos = Silos("fedbn", {}, tmp_path / str(number))
-        for k in {0, 1, 2} - having:
-            silos.silos[k].engine.clients.tests = {}
-        talk(silos)
-        found.append(silos.server.rows[-1])
-    engine = silos.silos[0].engine
-    assert silos.server.outcome is not None
-    (test, *_), mine = world.parts().own_tests(), row(engine.clients.memory[OWN], 0)
-    params = silos.server.outcome.params | mine["params"]
-    one = evaluate(engine.task.network, params, mine["buffers"], test)
-    assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx((one.accuracy, one.loss), rel=1e-12)
-    assert np.isnan([found[1][key] for key in ("test_accuracy", "test_loss", "sent_accuracy")]).all()
 
 
 def test_on_rotated_digits_own_models_are_better_than_the_one_model() -> None:

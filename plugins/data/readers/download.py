@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import socket
 import tempfile
+import urllib.error
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,8 @@ def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
             socket.setdefaulttimeout(URL_TIMEOUT)
             yield Path(folder)
     except (OSError, RuntimeError, EOFError, zlib.error, http.client.HTTPException) as failure:
+        if isinstance(failure, urllib.error.HTTPError):
+            failure.close()  # it holds the connection
         reason = " ".join(str(failure).split())
         raise error(path, f"not there, and downloading it failed ({reason})") from None
     finally:

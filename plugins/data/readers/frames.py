@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedml_noniid.plugins import extras
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import known, refusal
 from fedml_noniid.plugins.data.readers import own
@@ -131,6 +132,7 @@ def _csv(path: Path) -> pd.DataFrame:
 
 
 def _parquet(path: Path) -> pd.DataFrame:
+    extras.require(extras.PIPELINE, "pyarrow")
     import pandas as pd
     import pyarrow
     import pyarrow.parquet
@@ -183,11 +185,11 @@ def labels_of(table: Table, column: str) -> list[str]:
 
 def cells_of(table: Table, column: str) -> list[str]:
     """A column as text, NAMELESS where it is missing. ColumnError for fractions and other things."""
-    series = _column(table, column)
-    found = [_name(value) for value in series.astype(object)]
+    values = list(_column(table, column).astype(object))  # of Python: NumPy writes its own as np.float64(0.5)
+    found = [_name(value) for value in values]
     for i, name in enumerate(found):
         if name is None:
-            value = shown(series.iloc[i])
+            value = shown(values[i])
             raise ColumnError(
                 f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, whole numbers",
                 column, "drop",

@@ -1,0 +1,96 @@
+"""Concept drift of silos: each holds its own, and all end with the bits of the simulation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedml_noniid.pipelines.experiment.workspace import Workspace
+from fedml_noniid.pipelines.stages.deploy import _parts as parts_of_deploy
+from fedml_noniid.plugins.core.data import Samples
+from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.dataset import Dataset
+from fedml_noniid.plugins.data.drift import Drift, drift
+from fedml_noniid.plugins.engines.hashing import model_tensors
+from fedml_noniid.plugins.silo import loopback, shards
+from fedml_noniid.plugins.silo.conversation import Conversation
+from fedml_noniid.plugins.silo.silo import Silo
+from fedml_noniid.plugins.silo.wire import up
+from tests.data.test_drift import DRIFTS
+from tests.data.test_skew import dealt, settings
+from tests.silo import world
+
+
+@pytest.fixture(scope="module")
+def digits() -> Dataset:
+    return datasets.load("digits", Path())
+
+
+@DRIFTS
+def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+    of, place = settings(skews), Workspace.of(tmp_path, {})
+    digits.save(place.dataset("digits"))
+    indices = place.partition("s", 3) / "indices.json"
+    indices.parent.mkdir(parents=True)
+    indices.write_text(dealt(digits, of).indices.text)
+    shards.cut(place.dataset("digits"), indices, tmp_path / "shards")
+    whole = dealt(digits, of).indices.skew.drift
+    stage = parts_of_deploy(place, of).drift
+    server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).drift
+    assert whole is not None and stage is not None and server is not None
+    for round_ in range(5):
+        assert stage.concept(round_).tolist() == server.concept(round_).tolist() == whole.concept(round_).tolist()
+        for client in range(5):
+            own = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).drift
+            assert own is not None
+            assert own.clients.shape[1] == 1, "nobody else's"
+            assert torch.equal(own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_))
+
+
+OF_WORLD = drift("incremental", 2, 1, [[0, 1], [2, 3], []], 3, world.CLASSES)
+
+
+def world_of(kept: Drift | None) -> shards.Parts:
+    return replace(world.parts(public=False), drift=kept)
+
+
+@pytest.mark.parametrize("recipe", ["scaffold", "fedbn"])
+@pytest.mark.parametrize("kept", [None, OF_WORLD], ids=["without", "drift"])
+def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: str) -> None:
+    """FedBN's silos test their own models, with their labels of the round."""
+    parts, deployment = world_of(kept), world.deployment(recipe, rounds=3)
+    network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
+    terms = world.silo_settings.terms(deployment, recipe, network, 0)
+    conversation = Conversation(terms, world.server_of(parts, False, kept))
+    own = [Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients]
+    tests = parts.own_tests()
+    silos = [Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k]) for k, held in enumerate(own)]
+    while (down := conversation.down).ask is not None:
+        conversation.feed(conversation.open({k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}))
+    outcome = conversation.loop.outcome
+    digest = loopback.weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+    assert digest == loopback.simulate(deployment, parts)
+    assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
+    settings = deployment.train_args.settings
+    world.compare(outcome.rows, world.simulated(recipe, settings, True, rounds=3, drift=kept).rows)
+
+
+def test_a_silo_whose_samples_are_replaced_drifts_on() -> None:
+    """FedML's attacks give a silo other labels."""
+    terms, parts = world.terms("fedavg", {}), world.parts()
+    x, y = (leaf[parts.clients[0]] for leaf in (parts.train.x, parts.train.y))
+    silo = Silo(terms, 0, Samples(x, y), None, drift=OF_WORLD.only(0))
+    silo.read(Samples(x, torch.zeros_like(y)))
+    for round_, label in ((1, 0), (2, 1)):
+        silo.engine.clients.enter(round_)
+        assert silo.engine.clients.train.y.unique().tolist() == [label]
+
+
+@pytest.mark.slow  # FedML's import and four processes
+def test_processes_of_silos_end_with_the_weights_of_the_simulation(tmp_path: Path) -> None:
+    parts, deployment = world_of(OF_WORLD), world.deployment("scaffold", rounds=3)
+    assert loopback.run(deployment, parts, tmp_path, 120.0) == loopback.simulate(deployment, parts)

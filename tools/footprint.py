@@ -1,0 +1,53 @@
+"""What each extra brings: `python -m tools.footprint` prints packages and megabytes, in the present environment."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+OURS = "fedml-noniid"
+EXTRAS = ("", "pipeline", "deploy")
+
+
+def closure(requirements: Iterable[str]) -> dict[str, Distribution]:
+    """The installed packages that requirements bring, directly or not, by name."""
+    found: dict[str, Distribution] = {}
+    done: set[tuple[str, str]] = set()
+    todo = [Requirement(line) for line in requirements]
+    while todo:
+        wanted = todo.pop()
+        name = canonicalize_name(wanted.name)
+        found[name] = one = distribution(name)
+        for extra in {"", *wanted.extras} - {of for known, of in done if known == name}:
+            done.add((name, extra))
+            further = [Requirement(line) for line in one.requires or ()]
+            todo += [r for r in further if r.marker is None or r.marker.evaluate({"extra": extra})]
+    return found
+
+
+def megabytes(one: Distribution) -> float:
+    """The size of a package's files on disk, without compiled modules."""
+    paths = [Path(str(one.locate_file(file))) for file in one.files or () if file.suffix != ".pyc"]
+    return sum(path.stat().st_size for path in paths if path.is_file()) / 1e6
+
+
+def table() -> str:
+    """The rows of the extras, in Markdown."""
+    lines = ["| install | packages | MB | of these for PyTorch (MB) |", "|---|---|---|---|"]
+    torch = closure(["torch"])
+    for extra in EXTRAS:
+        name = f"{OURS}[{extra}]" if extra else OURS
+        found = {key: one for key, one in closure([name]).items() if key != OURS}
+        sizes = {key: megabytes(one) for key, one in found.items()}
+        of_torch = sum(size for key, size in sizes.items() if key in torch)
+        lines.append(f"| `{name}` | {len(found)} | {sum(sizes.values()):,.0f} | {of_torch:,.0f} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{table()}\n")
