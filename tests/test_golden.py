@@ -141,7 +141,7 @@ def weights() -> dict[str, str]:
 
 def kind() -> str:
     """The kind of machine, and torch's version without the mark of its build."""
-    facts = machine_kind(cast("Config", SimpleNamespace(train=SimpleNamespace(device="cpu"))))
+    facts = machine_kind(cast("Config", SimpleNamespace(train=SimpleNamespace(device="cpu"), facts={})))
     return " ".join((facts["vendor"], facts["instructions"], facts["torch"].partition("+")[0]))
 
 
