@@ -49,7 +49,11 @@ def repro(place: Workspace, stage: str | None = None) -> int:
         if not _is_checked(root):
             from fedml_noniid.pipelines.tools import fits
 
+            given = dict(os.environ)
             settings, _ = fits.checked(place)
+            # Readers import libraries that set variables (scikit-learn's KMP_*). The stages have those of this command.
+            os.environ.clear()
+            os.environ.update(given)
             (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
             # Takes outputs from DVC's cache. It is faster than stages that take them from the store.
@@ -72,10 +76,12 @@ def _warm(root: Path, stage: str | None) -> Iterator[None]:
     if own.exists() and own.resolve() != CODE.resolve():
         yield
         return
-    eager = not _is_checked(root) or not (root / "report").exists()
+    has_silos = "deploy" in (read_yaml(root / "dvc.yaml").get("stages") or ())
+    results = ["report", *(["deploy/result.json"] if has_silos else [])]
+    eager = not _is_checked(root) or not all((root / name).exists() for name in results)
     if eager:
         from fedml_noniid.pipelines.tools import fits  # noqa: F401  # imports torch for all of them
-    deploys = eager and stage in (None, "deploy") and "deploy" in (read_yaml(root / "dvc.yaml").get("stages") or ())
+    deploys = eager and has_silos and stage in (None, "deploy")
     with warm.processes(root, [CODE / folder for folder in SOURCES], deploys, eager):
         yield
 

@@ -268,24 +268,41 @@ def test_the_lock_is_that_of_cold_stages(study: Path, tmp_path: Path) -> None:
     assert (study / "dvc.lock").read_bytes() == (cold / "dvc.lock").read_bytes()
 
 
+# `noniid run`, of which the stage that NONIID_SLOW names says that it has begun, and waits.
+SLOW = """
+import os, sys, time
+from pathlib import Path
+from fedml_noniid.cli.app import main
+from fedml_noniid.pipelines.stages import __main__ as stages
+from fedml_noniid.pipelines.tools import warm
+
+true, warm.EDITED_S = stages.main, 0
+
+def slow(arguments):
+    if arguments == [os.environ["NONIID_SLOW"]]:
+        Path(f".begun-{arguments[0]}").write_text(f"{os.getpid()}\\n")
+        time.sleep(60)
+    return true(arguments)
+
+stages.main = slow
+sys.exit(main(["run"]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_run_that_is_killed_in_every_stage_goes_on(study: Path, number: int) -> None:
     for stage in stages.STAGES:
-        run = start(study, *noniid("run"))
-        while run.poll() is None:
-            commands = [
-                pid for pid, words in in_session(run.pid).items() if words.endswith(f"pipelines.stages {stage}")
-            ]
-            if commands:
-                for pid in commands:  # the command, and the shell in which DVC runs it
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, number)
-                break
+        run = start(study, sys.executable, "-c", SLOW, NONIID_SLOW=stage)
+        at_work = int(written(study / f".begun-{stage}"))
+        (command,) = [
+            pid for pid, words in in_session(run.pid).items()
+            if words.endswith(f"-m fedml_noniid.pipelines.stages {stage}") and "sh -c" not in words
+        ]  # fmt: skip
+        os.kill(command, number)
         said = run.communicate(timeout=120)
-        assert run.returncode != 0 or stage == "plan", (stage, said)
-        assert "Traceback" not in said[1], (stage, said)
-        assert in_session(run.pid) == {}, stage
+        assert run.returncode != 0 and "Traceback" not in said[1], (stage, said)
+        assert ended(at_work) and in_session(run.pid) == {}, stage
     run = start(study, *noniid("run"))
     said = run.communicate(timeout=300)
     assert run.returncode == 0, said
