@@ -90,6 +90,14 @@ class Cosine(Rate):
 DECAYS: dict[str, type[Rate]] = {"none": Rate, "step": Step, "exponential": Exponential, "cosine": Cosine}
 
 
+def words(value: float | Mapping[str, object]) -> str:
+    """A setting for a reader: `0.1`, or `0.1 (decay cosine, warm_up 5)`."""
+    if not isinstance(value, Mapping):
+        return f"{value:g}"
+    rest = ", ".join(f"{key} {given}" for key, given in value.items() if key != "start")
+    return f"{value['start']} ({rest})" if rest else f"{value['start']}"
+
+
 def rate_of(value: float | Mapping[str, object]) -> Rate:
     """The schedule of a setting: a number, or {start, warm_up, decay, and the options of that decay}.
 

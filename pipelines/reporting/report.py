@@ -26,6 +26,7 @@ from fedml_noniid.pipelines.reporting.summary import Scenario
 from fedml_noniid.pipelines.reporting.text import markdown, plain
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import replace_folder
+from fedml_noniid.plugins.rates import words
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTRO = (
@@ -91,7 +92,7 @@ def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[resu
     rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
     own = {key for name in settings.recipe_names for key in settings.recipes[name].train.given}
     numbers = {key: getattr(train, key) for key in ("lr", "momentum", "weight_decay") if key not in own}
-    optimiser = " ".join(f"{key} {value:g}" for key, value in numbers.items() if value)
+    optimiser = " ".join(f"{key} {words(value)}" for key, value in numbers.items() if value)
     optimiser += f"; {', '.join(sorted(own))} by method" if own else ""
     count, unit = (train.local_steps, "step") if train.local_steps else (train.epochs, "epoch")
     work = f"{count} {unit}{'s' if count > 1 else ''}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fedml_noniid.pipelines.experiment.config import TrainSettings
 from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.papers.targets.marks import leak_of, notes_of
+from fedml_noniid.plugins.rates import words
 
 # SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of their own.
 SILENT = {"train.engine", "train.device", "train.threads"}
@@ -61,7 +62,7 @@ def _settings(run: Result) -> str:
     return (
         f"{at.get('data.name')}{size}{_rest(at, 'data.')}{held}{public}, {at.get('train.model')}{network}, "
         f"{len(run.rows)} rounds of {local}, batches of {at.get('train.batch_size')}, "
-        f"{at.get('train.optimizer')} {_plain(at.get('train.lr'))}{_rest(at, 'train.')}"
+        f"{at.get('train.optimizer')} {words(at.get('train.lr', 0.0))}{_rest(at, 'train.')}"
     )
 
 

@@ -1,0 +1,144 @@
+"""Schedules and callbacks of params.yaml: from the file to the report, killed and gone on, also with a user's code."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment.provenance import of_training
+from fedml_noniid.plugins.core.errors import UserError
+from tests.pipelines.small import PARAMS, run_stages
+
+OWN = """\
+from dataclasses import dataclass
+
+from fedml_noniid import Callback, Rate
+
+
+@dataclass
+class Counts(Callback):
+    patience: int = 3
+    rounds: int = 0
+
+    def measure(self, end):
+        params, _ = end.model
+        return {"counted": self.rounds, "length": sum(float((p**2).sum()) for p in params.values()) ** 0.5}
+
+    def stop(self, rows):
+        return "counted" if self.rounds + 1 == self.patience else ""
+
+    def on_round(self, run, row):
+        self.rounds += 1
+
+
+class Linear(Rate):
+    def decayed(self, p, rounds):
+        return self.start * (1 - p / rounds)
+"""
+SETTINGS = (
+    PARAMS.replace("recipe_names: [fedavg, scaffold+fnr]", "recipe_names: [scaffold]")
+    .replace("scaffold+fnr: {fnr: {p: 0.5}}", "scaffold: {}")
+    .replace("rounds: 3", "rounds: 6")
+    .replace("lr: 0.1,", "lr: {start: 0.2, decay: OWN.Linear, warm_up: 1},\n  callbacks: {OWN.Counts: {patience: 4}},")
+    .replace("deploy: {recipe: fedavg", "deploy: {recipe: scaffold")
+)
+RUN = Path("runs/skewed-scaffold-0")
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Path:
+    """A study whose module has a name that no other test imports."""
+    name = f"mine_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    (tmp_path / "params.yaml").write_text(SETTINGS.replace("OWN", name))
+    return tmp_path
+
+
+def rounds(folder: Path) -> list[dict[str, str]]:
+    with (folder / RUN / "rounds.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class KilledError(Exception):
+    """A kill."""
+
+
+@pytest.mark.parametrize("after", [1, 3, 4])
+def test_a_killed_training_goes_on_to_the_same_bytes(study: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    """Also where the last round that was saved is the one in which the run stopped."""
+    run_stages(study, ("prepare", "partition", "train"))
+    whole = {path.name: path.read_bytes() for path in (study / RUN).iterdir()}
+    assert [float(row["counted"]) for row in rounds(study)] == [0, 1, 2, 3] and float(rounds(study)[-1]["length"]) > 1
+    record = json.loads(whole["run.json"])
+    assert record["rounds"] == 4 and record["tags"]["stopped"] == "after round 4: counted"
+    shutil.rmtree(study / RUN)
+    shutil.rmtree(study / kept.STORE)
+
+    def kill(said: progress.Round) -> None:
+        if said.done == after:
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(progress, "tell", kill)
+        with pytest.raises(KilledError):
+            run_stages(study, ("train",))
+    run_stages(study, ("train",))
+    assert {path.name: path.read_bytes() for path in (study / RUN).iterdir()} == whole
+
+
+def test_the_report_says_that_runs_stopped_early(study: Path) -> None:
+    run_stages(study, ("plan", "prepare", "partition", "train", "evaluate", "report"))
+    text = (study / "report" / "report.md").read_text()
+    assert "scaffold: 1 of 1 runs stopped early, after round 4." in text
+
+
+def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
+    """A comment counts too: what the file imports is not known. Another module beside it does not count."""
+
+    def fingerprint() -> str:
+        settings = config.load(study)
+        return of_training(settings, settings.units()[0])
+
+    first = fingerprint()
+    (study / "another.py").write_text("x = 1\n")
+    assert fingerprint() == first
+    (file,) = study.glob("mine_*.py")
+    file.write_text(f"{OWN}\n# new\n")
+    assert fingerprint() != first
+    assert config.load(study).own_files, "`noniid run` asks the stage plan each time"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("OWN.Linear", "OWN.Linar", "train.lr: decay 'OWN.Linar' can't be imported, AttributeError"),
+        ("OWN.Linear", "cosin", "train.lr: decay 'cosin' is unknown (did you mean 'cosine'?)"),
+        ("start: 0.2", "start: 0", "train.lr: decay = OWN.Linear: start = 0 must be above 0"),
+        ("OWN.Counts", "OWN.Count", "train.callbacks: callback 'OWN.Count' can't be imported, AttributeError"),
+        ("patience: 4", "patienc: 4", "unknown option 'patienc' (did you mean 'patience'?); allowed: patience, rounds"),
+        ("{OWN.Counts: {patience: 4}}", "{early_stop: {patience: 0}}", "callback early_stop: patience = 0 must be"),
+        ("{OWN.Counts: {patience: 4}}", "{early_stop: 3}", "train.callbacks.early_stop = 3 is refused"),
+        ("{OWN.Counts: {patience: 4}}", "[early_stop]", "train.callbacks = ['early_stop'] is refused"),
+    ],
+)
+def test_mistakes_are_lines_that_name_the_key(study: Path, old: str, new: str, words: str) -> None:
+    name = next(study.glob("mine_*.py")).stem
+    path = study / "params.yaml"
+    path.write_text(path.read_text().replace(old.replace("OWN", name), new.replace("OWN", name)))
+    with pytest.raises(UserError) as error:
+        config.load(study)
+    assert words.replace("OWN", name) in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_file_that_fails_is_named_with_its_line(study: Path) -> None:
+    name = next(study.glob("mine_*.py")).stem
+    (study / f"{name}.py").write_text("x = 1\ny = z\n")
+    with pytest.raises(UserError, match=rf"{name}.py, line 2: NameError: name 'z' is not defined"):
+        config.load(study)
+    sys.modules.pop(name, None)
