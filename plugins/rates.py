@@ -90,7 +90,7 @@ class Cosine(Rate):
 DECAYS: dict[str, type[Rate]] = {"none": Rate, "step": Step, "exponential": Exponential, "cosine": Cosine}
 
 
-def words(value: float | Mapping[str, object]) -> str:
+def words(value: object) -> str:
     """A setting for a reader: `0.1`, or `0.1 (decay cosine, warm_up 5)`."""
     if not isinstance(value, Mapping):
         return f"{value:g}"
