@@ -6,9 +6,10 @@ that chooses it.
 
 from __future__ import annotations
 
+import csv
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,13 +20,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor
 
 from benchmarks.ours import simulation
 from benchmarks.peers.harness import read_job
 from benchmarks.workloads import WORKLOADS, write_job
 from fedml_noniid.plugins.core.training import Step
-from fedml_noniid.plugins.core.trees import Params, Tree, rows_at
+from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines import local, vectorized
 from fedml_noniid.plugins.models.layers import Stacked
 
@@ -47,15 +47,10 @@ def _fresh(walk: local.Walk, factor: Params, owned: bool) -> Step:
     return _Fresh(walk.task.optimizer, walk.hooks.term, factor, update=walk.task.optimizer.step)
 
 
-def _gathered(x: Tensor, parts: Sequence[Tensor]) -> Iterator[Tensor]:
-    return (rows_at(x, part) for part in parts)
-
-
 FORMS: dict[str, Without] = {
     COMPILED: partial(patch.object, vectorized, "compiled_for", lambda *given: None),
     "one pass, in place": partial(patch.object, local, "step_form", _plain),
     "in place": partial(patch.object, local, "step_form", _fresh),
-    "batches in one memory": partial(patch.object, local, "_gathered", _gathered),
     "no record for autograd": partial(patch.object, torch, "inference_mode", nullcontext),
     "written-out gradient": partial(patch.object, Stacked, "written_out", False),
 }
@@ -94,6 +89,6 @@ if __name__ == "__main__":
         for form in FORMS:
             if form != COMPILED or engine == "vectorized":
                 found = sorted(ratio(form, name, engine, number, WORKLOADS[name].at_once))
-                spread = f"{median(found):.3f} | {found[0]:.3f} | {found[-1]:.3f}"
-                sys.stdout.write(f"| {form} | {name}, {engine} | {spread} |\n")
+                spread = [f"{value:.3f}" for value in (median(found), found[0], found[-1])]
+                csv.writer(sys.stdout, lineterminator="\n").writerow([form, name, engine, *spread])
                 sys.stdout.flush()

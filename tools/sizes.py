@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Statements at most: of a file, or of all files of a folder.
 MOST = {
-    "plugins/core": 792,
+    "plugins/core": 794,
     "plugins/baselines/scaffold.py": 30,
     "plugins/baselines/fedprox.py": 15,
     "plugins/baselines/fedrs.py": 15,
@@ -23,7 +23,7 @@ MOST = {
     "plugins/fednlr/algorithm.py": 90,
     "plugins/rfedavg/algorithm.py": 90,
     "plugins/privacy": 49,
-    "plugins/silo": 1870,
+    "plugins/silo": 1872,
 }
 CONTRACT = "plugins/core/component.py"
 MEMBERS, TYPES = 27, 14  # of `Component`; of its file

@@ -262,8 +262,7 @@ class Walk:
         losses: list[Tensor] = []
         seen, last = zero, steps.last
         features: Tensor | None = None
-        # Samples in reused memory are in the cache. With a hook or autograd, the last batch may still be in use.
-        for step, batch in enumerate(_batches(steps, written is not None, first)):
+        for step, batch in enumerate(_batches(steps, first)):
             # In place, because the passes over memory take most of a step's time. The received model belongs to
             # others too, and so do the parameters of a client that has no such step.
             into = None if batch.live is not None else params if step > 0 else out
@@ -338,32 +337,18 @@ def plain_rate(optimizer: Optimizer) -> float | None:
     return optimizer.lr if plain else None
 
 
-def _batches(steps: Pass, in_place: bool, first: int | Tensor = 0) -> Iterator[Batch]:
-    """The batches in their order. `in_place`: a batch's samples may take the memory of the last batch's.
+def _batches(steps: Pass, first: int | Tensor = 0) -> Iterator[Batch]:
+    """The batches in their order. `first`: the number of the first step.
 
-    `first`: the number of the first step. Whatever all steps can share is made before the first one: a call of Python
+    Whatever all steps can share is made before the first one: a call of Python
     takes several times as long between two steps, whose tensors have taken the caches.
     """
     index, sizes = steps.index, steps.sizes
     ys = rows_at(steps.samples.y, index)
     parts, labels = (of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys))
-    if in_place and steps.read is None:
-        xs = _gathered(steps.samples.x, parts)
-    else:
-        xs = (steps.seen(of, first + s) for s, of in enumerate(parts))
+    xs = (steps.seen(of, first + s) for s, of in enumerate(parts))
     masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
     return map(Batch, xs, labels, masks, lives)
-
-
-def _gathered(x: Tensor, parts: Sequence[Tensor]) -> Iterator[Tensor]:
-    """x[part] of each part, all in the same memory."""
-    memory = x.new_empty(max((part.numel() for part in parts), default=0), *x.shape[1:])
-    kinds = {part.shape for part in parts}
-    rows = {kind: memory[: kind.numel()] for kind in kinds}
-    seen = {kind: rows[kind].reshape(kind + x.shape[1:]) for kind in kinds}
-    for kind, flat in [(part.shape, part.reshape(-1)) for part in parts]:
-        torch.index_select(x, 0, flat, out=rows[kind])
-        yield seen[kind]
 
 
 def _plus(grads: Params, added: Params, in_place: bool) -> Params:
