@@ -101,8 +101,8 @@ def resumed(engine: Engine, path: Path, folder: Path) -> str:
         raise FailedError(f"ended before round {KILLED_IN + 1}")
     running.end()
     numbers, weights = measure(saving, path)
-    if numbers["from"] != KILLED_IN - 1:
-        raise FailedError(f"went on after round {numbers['from']}, not after round {KILLED_IN - 1}")
+    if numbers["from"] != KILLED_IN:
+        raise FailedError(f"went on after round {numbers['from']}, not after round {KILLED_IN}")
     return weights_sha256(weights)
 
 
