@@ -44,7 +44,8 @@ class _Fresh(local.InMemory):
 
 
 def _fresh(walk: local.Walk, factor: Params, owned: bool) -> Step:
-    return _Fresh(walk.task.optimizer, walk.hooks.term, factor, update=walk.task.optimizer.step)
+    optimizer = walk.task.optimizer
+    return _Fresh(optimizer, walk.hooks.term, factor, fused=local.plain_rate(optimizer), update=optimizer.step)
 
 
 FORMS: dict[str, Without] = {

@@ -26,7 +26,7 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.silo import loopback
 
 WORKERS = (1, 2, 4)
-KILLED_IN = 2  # the round after whose training the process is killed; the checkpoint is of the round before
+KILLED_IN = 2  # the round after which the process is killed; its checkpoint is there
 SAME, ONE, UNTRIED = "same", "one process", "not tried"
 OURS = "benchmarks.ours"
 

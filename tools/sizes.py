@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 # Statements at most: of a file, or of all files of a folder.
 MOST = {
-    "plugins/core": 794,
+    "plugins/core": 796,
     "plugins/baselines/scaffold.py": 30,
     "plugins/baselines/fedprox.py": 15,
     "plugins/baselines/fedrs.py": 15,

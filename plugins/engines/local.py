@@ -279,8 +279,11 @@ class Walk:
                 part = torch.einsum("...b,...bd->...d", fraction, left["features"])
                 features, seen = part if features is None else features + part, seen + fraction.sum(-1)
             moved, after = step_of(gradient, params, state, step, into)
-            params, state = select(batch.live, moved, params), select(batch.live, after, state)
-            buffers = select(batch.live, left["buffers"], buffers)
+            if batch.live is None:
+                params, state, buffers = moved, after, left["buffers"]
+            else:
+                params, state = select(batch.live, moved, params), select(batch.live, after, state)
+                buffers = select(batch.live, left["buffers"], buffers)
         mean = None if features is None else features / seen.clamp(min=1).unsqueeze(-1)
         count = zero + _length(steps)
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
@@ -305,6 +308,7 @@ class InMemory(Step):
     """
 
     owned: bool = False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    fused: float | None = None  # eta of plain SGD
     update: Callable[..., tuple[Params, Tree]] = SGD.step  # the optimiser's, of all clients
 
     def __call__(
@@ -312,9 +316,8 @@ class InMemory(Step):
     ) -> tuple[Params, Tree]:
         """`out`: memory that the new parameters take; it may be that of `params`."""
         grads = grads if self.term is None else _plus(grads, self.term(params), self.owned)
-        rate = plain_rate(self.optimizer)
-        if rate is not None:  # the scaled gradient times -eta is the scaled update
-            return _added(params, _scaled(grads, self.factor, self.owned), -rate, out), state
+        if self.fused is not None:  # the scaled gradient times -eta is the scaled update
+            return _added(params, _scaled(grads, self.factor, self.owned), -self.fused, out), state
         update, state = self.update(grads, state, params)
         return _added(params, _scaled(update, self.factor, in_place=True), 1.0, out), state
 
@@ -323,7 +326,7 @@ def step_form(walk: Walk, factor: Params, owned: bool) -> Step:
     """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
     optimizer = walk.task.optimizer
     update = walk.side.lift(optimizer.step) if optimizer.clip else optimizer.step  # a norm is that of one client
-    return InMemory(optimizer, walk.hooks.term, factor, owned=owned, update=update)
+    return InMemory(optimizer, walk.hooks.term, factor, None, owned, plain_rate(optimizer), update)
 
 
 def _length(steps: Pass) -> int | Tensor:
