@@ -274,7 +274,7 @@ def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.Monk
             yield batch
 
     with monkeypatch.context() as patched:
-        patched.setattr(local, "_batches", lambda of, in_place, first: watched(of, False, first))
+        patched.setattr(local, "_batches", watched)
         reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers), 1)
     assert len(steps) == 6 and all(x.shape == (N, 4, *SHAPE) for x in steps)
     (trained,) = chunks([len(store.steps(client, 1).sizes) for client in range(N)], N, math.inf)  # in that order

@@ -88,12 +88,16 @@ def written(path: Path) -> str:
 
 def waiting(_: list[str]) -> int:
     """A stage that works for a minute, in two processes, and says which."""
-    child = os.fork()
-    if child == 0:
+
+    def work() -> None:
+        child = os.fork()
+        if child == 0:
+            time.sleep(60)
+            os._exit(0)
+        Path("pids").write_text(f"{os.getpid()} {child}\n")
         time.sleep(60)
-        os._exit(0)
-    Path("pids").write_text(f"{os.getpid()} {child}\n")
-    return edge.guarded(lambda: time.sleep(60))
+
+    return edge.guarded(work)
 
 
 def test_a_stage_has_all_that_its_command_has(serve: Serve, place: Path) -> None:
