@@ -48,11 +48,12 @@ def read(folder: Path, config: Path) -> Deployed:
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
     if len(rows) > rounds:
         raise UserError(f"{files[0]}: has {len(rows)} rounds, {config} says {rounds}; --config needs this run's file")
-    if len(rows) < rounds or not files[-1].exists():
+    may_be_short = bool(deployment.train_args.callbacks)  # one of them may have stopped the run
+    if not files[-1].exists() or (len(rows) < rounds and not may_be_short):
         raise UserError(
             f"{folder}: the run is not over ({len(rows)} of {rounds} rounds); it can be logged once it has {MODEL}"
         )
-    answers = _answers(deployment, absences.read(folder / ABSENT, rounds, deployment.silos))
+    answers = _answers(deployment, absences.read(folder / ABSENT, rounds, deployment.silos), len(rows))
     # Round 0, if it is there, is last: it has no seconds.
     rows = [row | answers.pop(int(row["round"])) for row in rows] + list(answers.values())
     params = _params(deployment)
@@ -124,7 +125,9 @@ def _rounds(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]]) -> dict[int, dict[str, float]]:
+def _answers(
+    deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]], rounds: int
+) -> dict[int, dict[str, float]]:
     """How many silos were asked and answered in each round, and which. Round 0 is there if somebody missed it."""
     from fedml_noniid.plugins.engines.cohort import draw_cohort
 
@@ -132,7 +135,7 @@ def _answers(deployment: Deployment, missing: Mapping[tuple[int, int], Collectio
     for (t, _), clients in missing.items():
         late[t].update(clients)
     found = {}
-    for t in range(0 if 0 in late else 1, deployment.train_args.rounds + 1):
+    for t in range(0 if 0 in late else 1, rounds + 1):
         # Exchanges before the first round and after the last one ask everybody.
         asked = {*draw_cohort(seed, t, silos, deployment.cohort if t else silos)} | late[t]
         row = {"round": t, "silos_asked": len(asked), "silos_missing": len(late[t])}

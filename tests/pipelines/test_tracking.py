@@ -794,6 +794,13 @@ def test_a_deployment_that_is_not_over_or_damaged_is_refused(
     assert "\n" not in str(error.value)
 
 
+def test_a_deployment_that_a_callback_has_stopped_is_over(tmp_path: Path) -> None:
+    """Two of three rounds: an early stop allows it, and no answer of round 3 is made up."""
+    with_stop = train(callbacks={"early_stop": {}})
+    found = deployments.read(*deployed(tmp_path, table=SHORT, train_args=with_stop))
+    assert sorted({row["round"] for row in found.rows} - {0}) == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
