@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 
 import torch
 
@@ -15,6 +16,10 @@ from fedml_noniid.plugins.engines.compiled import SWITCH
 torch.set_num_threads(1)
 # What this machine compiled before decides about no test. tests/engines/test_compiled.py switches the steps in C++ on.
 os.environ[SWITCH] = "0"
+
+# A shell without job control lets what it puts in the background ignore Ctrl-C, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Package -> the tests that need it, beside single ones that call `pytest.importorskip`.
 NEEDED = {
