@@ -1,7 +1,8 @@
-"""Measures the tightest PyTorch loop for one process: the limit of this machine for one client at a time.
+"""Measures the tightest PyTorch loop for one process: the limit of this machine for one client at a
+time.
 
-It uses ready batches, autograd.grad, updates in place, and no module calls where they cost time. It tries several
-variants on a few steps and measures the fastest one.
+It uses ready batches, autograd.grad, updates in place, and no module calls where they cost time. It
+tries several variants on a few steps and measures the fastest one.
 """
 
 from __future__ import annotations
@@ -25,16 +26,21 @@ class Variant:
     """A way to write the loop."""
 
     def __init__(self, job: Job, layout: torch.memory_format, fused: bool, unrolled: bool) -> None:
-        """`fused`: all parameters in one call per step; `unrolled`: functions instead of modules, for the MLP."""
+        """`fused`: all parameters in one call per step; `unrolled`: functions instead of modules,
+        for the MLP."""
         self.job, self.layout, self.fused = job, layout, fused
         module = job.module().to(memory_format=layout)  # type: ignore[call-overload]  # torch's stub leaves it out
         self.names = [name for name, _ in module.named_parameters()]
         self.params = list(module.parameters())
         # Every simulator also averages the running statistics of batch norms.
-        self.state: list[Tensor] = [*self.params, *(b for b in module.buffers() if b.is_floating_point())]
+        self.state: list[Tensor] = [
+            *self.params,
+            *(b for b in module.buffers() if b.is_floating_point()),
+        ]
         self.loss: Loss = self._mlp if unrolled else lambda x, y: F.cross_entropy(module(x), y)
         self.name = " ".join(
-            ["channels-last" if layout == torch.channels_last else "contiguous"] * (self.params[0].ndim == 4)
+            ["channels-last" if layout == torch.channels_last else "contiguous"]
+            * (self.params[0].ndim == 4)
             + ["unrolled"] * unrolled
             + ["fused updates" if fused else "updates one by one"]
         )
@@ -49,7 +55,10 @@ class Variant:
         for rows in job.batches[t][:clients]:
             x = job.x[rows]  # [S, B, ...]
             x = x.flatten(2) if self.params[0].ndim == 2 else x
-            parts = [part.contiguous(memory_format=self.layout) if part.ndim == 4 else part for part in x.unbind()]
+            parts = [
+                part.contiguous(memory_format=self.layout) if part.ndim == 4 else part
+                for part in x.unbind()
+            ]
             made.append(list(zip(parts, job.y[rows].unbind(), strict=True)))
         return made
 
@@ -80,7 +89,8 @@ class Variant:
                         parameter.add_(grad, alpha=-lr)
 
     def trial(self) -> float:
-        """CPU seconds for one client: the minimum of some attempts, without the first, which warms up."""
+        """CPU seconds for one client: the minimum of some attempts, without the first, which warms
+        up."""
         batches = self.batches(0, 1)
         seconds: list[float] = []
         while len(seconds) < 2 or sum(seconds) < TRIAL_SECONDS:
@@ -92,7 +102,11 @@ class Variant:
 
 def variants(job: Job) -> list[Callable[[], Variant]]:
     """A function for each variant. It makes the variant with the initial weights."""
-    layouts = [torch.contiguous_format] if job.model == "mlp" else [torch.contiguous_format, torch.channels_last]
+    layouts = (
+        [torch.contiguous_format]
+        if job.model == "mlp"
+        else [torch.contiguous_format, torch.channels_last]
+    )
     kinds = [(layout, fused, job.model == "mlp") for layout in layouts for fused in (False, True)]
     return [lambda kind=kind: Variant(job, *kind) for kind in kinds]  # type: ignore[misc]  # mypy can't infer these
 

@@ -1,9 +1,10 @@
-"""Kills processes of cross-silo runs at random moments and compares the final weights: `noniid chaos`.
+"""Kills processes of cross-silo runs at random moments and compares the final weights: `noniid
+chaos`.
 
-Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the weights of the
-simulation, which nobody disturbs. Part 2, quorum = 2 of 3: a silo is killed or stopped for a while, sometimes the
-server is killed; every round must end within its deadline and 2 s, and the weights must be those of a simulation with
-the same absences.
+Part 1, quorum = all: server and silos get SIGKILL and are started again; a run must end with the
+weights of the simulation, which nobody disturbs. Part 2, quorum = 2 of 3: a silo is killed or
+stopped for a while, sometimes the server is killed; every round must end within its deadline and 2
+s, and the weights must be those of a simulation with the same absences.
 """
 
 from __future__ import annotations
@@ -28,9 +29,17 @@ from fedml_noniid.plugins.silo import loopback, results, settings
 from fedml_noniid.plugins.silo.shards import Parts
 
 RECIPES = (
-    "scaffold+fnr+rfedavg_plus+ccn", "feddyn", "rfedavg_plus", "fednlr", "feddc", "fnr", "moon+ccn", "fednnnn",
-    "scaffold", "rfedavg",
-)  # fmt: skip
+    "scaffold+fnr+rfedavg_plus+ccn",
+    "feddyn",
+    "rfedavg_plus",
+    "fednlr",
+    "feddc",
+    "fnr",
+    "moon+ccn",
+    "fednnnn",
+    "scaffold",
+    "rfedavg",
+)
 SILOS, ROUNDS, KILLS = 3, 8, 4
 DEADLINE_S, SLACK_S = 3.0, 2.0  # of a round in part 2
 LIMIT_S = 120.0  # of a run
@@ -55,7 +64,12 @@ def deployment(recipe: str, seed: int, **comm: object) -> settings.Deployment:
     content = {
         "common_args": {"random_seed": seed},
         "model_args": {"model": "mlp", "model_options": {"hidden": 16, "batch_norm": True}},
-        "train_args": {"recipe": recipe, "rounds": ROUNDS, "client_num_in_total": SILOS, "client_num_per_round": SILOS},
+        "train_args": {
+            "recipe": recipe,
+            "rounds": ROUNDS,
+            "client_num_in_total": SILOS,
+            "client_num_per_round": SILOS,
+        },
         "comm_args": comm,
     }
     return settings.check(content, "chaos")
@@ -66,7 +80,14 @@ def parts(recipe: str, seed: int, silos: int = SILOS) -> Parts:
     data = datasets.load("digits", Path("data/raw"))
     split = splits.hold_out(data.train_y.numpy(), 0.1, loopback.PUBLIC, seed)
     clients = partitions.partition(
-        "dirichlet", data.train_y.numpy(), split.train, silos, seed, data.train_owner, "digits", alpha=0.5
+        "dirichlet",
+        data.train_y.numpy(),
+        split.train,
+        silos,
+        seed,
+        data.train_owner,
+        "digits",
+        alpha=0.5,
     )
     public = split.public if loopback.needs_public(recipe) else split.public[:0]
     return Parts.cut(data, clients, split.validation, public)
@@ -81,8 +102,11 @@ def rounds_done(processes: loopback.Processes) -> list[float]:
         return []
 
 
-def disturbed(processes: loopback.Processes, plan: Sequence[tuple[int, float, str, int, float]]) -> list[str]:
-    """Runs to the end with the events of `plan`: (after how many rounds, s later, event, rank, s until it is undone).
+def disturbed(
+    processes: loopback.Processes, plan: Sequence[tuple[int, float, str, int, float]]
+) -> list[str]:
+    """Runs to the end with the events of `plan`: (after how many rounds, s later, event, rank, s
+    until it is undone).
 
     Raises UserError if a process fails by itself, or the run takes too long.
     """
@@ -97,7 +121,9 @@ def disturbed(processes: loopback.Processes, plan: Sequence[tuple[int, float, st
             time.sleep(pause)
             if processes.running[0].exitcode is not None:
                 break
-            events.append(f"{event} {loopback.name(rank)} in round {len(rounds_done(processes)) + 1}")
+            events.append(
+                f"{event} {loopback.name(rank)} in round {len(rounds_done(processes)) + 1}"
+            )
             if event == "SIGKILL":
                 processes.kill(rank)
                 time.sleep(until)
@@ -122,7 +148,13 @@ def all_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     data, began = parts(recipe, seed), time.monotonic()
     terms = deployment(recipe, seed)
     plan = [
-        (rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), "SIGKILL", rng.randrange(SILOS + 1), rng.uniform(0, 0.3))
+        (
+            rng.randrange(ROUNDS - 3),
+            rng.uniform(0, 0.2),
+            "SIGKILL",
+            rng.randrange(SILOS + 1),
+            rng.uniform(0, 0.3),
+        )
         for _ in range(kills)
     ]
     return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
@@ -137,14 +169,20 @@ def two_must_answer(seed: int, kills: int, folder: Path) -> Ran:
     for _ in range(kills):
         rank = 0 if rng.random() < 0.25 else rng.randrange(1, SILOS + 1)
         event = "SIGSTOP" if rank and rng.random() < 0.5 else "SIGKILL"
-        plan.append((rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0)))
+        plan.append(
+            (rng.randrange(ROUNDS - 3), rng.uniform(0, 0.2), event, rank, rng.uniform(0, 4.0))
+        )
     return _ran(Ran(recipe, seed, False, 0.0), terms, data, plan, folder, began)
 
 
 def _ran(
-    ran: Ran, terms: settings.Deployment, data: Parts, plan: Sequence[tuple[int, float, str, int, float]], folder: Path,
+    ran: Ran,
+    terms: settings.Deployment,
+    data: Parts,
+    plan: Sequence[tuple[int, float, str, int, float]],
+    folder: Path,
     began: float,
-) -> Ran:  # fmt: skip
+) -> Ran:
     try:
         with loopback.Processes(terms, data, folder) as processes:
             ran.events = disturbed(processes, plan)
@@ -171,7 +209,8 @@ def table(part: Sequence[Ran]) -> str:
     for ran in part:
         said = ran.error or ("same SHA-256" if ran.same else "OTHER WEIGHTS")
         lines.append(
-            f"| {ran.seed} | {ran.recipe} | {'; '.join(ran.events)} | {ran.absent} | {ran.longest:.1f} s | "
+            f"| {ran.seed} | {ran.recipe} | {'; '.join(ran.events)} | {ran.absent} | "
+            f"{ran.longest:.1f} s | "
             f"{ran.seconds:.0f} | {said} |"
         )
     return "\n".join(lines)
@@ -182,11 +221,20 @@ def good(part: Sequence[Ran]) -> int:
     return sum(ran.same and not ran.error for ran in part)
 
 
-def chaos(runs: int, quorum_runs: int, kills: int, first: int, to: Path | None, say: Callable[[str], object]) -> bool:
-    """Runs both parts; returns whether all runs ended as they must. `say` gets a line per run and the summary.
+def chaos(
+    runs: int,
+    quorum_runs: int,
+    kills: int,
+    first: int,
+    to: Path | None,
+    say: Callable[[str], object],
+) -> bool:
+    """Runs both parts; returns whether all runs ended as they must.
 
-    `runs`, `quorum_runs`: of part 1 and 2. `kills`: events per run. `first`: seed of the first run. `to`: the page that
-    is written, None for none.
+    `say` gets a line per run and the summary.
+
+    `runs`, `quorum_runs`: of part 1 and 2. `kills`: events per run. `first`: seed of the first run.
+    `to`: the page that is written, None for none.
     """
     began, watch = time.monotonic(), machine.Watch()
     found: list[list[Ran]] = []
@@ -203,14 +251,23 @@ def chaos(runs: int, quorum_runs: int, kills: int, first: int, to: Path | None, 
     one_part, two_part = found
     minutes = (time.monotonic() - began) / 60
     summary = (
-        f"{good(one_part)} of {len(one_part)} runs, with {sum(len(ran.events) for ran in one_part)} SIGKILLs together, "
-        f"ended with the undisturbed weights. {good(two_part)} of {len(two_part)} runs with a quorum of {SILOS - 1} "
-        f"ended every round within {DEADLINE_S:.0f} + {SLACK_S:.0f} s, with the weights of a simulation with the same "
+        f"{good(one_part)} of {len(one_part)} runs, with "
+        f"{sum(len(ran.events) for ran in one_part)} SIGKILLs together, "
+        f"ended with the undisturbed weights. {good(two_part)} of {len(two_part)} runs with a "
+        f"quorum of {SILOS - 1} "
+        f"ended every round within {DEADLINE_S:.0f} + {SLACK_S:.0f} s, with the weights of a "
+        "simulation with the same "
         "absences."
     )
     say(f"{summary} {minutes:.1f} min")
     if to is not None:
-        head = f"# Killed processes\n\nMade by `noniid chaos --write`. {machine.line(watch.found())}\n\n{summary}"
-        tables = f"## All {SILOS} must answer\n\n{table(one_part)}\n\n## {SILOS - 1} must answer\n\n{table(two_part)}"
+        head = (
+            "# Killed processes\n\nMade by `noniid chaos --write`. "
+            f"{machine.line(watch.found())}\n\n{summary}"
+        )
+        tables = (
+            f"## All {SILOS} must answer\n\n{table(one_part)}\n\n## {SILOS - 1} must "
+            f"answer\n\n{table(two_part)}"
+        )
         write_whole(to, f"{head}\n\n{tables}\n")
     return all(good(part) == len(part) for part in found)

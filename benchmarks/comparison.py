@@ -1,4 +1,5 @@
-"""Part 1: measures every engine on a workload, in turns with the others, and checks that it did the work."""
+"""Part 1: measures every engine on a workload, in turns with the others, and checks that it did the
+work."""
 
 from __future__ import annotations
 
@@ -19,8 +20,11 @@ Log = Callable[[str], None]
 TOGETHER = 4  # engines per group beside the bare loop; a whole group is in memory at once
 
 
-def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, folder: Path, log: Log) -> dict[str, Any]:
-    """Measures the bare loop and `engines` in turns of a few rounds, so a slow minute of the machine hits all alike."""
+def compare(
+    workload: Workload, engines: Sequence[Engine], repetitions: int, folder: Path, log: Log
+) -> dict[str, Any]:
+    """Measures the bare loop and `engines` in turns of a few rounds, so a slow minute of the
+    machine hits all alike."""
     path = folder / f"{workload.name}.npz"
     write_job(workload, path)
     job = read_job(path)
@@ -28,7 +32,10 @@ def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, fol
     failed: dict[str, str] = {}
     for repetition in range(repetitions):
         for first in range(0, len(engines), TOGETHER):
-            group = [BARE, *(one for one in engines[first : first + TOGETHER] if one.name not in failed)]
+            group = [
+                BARE,
+                *(one for one in engines[first : first + TOGETHER] if one.name not in failed),
+            ]
             names = ", ".join(engine.name for engine in group)
             log(f"{workload.name}, {repetition + 1} of {repetitions}, in turns: {names}")
             found = in_turns([(engine, path) for engine in group], workload.at_once)
@@ -43,7 +50,9 @@ def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, fol
                     continue
                 one, weights = outcome
                 beside = {"bare_wall": base["wall"], "bare_cpu": base["cpu"]}
-                runs[engine.name].append(one | beside | _proof(job, expected, weights, engine.same_order))
+                runs[engine.name].append(
+                    one | beside | _proof(job, expected, weights, engine.same_order)
+                )
     path.unlink()
     rows = [
         {"engine": name, "problem": failed[name]} if name in failed else row(workload, name, own)
@@ -52,7 +61,9 @@ def compare(workload: Workload, engines: Sequence[Engine], repetitions: int, fol
     return {"what": workload.what, "steps": workload.steps, "rows": rows}
 
 
-def _proof(job: Job, bare: agreement.Weights, weights: agreement.Weights, same_order: bool) -> dict[str, Any]:
+def _proof(
+    job: Job, bare: agreement.Weights, weights: agreement.Weights, same_order: bool
+) -> dict[str, Any]:
     problem = agreement.complaint(job, bare, weights, same_order)
     raw = b"".join(weights[key].numpy().tobytes() for key in sorted(weights))
     loss = agreement.loss(job, weights) if weights.keys() >= job.weights.keys() else float("nan")
@@ -60,9 +71,13 @@ def _proof(job: Job, bare: agreement.Weights, weights: agreement.Weights, same_o
 
 
 def row(workload: Workload, name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """An engine's medians over all rounds. Ratios compare each round with the neighbouring round of the bare loop."""
+    """An engine's medians over all rounds.
+
+    Ratios compare each round with the neighbouring round of the bare loop.
+    """
     wall, cpu, bare_wall, bare_cpu = (
-        [value for run in runs for value in run[clock]] for clock in ("wall", "cpu", "bare_wall", "bare_cpu")
+        [value for run in runs for value in run[clock]]
+        for clock in ("wall", "cpu", "bare_wall", "bare_cpu")
     )
     return {
         "engine": name,

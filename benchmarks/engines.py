@@ -1,4 +1,5 @@
-"""The compared engines: the bare loop, our engines, FedML's simulator, and peers if the user names an interpreter."""
+"""The compared engines: the bare loop, our engines, FedML's simulator, and peers if the user names
+an interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ class Engine:
 
     name: str
     module: str
-    argument: str = "-"  # if it ends in a number, that is the number of workers: processes, threads or actors
+    argument: str = (
+        "-"  # if it ends in a number, that is the number of workers: processes, threads or actors
+    )
     same_order: bool = True  # whether it reads the batches in the job's order
     python: str = sys.executable
     large_pages: bool = False  # for tensors; our engines switch them on by themselves
@@ -31,7 +34,8 @@ class Engine:
         return replace(self, argument=self.argument.rstrip("0123456789") + str(workers))
 
 
-# Environment variable with an interpreter -> its engines: (name, module, argument, whether it keeps the job's order).
+# Environment variable with an interpreter -> its engines: (name, module, argument, whether it keeps
+# the job's order).
 PEERS = {
     "PFL": [
         ("pfl-research", "benchmarks.peers.with_pfl", "-", True),
@@ -66,7 +70,9 @@ def variants(workload: Workload) -> list[Engine]:
     if network(workload).dense:
         return [Engine("ours, vectorized, steps in Python", "benchmarks.ours", "python-vectorized")]
     # Dense models are slower in bf16. Its weights differ, so the final loss is compared.
-    return [Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False)]
+    return [
+        Engine("ours, sequential, bf16", "benchmarks.ours", "bf16-sequential", same_order=False)
+    ]
 
 
 def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], list[str]]:
@@ -85,5 +91,8 @@ def others(environment: Mapping[str, str], quick: bool) -> tuple[list[Engine], l
             found += [Engine(*way, python=environment[variable]) for way in ways]
         else:
             name = ways[0][0].partition(",")[0]
-            skipped.append(f"{name}: skipped, name an interpreter that has it ({variable}=/path/python noniid bench)")
+            skipped.append(
+                f"{name}: skipped, name an interpreter that has it ({variable}=/path/python "
+                "noniid bench)"
+            )
     return found, skipped

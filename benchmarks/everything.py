@@ -33,7 +33,9 @@ def _log(line: str) -> None:
     sys.stderr.flush()
 
 
-def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Path) -> dict[str, Any]:
+def run(
+    workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Path
+) -> dict[str, Any]:
     """Runs all measurements and returns the numbers. `folder` is for job files."""
     watch, repetitions = Watch(), 1 if quick else repetitions
     taken = [workload.quick() if quick else workload for workload in workloads]
@@ -48,17 +50,23 @@ def run(workloads: Sequence[Workload], quick: bool, repetitions: int, folder: Pa
         "repeatability": [],
     }
     found["workloads"] = {
-        w.name: compare(w, [*ours(w), *variants(w), *simulators], repetitions, folder, _log) for w in taken
+        w.name: compare(w, [*ours(w), *variants(w), *simulators], repetitions, folder, _log)
+        for w in taken
     }
     for workload in taken:
         if workload.name in scaling.SPLIT:
             found["overhead"][workload.name] = scaling.overhead(workload, quick, folder, _log)
         if workload.name == scaling.MLP.name:
-            found["scaling"] = scaling.sweep(scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log)
+            found["scaling"] = scaling.sweep(
+                scaling.swept()[1:] if quick else scaling.swept(), quick, folder, _log
+            )
             found["methods"] = _methods(workload, quick, folder)
-            # Our sequential engine is the one with workers. With --quick it is the only one of ours.
+            # Our sequential engine is the one with workers. With --quick it is the only one of
+            # ours.
             repeated = [*ours(workload)[2 if quick else 1 :], *simulators]
-            found["repeatability"] = repeatability.rows(workload.quick(), repeated, not quick, folder, _log)
+            found["repeatability"] = repeatability.rows(
+                workload.quick(), repeated, not quick, folder, _log
+            )
     return found | {"machine": watch.found()}
 
 
@@ -81,16 +89,26 @@ def write(found: dict[str, Any], to: Path) -> str:
     page = to.parent / SCALE
     if page.is_file() and not found["quick"]:
         write_whole(page, on_scale(page.read_text(), found))
-    write_whole(to / "bench.md", text + "\n![Ratios to the bare loop, and seconds per round by scale](bench.png)\n")
+    write_whole(
+        to / "bench.md",
+        text + "\n![Ratios to the bare loop, and seconds per round by scale](bench.png)\n",
+    )
     return text
 
 
 def bench(only: str | None, quick: bool, repetitions: int, to: Path) -> str:
-    """Measures, writes the report to the folder `to` and returns it. UserError if a measurement fails.
+    """Measures, writes the report to the folder `to` and returns it.
 
-    `only`: a workload, None for all. `quick`: one repetition, few rounds, no FedML: tests that it runs.
+    UserError if a measurement fails.
+
+    `only`: a workload, None for all. `quick`: one repetition, few rounds, no FedML: tests that it
+    runs.
     """
-    workloads = list(WORKLOADS.values()) if only is None else [WORKLOADS[known("workload", only, WORKLOADS)]]
+    workloads = (
+        list(WORKLOADS.values())
+        if only is None
+        else [WORKLOADS[known("workload", only, WORKLOADS)]]
+    )
     try:
         with tempfile.TemporaryDirectory() as folder:
             return write(run(workloads, quick, repetitions, Path(folder)), to)

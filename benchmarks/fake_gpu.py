@@ -1,17 +1,22 @@
-"""Runs of the simulation on a fake CUDA device: which kernels they launch, and where the host waits. Needs no GPU.
+"""Runs of the simulation on a fake CUDA device: which kernels they launch, and where the host
+waits. Needs no GPU.
 
-Tensors are torch's fake tensors on device `cuda`. They have shapes and devices but no memory, and an operation that
-mixes devices raises. A dispatch mode sees every operation below autograd and counts:
+Tensors are torch's fake tensors on device `cuda`. They have shapes and devices but no memory, and
+an operation that mixes devices raises. A dispatch mode sees every operation below autograd and
+counts:
 
-- launches: operations on the device that are neither a view nor an allocation. A kernel of torch is at least one.
+- launches: operations on the device that are neither a view nor an allocation. A kernel of torch is
+  at least one.
 - copies: from the host to the device.
-- waits: the host needs a value of the device (`.item()`, a copy to the host, a shape that depends on data).
+- waits: the host needs a value of the device (`.item()`, a copy to the host, a shape that depends
+  on data).
 
-While a CUDA graph is recorded, an operation is no launch, and a wait or a copy raises, as on a GPU. A replay is one
-launch.
+While a CUDA graph is recorded, an operation is no launch, and a wait or a copy raises, as on a GPU.
+A replay is one launch.
 
-Autograd's engine wants a real CUDA context. So its backward pass gives zeros here and is not counted: a network with a
-written-out gradient is counted whole, every other one without its backward pass.
+Autograd's engine wants a real CUDA context. So its backward pass gives zeros here and is not
+counted: a network with a written-out gradient is counted whole, every other one without its
+backward pass.
 """
 
 from __future__ import annotations
@@ -32,7 +37,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 DEVICE = torch.device("cuda")
 # Operations that only reserve memory.
-ALLOCATIONS = ("aten::empty", "aten::new_empty", "aten::empty_like", "aten::empty_strided", "aten::new_empty_strided")
+ALLOCATIONS = (
+    "aten::empty",
+    "aten::new_empty",
+    "aten::empty_like",
+    "aten::empty_strided",
+    "aten::new_empty_strided",
+)
 REPLAY = "replay of a CUDA graph"
 OURS = "/plugins/"
 
@@ -49,7 +60,8 @@ class Counts(NamedTuple):
 
 
 class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types it in part
-    """Counts operations, and answers those whose result depends on data, which a fake tensor does not have."""
+    """Counts operations, and answers those whose result depends on data, which a fake tensor does
+    not have."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # as above
@@ -64,10 +76,20 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
         return Counts(*(counter.total() for counter in (self.launched, self.copied, self.waited)))
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs, name = kwargs or {}, func._schema.name
-        of = args[0][0] if args and isinstance(args[0], list) and args[0] else args[0] if args else None
+        of = (
+            args[0][0]
+            if args and isinstance(args[0], list) and args[0]
+            else args[0]
+            if args
+            else None
+        )
         on_device = isinstance(of, Tensor) and of.device.type == "cuda"
         stand_in = STAND_INS.get(name)
         if stand_in is not None:
@@ -88,8 +110,13 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
             self._note(self.waited, "a copy to the host")
         elif first.device.type == "cuda":
             given = [leaf for leaf in args if isinstance(leaf, Tensor)]
-            is_copy = name in ("aten::_to_copy", "aten::copy_") and any(leaf.device.type == "cpu" for leaf in given)
-            is_view = any(of.alias_info is not None and not of.alias_info.is_write for of in func._schema.returns)
+            is_copy = name in ("aten::_to_copy", "aten::copy_") and any(
+                leaf.device.type == "cpu" for leaf in given
+            )
+            is_view = any(
+                of.alias_info is not None and not of.alias_info.is_write
+                for of in func._schema.returns
+            )
             if is_copy:
                 self._note(self.copied, "a copy from the host")
             elif not is_view and name not in ALLOCATIONS and not self.recording:
@@ -99,7 +126,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types 
     def _note(self, counter: Counter[str], what: str) -> None:
         """Counts what a CUDA graph can't record."""
         if self.recording:
-            raise RuntimeError(f"{what} at {_line()}: operation not permitted when stream is capturing")
+            raise RuntimeError(
+                f"{what} at {_line()}: operation not permitted when stream is capturing"
+            )
         counter[_line()] += 1
 
     @contextmanager
@@ -141,7 +170,9 @@ def _list(values: Tensor) -> Any:
 
 
 def _bincount(value: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    return value.new_zeros(max(minlength, 1), dtype=torch.int64 if weights is None else torch.float64)
+    return value.new_zeros(
+        max(minlength, 1), dtype=torch.int64 if weights is None else torch.float64
+    )
 
 
 STAND_INS: dict[str, Callable[..., Any]] = {
@@ -183,6 +214,7 @@ def fake_gpu() -> Iterator[Watch]:
         FakeTensorMode(allow_non_fake_inputs=True),
         watch,
     ):
-        # Addresses of fake tensors are all 0. Our code only asks whether two are the same, and then copies.
+        # Addresses of fake tensors are all 0. Our code only asks whether two are the same, and then
+        # copies.
         warnings.filterwarnings("ignore", "Accessing the data pointer of FakeTensor")
         yield watch

@@ -1,7 +1,7 @@
 """What each faster form of a step saves: `python -m benchmarks.forms WORKLOAD [TURNS]`.
 
-Each form is run and left out in turns, in CPU seconds of one process. `FORMS` leaves a form out by patching the place
-that chooses it.
+Each form is run and left out in turns, in CPU seconds of one process. `FORMS` leaves a form out by
+patching the place that chooses it.
 """
 
 from __future__ import annotations
@@ -39,13 +39,17 @@ def _plain(walk: local.Walk, factor: Params, owned: bool) -> Step:
 
 @dataclass(frozen=True)
 class _Fresh(local.InMemory):
-    def __call__(self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None) -> Any:
+    def __call__(
+        self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
+    ) -> Any:
         return super().__call__(grads, params, state, s)
 
 
 def _fresh(walk: local.Walk, factor: Params, owned: bool) -> Step:
     optimizer = walk.task.optimizer
-    return _Fresh(optimizer, walk.hooks.term, factor, fused=local.plain_rate(optimizer), update=optimizer.step)
+    return _Fresh(
+        optimizer, walk.hooks.term, factor, fused=local.plain_rate(optimizer), update=optimizer.step
+    )
 
 
 FORMS: dict[str, Without] = {
@@ -64,7 +68,10 @@ def ratio(form: str, workload: str, engine: str, turns: int, at_once: int) -> li
         write_job(settings, Path(folder) / "job.npz")
         job = read_job(Path(folder) / "job.npz")
     engine = engine if form == COMPILED else f"python-{engine}"
-    ways = [(nullcontext, simulation(job, engine).rounds()), (FORMS[form], simulation(job, engine).rounds())]
+    ways = [
+        (nullcontext, simulation(job, engine).rounds()),
+        (FORMS[form], simulation(job, engine).rounds()),
+    ]
 
     def taken(without: Without, rounds: Iterator[Any], count: int) -> float:
         with without():

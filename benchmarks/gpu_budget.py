@@ -1,6 +1,8 @@
-"""What each method costs a GPU, counted on a fake one: `noniid budget` writes docs/results/gpu-budget.*.
+"""What each method costs a GPU, counted on a fake one: `noniid budget` writes
+docs/results/gpu-budget.*.
 
-tests/engines/test_gpu_budget.py holds every method to this table: a method may not launch more, copy more or wait more.
+tests/engines/test_gpu_budget.py holds every method to this table: a method may not launch more,
+copy more or wait more.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from fedml_noniid.plugins.simulate import simulate
 
 FOLDER = Path("docs") / "results"
 FILE = FOLDER / "gpu-budget.csv"
-COLUMNS = ("recipe", "engine", *Counts._fields, "launches_per_step", "launches_per_step_in_graphs", "waits_at")
+COLUMNS = (
+    "recipe",
+    "engine",
+    *Counts._fields,
+    "launches_per_step",
+    "launches_per_step_in_graphs",
+    "waits_at",
+)
 Settings = Mapping[str, Mapping[str, object]]
 
 
@@ -44,7 +53,8 @@ class Setting(NamedTuple):
 
 
 SMALL = Setting("mlp", {"hidden": 4, "batch_norm": True}, (1, 2, 4), 3, (5, 7, 18, 11), 3, 4)
-# Of the users only the cohort's size counts, so there are fewer than pfl's 1,000. The memory is a GPU's.
+# Of the users only the cohort's size counts, so there are fewer than pfl's 1,000. The memory is a
+# GPU's.
 PFL = Setting("pfl_cnn", {}, (3, 32, 32), 10, (50,) * 60, 50, 10, 64 << 10)
 
 
@@ -57,19 +67,29 @@ class Cost(NamedTuple):
 
 
 def of_round(
-    recipe: str, settings: Settings, engine: str, setting: Setting, steps: int, cuda_graphs: bool = False
+    recipe: str,
+    settings: Settings,
+    engine: str,
+    setting: Setting,
+    steps: int,
+    cuda_graphs: bool = False,
 ) -> Cost:
-    """The second round, with `steps` local steps: in the first one, memory is made that later rounds use again.
+    """The second round, with `steps` local steps: in the first one, memory is made that later
+    rounds use again.
 
     UserError if a step can't be recorded.
     """
     n = sum(setting.sizes)
     clients = np.split(np.arange(n), np.cumsum(setting.sizes)[:-1])
-    local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps, cuda_graphs=cuda_graphs)
+    local = LocalTraining(
+        "sgd", lr=0.1, epochs=1, batch_size=setting.batch_size, steps=steps, cuda_graphs=cuda_graphs
+    )
     with fake_gpu() as watch:
         x = torch.empty(n + 20, *setting.shape, device=DEVICE)
         y = torch.zeros(n + 20, dtype=torch.int64, device=DEVICE)
-        train, test, public = (Samples(x[part], y[part]) for part in np.split(np.arange(n + 20), [n, n + 10]))
+        train, test, public = (
+            Samples(x[part], y[part]) for part in np.split(np.arange(n + 20), [n, n + 10])
+        )
         simulation = simulate(
             recipe,
             settings,
@@ -91,19 +111,30 @@ def of_round(
         return Cost(watch.counts - before, watch.waited - waits, watch.launched[REPLAY] - replays)
 
 
-def per_step(recipe: str, settings: Settings, engine: str, setting: Setting, cuda_graphs: bool = False) -> float:
+def per_step(
+    recipe: str, settings: Settings, engine: str, setting: Setting, cuda_graphs: bool = False
+) -> float:
     """Launches of one more step: of all clients side by side, or of one client."""
     # With graphs, every shape of a batch has to come so often that its step is recorded.
     at = (32, 64) if cuda_graphs else (2, 4)
-    few, many = (of_round(recipe, settings, engine, setting, steps, cuda_graphs).counts.launches for steps in at)
+    few, many = (
+        of_round(recipe, settings, engine, setting, steps, cuda_graphs).counts.launches
+        for steps in at
+    )
     return (many - few) / (at[1] - at[0]) / (1 if engine == "vectorized" else setting.cohort)
 
 
-def row(name: str, recipe: str, settings: Settings, engine: str, setting: Setting, steps: int) -> list[object]:
+def row(
+    name: str, recipe: str, settings: Settings, engine: str, setting: Setting, steps: int
+) -> list[object]:
     """A line of the table."""
     cost = of_round(recipe, settings, engine, setting, steps)
-    places = ", ".join(f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items()))
-    launches = (f"{per_step(recipe, settings, engine, setting, graphs):g}" for graphs in (False, True))
+    places = ", ".join(
+        f"{place} x{times}" if times > 1 else place for place, times in sorted(cost.waits.items())
+    )
+    launches = (
+        f"{per_step(recipe, settings, engine, setting, graphs):g}" for graphs in (False, True)
+    )
     return [name, engine, *cost.counts, *launches, places]
 
 
@@ -111,7 +142,9 @@ def table(entries: Mapping[str, tuple[str, Settings]]) -> bytes:
     """CSV: pfl's benchmark, then each entry, a name with its recipe and settings, by engine."""
     lines = [row("fedavg (pfl's CIFAR-10 benchmark)", "fedavg", {}, "vectorized", PFL, 5)]
     for name, (recipe, settings) in entries.items():
-        lines += [row(name, recipe, settings, engine, SMALL, 2) for engine in ENGINES if engine != "auto"]
+        lines += [
+            row(name, recipe, settings, engine, SMALL, 2) for engine in ENGINES if engine != "auto"
+        ]
     text = io.StringIO()
     written = csv.writer(text, lineterminator="\n")
     written.writerows([COLUMNS, *lines])
@@ -122,15 +155,22 @@ def page(lines: list[dict[str, str]]) -> str:
     """The table as Markdown."""
     head = (
         "# What a method costs a GPU\n\n"
-        "Counted on a fake GPU (`benchmarks/fake_gpu.py`), which needs none: operations on the device that are neither "
-        "a view nor an allocation, copies from the host, and places where the host waits for the device. The backward "
+        "Counted on a fake GPU (`benchmarks/fake_gpu.py`), which needs none: operations on the "
+        "device that are neither "
+        "a view nor an allocation, copies from the host, and places where the host waits for "
+        "the device. The backward "
         "pass of autograd is not counted. No time was measured, and no GPU was used.\n\n"
-        "The first line is a round of [pfl's CIFAR-10 benchmark](https://arxiv.org/abs/2404.06430): 50 clients side by "
-        "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients with 5 to 18 samples, "
-        "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client (sequential), or of all "
-        "clients side by side (vectorized). `launches_per_step_in_graphs`: the same with `cuda_graphs: true`. A step "
+        "The first line is a round of [pfl's CIFAR-10 "
+        "benchmark](https://arxiv.org/abs/2404.06430): 50 clients side by "
+        "side, five steps of batches of 10, dropout. All other lines are a round of 3 clients "
+        "with 5 to 18 samples, "
+        "two steps each, of a perceptron with batch norm. `launches_per_step`: of one client "
+        "(sequential), or of all "
+        "clients side by side (vectorized). `launches_per_step_in_graphs`: the same with "
+        "`cuda_graphs: true`. A step "
         "with dropout copies what was drawn before it.\n\n"
-        "Command: `noniid budget`. `make test` fails if a method launches, copies or waits more than here.\n\n"
+        "Command: `noniid budget`. `make test` fails if a method launches, copies or waits more "
+        "than here.\n\n"
     )
     cells = [[line[column] for column in COLUMNS[:-1]] for line in lines]
     rows = ["| " + " | ".join(COLUMNS[:-1]) + " |", "|" + "---|" * (len(COLUMNS) - 1)]

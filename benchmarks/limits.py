@@ -1,11 +1,14 @@
-"""Measures cross-silo runs on this machine: equal weights, many silos, idle processes, connections to the outside.
+"""Measures cross-silo runs on this machine: equal weights, many silos, idle processes, connections
+to the outside.
 
     python -m benchmarks.limits
 
-- Every paper's recipe and a composition of four, with four silos: SHA-256 of the weights against the simulation.
+- Every paper's recipe and a composition of four, with four silos: SHA-256 of the weights against
+  the simulation.
 - Twelve silos, ten rounds: seconds.
 - A server and two silos that wait for a third: CPU time per second.
-- All of this once more in a network namespace that has nothing but a loopback device: packets without a route.
+- All of this once more in a network namespace that has nothing but a loopback device: packets
+  without a route.
 """
 
 from __future__ import annotations
@@ -25,14 +28,27 @@ from benchmarks.chaos import parts
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.silo import ends, link, loopback, settings
 
-RECIPES = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus", "scaffold+fnr+rfedavg_plus+ccn")
+RECIPES = (
+    "fnr",
+    "fednnnn",
+    "ccn",
+    "fednlr",
+    "rfedavg",
+    "rfedavg_plus",
+    "scaffold+fnr+rfedavg_plus+ccn",
+)
 SILOS, MANY, ROUNDS = 4, 12, 10
 IDLE_S = 20.0
 
 
 def deployment(recipe: str, silos: int, rounds: int) -> settings.Deployment:
     """The digits on an MLP."""
-    train = {"recipe": recipe, "rounds": rounds, "client_num_in_total": silos, "client_num_per_round": silos}
+    train = {
+        "recipe": recipe,
+        "rounds": rounds,
+        "client_num_in_total": silos,
+        "client_num_per_round": silos,
+    }
     return settings.check({"train_args": train}, "limits")
 
 
@@ -43,8 +59,13 @@ def equal(folder: Path) -> list[str]:
         terms, data = deployment(recipe, SILOS, 3), parts(recipe, 0, SILOS)
         deployed, simulated = loopback.run(terms, data, folder), loopback.simulate(terms, data)
         if deployed != simulated:
-            raise UserError(f"{recipe}: the silos' weights {deployed} are not the simulation's {simulated}")
-        found.append(f"{recipe}, {SILOS} silos: SHA-256 {deployed[:16]}... on the silos and in the simulation")
+            raise UserError(
+                f"{recipe}: the silos' weights {deployed} are not the simulation's {simulated}"
+            )
+        found.append(
+            f"{recipe}, {SILOS} silos: SHA-256 {deployed[:16]}... on the silos and in the "
+            "simulation"
+        )
     return found
 
 
@@ -55,7 +76,9 @@ def many(folder: Path) -> str:
     deployed = loopback.run(terms, data, folder)
     seconds = time.monotonic() - began
     same = "same" if deployed == loopback.simulate(terms, data) else "OTHER"
-    return f"{MANY} silos, {ROUNDS} rounds on {os.cpu_count()} cores: {seconds:.1f} s, {same} weights"
+    return (
+        f"{MANY} silos, {ROUNDS} rounds on {os.cpu_count()} cores: {seconds:.1f} s, {same} weights"
+    )
 
 
 def idle(folder: Path) -> str:
@@ -68,31 +91,43 @@ def idle(folder: Path) -> str:
         while there != [0, 1]:
             time.sleep(0.2)
             try:
-                there = link.status(processes.deployment.comm_args, processes.deployment.kit(0))["there"]
+                there = link.status(processes.deployment.comm_args, processes.deployment.kit(0))[
+                    "there"
+                ]
             except ends.LostError:
                 continue
         time.sleep(2.0)
         watched = [psutil.Process(process.pid) for process in processes.running.values()]
         before = [sum(one.cpu_times()[:2]) for one in watched]
         time.sleep(IDLE_S)
-        used = [100 * (sum(one.cpu_times()[:2]) - was) / IDLE_S for one, was in zip(watched, before, strict=True)]
+        used = [
+            100 * (sum(one.cpu_times()[:2]) - was) / IDLE_S
+            for one, was in zip(watched, before, strict=True)
+        ]
         ports = [sum(at.status == "LISTEN" for at in one.net_connections()) for one in watched]
     return (
-        f"idle: server {used[0]:.2f} %, silos {used[1]:.2f} % and {used[2]:.2f} % of a core; listening ports "
+        f"idle: server {used[0]:.2f} %, silos {used[1]:.2f} % and {used[2]:.2f} % of a core; "
+        "listening ports "
         f"{ports[0]}, {ports[1]}, {ports[2]}"
     )
 
 
 def without_route() -> int:
     """Packets of this network namespace that had nowhere to go."""
-    names, values = (line.split() for line in Path("/proc/net/snmp").read_text().splitlines() if line.startswith("Ip:"))
+    names, values = (
+        line.split()
+        for line in Path("/proc/net/snmp").read_text().splitlines()
+        if line.startswith("Ip:")
+    )
     return int(values[names.index("OutNoRoutes")])
 
 
 def alone() -> str:
     """The rest of this file in a network namespace of its own."""
     command = f"ip link set lo up && {sys.executable} -m benchmarks.limits --inside"
-    done = subprocess.run(["unshare", "-rn", "sh", "-c", command], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["unshare", "-rn", "sh", "-c", command], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         return f"network namespace: not measured ({' '.join(done.stderr.split())[-200:]})"
     return done.stdout.splitlines()[-1]
@@ -100,8 +135,11 @@ def alone() -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.limits",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     try:
@@ -110,7 +148,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 before = without_route()
                 ran = equal(Path(folder))
                 said = (
-                    f"network namespace: {len(ran)} runs with same weights, {without_route() - before} packets outwards"
+                    f"network namespace: {len(ran)} runs with same weights, "
+                    f"{without_route() - before} packets outwards"
                 )
                 sys.stdout.write(said + "\n")
                 return 0

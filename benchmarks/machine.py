@@ -38,8 +38,10 @@ class Watch:
 def line(found: dict[str, Any]) -> str:
     """The facts in one line."""
     return (
-        f"{found['cpu']}, {found['cores']} cores ({found['usable_cores']} usable), torch {found['torch']}. While this "
-        f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} % of the machine's CPU "
+        f"{found['cpu']}, {found['cores']} cores ({found['usable_cores']} usable), torch "
+        f"{found['torch']}. While this "
+        f"ran ({found['minutes']:.0f} min), other processes took {found['others_percent']:.0f} "
+        "% of the machine's CPU "
         f"time; load average at the end {found['load_average']:.1f}."
     )
 

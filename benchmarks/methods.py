@@ -1,6 +1,8 @@
-"""Part 3: the cost of each method relative to FedAvg: `python -m benchmarks.methods RESULT NAME,NAME,... JOB`.
+"""Part 3: the cost of each method relative to FedAvg: `python -m benchmarks.methods RESULT
+NAME,NAME,... JOB`.
 
-A method and FedAvg take turns in one process, with the vectorized engine and default hyper-parameters.
+A method and FedAvg take turns in one process, with the vectorized engine and default
+hyper-parameters.
 """
 
 from __future__ import annotations
@@ -29,22 +31,35 @@ def federated() -> list[str]:
 
 
 def cost(job: Job, name: str) -> dict[str, Any]:
-    """The median round relative to FedAvg's, and the time of the end after the last round, in rounds of FedAvg."""
-    public = Samples(job.x[:PUBLIC], job.y[:PUBLIC]) if METHODS[name]().needs.public > Public.RECORDED else None
+    """The median round relative to FedAvg's, and the time of the end after the last round, in
+    rounds of FedAvg."""
+    public = (
+        Samples(job.x[:PUBLIC], job.y[:PUBLIC])
+        if METHODS[name]().needs.public > Public.RECORDED
+        else None
+    )
     plain: list[float] = []
     own: list[float] = []
     end: list[float] = []
     try:
         for _ in range(TURNS):
             for recipe, rounds in (("fedavg", plain), (name, own)):
-                meter, _ = timed(simulation(job, ENGINE, recipe, public if recipe == name else None))
+                meter, _ = timed(
+                    simulation(job, ENGINE, recipe, public if recipe == name else None)
+                )
                 # `begin` is part of the first round's time, `finish` of the last round's.
                 *walls, last = meter.wall[job.warm : len(job.cohorts)]
                 rounds.append(median(walls))
             end.append(max(0.0, last - own[-1]))
     except UserError as error:
         return {"problem": str(error)}
-    return {"ratio": ratio(own, plain), "end": ratio(end, plain), "wall_s": own, "fedavg_s": plain, "problem": ""}
+    return {
+        "ratio": ratio(own, plain),
+        "end": ratio(end, plain),
+        "wall_s": own,
+        "fedavg_s": plain,
+        "problem": "",
+    }
 
 
 def measure(job: Job, names: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

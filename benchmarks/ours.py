@@ -1,4 +1,5 @@
-"""Measures our simulation: `python -m benchmarks.ours RESULT [bf16-|python-]sequential|vectorized|workers:N JOB`."""
+"""Measures our simulation: `python -m benchmarks.ours RESULT
+[bf16-|python-]sequential|vectorized|workers:N JOB`."""
 
 from __future__ import annotations
 
@@ -25,9 +26,15 @@ LOOKED_AT = 10  # samples of the evaluation after the last round
 
 
 def simulation(
-    job: Job, engine: str, recipe: str = "fedavg", public: Samples | None = None, checkpoint: Path | None = None
+    job: Job,
+    engine: str,
+    recipe: str = "fedavg",
+    public: Samples | None = None,
+    checkpoint: Path | None = None,
 ) -> Simulation:
-    """The job as one of our simulations. `workers:N` is the sequential engine in N processes, `bf16-` a precision.
+    """The job as one of our simulations.
+
+    `workers:N` is the sequential engine in N processes, `bf16-` a precision.
 
     Steps in C++ are used where there are any, though the job is short; `python-` does without.
     """
@@ -41,7 +48,12 @@ def simulation(
     return simulate(
         recipe,
         {},
-        Federation.of(Samples(job.x, job.y), indices, Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]), public=public),
+        Federation.of(
+            Samples(job.x, job.y),
+            indices,
+            Samples(job.x[:LOOKED_AT], job.y[:LOOKED_AT]),
+            public=public,
+        ),
         Plan(
             network(settings),
             local,

@@ -1,4 +1,5 @@
-"""Measures the fraction of our rounds outside the steps: `python -m benchmarks.overhead RESULT ENGINE JOB`.
+"""Measures the fraction of our rounds outside the steps: `python -m benchmarks.overhead RESULT
+ENGINE JOB`.
 
 The steps are local training itself: reading a batch, its gradient, the update.
 """
@@ -18,7 +19,10 @@ from fedml_noniid.plugins.engines.local import Walk
 
 
 def measure(job: Job, engine: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
-    """`share`: the fraction outside the steps, of each round after warm-up. All in one process, to time every step."""
+    """`share`: the fraction outside the steps, of each round after warm-up.
+
+    All in one process, to time every step.
+    """
     shares: list[float] = []
     steps, walk = 0.0, Walk.__call__
 

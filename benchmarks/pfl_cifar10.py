@@ -1,8 +1,10 @@
-"""pfl-research's CIFAR-10 benchmark in our simulation: `python -m benchmarks.pfl_cifar10 [--rounds N] [--device D]`.
+"""pfl-research's CIFAR-10 benchmark in our simulation: `python -m benchmarks.pfl_cifar10 [--rounds
+N] [--device D]`.
 
-It has 1,500 rounds. Each round trains 50 of 1,000 users, with 50 images each, for one epoch with batches of 10 and
-dropout. Every 10 rounds the accuracy on 10,000 images is measured (Granqvist et al. 2024,
-https://arxiv.org/abs/2404.06430). The images are random numbers, since only the time counts here.
+It has 1,500 rounds. Each round trains 50 of 1,000 users, with 50 images each, for one epoch with
+batches of 10 and dropout. Every 10 rounds the accuracy on 10,000 images is measured (Granqvist et
+al. 2024, https://arxiv.org/abs/2404.06430). The images are random numbers, since only the time
+counts here.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1
     def simulation(rounds: int) -> Simulation:
         local = LocalTraining("sgd", lr=0.1, epochs=1, batch_size=10)
         network = build("pfl_cnn", (3, 32, 32), 10)
-        plan = Plan(network, local, rounds, size.cohort, 0, evaluate_every=size.every, workers=workers)
+        plan = Plan(
+            network, local, rounds, size.cohort, 0, evaluate_every=size.every, workers=workers
+        )
         return simulate("fedavg", {}, Federation.of(train, users, test), plan)
 
     simulation(2).run()
@@ -82,13 +86,19 @@ def run(rounds: int, device: torch.device, size: Size = Size(), workers: int = 1
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures and prints the result as JSON."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.pfl_cifar10", description=__doc__)
-    parser.add_argument("--rounds", type=int, help=f"number of rounds (default: {ROUNDS} on a GPU, {FEW} on a CPU)")
+    parser.add_argument(
+        "--rounds", type=int, help=f"number of rounds (default: {ROUNDS} on a GPU, {FEW} on a CPU)"
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
-    parser.add_argument("--workers", type=int, default=0, help="processes on a CPU (default: 0, one per core)")
+    parser.add_argument(
+        "--workers", type=int, default=0, help="processes on a CPU (default: 0, one per core)"
+    )
     given = parser.parse_args(arguments)
     try:
         device = resolve_device(given.device)
-        rounds = given.rounds if given.rounds is not None else ROUNDS if device.type == "cuda" else FEW
+        rounds = (
+            given.rounds if given.rounds is not None else ROUNDS if device.type == "cuda" else FEW
+        )
         if rounds < 1:
             raise UserError(f"--rounds {rounds}: must be at least 1")
         watch = Watch()
@@ -97,7 +107,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    sys.stdout.write(json.dumps(found | {"machine": watch.found()}) + "\n" + line(watch.found()) + "\n")
+    sys.stdout.write(
+        json.dumps(found | {"machine": watch.found()}) + "\n" + line(watch.found()) + "\n"
+    )
     return 0
 
 

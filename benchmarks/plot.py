@@ -28,10 +28,16 @@ def picture(found: dict[str, Any]) -> bytes:
 
 def _bars(axes: Any, name: str, rows: list[dict[str, Any]]) -> None:
     """The engines of a workload, the fastest on top."""
-    ratios = {row["engine"]: row["ratio_cpu"] for row in rows if row.get("ratio_cpu") and not row["problem"]}
+    ratios = {
+        row["engine"]: row["ratio_cpu"]
+        for row in rows
+        if row.get("ratio_cpu") and not row["problem"]
+    }
     ordered = sorted(ratios.items(), key=lambda one: one[1])
     colours = [OURS if engine.startswith("ours") else OTHERS for engine, _ in ordered]
-    bars = axes.barh([engine for engine, _ in ordered], [ratio for _, ratio in ordered], color=colours)
+    bars = axes.barh(
+        [engine for engine, _ in ordered], [ratio for _, ratio in ordered], color=colours
+    )
     axes.bar_label(bars, [f" {ratio:.2f}" for _, ratio in ordered], fontsize="small")
     axes.axvline(1, color="black", linewidth=0.5)
     axes.set_xscale("log")
@@ -45,7 +51,9 @@ def _lines(axes: Any, scaling: dict[str, Any]) -> None:
     for name, sweep in scaling.items():
         for engine, of in sweep["engines"].items():
             style = "-" if "vectorized" in engine else "--"
-            axes.plot(sweep["values"], of["wall_s"], style, marker="o", label=f"by {name}, {engine}")
+            axes.plot(
+                sweep["values"], of["wall_s"], style, marker="o", label=f"by {name}, {engine}"
+            )
     axes.set_xlabel("clients a round (cohort), clients in total (clients), width (hidden)")
     axes.set_ylabel("seconds per round, MLP")
     if scaling:

@@ -1,4 +1,5 @@
-"""Runs each measurement in a process of its own with one thread: one at a time, or several that take turns by round."""
+"""Runs each measurement in a process of its own with one thread: one at a time, or several that
+take turns by round."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ LARGE_PAGES = "THP_MEM_ALLOC_ENABLE"  # torch's variable
 ENVIRONMENT = {
     **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"),
     "CUDA_VISIBLE_DEVICES": "",  # some peers would use a GPU
-    **dict.fromkeys(("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"),  # Flower and Ray send telemetry
+    **dict.fromkeys(
+        ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"), "0"
+    ),  # Flower and Ray send telemetry
     "PYTHONPATH": str(ROOT),
 }
 TURN = b"!"
@@ -41,7 +44,10 @@ class Running:
         """`in_turns`: whether its rounds wait for their turn. Raises FailedError."""
         self._folder = tempfile.TemporaryDirectory()
         self._limit = time.monotonic() + LIMIT
-        self._result, self._errors = Path(self._folder.name) / "result.npz", Path(self._folder.name) / "stderr"
+        self._result, self._errors = (
+            Path(self._folder.name) / "result.npz",
+            Path(self._folder.name) / "stderr",
+        )
         # Our engines set this variable when they are imported. Peers must not inherit it.
         inherited = {key: value for key, value in os.environ.items() if key != LARGE_PAGES}
         pages = {LARGE_PAGES: "1"} if engine.large_pages else {}
@@ -54,10 +60,20 @@ class Running:
         try:
             with self._errors.open("w") as errors:
                 self._process = subprocess.Popen(
-                    [engine.python, "-m", engine.module, str(self._result), engine.argument, str(job)],
-                    cwd=self._folder.name, env=inherited | ENVIRONMENT | pages | named, pass_fds=theirs,
-                    stdout=subprocess.DEVNULL, stderr=errors,
-                )  # fmt: skip
+                    [
+                        engine.python,
+                        "-m",
+                        engine.module,
+                        str(self._result),
+                        engine.argument,
+                        str(job),
+                    ],
+                    cwd=self._folder.name,
+                    env=inherited | ENVIRONMENT | pages | named,
+                    pass_fds=theirs,
+                    stdout=subprocess.DEVNULL,
+                    stderr=errors,
+                )
         except OSError as error:
             self._close()
             raise FailedError(str(error)) from None
@@ -76,7 +92,10 @@ class Running:
                 self.ready = False
 
     def _hears(self, word: bytes) -> bool:
-        """Waits for a word. False if the process ends instead; its children may keep the pipe open, so this polls."""
+        """Waits for a word.
+
+        False if the process ends instead; its children may keep the pipe open, so this polls.
+        """
         while not select.select([self._pipes[1]], [], [], 0.2)[0]:
             if self._process.poll() is not None or time.monotonic() > self._limit:
                 return False
@@ -87,7 +106,9 @@ class Running:
         try:
             code = self._process.wait(max(0.0, self._limit - time.monotonic()))
             if code or not self._result.exists():
-                last = (self._errors.read_text(errors="replace").strip().splitlines() or ["no message"])[-1]
+                last = (
+                    self._errors.read_text(errors="replace").strip().splitlines() or ["no message"]
+                )[-1]
                 raise FailedError(f"ended with {code}: {last}")
             return read_result(self._result)
         except subprocess.TimeoutExpired as error:
@@ -114,7 +135,8 @@ def measure(engine: Engine, job: Path) -> Found:
 
 
 def in_turns(given: Sequence[tuple[Engine, Path]], at_once: int) -> list[Found | FailedError]:
-    """Measures each pair of an engine and a job in turns: `at_once` rounds of one, then as many of the next.
+    """Measures each pair of an engine and a job in turns: `at_once` rounds of one, then as many of
+    the next.
 
     They start one after the other, since the start of one would disturb the rounds of the others.
     """

@@ -1,8 +1,10 @@
-"""Part 4: whether a run ends with the same bits when it is repeated, spread over workers, killed, or deployed.
+"""Part 4: whether a run ends with the same bits when it is repeated, spread over workers, killed,
+or deployed.
 
-The job is the workload `mlp` for a few rounds. Its batches are fixed, or an engine draws them from a seed. The answers
-compare the SHA-256 of the final weights. `python -m benchmarks.repeatability RESULT ENGINE@CHECKPOINT JOB` runs one of
-our simulations with a checkpoint after every round, and goes on from the file if it exists.
+The job is the workload `mlp` for a few rounds. Its batches are fixed, or an engine draws them from
+a seed. The answers compare the SHA-256 of the final weights. `python -m benchmarks.repeatability
+RESULT ENGINE@CHECKPOINT JOB` runs one of our simulations with a checkpoint after every round, and
+goes on from the file if it exists.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ KILLED_IN = 2  # the round after which the process is killed; its checkpoint is 
 SAME, ONE, UNTRIED = "same", "one process", "not tried"
 OURS = "benchmarks.ours"
 
-Answer = dict[str, Any]  # said: the cell of the report; sha256: what was run -> SHA-256 of its final weights
+Answer = dict[
+    str, Any
+]  # said: the cell of the report; sha256: what was run -> SHA-256 of its final weights
 
 
 def answer(runs: Callable[[], Mapping[str, str]]) -> Answer:
@@ -41,7 +45,10 @@ def answer(runs: Callable[[], Mapping[str, str]]) -> Answer:
         reason, _, _ = str(error).partition("; see ")  # a log that is gone with its folder
         return {"said": f"failed: {reason}", "sha256": {}}
     different = len(set(hashes.values()))
-    return {"said": SAME if different == 1 else f"{different} results of {len(hashes)} runs", "sha256": hashes}
+    return {
+        "said": SAME if different == 1 else f"{different} results of {len(hashes)} runs",
+        "sha256": hashes,
+    }
 
 
 def unanswered(why: str) -> Answer:
@@ -49,8 +56,13 @@ def unanswered(why: str) -> Answer:
     return {"said": why, "sha256": {}}
 
 
-def rows(workload: Workload, engines: Sequence[Engine], deploying: bool, folder: Path, log: Log) -> list[Answer]:
-    """A row of answers per engine. Our sequential engine is the one with workers. `deploying`: whether to deploy."""
+def rows(
+    workload: Workload, engines: Sequence[Engine], deploying: bool, folder: Path, log: Log
+) -> list[Answer]:
+    """A row of answers per engine.
+
+    Our sequential engine is the one with workers. `deploying`: whether to deploy.
+    """
     path = folder / "repeatability.npz"
     write_job(workload, path)
     found = []
@@ -77,19 +89,29 @@ def _row(engine: Engine, path: Path, deploying: bool, folder: Path) -> Answer:
     elif first:
         known = {engine: first}  # it has just run with this number of workers
         spread = {count: engine.with_workers(count) for count in WORKERS}
-        workers = answer(lambda: {str(count): known.get(of) or run(of) for count, of in spread.items()})
+        workers = answer(
+            lambda: {str(count): known.get(of) or run(of) for count, of in spread.items()}
+        )
     if mine and first:
         killed = answer(lambda: {"undisturbed": first, "resumed": resumed(engine, path, folder)})
     if mine and engine.parallel and deploying:
         deployed = answer(lambda: deployment(folder / "deployment"))
     name, note = engine.name.replace("two ", ""), ", ".join(sorted(notes - {""}))
     return {
-        "engine": name, "note": note, "twice": twice, "workers": workers, "killed": killed, "deployed": deployed,
-    }  # fmt: skip
+        "engine": name,
+        "note": note,
+        "twice": twice,
+        "workers": workers,
+        "killed": killed,
+        "deployed": deployed,
+    }
 
 
 def resumed(engine: Engine, path: Path, folder: Path) -> str:
-    """SHA-256 of the weights of a run that got SIGKILL and was started again. Raises FailedError."""
+    """SHA-256 of the weights of a run that got SIGKILL and was started again.
+
+    Raises FailedError.
+    """
     checkpoint = folder / "killed.safetensors"
     checkpoint.unlink(missing_ok=True)
     saving = replace(engine, module=__name__, argument=f"{engine.argument}@{checkpoint}")
@@ -107,9 +129,15 @@ def resumed(engine: Engine, path: Path, folder: Path) -> str:
 
 
 def deployment(folder: Path) -> dict[str, str]:
-    """SHA-256 of FedAvg with three silos over FedML's cross-silo runtime, and of its simulation. Raises UserError."""
+    """SHA-256 of FedAvg with three silos over FedML's cross-silo runtime, and of its simulation.
+
+    Raises UserError.
+    """
     terms, parts = chaos.deployment("fedavg", SEED), chaos.parts("fedavg", SEED)
-    return {"deployment": loopback.run(terms, parts, folder), "simulation": loopback.simulate(terms, parts)}
+    return {
+        "deployment": loopback.run(terms, parts, folder),
+        "simulation": loopback.simulate(terms, parts),
+    }
 
 
 def saved(job: Job, argument: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:

@@ -1,4 +1,5 @@
-"""Part 2: seconds per round by cohort, number of clients and width, and the fraction of a round outside the steps."""
+"""Part 2: seconds per round by cohort, number of clients and width, and the fraction of a round
+outside the steps."""
 
 from __future__ import annotations
 
@@ -24,10 +25,17 @@ SPLIT = ("mlp", "cifar_cnn")  # workloads whose fraction outside the steps is me
 
 
 def sweep(engines: Sequence[Engine], quick: bool, folder: Path, log: Log) -> dict[str, Any]:
-    """Seconds per round and peak memory at each point of each sweep. The points of a sweep take turns."""
-    taken = {name: [p.quick() for p in points[:1]] if quick else points for name, points in SWEEPS.items()}
+    """Seconds per round and peak memory at each point of each sweep.
+
+    The points of a sweep take turns.
+    """
+    taken = {
+        name: [p.quick() for p in points[:1]] if quick else points
+        for name, points in SWEEPS.items()
+    }
     found: dict[str, Any] = {
-        name: {"values": [getattr(point, name) for point in points], "engines": {}} for name, points in taken.items()
+        name: {"values": [getattr(point, name) for point in points], "engines": {}}
+        for name, points in taken.items()
     }
     for name, points in taken.items():
         paths = _written(points, folder)

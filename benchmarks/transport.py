@@ -1,8 +1,10 @@
-"""Seconds per round of our transport and of stock FedML's gRPC, with the same silos: `python -m benchmarks.transport`.
+"""Seconds per round of our transport and of stock FedML's gRPC, with the same silos: `python -m
+benchmarks.transport`.
 
-Both run FedAvg with a wide MLP and one step on a few samples per silo, so the exchange of the models takes most of a
-round. The runs take turns (ours, stock, ours, ...). The first round of a run counts the start of the processes, so it
-is dropped. All runs must end with the same weights. `--write` writes docs/results/transport.md and .csv.
+Both run FedAvg with a wide MLP and one step on a few samples per silo, so the exchange of the
+models takes most of a round. The runs take turns (ours, stock, ours, ...). The first round of a run
+counts the start of the processes, so it is dropped. All runs must end with the same weights.
+`--write` writes docs/results/transport.md and .csv.
 """
 
 from __future__ import annotations
@@ -34,9 +36,12 @@ from fedml_noniid.plugins.silo.shards import Parts
 OURS, STOCK = "ours", "stock FedML"
 FEATURES, CLASSES, SAMPLES = 64, 10, 8  # samples of a silo, and of the test set
 Turn = dict[str, list[float]]  # transport -> seconds of its measured rounds
-HOW = f"""The table has the median and the range of the seconds per round, over all measured rounds. A turn's ratio
-compares the medians of its two runs; the table has the median and the range over the turns. A round sends the model to
-each silo and back, and has one step of SGD on {SAMPLES} samples per silo. All processes run on one machine. Ours
+HOW = f"""The table has the median and the range of the seconds per round, over all measured \
+rounds. A turn's ratio
+compares the medians of its two runs; the table has the median and the range over the turns. A \
+round sends the model to
+each silo and back, and has one step of SGD on {SAMPLES} samples per silo. All processes run on \
+one machine. Ours
 encrypts with TLS, stock FedML does not. All runs ended with the same weights, SHA-256 `{{sha}}`."""
 
 
@@ -46,10 +51,15 @@ def deployment(silos: int, megabytes: float, rounds: int) -> settings.Deployment
     content = {
         "model_args": {"model": "mlp", "model_options": {"hidden": hidden}},
         "train_args": {
-            "recipe": "fedavg", "rounds": rounds, "client_num_in_total": silos, "client_num_per_round": silos,
-            "epochs": 1, "batch_size": SAMPLES, "learning_rate": 1e-4,
+            "recipe": "fedavg",
+            "rounds": rounds,
+            "client_num_in_total": silos,
+            "client_num_per_round": silos,
+            "epochs": 1,
+            "batch_size": SAMPLES,
+            "learning_rate": 1e-4,
         },
-    }  # fmt: skip
+    }
     return settings.check(content, "benchmark")
 
 
@@ -82,7 +92,10 @@ TRANSPORTS: Mapping[str, Callable[[settings.Deployment, Parts, Path], tuple[str,
 
 
 def measure(silos: int, megabytes: float, rounds: int, turns: int) -> tuple[str, list[Turn]]:
-    """(SHA-256 of the final weights, seconds by turn). UserError if two runs end with other weights."""
+    """(SHA-256 of the final weights, seconds by turn).
+
+    UserError if two runs end with other weights.
+    """
     terms, parts = deployment(silos, megabytes, rounds), made_up(silos)
     expected, found = "", list[Turn]()
     for number in range(1, turns + 1):
@@ -92,9 +105,14 @@ def measure(silos: int, megabytes: float, rounds: int, turns: int) -> tuple[str,
                 sha, seconds = run(terms, parts, Path(folder))
             expected = expected or sha
             if sha != expected:
-                raise UserError(f"turn {number}, {name}: the weights {sha} are not those of the first run, {expected}")
+                raise UserError(
+                    f"turn {number}, {name}: the weights {sha} are not those of the first run, "
+                    f"{expected}"
+                )
             found[-1][name] = seconds[1:]
-            sys.stderr.write(f"turn {number} of {turns}, {name}: {median(seconds[1:]):.2f} s per round\n")
+            sys.stderr.write(
+                f"turn {number} of {turns}, {name}: {median(seconds[1:]):.2f} s per round\n"
+            )
     return expected, found
 
 
@@ -104,7 +122,9 @@ def table(turns: Sequence[Turn]) -> str:
     rows = []
     for name in TRANSPORTS:
         seconds = [value for turn in turns for value in turn[name]]
-        rows.append([name, f"{median(seconds):.2f}", f"{min(seconds):.2f} to {max(seconds):.2f}", "1", ""])
+        rows.append(
+            [name, f"{median(seconds):.2f}", f"{min(seconds):.2f} to {max(seconds):.2f}", "1", ""]
+        )
     rows[-1][3:] = f"{median(ratios):.2f}", f"{min(ratios):.2f} to {max(ratios):.2f}"
     head = ["transport", "s per round", "range", "times as long as ours", "range over turns"]
     return str(tabulate(rows, head, tablefmt="github", disable_numparse=True))
@@ -117,7 +137,9 @@ def rounds_table(turns: Sequence[Turn]) -> str:
     out.writerow(("turn", "transport", "round", "seconds"))
     for number, turn in enumerate(turns, start=1):
         out.writerows(
-            (number, name, t, value) for name, seconds in turn.items() for t, value in enumerate(seconds, start=2)
+            (number, name, t, value)
+            for name, seconds in turn.items()
+            for t, value in enumerate(seconds, start=2)
         )
     return text.getvalue()
 
@@ -136,10 +158,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = argparse.ArgumentParser(prog="python -m benchmarks.transport", description=__doc__)
     parser.add_argument("--silos", type=_count(1), default=4, help="number of silos (default: 4)")
-    parser.add_argument("--megabytes", type=_count(1), default=45, help="size of the model (default: 45)")
-    parser.add_argument("--rounds", type=_count(2), default=3, help="rounds per run with the dropped one (default: 3)")
-    parser.add_argument("--turns", type=_count(1), default=3, help="runs of each transport (default: 3)")
-    parser.add_argument("--write", action="store_true", help="write docs/results/transport.md and .csv")
+    parser.add_argument(
+        "--megabytes", type=_count(1), default=45, help="size of the model (default: 45)"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=_count(2),
+        default=3,
+        help="rounds per run with the dropped one (default: 3)",
+    )
+    parser.add_argument(
+        "--turns", type=_count(1), default=3, help="runs of each transport (default: 3)"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/results/transport.md and .csv"
+    )
     given = parser.parse_args(arguments)
     load = os.getloadavg()[0]
     try:
@@ -151,15 +184,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = shlex.join([*parser.prog.split(), *arguments])
     made = (
         f"Made by `{command}`: {given.silos} silos, a model of {given.megabytes} MB, "
-        f"{given.turns} turns, {given.rounds - 1} measured rounds each. Code: {found['git_commit']}. {found['cpu']}, "
-        f"{found['cores']} cores, torch {found['torch']}, fedml {found['fedml']}; load average before {load:.1f}."
+        f"{given.turns} turns, {given.rounds - 1} measured rounds each. Code: "
+        f"{found['git_commit']}. {found['cpu']}, "
+        f"{found['cores']} cores, torch {found['torch']}, fedml {found['fedml']}; load average "
+        f"before {load:.1f}."
     )
-    text = "\n\n".join(("# Our transport and stock FedML's", made, HOW.format(sha=sha), table(turns))) + "\n"
+    text = (
+        "\n\n".join(("# Our transport and stock FedML's", made, HOW.format(sha=sha), table(turns)))
+        + "\n"
+    )
     sys.stdout.write(text)
     if given.write:
         to = ROOT / "docs" / "results"
         write_whole(to / "transport.csv", rounds_table(turns))
-        write_whole(to / "transport.md", text + "\nEvery measured round: [transport.csv](transport.csv).\n")
+        write_whole(
+            to / "transport.md", text + "\nEvery measured round: [transport.csv](transport.csv).\n"
+        )
     return 0
 
 

@@ -1,4 +1,7 @@
-"""The workloads and their job files. A job file has the data, weights, cohorts and batches for all engines."""
+"""The workloads and their job files.
+
+A job file has the data, weights, cohorts and batches for all engines.
+"""
 
 from __future__ import annotations
 
@@ -54,40 +57,35 @@ class Workload:
 WORKLOADS = {
     w.name: w
     for w in (
-        # Several rounds per turn: one short round would still find other engines' data in the caches.
-        Workload(
-            "mlp", "MLP 64-32-10, 100 clients x 100, batch 10", "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 28,
-            at_once=10,
-        ),
-        Workload(
-            "cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10", "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02,
-            1, 10,
-        ),
+        # Several rounds per turn: in one short round other engines' data would be in the caches.
+        Workload("mlp", "MLP 64-32-10, 100 clients x 100, batch 10",
+                 "mlp", (1, 8, 8), 100, 100, 100, 10, 0.1, 2, 28, at_once=10),
+        Workload("cifar_cnn", "pfl's CIFAR-10 CNN, 20 clients x 50, batch 10",
+                 "pfl_cnn", (3, 32, 32), 20, 20, 50, 10, 0.02, 1, 10),
         # The paper's number of silos.
-        Workload(
-            "mnist_cnn", "rFedAvg's CNN, 28 x 28, 20 clients x 500, batch 100", "cnn", (1, 28, 28), 20, 20, 500, 100,
-            0.05, 1, 3,
-        ),
-        Workload(
-            "resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32", "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01,
-            1, 1,
-        ),
-        Workload(
-            "partial", "MLP, 100 of 1,000 clients a round", "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 28,
-            at_once=10,
-        ),
+        Workload("mnist_cnn", "rFedAvg's CNN, 28 x 28, 20 clients x 500, batch 100",
+                 "cnn", (1, 28, 28), 20, 20, 500, 100, 0.05, 1, 3),
+        Workload("resnet18", "ResNet-18, 32 x 32, 10 clients x 32, batch 32",
+                 "resnet18", (3, 32, 32), 10, 10, 32, 32, 0.01, 1, 1),
+        Workload("partial", "MLP, 100 of 1,000 clients a round",
+                 "mlp", (1, 8, 8), 1000, 100, 100, 10, 0.1, 2, 28, at_once=10),
     )
 }  # fmt: skip
 
 
 def network(settings: Workload) -> Model:
     """Our network for a workload."""
-    options: dict[str, dict[str, int | bool]] = {"mlp": {"hidden": settings.hidden}, "pfl_cnn": {"dropout": False}}
+    options: dict[str, dict[str, int | bool]] = {
+        "mlp": {"hidden": settings.hidden},
+        "pfl_cnn": {"dropout": False},
+    }
     return build(settings.model, settings.shape, CLASSES, options.get(settings.model))
 
 
 def write_job(workload: Workload, path: Path) -> None:
-    """Draws everything from the seed. The samples of a class are noisy copies of one picture, so learning is possible.
+    """Draws everything from the seed.
+
+    The samples of a class are noisy copies of one picture, so learning is possible.
 
     Cohorts, batches and initial weights equal those of our simulation with the same seed.
     """
@@ -104,15 +102,25 @@ def write_job(workload: Workload, path: Path) -> None:
     arrays = {WEIGHTS + key: leaf.numpy() for key, leaf in params.items()}
     with path.open("wb") as file:
         np.savez(
-            file, settings=np.array(settings), x=x.reshape(n, *workload.shape).numpy(), y=y.numpy(),
-            cohorts=np.array(cohorts), batches=batches, **arrays,
-        )  # fmt: skip
+            file,
+            settings=np.array(settings),
+            x=x.reshape(n, *workload.shape).numpy(),
+            y=y.numpy(),
+            cohorts=np.array(cohorts),
+            batches=batches,
+            **arrays,
+        )
 
 
-def _batches(workload: Workload, t: int, cohort: tuple[int, ...]) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+def _batches(
+    workload: Workload, t: int, cohort: tuple[int, ...]
+) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
     """[M, S, B]."""
     streams, size = Streams(SEED, "batches", t), workload.per_client
     orders = [
-        epochs(np.arange(k * size, (k + 1) * size), workload.epochs, workload.batch, streams(k)).index for k in cohort
+        epochs(
+            np.arange(k * size, (k + 1) * size), workload.epochs, workload.batch, streams(k)
+        ).index
+        for k in cohort
     ]
     return np.stack(orders).reshape(len(cohort), -1, workload.batch)

@@ -1,8 +1,9 @@
 """Federated learning on non-IID data: plugins for FedML, reproduced with DVC and MLflow.
 
-`plugins` and `pipelines` in this folder are links to the checkout's folders. They make the folders importable under one
-name, which a wheel can take: `fedml_noniid.plugins` and `fedml_noniid.pipelines`. The names of `fedml_noniid.api` are
-names of this package too. They are imported when they are first used, so the package itself is imported at once.
+`plugins` and `pipelines` in this folder are links to the checkout's folders. They make the folders
+importable under one name, which a wheel can take: `fedml_noniid.plugins` and
+`fedml_noniid.pipelines`. The names of `fedml_noniid.api` are names of this package too. They are
+imported when they are first used, so the package itself is imported at once.
 """
 
 import importlib
@@ -33,15 +34,33 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 __all__ = [
-    "Advice", "Callback", "Data", "EarlyStop", "Rate", "Result", "Results", "Split", "UserError", "advise",
-    "from_arrays", "from_frame", "from_texts", "load", "notebook", "partition", "run", "sweep",
-]  # fmt: skip
+    "Advice",
+    "Callback",
+    "Data",
+    "EarlyStop",
+    "Rate",
+    "Result",
+    "Results",
+    "Split",
+    "UserError",
+    "advise",
+    "from_arrays",
+    "from_frame",
+    "from_texts",
+    "load",
+    "notebook",
+    "partition",
+    "run",
+    "sweep",
+]
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         # With both arguments, Python names the near miss.
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__]
+        )
     return getattr(importlib.import_module("fedml_noniid.api"), name)
 
 

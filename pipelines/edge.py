@@ -13,12 +13,16 @@ from fedml_noniid.plugins.data.files import REMEDIES
 WRONG_INPUT = 2  # exit codes, as shells have them
 INTERRUPTED = 128 + signal.SIGINT
 CRASHED = 1
-# Environment variable: the file where a stage leaves its exit code, as DVC ends with 255 whatever the stage said.
+# Environment variable: the file where a stage leaves its exit code, as DVC ends with 255 whatever
+# the stage said.
 ENDED = "NONIID_STAGE_ENDED"
 
 
 def guarded(work: Callable[[], int | None]) -> int:
-    """Does the work and returns the exit code. A UserError is printed, one line per error, and gives 2."""
+    """Does the work and returns the exit code.
+
+    A UserError is printed, one line per error, and gives 2.
+    """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stdout)
     logging.raiseExceptions = False  # on a full disk, a line that can't be logged is no traceback
     # Libraries that report every step of their own work at this level.
@@ -32,7 +36,11 @@ def guarded(work: Callable[[], int | None]) -> int:
     except OSError as error:  # of a file that no other code expects to fail
         if error.errno not in REMEDIES:
             raise
-        tell(UserError(f"{error.filename or 'the output'}: {error.strerror}; {REMEDIES[error.errno]}"))
+        tell(
+            UserError(
+                f"{error.filename or 'the output'}: {error.strerror}; {REMEDIES[error.errno]}"
+            )
+        )
         return WRONG_INPUT
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from here\n")

@@ -1,4 +1,5 @@
-"""The extras of an installation, `pip install 'fedml-noniid[pipeline]'`: which packages come with each."""
+"""The extras of an installation, `pip install 'fedml-noniid[pipeline]'`: which packages come with
+each."""
 
 from __future__ import annotations
 
@@ -18,12 +19,17 @@ FEDML_PYTHON = (3, 11)  # fedml 0.8.30 needs NumPy 1, of which newer Pythons hav
 
 
 def require(extra: str, *modules: str) -> None:
-    """Raises UserError if a module of an extra is not installed; imports none. `modules`: only these."""
+    """Raises UserError if a module of an extra is not installed; imports none.
+
+    `modules`: only these.
+    """
     missing = [name for name in modules or MODULES[extra] if find_spec(name) is None]
     if missing:
         newer = extra == DEPLOY and sys.version_info[:2] > FEDML_PYTHON
         where = " in an environment of Python {}.{}".format(*FEDML_PYTHON) if newer else ""
-        raise UserError(f"{missing[0]} is not installed; type: pip install 'fedml-noniid[{extra}]'{where}")
+        raise UserError(
+            f"{missing[0]} is not installed; type: pip install 'fedml-noniid[{extra}]'{where}"
+        )
 
 
 def version(distribution: str) -> str:

@@ -23,34 +23,47 @@ def find(what: str, name: object, ours: Mapping[str, type[T]], kind: type[T]) ->
     own = f"a subclass of {kind.__name__} of your own as package.module.Class"
     if not isinstance(name, str) or "." not in name:
         known = nearest(str(name), ours)
-        raise UserError(f"{what} {shown(name)} is unknown{known}; allowed: {', '.join(ours)}, or {own}")
+        raise UserError(
+            f"{what} {shown(name)} is unknown{known}; allowed: {', '.join(ours)}, or {own}"
+        )
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except Exception as error:  # of any kind: the code is the user's
         told = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise UserError(f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {own}") from error
+        raise UserError(
+            f"{what} {name!r} can't be imported, {place(error, '')}{told}; allowed: {own}"
+        ) from error
     if not (isinstance(found, type) and issubclass(found, kind)):
         raise UserError(f"{what} {name!r} is no subclass of {kind.__name__}; allowed: {own}")
     return found
 
 
 def look_in(folder: Path) -> None:
-    """Makes the modules in a folder importable, behind all others: those beside a user's settings."""
+    """Makes the modules in a folder importable, behind all others: those beside a user's
+    settings."""
     if (name := str(folder.resolve())) not in sys.path:
         sys.path.append(name)
 
 
 def place(error: Exception, function: str) -> str:
-    """`file, line 3: `, where a user's code failed: in `function` if the error has passed through it."""
+    """`file, line 3: `, where a user's code failed: in `function` if the error has passed through
+    it."""
     passed = traceback.extract_tb(error.__traceback__)
-    lines = [at for at in passed if at.filename not in (__file__, importlib.__file__) and at.filename[0] != "<"]
+    lines = [
+        at
+        for at in passed
+        if at.filename not in (__file__, importlib.__file__) and at.filename[0] != "<"
+    ]
     last = next((at for at in lines[::-1] if at.name == function), lines[-1] if lines else None)
     return "" if last is None else f"{last.filename}, line {last.lineno}: "
 
 
 def source_of(name: str) -> str:
-    """The SHA-256 of the source of a user's class: its file, or all Python files of its package. UserError."""
+    """The SHA-256 of the source of a user's class: its file, or all Python files of its package.
+
+    UserError.
+    """
     top = name.partition(".")[0]
     try:
         found = importlib.util.find_spec(top)

@@ -1,13 +1,14 @@
 """Learning-rate schedules: eta_t, the local step size of round t, as a pure function of the round.
 
-Server and silos compute it themselves from the same settings, so no rate is ever sent. `warm_up` rounds come first, in
-which the rate grows linearly (Goyal et al., Accurate, Large Minibatch SGD, 2017, https://arxiv.org/abs/1706.02677,
-section 2.2). With p the rounds since then:
+Server and silos compute it themselves from the same settings, so no rate is ever sent. `warm_up`
+rounds come first, in which the rate grows linearly (Goyal et al., Accurate, Large Minibatch SGD,
+2017, https://arxiv.org/abs/1706.02677, section 2.2). With p the rounds since then:
 
     step         start factor^(p // every), or one more factor from each round of `at` on
     exponential  start factor^p
     cosine       end + (start - end) (1 + cos(pi p / P)) / 2, P the rounds after the warm-up
-                 (Loshchilov and Hutter, SGDR, ICLR 2017, https://arxiv.org/abs/1608.03983, equation 5)
+                 (Loshchilov and Hutter, SGDR, ICLR 2017, https://arxiv.org/abs/1608.03983, equation
+                 5)
 
 FedNova's experiments divide the rate in steps, FedDyn's decay exponentially with 0.998 per round.
 """
@@ -19,7 +20,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive, check_options
+from fedml_noniid.plugins.core.options import (
+    Count,
+    CountOrNone,
+    Decay,
+    NonNegative,
+    Positive,
+    check_options,
+)
 from fedml_noniid.plugins.own_code import find
 
 
@@ -38,7 +46,10 @@ class Rate:
         rate = self.decayed(p, max(rounds - self.warm_up, 1))
         if not 0 < rate <= self.start:
             name = type(self).__name__
-            raise UserError(f"lr: {name} gives {shown(rate)} in round {t}; allowed: above 0, at most {self.start:g}")
+            raise UserError(
+                f"lr: {name} gives {shown(rate)} in round {t}; allowed: above 0, at most "
+                f"{self.start:g}"
+            )
         return rate
 
     def decayed(self, p: int, rounds: int) -> float:
@@ -56,7 +67,9 @@ class Step(Rate):
 
     def __post_init__(self) -> None:
         if bool(self.every) is bool(self.at):
-            raise UserError("decay = step needs one of `every` (rounds) and `at` (a list of rounds)")
+            raise UserError(
+                "decay = step needs one of `every` (rounds) and `at` (a list of rounds)"
+            )
 
     def decayed(self, p: int, rounds: int) -> float:
         times = p // self.every if self.every else sum(p + 1 >= first for first in self.at)
@@ -81,13 +94,20 @@ class Cosine(Rate):
 
     def __post_init__(self) -> None:
         if self.end > self.start:
-            raise UserError(f"end = {self.end:g} is refused; allowed: at most start = {self.start:g}")
+            raise UserError(
+                f"end = {self.end:g} is refused; allowed: at most start = {self.start:g}"
+            )
 
     def decayed(self, p: int, rounds: int) -> float:
         return self.end + (self.start - self.end) * (1 + math.cos(math.pi * p / rounds)) / 2
 
 
-DECAYS: dict[str, type[Rate]] = {"none": Rate, "step": Step, "exponential": Exponential, "cosine": Cosine}
+DECAYS: dict[str, type[Rate]] = {
+    "none": Rate,
+    "step": Step,
+    "exponential": Exponential,
+    "cosine": Cosine,
+}
 
 
 def words(value: object) -> str:
@@ -99,13 +119,16 @@ def words(value: object) -> str:
 
 
 def rate_of(value: float | Mapping[str, object]) -> Rate:
-    """The schedule of a setting: a number, or {start, warm_up, decay, and the options of that decay}.
+    """The schedule of a setting: a number, or {start, warm_up, decay, and the options of that
+    decay}.
 
     `decay` is one of DECAYS, or a subclass of `Rate` as `package.module.Class`. Raises UserError.
     """
     if not isinstance(value, Mapping):
         return Rate(value)
-    options = {key: tuple(given) if isinstance(given, list) else given for key, given in value.items()}
+    options = {
+        key: tuple(given) if isinstance(given, list) else given for key, given in value.items()
+    }
     name = options.pop("decay", "none")
     kind = find("decay", name, DECAYS, Rate)
     check_options(f"decay = {name}", kind, options, ("decay",))

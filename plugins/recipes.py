@@ -1,4 +1,5 @@
-"""The one registry: it turns names into components, and recipes such as "scaffold+fnr" into algorithms."""
+"""The one registry: it turns names into components, and recipes such as "scaffold+fnr" into
+algorithms."""
 
 from __future__ import annotations
 
@@ -88,11 +89,14 @@ def parse(recipe: str) -> tuple[str, ...]:
     for name in names:
         if name not in METHODS and name != "fedavg":
             raise RecipeError(
-                f"recipe {recipe!r}: method {name!r} is unknown{nearest(name, ['fedavg', *METHODS])}; "
+                f"recipe {recipe!r}: method {name!r} is "
+                f"unknown{nearest(name, ['fedavg', *METHODS])}; "
                 f"allowed: fedavg, {', '.join(sorted(METHODS))}"
             )
     if len(set(names)) < len(names):
-        raise RecipeError(f"recipe {recipe!r} names a method twice; a recipe is a set, name each method once")
+        raise RecipeError(
+            f"recipe {recipe!r} names a method twice; a recipe is a set, name each method once"
+        )
     return tuple(name for name in names if name != "fedavg")
 
 
@@ -103,31 +107,43 @@ def hyper_parameters(method: str) -> dict[str, object]:
 
 def words(method: str) -> dict[str, tuple[str, ...]]:
     """The allowed words of each hyper-parameter of a method that takes a word."""
-    return {key: get_args(hint) for key, hint in hints(METHODS[method]).items() if get_origin(hint) is Literal}
+    return {
+        key: get_args(hint)
+        for key, hint in hints(METHODS[method]).items()
+        if get_origin(hint) is Literal
+    }
 
 
 def check_settings(recipe: str, settings: Settings) -> None:
-    """RecipeError for a hyper-parameter that no method of the recipe has, or a value of the wrong kind or range."""
+    """RecipeError for a hyper-parameter that no method of the recipe has, or a value of the wrong
+    kind or range."""
     methods = parse(recipe)
     for method, values in settings.items():
         if method not in methods:
             allowed = ", ".join(methods) or "none, fedavg has no hyper-parameters"
             raise RecipeError(
-                f"recipe {recipe!r}: settings for {method!r}{nearest(method, methods)}, which is not part of it; "
+                f"recipe {recipe!r}: settings for {method!r}{nearest(method, methods)}, which "
+                "is not part of it; "
                 f"allowed: {allowed}"
             )
         _check(recipe, method, values)
 
 
 def build(recipe: str, settings: Settings, setting: Setting) -> Algorithm:
-    """The algorithm of a recipe with the given hyper-parameters, checked for the setting. Raises RecipeError."""
+    """The algorithm of a recipe with the given hyper-parameters, checked for the setting.
+
+    Raises RecipeError.
+    """
     check_settings(recipe, settings)
     components = [METHODS[method](**settings.get(method, {})) for method in parse(recipe)]
     leaks = any(c.needs.public is Public.TEST_SET for c in components)
     for c in components:
-        if c.needs.public in (Public.UNLABELLED, Public.LABELLED) and not (setting.n_public or leaks):
+        if c.needs.public in (Public.UNLABELLED, Public.LABELLED) and not (
+            setting.n_public or leaks
+        ):
             raise RecipeError(
-                f"{c.name}: needs a public split, but data.public is 0; set data.public to a number of samples"
+                f"{c.name}: needs a public split, but data.public is 0; set data.public to a "
+                "number of samples"
             )
     return Algorithm.compose(components, setting)
 

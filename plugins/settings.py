@@ -1,4 +1,5 @@
-"""Common parts of all files of settings: sections, local training, and mistakes explained in words."""
+"""Common parts of all files of settings: sections, local training, and mistakes explained in
+words."""
 
 from __future__ import annotations
 
@@ -7,7 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, WrapValidator, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    ValidationError,
+    WrapValidator,
+    field_validator,
+)
 
 from fedml_noniid.plugins.core.errors import nearest, shown
 from fedml_noniid.plugins.data.checks import known
@@ -23,13 +32,15 @@ Count = Annotated[int, Field(ge=1, le=MOST)]
 CountOrNone = Annotated[int, Field(ge=0, le=MOST)]  # 0: none, or all
 Momentum = Annotated[float, Field(ge=0, lt=1)]
 Decay = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-# Whether the settings that are read passed every check before. Checks that import torch are left out then.
+# Whether the settings that are read passed every check before. Checks that import torch are left
+# out then.
 CHECKED: ContextVar[bool] = ContextVar("CHECKED", default=False)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def unless_checked(check: F) -> F:
-    """Makes a pydantic validator that changes nothing a check that is left out for CHECKED settings."""
+    """Makes a pydantic validator that changes nothing a check that is left out for CHECKED
+    settings."""
 
     @functools.wraps(check)
     def checked(*given: Any) -> Any:
@@ -40,7 +51,8 @@ def unless_checked(check: F) -> F:
 
 
 class Section(BaseModel):
-    """A section of a file: unknown keys and values of the wrong kind are errors, nothing is converted."""
+    """A section of a file: unknown keys and values of the wrong kind are errors, nothing is
+    converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=())
 
@@ -54,7 +66,10 @@ def _rate(value: object, number: Callable[[object], float]) -> Any:
 
 
 LearningRate = Annotated[
-    float, Field(gt=0, allow_inf_nan=False), WrapValidator(_rate), PlainSerializer(lambda value: value)
+    float,
+    Field(gt=0, allow_inf_nan=False),
+    WrapValidator(_rate),
+    PlainSerializer(lambda value: value),
 ]
 
 
@@ -69,18 +84,26 @@ class LocalSettings(Section):
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # of matrix products and convolutions
-    callbacks: dict[str, dict[str, Any]] = Field(default={}, exclude_if=lambda given: not given)  # name -> options
+    callbacks: dict[str, dict[str, Any]] = Field(
+        default={}, exclude_if=lambda given: not given
+    )  # name -> options
 
     @field_validator("callbacks", mode="before")
     @classmethod
     def _empty(cls, callbacks: object) -> object:
         """`name:` with nothing behind it is a callback without options."""
-        return {key: given or {} for key, given in callbacks.items()} if isinstance(callbacks, dict) else callbacks
+        return (
+            {key: given or {} for key, given in callbacks.items()}
+            if isinstance(callbacks, dict)
+            else callbacks
+        )
 
     @field_validator("callbacks")
     @classmethod
     def _callbacks(cls, callbacks: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        if CHECKED.get() and not any("." in name for name in callbacks):  # a user's file may have changed
+        if CHECKED.get() and not any(
+            "." in name for name in callbacks
+        ):  # a user's file may have changed
             return callbacks
         from fedml_noniid.plugins.engines.callbacks import callback_of
 
@@ -103,8 +126,14 @@ class LocalSettings(Section):
         return [callback_of(name, options) for name, options in self.callbacks.items()]
 
     def own_code(self, lr: object) -> dict[str, str]:
-        """The classes of the user's own that a run has: name -> SHA-256 of their source. `lr`: the step size."""
-        names = [*self.callbacks, *([lr["decay"]] if isinstance(lr, dict) and "decay" in lr else [])]
+        """The classes of the user's own that a run has: name -> SHA-256 of their source.
+
+        `lr`: the step size.
+        """
+        names = [
+            *self.callbacks,
+            *([lr["decay"]] if isinstance(lr, dict) and "decay" in lr else []),
+        ]
         return {name: source_of(name) for name in names if "." in name}
 
     def training(self, optimizer: str, lr: float) -> LocalTraining:
@@ -112,9 +141,17 @@ class LocalSettings(Section):
         from fedml_noniid.plugins.engines.plan import LocalTraining
 
         return LocalTraining(
-            optimizer, rate_of(lr), self.epochs, self.batch_size, self.momentum, self.weight_decay, self.local_steps,
-            self.drop_last, self.augment, self.precision,
-        )  # fmt: skip
+            optimizer,
+            rate_of(lr),
+            self.epochs,
+            self.batch_size,
+            self.momentum,
+            self.weight_decay,
+            self.local_steps,
+            self.drop_last,
+            self.augment,
+            self.precision,
+        )
 
 
 def too_large(content: object, key: str = "") -> list[str]:
@@ -126,17 +163,28 @@ def too_large(content: object, key: str = "") -> list[str]:
         inner = content.items()
     elif isinstance(content, list):
         inner = enumerate(content)
-    return [line for name, value in inner for line in too_large(value, f"{key}.{name}" if key else str(name))]
+    return [
+        line
+        for name, value in inner
+        for line in too_large(value, f"{key}.{name}" if key else str(name))
+    ]
 
 
 def mistakes(error: ValidationError, sections: Mapping[str, type[BaseModel]]) -> list[str]:
-    """Each mistake in words: key, value, and what is allowed. `sections`: by name; the file itself is called ""."""
+    """Each mistake in words: key, value, and what is allowed.
+
+    `sections`: by name; the file itself is called "".
+    """
     return [line for one in error.errors(include_url=False) for line in _lines(one, sections)]
 
 
 def _lines(error: Any, sections: Mapping[str, type[BaseModel]]) -> list[str]:
     """One error of pydantic; one of our own validators may hold several."""
-    path = [str(part) if len(str(part)) <= 100 else f"{str(part)[:97]}..." for part in error["loc"] if part != "[key]"]
+    path = [
+        str(part) if len(str(part)) <= 100 else f"{str(part)[:97]}..."
+        for part in error["loc"]
+        if part != "[key]"
+    ]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         allowed = list(sections[path[-2] if len(path) > 1 else ""].model_fields)
@@ -144,9 +192,16 @@ def _lines(error: Any, sections: Mapping[str, type[BaseModel]]) -> list[str]:
     if error["type"] == "missing":
         return [f"{key} is missing"]
     if error["type"] == "value_error":
-        return [f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()]
+        return [
+            f"{key}: {line}" if key else line for line in str(error["ctx"]["error"]).splitlines()
+        ]
     if error["type"] == "string_pattern_mismatch":
         return [
-            f"{key} = {shown(error['input'])} is refused; allowed: letters, digits, '_', '+', '-' (DVC splits at dots)"
+            (
+                f"{key} = {shown(error['input'])} is refused; allowed: letters, digits, '_', '+', "
+                "'-' (DVC splits at dots)"
+            )
         ]
-    return [f"{key} = {shown(error['input'])} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"]
+    return [
+        f"{key} = {shown(error['input'])} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+    ]

@@ -18,6 +18,9 @@ def simulate(
     plan: Plan,
     callbacks: Sequence[Callback] = (),
 ) -> Simulation:
-    """The simulation, before its first round. `settings`: method -> hyper-parameter -> value. Raises UserError."""
+    """The simulation, before its first round.
+
+    `settings`: method -> hyper-parameter -> value. Raises UserError.
+    """
     setting = plan.setting(federation.size, federation.n_public)
     return Simulation(recipes.build(recipe, settings, setting), federation, plan, callbacks)

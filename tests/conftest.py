@@ -1,4 +1,5 @@
-"""One thread: two are slower than one on models this small, and sums depend on the number of threads.
+"""One thread: two are slower than one on models this small, and sums depend on the number of
+threads.
 
 With the base package and pytest alone (`make test-core`), the tests of the extras are left out.
 """
@@ -14,10 +15,12 @@ import torch
 from fedml_noniid.plugins.engines.compiled import SWITCH
 
 torch.set_num_threads(1)
-# What this machine compiled before decides about no test. tests/engines/test_compiled.py switches the steps in C++ on.
+# What this machine compiled before decides about no test. tests/engines/test_compiled.py switches
+# the steps in C++ on.
 os.environ[SWITCH] = "0"
 
-# A shell without job control lets what it puts in the background ignore Ctrl-C, and children inherit that.
+# A shell without job control lets what it puts in the background ignore Ctrl-C, and children
+# inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -36,5 +39,8 @@ NEEDED = {
     "mkdocs": ("test_docs.py",),
 }
 collect_ignore = [
-    name for package, names in NEEDED.items() if importlib.util.find_spec(package) is None for name in names
+    name
+    for package, names in NEEDED.items()
+    if importlib.util.find_spec(package) is None
+    for name in names
 ]

@@ -22,7 +22,14 @@ from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
 
 N_CLASSES = 3
-SIZES = (1, 4, 7, 12, 2, 9)  # samples of each client; with batches of 4: 1, 1, 2, 3, 1 and 3 steps an epoch
+SIZES = (
+    1,
+    4,
+    7,
+    12,
+    2,
+    9,
+)  # samples of each client; with batches of 4: 1, 1, 2, 3, 1 and 3 steps an epoch
 ROUNDS = 3
 
 
@@ -46,7 +53,9 @@ def federation(dtype: torch.dtype = torch.float32, sizes: tuple[int, ...] = SIZE
         return Samples(torch.tensor(x, dtype=dtype), torch.tensor(y))
 
     train = draw(sum(sizes))
-    return Federation(train, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), draw(30), draw(15))
+    return Federation(
+        train, np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1]), draw(30), draw(15)
+    )
 
 
 def images(dtype: torch.dtype = torch.float64) -> Federation:
@@ -56,7 +65,9 @@ def images(dtype: torch.dtype = torch.float64) -> Federation:
 
     def image(samples: Samples) -> Samples:
         x = samples.x.repeat(1, 6).reshape(-1, 1, 6, 6)
-        return Samples(x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y)
+        return Samples(
+            x + 0.5 * torch.randn(x.shape, generator=generator, dtype=x.dtype), samples.y
+        )
 
     return Federation(image(of.train), of.clients, image(of.test), image(of.public))
 
@@ -106,7 +117,9 @@ def simulation(
             workers=workers,
             observing=observing,
         ),
-        [] if checkpoint is None else [Checkpointing(Checkpoints(checkpoint, fingerprint), checkpoint_every)],
+        []
+        if checkpoint is None
+        else [Checkpointing(Checkpoints(checkpoint, fingerprint), checkpoint_every)],
     )
 
 
@@ -128,4 +141,6 @@ def equal_models(a: Outcome, b: Outcome) -> bool:
 
 
 def _row(row: dict[str, float]) -> dict[str, str]:
-    return {key: repr(value) for key, value in row.items() if key != "seconds"}  # repr: NaN equals NaN
+    return {
+        key: repr(value) for key, value in row.items() if key != "seconds"
+    }  # repr: NaN equals NaN

@@ -1,11 +1,13 @@
-"""The recipes that every runtime has to agree on, with hyper-parameters that make each method's part visible."""
+"""The recipes that every runtime has to agree on, with hyper-parameters that make each method's
+part visible."""
 
 from __future__ import annotations
 
 from itertools import combinations
 
-# Small where a method's server learns, and above all deterministic in float32: Adam makes whole steps of a gradient
-# that is nothing but rounding (a bias before a batch norm). So FedDF's step is tiny here, and FNR-FL refines with SGD.
+# Small where a method's server learns, and above all deterministic in float32: Adam makes whole
+# steps of a gradient that is nothing but rounding (a bias before a batch norm). So FedDF's step is
+# tiny here, and FNR-FL refines with SGD.
 PARAMETERS: dict[str, dict[str, object]] = {
     "ccvr": {"samples": 20, "epochs": 2, "batch_size": 16, "server_lr": 0.05},
     "datasharing": {"share": 0.5},
@@ -17,7 +19,12 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "feddyn": {"alpha": 0.3},
     "fedftg": {"iterations": 2, "model_steps": 2, "batch_size": 8, "noise_dim": 3, "hidden": 6},
     "fedgen": {
-        "hidden": 6, "noise_dim": 3, "steps": 3, "batch_size": 8, "gen_batch_size": 4, "generator_lr": 0.01,
+        "hidden": 6,
+        "noise_dim": 3,
+        "steps": 3,
+        "batch_size": 8,
+        "gen_batch_size": 4,
+        "generator_lr": 0.01,
         "beta": 0.2,
     },
     "fedlc": {"tau": 0.8},
@@ -40,19 +47,31 @@ PARAMETERS: dict[str, dict[str, object]] = {
     "fedyogi": {"server_lr": 0.03, "tau": 0.05, "beta2": 0.9},
     "feddyn_authors": {"alpha": 0.3, "clip": 1.0},
     "fnr_authors": {
-        "p": 0.7, "epochs": 2, "batch_size": 8, "lam": 0.1, "public_data": "train_holdout", "refine_optimizer": "same",
+        "p": 0.7,
+        "epochs": 2,
+        "batch_size": 8,
+        "lam": 0.1,
+        "public_data": "train_holdout",
+        "refine_optimizer": "same",
     },
     "rfedavg_authors": {"lam": 0.01, "L": 3},
     "rfedavg_plus_authors": {"lam": 0.01, "L": 3},
     "scaffold_i": {"server_lr": 0.9},
     "sgdm_local": {"gamma": 0.5},
     "sgdm_server": {"gamma": 0.5},
-}  # fmt: skip
+}
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg", "rfedavg_plus")
 READINGS = (
-    "fedadagrad", "feddyn_authors", "fedyogi", "fnr_authors", "rfedavg_authors", "rfedavg_plus_authors", "scaffold_i",
-    "sgdm_local", "sgdm_server",
-)  # fmt: skip
+    "fedadagrad",
+    "feddyn_authors",
+    "fedyogi",
+    "fnr_authors",
+    "rfedavg_authors",
+    "rfedavg_plus_authors",
+    "scaffold_i",
+    "sgdm_local",
+    "sgdm_server",
+)
 BASES = tuple(method for method in PARAMETERS if method not in (*PAPERS, *READINGS))
 
 # Pairs of a base, or a paper, with a paper that are unsound, and the words that refuse them.
@@ -65,16 +84,35 @@ UNSOUND = {
 }
 PAIRS = tuple(
     pair
-    for pair in (*(f"{base}+{paper}" for base in BASES for paper in PAPERS), *map("+".join, combinations(PAPERS, 2)))
+    for pair in (
+        *(f"{base}+{paper}" for base in BASES for paper in PAPERS),
+        *map("+".join, combinations(PAPERS, 2)),
+    )
     if pair not in UNSOUND
 )
 # What the papers report: FNR-FL's table 5, CCN's tables I to III, FedNLR's section 7.
 REPORTED = (
-    "fnr", "fedprox+fnr", "scaffold+fnr", "moon+fnr", "fednova+fnr",
-    "ccn", "fedprox+ccn", "scaffold+ccn", "sgdm+ccn", "fednova+ccn", "fedbabu+ccn",
-    "feddyn+fednlr", "fedrs+fednlr", "fedlc+fednlr", "fednova+fednlr",
-)  # fmt: skip
-MORE = ("scaffold+fnr+rfedavg_plus+ccn", "fedbabu+fedrs+scaffold+fnr", "datasharing+moon+ccn+fednlr")
+    "fnr",
+    "fedprox+fnr",
+    "scaffold+fnr",
+    "moon+fnr",
+    "fednova+fnr",
+    "ccn",
+    "fedprox+ccn",
+    "scaffold+ccn",
+    "sgdm+ccn",
+    "fednova+ccn",
+    "fedbabu+ccn",
+    "feddyn+fednlr",
+    "fedrs+fednlr",
+    "fedlc+fednlr",
+    "fednova+fednlr",
+)
+MORE = (
+    "scaffold+fnr+rfedavg_plus+ccn",
+    "fedbabu+fedrs+scaffold+fnr",
+    "datasharing+moon+ccn+fednlr",
+)
 
 
 def _with(recipe: str, **options: object) -> tuple[str, dict[str, dict[str, object]]]:
@@ -131,8 +169,12 @@ COMPOSITIONS = [(recipe, settings(recipe)) for recipe in (*PAIRS, *MORE)]
 
 def label(recipe: str, methods: dict[str, dict[str, object]]) -> str:
     """A test's name: the recipe, and what it changes of the table's hyper-parameters."""
-    changed = {key: value for method, values in methods.items() for key, value in values.items()
-               if PARAMETERS.get(method, {}).get(key) != value}  # fmt: skip
+    changed = {
+        key: value
+        for method, values in methods.items()
+        for key, value in values.items()
+        if PARAMETERS.get(method, {}).get(key) != value
+    }
     return recipe + "".join(f",{key}={value}" for key, value in changed.items())
 
 

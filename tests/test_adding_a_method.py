@@ -1,4 +1,5 @@
-"""docs/adding_a_method.md is run as it stands: its edits in a copy of the tree, and what it says is refused."""
+"""docs/adding_a_method.md is run as it stands: its edits in a copy of the tree, and what it says is
+refused."""
 
 from __future__ import annotations
 
@@ -16,7 +17,16 @@ import pytest
 import torch
 
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Answer, Claim, Client, Component, Needs, Reply, Server, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Claim,
+    Client,
+    Component,
+    Needs,
+    Reply,
+    Server,
+    Trace,
+)
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
@@ -25,7 +35,9 @@ from tests import federation
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "docs" / "adding_a_method.md"
-COMPONENT, REGISTRY, TABLE, BY_HAND, PAIR = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL)
+COMPONENT, REGISTRY, TABLE, BY_HAND, PAIR = re.findall(
+    r"```python\n(.*?)```", GUIDE.read_text(), flags=re.DOTALL
+)
 (COMMAND,) = re.findall(r"```bash\npython (.*?)\n```", GUIDE.read_text())
 
 
@@ -49,7 +61,9 @@ def put(path: Path, behind: str, line: str) -> None:
 def test_after_the_three_edits_the_suites_pass(tmp_path: Path) -> None:
     """The command that the page gives, in a copy of the tree."""
     for folder in ("plugins", "tests"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__")
+        )
     shutil.copytree(ROOT / "fedml_noniid", tmp_path / "fedml_noniid", symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     (tmp_path / "plugins" / "baselines" / "fedexp.py").write_text(COMPONENT)
@@ -57,20 +71,29 @@ def test_after_the_three_edits_the_suites_pass(tmp_path: Path) -> None:
     put(tmp_path / "plugins" / "recipes.py", "import FedDynAuthors\n", imported)
     put(tmp_path / "plugins" / "recipes.py", "    for kind in (\n", entry)
     row, unsound = TABLE.splitlines(keepends=True)
-    put(tmp_path / "tests" / "recipe_table.py", "PARAMETERS: dict[str, dict[str, object]] = {\n", row)
+    put(
+        tmp_path / "tests" / "recipe_table.py",
+        "PARAMETERS: dict[str, dict[str, object]] = {\n",
+        row,
+    )
     put(tmp_path / "tests" / "recipe_table.py", "UNSOUND = {\n", unsound)
     (tmp_path / "tests" / "methods" / "test_fedexp.py").write_text(BY_HAND)
     done = subprocess.run(
         [sys.executable, *COMMAND.split(), "-p", "no:cacheprovider"],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed is not None and int(passed[1]) >= 20, "the walks meet the method"
 
 
 def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
-    """Two clients that moved by (3, 0) and (0, 4): mean (1.5, 2), squared length 6.25; mean square (9 + 16) / 2 = 12.5.
+    """Two clients that moved by (3, 0) and (0, 4): mean (1.5, 2), squared length 6.25; mean square
+    (9 + 16) / 2 = 12.5.
 
     eta_g = 12.5 / (2 (6.25 + 0.25)) = 0.9615, so 1; with (3, 0) and (-1, 0): mean 1, mean square 5,
     eta_g = 5 / (2 (1 + 0.25)) = 2.
@@ -80,9 +103,16 @@ def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
         deltas = {"w": torch.tensor(moves, dtype=torch.float64)}
         ones, w = torch.ones(2), {"w": torch.zeros(2, dtype=torch.float64)}
         server = Server(
-            Task(mlp((2,), 2), SGD(0.1)), w, {}, 1, 2, start=w, replies=Reply((0, 1), deltas, {}, {}, ones, ones, ones),
-            weights=torch.full((2,), 0.5, dtype=torch.float64), update={"w": deltas["w"].mean(0)},
-        )  # fmt: skip
+            Task(mlp((2,), 2), SGD(0.1)),
+            w,
+            {},
+            1,
+            2,
+            start=w,
+            replies=Reply((0, 1), deltas, {}, {}, ones, ones, ones),
+            weights=torch.full((2,), 0.5, dtype=torch.float64),
+            update={"w": deltas["w"].mean(0)},
+        )
         params = fedexp(eps=0.25).step(server).params
         assert params is not None
         return params["w"].tolist()
@@ -92,14 +122,24 @@ def test_its_step_is_the_papers(fedexp: type[Component]) -> None:
 
 
 @pytest.mark.parametrize("other", ["fednnnn", "feddyn", "feddc", "sgdm_server"])
-def test_it_is_refused_beside_another_owner_of_the_servers_step(other: str, fedexp: type[Component]) -> None:
-    with pytest.raises(RecipeError, match=rf"^(?=.*'fedexp')(?=.*'{other}').*both own the server step, and each says"):
+def test_it_is_refused_beside_another_owner_of_the_servers_step(
+    other: str, fedexp: type[Component]
+) -> None:
+    with pytest.raises(
+        RecipeError,
+        match=rf"^(?=.*'fedexp')(?=.*'{other}').*both own the server step, and each says",
+    ):
         federation.run(f"fedexp+{other}")
 
 
-def test_without_its_claim_it_is_told_which_to_add(fedexp: type[Component], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_its_claim_it_is_told_which_to_add(
+    fedexp: type[Component], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the words of the page."""
-    told = "'fedexp' changes the server step and does not claim it; add Claim.SERVER_STEP to its claims"
+    told = (
+        "'fedexp' changes the server step and does not claim it; add Claim.SERVER_STEP to "
+        "its claims"
+    )
     assert told in GUIDE.read_text()
     unclaimed = type("FedExP", (fedexp,), {"claims": frozenset[Claim]()})
     monkeypatch.setitem(recipes.METHODS, "fedexp", unclaimed)

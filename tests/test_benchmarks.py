@@ -1,4 +1,5 @@
-"""The benchmark suite: that it runs, that it notices who does nothing, and its few formulas by hand."""
+"""The benchmark suite: that it runs, that it notices who does nothing, and its few formulas by
+hand."""
 
 from __future__ import annotations
 
@@ -15,7 +16,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import agreement, bare, engines, everything, ours, pfl_cifar10, processes, repeatability, report
+from benchmarks import (
+    agreement,
+    bare,
+    engines,
+    everything,
+    ours,
+    pfl_cifar10,
+    processes,
+    repeatability,
+    report,
+)
 from benchmarks.comparison import compare, row
 from benchmarks.engines import PEERS, Engine, others
 from benchmarks.machine import Watch
@@ -29,8 +40,14 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.engines.plan import initial_model
 
 NOTHING: dict[str, Any] = {
-    "quick": False, "repetitions": 1, "skipped": [], "scaling": {}, "overhead": {}, "methods": {}, "repeatability": [],
-}  # fmt: skip
+    "quick": False,
+    "repetitions": 1,
+    "skipped": [],
+    "scaling": {},
+    "overhead": {},
+    "methods": {},
+    "repeatability": [],
+}
 NOTING = """
 from benchmarks.peers.harness import Meter, main
 
@@ -76,11 +93,27 @@ def test_quick_run_writes_all_its_parts(
     assert set(found) == {*NOTHING, "workloads", "machine"}
     rows = {one["engine"]: one for one in found["workloads"]["mlp"]["rows"]}
     assert list(rows) == [
-        "bare loop", "ours, sequential", "ours, vectorized", "ours, two workers", "ours, vectorized, steps in Python",
-    ]  # fmt: skip
-    assert rows["ours, vectorized"]["checksum"] == rows["ours, vectorized, steps in Python"]["checksum"]
+        "bare loop",
+        "ours, sequential",
+        "ours, vectorized",
+        "ours, two workers",
+        "ours, vectorized, steps in Python",
+    ]
+    assert (
+        rows["ours, vectorized"]["checksum"]
+        == rows["ours, vectorized, steps in Python"]["checksum"]
+    )
     assert not any(one["problem"] for one in rows.values())
-    numbers = ("wall_s", "cpu_s", "steps_per_wall_s", "steps_per_cpu_s", "ratio_wall", "ratio_cpu", "peak_mb", "loss")
+    numbers = (
+        "wall_s",
+        "cpu_s",
+        "steps_per_wall_s",
+        "steps_per_cpu_s",
+        "ratio_wall",
+        "ratio_cpu",
+        "peak_mb",
+        "loss",
+    )
     assert all(one[key] > 0 for one in rows.values() for key in numbers)
     assert rows["ours, two workers"]["checksum"] == rows["ours, sequential"]["checksum"]
     assert rows["ours, two workers"]["peak_mb"] > rows["ours, sequential"]["peak_mb"]
@@ -90,7 +123,12 @@ def test_quick_run_writes_all_its_parts(
     assert len(found["skipped"]) == 1 + len(PEERS)
     (one,) = found["repeatability"]
     assert one["engine"] == "ours, workers"
-    assert one["twice"]["said"] == one["workers"]["said"] == one["killed"]["said"] == repeatability.SAME
+    assert (
+        one["twice"]["said"]
+        == one["workers"]["said"]
+        == one["killed"]["said"]
+        == repeatability.SAME
+    )
     assert one["deployed"]["said"] == repeatability.UNTRIED
     assert set(one["workers"]["sha256"]) == {"1", "2", "4"}
     assert len(one["killed"]["sha256"]["resumed"]) == 64
@@ -98,15 +136,24 @@ def test_quick_run_writes_all_its_parts(
     text = (tmp_path / "bench.md").read_text()
     assert capsys.readouterr().out.strip() in text
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["bench.json", "bench.md", "bench.png"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "bench.json",
+        "bench.md",
+        "bench.png",
+    ]
 
 
 @pytest.mark.parametrize("same_order", [True, False])
-def test_who_does_nothing_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_order: bool) -> None:
+def test_who_does_nothing_is_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_order: bool
+) -> None:
     lazy = Engine("lazy", "nowhere", same_order=same_order)
 
     def in_process(given: list[tuple[Engine, Path]], _: int) -> list[Any]:
-        return [(idle if one is lazy else bare.measure)(harness.read_job(path), "-") for one, path in given]
+        return [
+            (idle if one is lazy else bare.measure)(harness.read_job(path), "-")
+            for one, path in given
+        ]
 
     monkeypatch.setattr("benchmarks.comparison.in_turns", in_process)
     limit, lazily = compare(SMALL, [lazy], 2, tmp_path, lambda _: None)["rows"]
@@ -138,7 +185,9 @@ def test_our_engines_do_what_the_job_says(tmp_path: Path, engine: str, epochs: i
 
 @pytest.mark.parametrize("name", list(WORKLOADS))
 def test_modules_are_our_networks(name: str, tmp_path: Path) -> None:
-    workload = replace(WORKLOADS[name], clients=1, cohort=1, per_client=4, batch=4, warm=0, rounds=1)
+    workload = replace(
+        WORKLOADS[name], clients=1, cohort=1, per_client=4, batch=4, warm=0, rounds=1
+    )
     job = job_of(workload, tmp_path)
     params, _ = initial_model(ours.network(workload), 0, job.x)
     named = dict(job.module().named_parameters())
@@ -162,8 +211,10 @@ def test_statistics_by_hand() -> None:
 def test_row_by_hand() -> None:
     proof = {"loss": 1.0, "checksum": "c", "note": "", "problem": "", "peak_mb": 3.0}
     runs = [
-        {"wall": [1.0, 2.0], "cpu": [1.0, 1.0], "bare_wall": [4.0, 4.0], "bare_cpu": [2.0, 4.0]} | proof,
-        {"wall": [9.0], "cpu": [3.0], "bare_wall": [27.0], "bare_cpu": [15.0]} | proof,  # a slow minute for both
+        {"wall": [1.0, 2.0], "cpu": [1.0, 1.0], "bare_wall": [4.0, 4.0], "bare_cpu": [2.0, 4.0]}
+        | proof,
+        {"wall": [9.0], "cpu": [3.0], "bare_wall": [27.0], "bare_cpu": [15.0]}
+        | proof,  # a slow minute for both
     ]
     found = row(SMALL, "some", runs)
     assert SMALL.steps == 6
@@ -173,17 +224,34 @@ def test_row_by_hand() -> None:
 
 
 def test_two_processes_and_one_by_hand() -> None:
-    runs = {"ours, sequential": [[2.0, 20.0], [2.0]], "ours, two workers": [[1.0, 10.0], [2.0]]}  # ratios 2, 2, 1
+    runs = {
+        "ours, sequential": [[2.0, 20.0], [2.0]],
+        "ours, two workers": [[1.0, 10.0], [2.0]],
+    }  # ratios 2, 2, 1
     rows = [
-        {"engine": engine, "wall_s": 1.0, "steps_per_cpu_s": 1.0, "ratio_cpu": 1.0, "steps_per_wall_s": 1.0,
-         "ratio_wall": 1.0, "peak_mb": 1.0, "loss": 1.0, "problem": "", "note": "",
-         "repetitions": [{"wall": wall} for wall in walls]}
+        {
+            "engine": engine,
+            "wall_s": 1.0,
+            "steps_per_cpu_s": 1.0,
+            "ratio_cpu": 1.0,
+            "steps_per_wall_s": 1.0,
+            "ratio_wall": 1.0,
+            "peak_mb": 1.0,
+            "loss": 1.0,
+            "problem": "",
+            "note": "",
+            "repetitions": [{"wall": wall} for wall in walls],
+        }
         for engine, walls in runs.items()
-    ]  # fmt: skip
+    ]
     machine, one = Watch().found(), {"some": {"what": "", "steps": 1, "rows": rows}}
-    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(NOTHING | {"machine": machine, "workloads": one})
+    assert "| 2.00            | 1.50 to 2.00 |" in report.markdown(
+        NOTHING | {"machine": machine, "workloads": one}
+    )
     without = {"some": {"what": "", "steps": 1, "rows": rows[:1]}}
-    assert "Two processes" not in report.markdown(NOTHING | {"machine": machine, "workloads": without})
+    assert "Two processes" not in report.markdown(
+        NOTHING | {"machine": machine, "workloads": without}
+    )
 
 
 def test_the_page_on_scale_has_the_numbers_of_the_benchmark() -> None:
@@ -210,22 +278,43 @@ def test_rounds_take_turns(tmp_path: Path) -> None:
         patched.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
         found = in_turns([(engine, tmp_path / "job.npz") for engine in engines], 2)
         none, one = in_turns(
-            [(Engine("broken", "no_such"), tmp_path / "job.npz"), (engines[0], tmp_path / "job.npz")], 1
+            [
+                (Engine("broken", "no_such"), tmp_path / "job.npz"),
+                (engines[0], tmp_path / "job.npz"),
+            ],
+            1,
         )
     assert len(found) == 2
     for outcome in found:
         assert not isinstance(outcome, FailedError)
         assert outcome[0]["wall"] == [1.0] * 3
-    assert note.read_text().split() == ["a1", "a2", "b1", "b2", "a3", "a4", "b3", "b4", "a1", "a2", "a3", "a4"]
+    assert note.read_text().split() == [
+        "a1",
+        "a2",
+        "b1",
+        "b2",
+        "a3",
+        "a4",
+        "b3",
+        "b4",
+        "a1",
+        "a2",
+        "a3",
+        "a4",
+    ]
     assert isinstance(none, FailedError) and "no_such" in str(none)
     assert not isinstance(one, FailedError)
 
 
-def test_who_is_killed_while_it_waits_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_killed_while_it_waits_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "noting.py").write_text(NOTING)
     write_job(SMALL, tmp_path / "job.npz")
     monkeypatch.setitem(processes.ENVIRONMENT, "PYTHONPATH", f"{processes.ROOT}:{tmp_path}")
-    one = processes.Running(Engine("one", "noting", f"{tmp_path / 'note'}:a"), tmp_path / "job.npz", in_turns=True)
+    one = processes.Running(
+        Engine("one", "noting", f"{tmp_path / 'note'}:a"), tmp_path / "job.npz", in_turns=True
+    )
     assert one.ready
     one._process.kill()
     one._process.wait()
@@ -245,17 +334,24 @@ def test_peers_are_named_by_the_user() -> None:
 
 @pytest.mark.parametrize("variable", PEERS)
 def test_peers_do_the_work_of_the_job(variable: str, tmp_path: Path) -> None:
-    """Each way of a simulator, on a job with several epochs and, if it can be asked, with another number of workers."""
+    """Each way of a simulator, on a job with several epochs and, if it can be asked, with another
+    number of workers."""
     if not os.environ.get(variable):
         pytest.skip(f"{variable} names no interpreter that has this simulator")
     ways, _ = others({variable: os.environ[variable]}, quick=True)
     more = [replace(one.with_workers(1), name=f"{one.name}, one") for one in ways if one.parallel]
     found = compare(replace(SMALL, cohort=4, epochs=2), [*ways, *more], 1, tmp_path, lambda _: None)
-    assert {row["engine"]: row["problem"] for row in found["rows"][1:]} == {one.name: "" for one in [*ways, *more]}
+    assert {row["engine"]: row["problem"] for row in found["rows"][1:]} == {
+        one.name: "" for one in [*ways, *more]
+    }
 
 
 def test_engines_know_their_workers() -> None:
-    named = [Engine(*way) for ways in PEERS.values() for way in ways] + ours_of("mlp") + ours_of("cifar_cnn")
+    named = (
+        [Engine(*way) for ways in PEERS.values() for way in ways]
+        + ours_of("mlp")
+        + ours_of("cifar_cnn")
+    )
     assert all(one.parallel == ("two " in one.name) for one in named)
     two = [one.with_workers(2) for one in named if one.parallel]
     assert two == [one for one in named if one.parallel]  # reports say two
@@ -272,7 +368,9 @@ def test_a_process_that_fails_says_why(tmp_path: Path) -> None:
 def test_who_fails_has_a_row_without_numbers() -> None:
     watch = Watch().found()
     rows = [{"engine": "pfl-research", "problem": "ended with 1: no module"}]
-    text = report.markdown(NOTHING | {"machine": watch, "workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}})
+    text = report.markdown(
+        NOTHING | {"machine": watch, "workloads": {"mlp": {"what": "", "steps": 1, "rows": rows}}}
+    )
     assert "ended with 1: no module" in text
 
 
@@ -282,7 +380,10 @@ def told(workers: str, first: str = "a", second: str = "a") -> repeatability.Ans
 
 def test_answers_by_hand() -> None:
     assert told("a")["said"] == "same"
-    assert told("b") == {"said": "2 results of 3 runs", "sha256": {"first": "a", "second": "a", "third": "b"}}
+    assert told("b") == {
+        "said": "2 results of 3 runs",
+        "sha256": {"first": "a", "second": "a", "third": "b"},
+    }
     assert told("b", "c")["said"] == "3 results of 3 runs"
 
 
@@ -295,7 +396,9 @@ def test_a_failed_run_is_an_answer(kind: type[Exception]) -> None:
 
 
 PARALLEL, ALONE = Engine("peer, two threads", "peer", "threads:2"), Engine("peer", "peer")
-CASES: dict[str, tuple[Engine, list[float | str], list[str]]] = {  # -> engine, weight of each run, two answers
+CASES: dict[
+    str, tuple[Engine, list[float | str], list[str]]
+] = {  # -> engine, weight of each run, two answers
     "always the same": (PARALLEL, [1, 1, 1, 1], ["same", "same"]),
     "by the number of workers": (PARALLEL, [1, 1, 3, 4], ["same", "3 results of 3 runs"]),
     "never the same": (PARALLEL, [1, 2, 3, 4], ["2 results of 2 runs", "3 results of 3 runs"]),
@@ -307,7 +410,9 @@ CASES: dict[str, tuple[Engine, list[float | str], list[str]]] = {  # -> engine, 
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_repeated_runs_are_compared(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_repeated_runs_are_compared(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, weights, expected = CASES[case]
     made: list[str] = []
 
@@ -326,7 +431,9 @@ def test_repeated_runs_are_compared(case: str, tmp_path: Path, monkeypatch: pyte
     counts = ["threads:2", "threads:2", "threads:1", "threads:4"] if engine.parallel else ["-", "-"]
     assert made == counts[: len(weights)]
     machine = Watch().found()
-    text = report.markdown(NOTHING | {"machine": machine, "workloads": {}, "repeatability": [found]})
+    text = report.markdown(
+        NOTHING | {"machine": machine, "workloads": {}, "repeatability": [found]}
+    )
     assert all(one in text.partition("## Repeatability")[2] for one in expected)
 
 
@@ -335,7 +442,9 @@ def test_a_resumed_run_must_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     path = tmp_path / "job.npz"
     write_job(SMALL, path)
     monkeypatch.setattr(repeatability, "measure", lambda *_: ({"from": 0}, {}))
-    with pytest.raises(FailedError, match=f"went on after round 0, not after round {repeatability.KILLED_IN}"):
+    with pytest.raises(
+        FailedError, match=f"went on after round 0, not after round {repeatability.KILLED_IN}"
+    ):
         repeatability.resumed(Engine("ours", "benchmarks.ours", "sequential"), path, tmp_path)
     assert (tmp_path / "killed.safetensors").exists()
     with pytest.raises(FailedError, match="invalid literal"):
@@ -383,7 +492,9 @@ def test_pfls_benchmark_at_a_small_size() -> None:
     assert (found["engine"], found["device"]) == ("sequential", "cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
+)
 def test_pfls_benchmark_on_a_gpu() -> None:
     found = pfl_cifar10.run(2, torch.device("cuda"), TINY)
     assert found["engine"] == "vectorized" and found["device"] != "cpu"

@@ -1,4 +1,5 @@
-"""What every method promises; walks the registry, so a new method is held to it without a new test."""
+"""What every method promises; walks the registry, so a new method is held to it without a new
+test."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ from tests import federation
 from tests.recipe_table import ALONE
 
 EVERY = pytest.mark.parametrize("method", sorted(METHODS))
-POOLED = {name for name, kind in METHODS.items() if kind().needs.pooled}  # one client, whatever the cohort
+POOLED = {
+    name for name, kind in METHODS.items() if kind().needs.pooled
+}  # one client, whatever the cohort
 FEDERATED = pytest.mark.parametrize("method", sorted(METHODS.keys() - POOLED))
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 
@@ -82,7 +85,9 @@ def test_it_is_a_frozen_dataclass_without_a_tensor(method: str) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(component, fields[0].name, 0)
     federation.simulation(method, engine="sequential").run()
-    assert vars(component).keys() == {field.name for field in fields}, "nothing is kept on the object"
+    assert vars(component).keys() == {field.name for field in fields}, (
+        "nothing is kept on the object"
+    )
     assert all(isinstance(value, int | float | str | bool) for value in vars(component).values())
     hash(component)
 
@@ -121,7 +126,9 @@ def given(*args: Any) -> Tree:
         if isinstance(arg, dict):
             trees["own"] = {key: leaf for key, leaf in arg.items() if key != "key"}
         elif isinstance(arg, Ask):
-            trees["ask"] = {key: getattr(arg, key) for key in ("params", "buffers", "shared", "each")}
+            trees["ask"] = {
+                key: getattr(arg, key) for key in ("params", "buffers", "shared", "each")
+            }
         elif isinstance(arg, Client):
             trees["client"] = {"params": arg.params, "buffers": arg.buffers}
     return trees
@@ -129,9 +136,12 @@ def given(*args: Any) -> Tree:
 
 @FEDERATED
 @pytest.mark.parametrize("batch_norm", [False, True])
-def test_no_hook_changes_what_it_is_given(method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On the client: model, buffers, messages and memory. On the server: model, buffers, state and replies. On both:
-    samples."""
+def test_no_hook_changes_what_it_is_given(
+    method: str, batch_norm: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the client: model, buffers, messages and memory.
+
+    On the server: model, buffers, state and replies. On both: samples."""
 
     def watched(name: str) -> Callable[..., Any]:
         real = getattr(sequential, name)
@@ -183,14 +193,18 @@ def test_a_run_repeats_to_the_bit(method: str) -> None:
 def test_neutral_hyper_parameters_are_fedavg_to_the_bit(method: str, engine: str) -> None:
     for batch_norm in (False, True):
         plain = federation.run("fedavg", batch_norm=batch_norm, engine=engine)
-        neutral = federation.run(method, {method: NEUTRAL[method]}, batch_norm=batch_norm, engine=engine)
+        neutral = federation.run(
+            method, {method: NEUTRAL[method]}, batch_norm=batch_norm, engine=engine
+        )
         assert federation.equal_models(neutral, plain)
 
 
 def test_scaffold_begins_as_uniform_fedavg() -> None:
     """c = c_i = 0 in round 1; with equal clients 1/M is n_k/n."""
     equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg"))
+    a, b = (
+        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("scaffold", "fedavg")
+    )
     assert federation.equal_models(a, b)
 
 
@@ -210,11 +224,20 @@ def test_ccn_at_a_high_temperature_is_fedavg_to_rounding() -> None:
 def test_fednnnn_evaluates_uniform_fedavg_in_its_first_round() -> None:
     """Step 4 is the plain average; with equal clients n_k/n is 1/m."""
     equal = federation.federation(sizes=(5, 5, 5, 5))
-    a, b = (federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg"))
+    a, b = (
+        federation.run(recipe, of=equal, rounds=1, cohort=4) for recipe in ("fednnnn", "fedavg")
+    )
     assert all(torch.equal(a.evaluated[key], b.params[key]) for key in b.params)
 
 
-PAIRS = ["fedprox+fnr", "scaffold+ccn", "fednnnn+fednlr", "rfedavg_plus+fednnnn", "ccn+fednlr", "scaffold+fedprox"]
+PAIRS = [
+    "fedprox+fnr",
+    "scaffold+ccn",
+    "fednnnn+fednlr",
+    "rfedavg_plus+fednnnn",
+    "ccn+fednlr",
+    "scaffold+fedprox",
+]
 LONG = [
     "scaffold+fnr+ccn+fednlr+moon",
     "fedgen+fedprox+fedlc+fednnnn+rfedavg_plus+datasharing",
@@ -224,12 +247,17 @@ LONG = [
 
 @ENGINES
 @pytest.mark.parametrize("recipe", [*PAIRS, *LONG])
-def test_order_and_names_of_a_recipe_do_not_matter(recipe: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_and_names_of_a_recipe_do_not_matter(
+    recipe: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """To the bit: neither shuffled, nor with other names, which sort in another order."""
     methods = recipe.split("+")
     plain = federation.run(recipe, engine=engine, rounds=2, batch_norm=True)
     shuffled = random.Random(len(recipe)).sample(methods, len(methods))
-    for kinds in ({}, {f"{chr(ord('z') - i)}{i}": METHODS[method] for i, method in enumerate(shuffled)}):
+    for kinds in (
+        {},
+        {f"{chr(ord('z') - i)}{i}": METHODS[method] for i, method in enumerate(shuffled)},
+    ):
         for name, kind in kinds.items():
             renamed = type(kind.__name__, (kind,), {"name": name, "__module__": kind.__module__})
             monkeypatch.setitem(METHODS, name, renamed)
@@ -244,9 +272,13 @@ def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine
     """Without the sort of `compose`."""
 
     def ran(order: Callable[[tuple[Component, ...]], tuple[Component, ...]]) -> Simulation:
-        simulation = federation.simulation(recipe, engine=engine, rounds=2, batch_norm=True, dtype=torch.float64)
+        simulation = federation.simulation(
+            recipe, engine=engine, rounds=2, batch_norm=True, dtype=torch.float64
+        )
         algorithm = Algorithm(order(simulation.algorithm.components), simulation.algorithm.setting)
-        simulation.algorithm = simulation.loop.algorithm = simulation.engine.clients.algorithm = algorithm
+        simulation.algorithm = simulation.loop.algorithm = simulation.engine.clients.algorithm = (
+            algorithm
+        )
         simulation.run()
         return simulation
 
@@ -259,7 +291,11 @@ def test_the_order_of_components_decides_about_rounding_only(recipe: str, engine
 
 def test_no_two_components_of_a_recipe_draw_from_one_key() -> None:
     """A variant draws what its method draws; the two do not compose."""
-    assert identity(METHODS["fnr_authors"]()) == identity(METHODS["fnr"]()) != identity(METHODS["ccvr"]())
+    assert (
+        identity(METHODS["fnr_authors"]())
+        == identity(METHODS["fnr"]())
+        != identity(METHODS["ccvr"]())
+    )
     for a, b in combinations(METHODS.values(), 2):
         if identity(a()) == identity(b()):
             with pytest.raises(RecipeError, match="can't be combined"):
@@ -269,7 +305,12 @@ def test_no_two_components_of_a_recipe_draw_from_one_key() -> None:
 def alone(hook: str) -> Any:
     """The entries of the table whose method brings its own `hook`."""
     return pytest.mark.parametrize(
-        "entry", [e for e, (method, _) in ALONE.items() if method != "fedavg" and overrides(METHODS[method](), hook)]
+        "entry",
+        [
+            e
+            for e, (method, _) in ALONE.items()
+            if method != "fedavg" and overrides(METHODS[method](), hook)
+        ],
     )
 
 
@@ -287,7 +328,9 @@ def test_a_gradient_term_of_several_clients_is_that_of_each(
             m = len(next(leaves(w)))
             most.append(m)
             for k in range(m):
-                parts = {part: row(getattr(view, part), k) for part in ("each", "memory", "prepared")}
+                parts = {
+                    part: row(getattr(view, part), k) for part in ("each", "memory", "prepared")
+                }
                 one = c.gradient_term(row(w, k), dataclasses.replace(view, **parts))
                 assert (one is None) is (found is None)
                 for key, leaf in (one or {}).items():
@@ -303,13 +346,17 @@ def test_a_gradient_term_of_several_clients_is_that_of_each(
 
 
 @alone("update_factor")
-def test_an_update_factor_is_one_number_per_row(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_update_factor_is_one_number_per_row(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found: list[Params] = []
 
     def watching(views: Views) -> Params:
         for c, view in views.items():
             found.append(c.update_factor(view) or {})
-            assert all(rows.shape == view.params[name].shape[:1] for name, rows in found[-1].items())
+            assert all(
+                rows.shape == view.params[name].shape[:1] for name, rows in found[-1].items()
+            )
         return training.factor(views)
 
     monkeypatch.setattr(local, "factor", watching)
@@ -320,13 +367,20 @@ def test_an_update_factor_is_one_number_per_row(entry: str, monkeypatch: pytest.
 
 @FEDERATED
 def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
-    """Everybody takes part with full batches, so ids are names. Up to rounding: sums run in the order of ids.
+    """Everybody takes part with full batches, so ids are names.
 
-    FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id, so not here.
+    Up to rounding: sums run in the order of ids.
+
+    FNR-FL refines everybody here, since it breaks ties by id; FedGen's clients draw noise by id, so
+    not here.
     """
     special: Any = {
         "fnr": {"p": 1.0, "batch_size": 99},
-        "fnr_authors": {"p": 1.0, "batch_size": 99, "refine_optimizer": "same"},  # Adam makes steps of rounding
+        "fnr_authors": {
+            "p": 1.0,
+            "batch_size": 99,
+            "refine_optimizer": "same",
+        },  # Adam makes steps of rounding
         "fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0},
     }
     settings = {method: special[method]} if method in special else {}
@@ -342,13 +396,19 @@ def test_the_numbering_of_the_clients_does_not_matter(method: str) -> None:
 
 @EVERY
 def test_it_moves_buffers_by_averaging_only(method: str) -> None:
-    """Batch norms' running statistics are no parameters: no control variate, norm or momentum touches them."""
+    """Batch norms' running statistics are no parameters: no control variate, norm or momentum
+    touches them."""
     simulation = federation.simulation(method, batch_norm=True)
     _, buffers = initial_model(federation.network(True), 3, federation.federation().train.x)
     averaged = set() if simulation.algorithm.needs.own_norms else buffers.keys()
     assert simulation.loop.state.buffers.keys() == averaged
-    # MOON's memory is a whole model, so it has buffers of its own. What a client keeps to itself has them in any case.
-    kept = {key: tree for key, tree in simulation.engine.clients.memory.items() if key not in ("moon", OWN)}
+    # MOON's memory is a whole model, so it has buffers of its own. What a client keeps to itself
+    # has them in any case.
+    kept = {
+        key: tree
+        for key, tree in simulation.engine.clients.memory.items()
+        if key not in ("moon", OWN)
+    }
     keys = {key.rpartition("/")[2] for key in flatten({"state": simulation.loop.state.slices})}
     memory = {key.rpartition("/")[2] for key in flatten(kept)}
     assert not (keys | memory) & buffers.keys()

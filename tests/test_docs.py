@@ -1,6 +1,7 @@
 """The documentation: the site builds with no broken link, and what the pages name exists.
 
-Pages of other sites can't be reached where the tests run: of an address elsewhere only the form is tested.
+Pages of other sites can't be reached where the tests run: of an address elsewhere only the form is
+tested.
 """
 
 from __future__ import annotations
@@ -30,19 +31,35 @@ from tools import pages
 
 DOCS = ROOT / "docs"
 # Results say by which command they were made, so they may name what is gone.
-PAGES = [ROOT / "README.md", *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "results")]
+PAGES = [
+    ROOT / "README.md",
+    *(page for page in sorted(DOCS.rglob("*.md")) if page.parent.name != "results"),
+]
 FETCHED = {  # attributes that make a browser load something while it shows a page
-    "audio": "src", "embed": "src", "iframe": "src", "img": "src", "link": "href", "script": "src", "source": "src",
+    "audio": "src",
+    "embed": "src",
+    "iframe": "src",
+    "img": "src",
+    "link": "href",
+    "script": "src",
+    "source": "src",
     "video": "src",
-}  # fmt: skip
+}
 
 
 def mkdocs(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    """Builds strictly. With `--quiet` warnings would not count. The variable silences the theme's news about itself."""
+    """Builds strictly.
+
+    With `--quiet` warnings would not count. The variable silences the theme's news about itself.
+    """
     return subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", *arguments],
-        cwd=cwd, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=cwd,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 class Page(HTMLParser):
@@ -60,7 +77,11 @@ class Page(HTMLParser):
         self.ids |= {value for key in ("id", "name") if (value := found.get(key))}
         if tag == "a" and (href := found.get("href")):
             self.links.append(href)
-        if (fetched := found.get(FETCHED.get(tag, ""))) and found.get("rel") not in ("canonical", "next", "prev"):
+        if (fetched := found.get(FETCHED.get(tag, ""))) and found.get("rel") not in (
+            "canonical",
+            "next",
+            "prev",
+        ):
             self.fetched.append(fetched)
 
 
@@ -78,11 +99,16 @@ def well_formed(address: str) -> bool:
     """Whether an address of another site can be one. Nothing is asked."""
     parts = urlsplit(address)
     host = re.fullmatch(r"([a-z0-9-]+\.)+[a-z]{2,}(:\d+)?", parts.netloc.lower())
-    return parts.scheme in ("http", "https") and host is not None and not re.search(r"[\s<>\"`]|[.,;:]$", address)
+    return (
+        parts.scheme in ("http", "https")
+        and host is not None
+        and not re.search(r"[\s<>\"`]|[.,;:]$", address)
+    )
 
 
 def test_the_site_builds_and_every_link_leads_somewhere(site: Mapping[Path, Page]) -> None:
-    """mkdocs checks links in Markdown; this also checks those that extensions and the theme make."""
+    """mkdocs checks links in Markdown; this also checks those that extensions and the theme
+    make."""
     broken = []
     for path, page in site.items():
         for link in page.links:
@@ -92,11 +118,14 @@ def test_the_site_builds_and_every_link_leads_somewhere(site: Mapping[Path, Page
                     broken.append(f"{path.name}: {link}")
                 continue
             if path.name == "404.html":
-                continue  # the server shows it at any address, so its links begin at the site's root
+                # the server shows it at any address, so its links begin at the site's root
+                continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
             anchor = unquote(parts.fragment)
-            if not target.is_file() or (anchor and target in site and anchor not in site[target].ids):
+            if not target.is_file() or (
+                anchor and target in site and anchor not in site[target].ids
+            ):
                 broken.append(f"{path.name}: {link}")
     assert broken == []
     assert sum(len(page.links) for page in site.values()) > 1000, "links are found at all"
@@ -111,7 +140,11 @@ def test_the_site_needs_no_network(site: Mapping[Path, Page]) -> None:
     folder = next(path.parent for path in site if path.name == "404.html")
     styles = list(folder.rglob("*.css"))
     assert styles
-    assert [path.name for path in styles if re.search(r"(@import|url\()\s*['\"]?(https?:)?//", path.read_text())] == []
+    assert [
+        path.name
+        for path in styles
+        if re.search(r"(@import|url\()\s*['\"]?(https?:)?//", path.read_text())
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -143,20 +176,27 @@ def test_a_page_that_the_contents_leave_out_stops_the_build(tmp_path: Path) -> N
         (tmp_path / "docs" / f"{name}.md").write_text("# Page\n")
     validation = YAML(typ="safe").load((ROOT / "mkdocs.yml").read_text())["validation"]
     with (tmp_path / "mkdocs.yml").open("w") as file:
-        YAML().dump({"site_name": "x", "nav": [{"Start": "index.md"}], "validation": validation}, file)
+        YAML().dump(
+            {"site_name": "x", "nav": [{"Start": "index.md"}], "validation": validation}, file
+        )
     built = mkdocs(cwd=tmp_path)
     assert built.returncode != 0 and "lost.md" in built.stdout + built.stderr
 
 
 def prose(text: str) -> str:
     """Markdown without its code."""
-    return re.sub(r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    return re.sub(
+        r"`[^`\n]*`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
 
 
 def headings(page: Path) -> set[str]:
     """The anchors of a page's headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
-    return {slugify(re.sub(r"[`*]", "", found), "-") for found in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)}
+    return {
+        slugify(re.sub(r"[`*]", "", found), "-")
+        for found in re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    }
 
 
 def test_every_link_of_the_readme_leads_somewhere() -> None:
@@ -177,16 +217,23 @@ def code(page: Path) -> Iterator[str]:
     text = page.read_text()
     for block in re.findall(r"^```[a-z]*\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE):
         yield from re.sub(r"\\\n\s*", "", block).splitlines()
-    yield from re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+    yield from re.findall(
+        r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
 
 
-MADE = {"plugins/baselines/fedexp.py", "tests/methods/test_fedexp.py"}  # by the reader of adding_a_method.md
+MADE = {
+    "plugins/baselines/fedexp.py",
+    "tests/methods/test_fedexp.py",
+}  # by the reader of adding_a_method.md
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_files_that_a_page_names_exist(page: Path) -> None:
     folders = "plugins|pipelines|fedml_noniid|benchmarks|tests|tools|experiments|examples|docs"
-    named = {found for piece in code(page) for found in re.findall(rf"^(?:{folders})/[\w./-]+$", piece)}
+    named = {
+        found for piece in code(page) for found in re.findall(rf"^(?:{folders})/[\w./-]+$", piece)
+    }
     assert [name for name in sorted(named - MADE) if not (ROOT / name).exists()] == []
 
 
@@ -220,7 +267,11 @@ def test_commands_that_a_page_names_exist(page: Path) -> None:
     lines = commands(page, "noniid")
     # VERB stands for any verb.
     assert [line for line in lines if line[:1] != ["VERB"] and unknown(line)] == []
-    targets = set(re.findall(r"^([a-z][a-z-]*(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
+    targets = set(
+        re.findall(
+            r"^([a-z][a-z-]*(?: [a-z-]+)*):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE
+        )
+    )
     targets = {target for line in targets for target in line.split()}
     assert [words for words in commands(page, "make") if words and words[0] not in targets] == []
 
@@ -233,7 +284,10 @@ def test_a_command_that_is_gone_is_found() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_page_names_no_module_as_a_command(page: Path) -> None:
-    """People have `noniid`. DVC's stages are modules, and so are measurements of this repository."""
+    """People have `noniid`.
+
+    DVC's stages are modules, and so are measurements of this repository.
+    """
     modules = re.findall(r"python (?:-P )?-m (fedml_noniid\.[\w.]+)", page.read_text())
     assert set(modules) <= {"fedml_noniid.pipelines.stages"}
 
@@ -253,18 +307,27 @@ def test_the_page_of_python_has_every_public_name(site: Mapping[Path, Page]) -> 
 def test_an_example_of_a_docstring_becomes_a_block() -> None:
     text = "First line.\n\n>>> a = 1\n>>> a\n1\n\nMore, with a >>> b.\n\n>>> a"
     block = "```pycon\n>>> a = 1\n>>> a\n1\n```"
-    assert pages.fenced(text) == f"First line.\n\n{block}\n\nMore, with a >>> b.\n\n```pycon\n>>> a\n```"
+    assert (
+        pages.fenced(text)
+        == f"First line.\n\n{block}\n\nMore, with a >>> b.\n\n```pycon\n>>> a\n```"
+    )
 
 
 def test_the_table_of_methods_has_every_method_and_no_other() -> None:
     rows = re.findall(r"^\| .* \|$", (DOCS / "methods.md").read_text(), flags=re.MULTILINE)[1:]
-    assert sorted(row.split("|")[2].strip(" `") for row in rows) == sorted(["fedavg", *recipes.METHODS])
+    assert sorted(row.split("|")[2].strip(" `") for row in rows) == sorted(
+        ["fedavg", *recipes.METHODS]
+    )
 
 
 def test_the_page_of_settings_names_every_choice_and_key() -> None:
     pieces = re.findall(r"`([^`\n]+)`", (DOCS / "settings.md").read_text())
     named = set(re.findall(r"\w+", " ".join(pieces)))
-    keys = {*config.TrainSettings.model_fields, *config.Config.model_fields, *config.MachineSettings.model_fields}
+    keys = {
+        *config.TrainSettings.model_fields,
+        *config.Config.model_fields,
+        *config.MachineSettings.model_fields,
+    }
     options = {
         parameter.name
         for partition in PARTITIONS.values()
@@ -277,7 +340,11 @@ def test_the_page_of_settings_names_every_choice_and_key() -> None:
 
 def block(name: str) -> str:
     """The code of a part of README.md that docs/index.md shows too."""
-    found = re.search(rf"\[start:{name}\] -->\n```[a-z]+\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    found = re.search(
+        rf"\[start:{name}\] -->\n```[a-z]+\n(.*?)```",
+        (ROOT / "README.md").read_text(),
+        flags=re.DOTALL,
+    )
     assert found is not None
     return found[1]
 
@@ -285,7 +352,9 @@ def block(name: str) -> str:
 def test_the_code_of_the_readme_fits_a_phone() -> None:
     """So many columns of code fit into a page of 500 pixels. Text and tables wrap by themselves."""
     blocks = re.findall(r"```[a-z]+\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
-    assert blocks and [line for code in blocks for line in code.splitlines() if len(line) > 50] == []
+    assert (
+        blocks and [line for code in blocks for line in code.splitlines() if len(line) > 50] == []
+    )
 
 
 @pytest.mark.slow
@@ -294,8 +363,12 @@ def test_the_five_minutes_of_the_readme_end_with_a_table_and_pictures(tmp_path: 
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     ran = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", block("five")],
-        cwd=tmp_path, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stdout + ran.stderr
     study = tmp_path / "study"
     last = ran.stdout[ran.stdout.rindex("report.html") - 3000 :]
@@ -310,7 +383,11 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     look = "assert len(results) == 3 and all(set(one.weights) == {0, 1, 2} for one in results)"
     ran = subprocess.run(
         [sys.executable, "-c", f"{block('python')}\n{look}\n"],
-        cwd=tmp_path, env={**os.environ, "MPLBACKEND": "agg"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env={**os.environ, "MPLBACKEND": "agg"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert ran.returncode == 0, ran.stderr
     assert "scaffold+fnr" in ran.stdout

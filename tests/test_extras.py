@@ -26,7 +26,8 @@ class Rest(importlib.metadata.MetadataPathFinder):
     @staticmethod
     def find_spec(name, path=None, target=None):
         if name.partition(".")[0] not in {hidden!r}:
-            return next(filter(None, (finder.find_spec(name, path, target) for finder in FINDERS)), None)
+            return next(filter(None, (finder.find_spec(name, path, target) for finder in \
+FINDERS)), None)
 
 FINDERS = list(sys.meta_path)
 sys.meta_path[:] = [Rest]
@@ -49,16 +50,28 @@ print(json.dumps(found))
 def without(hidden: Collection[str], program: str, folder: Path, given: str = "") -> str:
     """What a program prints where the modules `hidden` are not installed."""
     made = subprocess.run(
-        [sys.executable, "-c", PROGRAM.format(hidden=set(hidden), program=program)], cwd=folder, input=given, text=True,
-        capture_output=True, check=False, env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "MPLBACKEND": "agg"},
-    )  # fmt: skip
+        [sys.executable, "-c", PROGRAM.format(hidden=set(hidden), program=program)],
+        cwd=folder,
+        input=given,
+        text=True,
+        capture_output=True,
+        check=False,
+        env={"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin", "MPLBACKEND": "agg"},
+    )
     assert made.returncode == 0, made.stderr
     return made.stdout
 
 
 def test_without_the_pipeline_every_verb_says_what_to_type(tmp_path: Path) -> None:
-    help_ = pytest.importorskip("tests.cli.test_help", reason="typer, which lists the verbs, is missing")
-    verbs = [[], ["--version"], *(list(path) for path in help_.VERBS), *([*path, "--help"] for path in help_.VERBS)]
+    help_ = pytest.importorskip(
+        "tests.cli.test_help", reason="typer, which lists the verbs, is missing"
+    )
+    verbs = [
+        [],
+        ["--version"],
+        *(list(path) for path in help_.VERBS),
+        *([*path, "--help"] for path in help_.VERBS),
+    ]
     assert len(verbs) > 60
     pipeline = set(extras.MODULES[extras.PIPELINE])
     found = json.loads(without(pipeline, COMMANDS, tmp_path, json.dumps(verbs)))
@@ -69,7 +82,9 @@ def test_without_the_pipeline_every_verb_says_what_to_type(tmp_path: Path) -> No
 
 def test_without_fedml_every_verb_of_a_deployment_says_what_to_type(tmp_path: Path) -> None:
     """By the examples of their help."""
-    help_ = pytest.importorskip("tests.cli.test_help", reason="typer, which lists the verbs, is missing")
+    help_ = pytest.importorskip(
+        "tests.cli.test_help", reason="typer, which lists the verbs, is missing"
+    )
     verbs = [words for words in help_.examples() if words[0] == "deploy"]
     assert {tuple(words[:2]) for words in verbs} >= {
         path for path in help_.VERBS if len(path) == 2 and path[0] == "deploy"
@@ -78,13 +93,17 @@ def test_without_fedml_every_verb_of_a_deployment_says_what_to_type(tmp_path: Pa
     found = json.loads(without(deploy, COMMANDS, tmp_path, json.dumps(verbs)))
     line = "error: cryptography is not installed; type: pip install 'fedml-noniid[deploy]'"
     assert [words for words, one in zip(verbs, found, strict=True) if one[:2] != [2, ""]] == []
-    assert {one[2].strip().removesuffix(" in an environment of Python 3.11") for one in found} == {line}
+    assert {one[2].strip().removesuffix(" in an environment of Python 3.11") for one in found} == {
+        line
+    }
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_example_of_the_readme_needs_no_extra(tmp_path: Path) -> None:
     (code,) = re.findall(
-        r"\[start:python\] -->\n```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL
+        r"\[start:python\] -->\n```python\n(.*?)```",
+        (ROOT / "README.md").read_text(),
+        flags=re.DOTALL,
     )
     assert "nd.sweep(" in code
     assert "scaffold+fnr" in without(ALL, code, tmp_path)
@@ -92,7 +111,9 @@ def test_the_example_of_the_readme_needs_no_extra(tmp_path: Path) -> None:
 
 def test_what_needs_an_extra_says_so_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda module: None if module == "grpc" else extras)
-    with pytest.raises(UserError, match=r"^grpc is not installed; type: pip install 'fedml-noniid\[deploy\]'"):
+    with pytest.raises(
+        UserError, match=r"^grpc is not installed; type: pip install 'fedml-noniid\[deploy\]'"
+    ):
         extras.require(extras.DEPLOY)
     extras.require(extras.DEPLOY, "fedml")
     extras.require(extras.PIPELINE)

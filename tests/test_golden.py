@@ -1,8 +1,10 @@
-"""Golden vectors: every random stream and the weights of five recipes, the same on every Python and NumPy.
+"""Golden vectors: every random stream and the weights of five recipes, the same on every Python and
+NumPy.
 
-NumPy does not promise that a `Generator` method keeps its stream from version to version (NEP 19), so these numbers are
-committed. `python -m tests.test_golden` writes tests/golden.json again. Weights depend on the kind of processor and on
-torch: each kind has its own hashes, and a kind that is not in the file is added by the same command.
+NumPy does not promise that a `Generator` method keeps its stream from version to version (NEP 19),
+so these numbers are committed. `python -m tests.test_golden` writes tests/golden.json again.
+Weights depend on the kind of processor and on torch: each kind has its own hashes, and a kind that
+is not in the file is added by the same command.
 """
 
 from __future__ import annotations
@@ -52,13 +54,17 @@ RECIPES = ("fedavg", "scaffold+fnr", "fednnnn", "rfedavg_plus", "fedadam+fednlr"
 
 def digest(value: object) -> str:
     """The first 16 digits of the SHA-256 of whole numbers and words."""
-    return hashlib.sha256(json.dumps(value, default=lambda array: array.tolist()).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        json.dumps(value, default=lambda array: array.tolist()).encode()
+    ).hexdigest()[:16]
 
 
 def dealt() -> dict[str, str]:
     """Every partition with every law that draws."""
     return {
-        f"{name} {options}": digest(partition(name, LABELS, np.arange(20, 580), 6, 3, OWNERS, **options))
+        f"{name} {options}": digest(
+            partition(name, LABELS, np.arange(20, 580), 6, 3, OWNERS, **options)
+        )
         for name in PARTITIONS
         for options in OPTIONS.get(name, [{}])
     }
@@ -67,7 +73,9 @@ def dealt() -> dict[str, str]:
 def batches() -> list[object]:
     """The orders of three clients in two rounds, as the engines ask for them."""
     clients = federation.simulation("fedavg").engine.clients
-    return [order.index.tolist() for round_ in (1, 7) for order in clients.orders((0, 3, 5), round_)]
+    return [
+        order.index.tolist() for round_ in (1, 7) for order in clients.orders((0, 3, 5), round_)
+    ]
 
 
 def keys() -> list[int]:
@@ -82,7 +90,9 @@ def keys() -> list[int]:
 
 def integers() -> dict[str, object]:
     """What every machine draws alike."""
-    counts = np.array([np.bincount(LABELS[part], minlength=6) for part in np.split(np.arange(600), [50, 250])])
+    counts = np.array(
+        [np.bincount(LABELS[part], minlength=6) for part in np.split(np.arange(600), [50, 250])]
+    )
     parts = partition("iid", LABELS, np.arange(600), 4, 0)
     rate = label_noise.rates("level", 0.6, 4)
     key, tweets = torch.tensor(streams.key(1, "golden")), streams.stream(0, "sent140/split")
@@ -90,12 +100,15 @@ def integers() -> dict[str, object]:
         "cohort": [draw_cohort(seed, round_, 100, 10) for seed, round_ in ((0, 1), (0, 2), (9, 1))],
         "batches": digest(batches()),
         "keys": keys(),
-        "absent": [sorted(absences.sometimes(0.4, 5)(round_, 0, tuple(range(12)))) for round_ in (1, 2, 3)],
+        "absent": [
+            sorted(absences.sometimes(0.4, 5)(round_, 0, tuple(range(12)))) for round_ in (1, 2, 3)
+        ],
         "split": digest(splits.hold_out(LABELS, 0.2, 50, 4)),
         "fewer": digest(fewer.fewer(LABELS, 200)),
         "test clients": digest(alike.alike(counts, LABELS, streams.stream(2, "test clients"))),
         "label noise": [
-            digest(label_noise.flipped(kind, rate, LABELS, parts, 6, 8)) for kind in ("symmetric", "pair")
+            digest(label_noise.flipped(kind, rate, LABELS, parts, 6, 8))
+            for kind in ("symmetric", "pair")
         ],
         "own data": digest(own.cut(LABELS, OWNERS, 0.25, "golden")[:2]),
         "sent140 users": streams.stream(0, "sent140/users").choice(50, 8, replace=False).tolist(),
@@ -105,15 +118,18 @@ def integers() -> dict[str, object]:
         "permutation": randomness.permutation(key, 9).tolist(),
         "integers": randomness.integers(key, 1000, 5).tolist(),
         "torch": torch.randint(1 << 30, (4,), generator=streams.torch_stream(3, "init")).tolist(),
-    }  # fmt: skip
+    }
 
 
 def numbers() -> dict[str, list[float]]:
-    """Draws that pass through a logarithm or a cosine: their last bit may depend on the machine's library."""
+    """Draws that pass through a logarithm or a cosine: their last bit may depend on the machine's
+    library."""
     key = torch.tensor(streams.key(1, "golden"))
     return {
         "normal": randomness.normal(key, 5, dtype=torch.float64).tolist(),
-        "embedding": text.embedding(["", "a", "b"], Path("there is no such folder"))[0][1, :4].tolist(),
+        "embedding": text.embedding(["", "a", "b"], Path("there is no such folder"))[0][
+            1, :4
+        ].tolist(),
         "made tweets": streams.stream(0, "made tweets/vectors").standard_normal(4).tolist(),
         "init": [
             leaf.abs().double().mean().item()
@@ -134,14 +150,18 @@ def weights() -> dict[str, str]:
     """The SHA-256 of five recipes' final models."""
     found = {}
     for recipe in RECIPES:
-        out = federation.run(recipe, {name: PARAMETERS[name] for name in recipe.split("+") if name in PARAMETERS})
+        out = federation.run(
+            recipe, {name: PARAMETERS[name] for name in recipe.split("+") if name in PARAMETERS}
+        )
         found[recipe] = weights_sha256(model_tensors(out.params, out.evaluated, out.buffers))
     return found
 
 
 def kind() -> str:
     """The kind of machine, and torch's version without the mark of its build."""
-    facts = machine_kind(cast("Config", SimpleNamespace(train=SimpleNamespace(device="cpu"), facts={})))
+    facts = machine_kind(
+        cast("Config", SimpleNamespace(train=SimpleNamespace(device="cpu"), facts={}))
+    )
     return " ".join((facts["vendor"], facts["instructions"], facts["torch"].partition("+")[0]))
 
 

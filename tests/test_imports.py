@@ -17,7 +17,17 @@ ROOMS = ("edge", "experiment", "advise", "reporting", "tracking", "stages", "pap
 # A room of the package itself knows itself, those before it, and all of `pipelines` and `plugins`.
 OUTER = ("api", "cli")
 METHODS = {"baselines", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"}
-EVERYTHING = {"core", "data", "models", "engines", "recipes", "privacy", "settings", "silo", "extras"} | METHODS
+EVERYTHING = {
+    "core",
+    "data",
+    "models",
+    "engines",
+    "recipes",
+    "privacy",
+    "settings",
+    "silo",
+    "extras",
+} | METHODS
 EVERYTHING |= {"own_code", "rates", "simulate"}
 # Beside itself, what of `plugins` a package imports.
 ALLOWED = {
@@ -35,7 +45,8 @@ ALLOWED = {
     "silo": EVERYTHING,
     **{method: {"core"} | METHODS for method in METHODS},
 }
-# What each room imports of the extras, at once or later. Every other room needs the base package only.
+# What each room imports of the extras, at once or later. Every other room needs the base package
+# only.
 OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography"},
@@ -49,8 +60,9 @@ OF_EXTRAS = {
 
 
 def imported(path: Path, inside: bool = True) -> Iterator[str]:
-    """The modules that a file names in its imports, ours from `plugins` or `pipelines` on. `inside`: also in those
-    that run later or never.
+    """The modules that a file names in its imports, ours from `plugins` or `pipelines` on.
+
+    `inside`: also in those that run later or never.
     """
     yield from (name.removeprefix(f"{PACKAGE}.") for name in _imported(path, inside))
 
@@ -67,7 +79,10 @@ def _imported(path: Path, inside: bool) -> Iterator[str]:
 
 def files(package: str) -> list[tuple[tuple[str, ...], Path]]:
     """Every file of a package: the parts of its module's name, and its path."""
-    return [(path.relative_to(ROOT).with_suffix("").parts, path) for path in sorted((ROOT / package).rglob("*.py"))]
+    return [
+        (path.relative_to(ROOT).with_suffix("").parts, path)
+        for path in sorted((ROOT / package).rglob("*.py"))
+    ]
 
 
 FILES, PIPELINES = files("plugins"), files("pipelines")
@@ -75,10 +90,15 @@ PACKAGES = sorted({parts[1] for parts, _ in FILES} - {"__init__"})
 
 
 def direct(pairs: bool = True) -> dict[str, set[str]]:
-    """What of `plugins` each package imports. `pairs`: whether the FedML pairs of method packages count."""
+    """What of `plugins` each package imports.
+
+    `pairs`: whether the FedML pairs of method packages count.
+    """
     found: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for parts, path in FILES:
-        if parts[1] == "__init__" or (not pairs and parts[1] in METHODS and parts[-1] in ("pair", "__init__")):
+        if parts[1] == "__init__" or (
+            not pairs and parts[1] in METHODS and parts[-1] in ("pair", "__init__")
+        ):
             continue
         names = [name.split(".") for name in imported(path)]
         found[parts[1]] |= {name[1] for name in names if name[0] == "plugins" and len(name) > 1}
@@ -104,13 +124,15 @@ def test_only_the_pairs_of_methods_know_the_silos() -> None:
 
 def test_no_plugin_imports_a_pipeline() -> None:
     for _, path in FILES:
-        assert not any(name.split(".")[0] in (*OUTER, "pipelines", "tests", "benchmarks") for name in imported(path)), (
-            path
-        )
+        assert not any(
+            name.split(".")[0] in (*OUTER, "pipelines", "tests", "benchmarks")
+            for name in imported(path)
+        ), path
 
 
 def in_a_circle(imports: dict[str, set[str]]) -> set[str]:
-    """What is left after everything is taken away, again and again, that imports nothing that is left."""
+    """What is left after everything is taken away, again and again, that imports nothing that is
+    left."""
     left = {name: found & imports.keys() - {name} for name, found in imports.items()}
     while free := {name for name, found in left.items() if not found & left.keys()}:
         left = {name: found for name, found in left.items() if name not in free}
@@ -127,7 +149,10 @@ def test_packages_import_each_other_in_no_circle() -> None:
     found = direct(pairs=False)
     together = {package: of for package, of in found.items() if package not in METHODS}
     together |= {"methods": set[str]().union(*(found[method] for method in METHODS)) - METHODS}
-    together = {package: of - METHODS | ({"methods"} if of & METHODS else set()) for package, of in together.items()}
+    together = {
+        package: of - METHODS | ({"methods"} if of & METHODS else set())
+        for package, of in together.items()
+    }
     assert not in_a_circle(together)
 
 
@@ -137,7 +162,9 @@ def test_files_import_each_other_in_no_circle(of: str) -> None:
     names = {".".join(parts).removesuffix(".__init__"): path for parts, path in files(of)}
     assert not in_a_circle(
         {
-            name: {of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)}
+            name: {
+                of if of in names else of.rpartition(".")[0] for of in imported(path, inside=False)
+            }
             for name, path in names.items()
         }
     )
@@ -163,8 +190,13 @@ def test_a_room_imports_only_those_before_it(room: str) -> None:
 
 @pytest.mark.parametrize("room", OUTER)
 def test_an_outer_room_imports_only_those_before_it(room: str) -> None:
-    """Nothing within imports them. Only verbs that need a checkout import the benchmarks, and they check for it."""
-    later = {*OUTER[OUTER.index(room) + 1 :], "tests", "tools"} | ({"benchmarks"} if room == "api" else set())
+    """Nothing within imports them.
+
+    Only verbs that need a checkout import the benchmarks, and they check for it.
+    """
+    later = {*OUTER[OUTER.index(room) + 1 :], "tests", "tools"} | (
+        {"benchmarks"} if room == "api" else set()
+    )
     for _, path in files(f"{PACKAGE}/{room}"):
         assert not {name.split(".")[0] for name in imported(path)} & later, path
     for _, path in PIPELINES:
@@ -177,6 +209,8 @@ def test_only_these_rooms_import_packages_of_the_extras() -> None:
     known = {module for modules in extras.MODULES.values() for module in modules}
     for parts, path in [*FILES, *PIPELINES, *files(PACKAGE)]:
         room = "/".join(parts[:2])
-        found.setdefault(room, set()).update({name.split(".")[0] for name in imported(path)} & known)
+        found.setdefault(room, set()).update(
+            {name.split(".")[0] for name in imported(path)} & known
+        )
     assert {room: names for room, names in found.items() if names} == OF_EXTRAS
     assert known - {"dvc"} == set[str]().union(*OF_EXTRAS.values()), "DVC is a program of its own"

@@ -1,4 +1,5 @@
-"""The archives that others install: what they hold, under which licence, and that both kinds are the same program."""
+"""The archives that others install: what they hold, under which licence, and that both kinds are
+the same program."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from ruamel.yaml import YAML
 import fedml_noniid
 from tests.pipelines.small import ROOT
 
-BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+BUILD = (
+    "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+)
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
@@ -33,7 +36,9 @@ class Built(NamedTuple):
 
 def built_by(kind: str, tree: Path, folder: Path) -> Path:
     """Builds in `tree` as pip does, without a network."""
-    subprocess.run([sys.executable, "-c", BUILD, kind, str(folder)], cwd=tree, check=True, capture_output=True)
+    subprocess.run(
+        [sys.executable, "-c", BUILD, kind, str(folder)], cwd=tree, check=True, capture_output=True
+    )
     (made,) = folder.iterdir()
     return made
 
@@ -48,7 +53,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Archives of a copy of the checkout: setuptools leaves folders where it builds."""
     place = tmp_path_factory.mktemp("build")
     listed = subprocess.run(
-        ["git", "ls-files", "-coz", "--exclude-standard"], cwd=ROOT, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-coz", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     for name in filter(None, listed.stdout.split("\0")):
         target = place / "tree" / name
@@ -61,7 +70,9 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
         links = [entry.name for entry in found if entry.issym() or entry.islnk()]
         found.extractall(place / "unpacked", filter="data")
     (root,) = (place / "unpacked").iterdir()
-    source = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    source = {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
     again = built_by("build_wheel", root, place / "again")
     return Built(source, links, content(wheel), content(again))
 
@@ -78,16 +89,24 @@ def test_the_wheel_has_all_code_and_what_it_reads(built: Built) -> None:
     listed = ["git", "ls-files", "-co", "--exclude-standard", *rooms]
     tracked = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
     names = [name for name in tracked.stdout.split() if (ROOT / name).is_file()]
-    wanted = {name if name.startswith("fedml_noniid/") else f"fedml_noniid/{name}" for name in names}
+    wanted = {
+        name if name.startswith("fedml_noniid/") else f"fedml_noniid/{name}" for name in names
+    }
     assert len(wanted) > 250
     found = {name for name in built.wheel if ".dist-info/" not in name}
     assert found == wanted
-    assert built.wheel["fedml_noniid/first_steps.ipynb"] == (ROOT / "examples" / "first_steps.ipynb").read_bytes()
+    assert (
+        built.wheel["fedml_noniid/first_steps.ipynb"]
+        == (ROOT / "examples" / "first_steps.ipynb").read_bytes()
+    )
 
 
 def test_the_licence_is_in_both(built: Built) -> None:
     text = (ROOT / "LICENSE").read_bytes()
-    assert hashlib.sha256(text).hexdigest() == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert (
+        hashlib.sha256(text).hexdigest()
+        == "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    )
     folder = f"fedml_noniid-{fedml_noniid.__version__}.dist-info"
     assert built.source["LICENSE"] == built.wheel[f"{folder}/licenses/LICENSE"] == text
     metadata = email.message_from_bytes(built.wheel[f"{folder}/METADATA"])

@@ -20,11 +20,14 @@ def close(found: Params, wanted: Params, rtol: float) -> None:
     assert found.keys() == wanted.keys()
     for key, leaf in wanted.items():
         assert found[key].dtype == leaf.dtype
-        torch.testing.assert_close(found[key], leaf, rtol=rtol, atol=rtol * leaf.abs().max().item(), msg=key)
+        torch.testing.assert_close(
+            found[key], leaf, rtol=rtol, atol=rtol * leaf.abs().max().item(), msg=key
+        )
 
 
 def close_together(found: Params, wanted: Params, rtol: float) -> None:
-    """Relative to the largest number of all: the gradient of a bias before a batch norm is nothing but rounding."""
+    """Relative to the largest number of all: the gradient of a bias before a batch norm is nothing
+    but rounding."""
     assert found.keys() == wanted.keys()
     largest = max((leaf.abs().max().item() for leaf in wanted.values()), default=0.0)
     for key, leaf in wanted.items():
@@ -44,7 +47,9 @@ def test_the_table_is_not_small() -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "batch_norm", "dtype"), WAYS, ids=[f"{e}-{'norm' if b else 'plain'}-{d}" for e, b, d in WAYS]
+    ("entry", "batch_norm", "dtype"),
+    WAYS,
+    ids=[f"{e}-{'norm' if b else 'plain'}-{d}" for e, b, d in WAYS],
 )
 def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: torch.dtype) -> None:
     """Four of six clients a round; 1 to 12 samples, so 1 to 3 steps, and short last batches."""
@@ -56,7 +61,11 @@ def test_three_rounds_on_ragged_clients(entry: str, batch_norm: bool, dtype: tor
             recipe, settings, dtype=dtype, batch_norm=batch_norm, engine=engine, epochs=1
         )
         outcomes.append(simulation.run())
-        states.append(flatten({"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}))
+        states.append(
+            flatten(
+                {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
+            )
+        )
     a, b = outcomes
     rtol = TOLERANCE[dtype]
     for part in ("params", "evaluated", "buffers"):
@@ -78,11 +87,14 @@ def images() -> federation.Federation:
 def test_convolutions_and_what_is_recorded(
     entry: str, images: federation.Federation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Weights, and every quantity that methods measure and observe, on rFedAvg's CNN in small with batch norm."""
+    """Weights, and every quantity that methods measure and observe, on rFedAvg's CNN in small with
+    batch norm."""
     recipe, settings = ALONE[entry]
     if recipe == "fednlr" and "mu" in settings["fednlr"]:
         settings = {"fednlr": settings["fednlr"] | {"mu": "fc1=3 conv2=2"}}
-    net = build("cnn", (1, 6, 6), federation.N_CLASSES, {"channels": 2, "hidden": 4, "batch_norm": True})
+    net = build(
+        "cnn", (1, 6, 6), federation.N_CLASSES, {"channels": 2, "hidden": 4, "batch_norm": True}
+    )
     monkeypatch.setattr(federation, "network", lambda batch_norm: net)
     outcomes: list[Outcome] = []
     for engine in ("sequential", "vectorized"):
@@ -92,4 +104,6 @@ def test_convolutions_and_what_is_recorded(
     close(b.params, a.params, 1e-8)
     assert b.tensors.keys() == a.tensors.keys()
     for key, leaf in a.tensors.items():
-        torch.testing.assert_close(b.tensors[key], leaf, rtol=1e-6, atol=1e-9, equal_nan=True, msg=key)
+        torch.testing.assert_close(
+            b.tensors[key], leaf, rtol=1e-6, atol=1e-9, equal_nan=True, msg=key
+        )

@@ -48,9 +48,13 @@ def test_hyper_parameters_are_filled_in() -> None:
 
 def test_a_method_on_public_data_needs_some() -> None:
     for recipe in ("fnr", "feddf"):
-        with pytest.raises(RecipeError, match=f"{recipe}: needs a public split, but data.public is 0"):
+        with pytest.raises(
+            RecipeError, match=f"{recipe}: needs a public split, but data.public is 0"
+        ):
             recipes.build(recipe, {}, SETTING._replace(n_public=0))
-    recipes.build("fnr_authors", {"fnr_authors": {"public_data": "test"}}, SETTING._replace(n_public=0))
+    recipes.build(
+        "fnr_authors", {"fnr_authors": {"public_data": "test"}}, SETTING._replace(n_public=0)
+    )
 
 
 def test_an_integer_will_do_for_a_number() -> None:
@@ -83,7 +87,11 @@ def test_unknown_or_repeated_methods(recipe: str, words: list[str]) -> None:
             ["fnr has no hyper-parameter 'lamda'", "did you mean 'lam'?", "allowed: p, lam"],
         ),
         ("fedprox", {"fedprox": {"zzz": 1.0}}, ["fedprox", "'zzz'", "allowed: mu"]),
-        ("scaffold", {"scaffold": {"n_clients": 3}}, ["scaffold", "'n_clients'", "allowed: server_lr"]),
+        (
+            "scaffold",
+            {"scaffold": {"n_clients": 3}},
+            ["scaffold", "'n_clients'", "allowed: server_lr"],
+        ),
         ("fednnnn", {"fednnnn": {"Beta": 1.0}}, ["'Beta'", "did you mean 'beta'?"]),
         ("fnr", {"fn": {"p": 0.5}}, ["settings for 'fn'", "did you mean 'fnr'?"]),
         ("fnr", {"scaffold": {"server_lr": 1.0}}, ["'scaffold'", "not part of it", "allowed: fnr"]),
@@ -124,7 +132,9 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("method", "key"), NUMBERS)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), True, "1"])
-def test_no_number_of_any_method_takes_nan_infinity_a_flag_or_text(method: str, key: str, value: object) -> None:
+def test_no_number_of_any_method_takes_nan_infinity_a_flag_or_text(
+    method: str, key: str, value: object
+) -> None:
     refused(method, {method: {key: value}}, f"{method}: {key}")
 
 
@@ -185,22 +195,35 @@ def test_values_beyond_an_end_of_a_range_are_refused(method: str, key: str, valu
         (Range(0, 1, open="("), [0.1, 1], [0], "lie in (0, 1]"),
     ],
 )
-def test_ranges_have_open_and_closed_ends(of: Range, inside: list[float], outside: list[float], words: str) -> None:
+def test_ranges_have_open_and_closed_ends(
+    of: Range, inside: list[float], outside: list[float], words: str
+) -> None:
     assert all(value in of for value in inside) and not any(value in of for value in outside)
     assert str(of) == words
 
 
-WORDS = [(method, key, words) for method in recipes.METHODS for key, words in recipes.words(method).items()]
+WORDS = [
+    (method, key, words)
+    for method in recipes.METHODS
+    for key, words in recipes.words(method).items()
+]
 
 
 @pytest.mark.parametrize(("method", "key", "words"), WORDS)
-def test_options_take_their_words_and_name_the_nearest(method: str, key: str, words: tuple[str, ...]) -> None:
+def test_options_take_their_words_and_name_the_nearest(
+    method: str, key: str, words: tuple[str, ...]
+) -> None:
     """Before anything is composed, so that params.yaml is refused as a whole."""
     assert recipes.hyper_parameters(method)[key] in words
     for word in words:
         recipes.check_settings(method, {method: {key: word}})
     typo = words[-1] + "x"
-    refused(method, {method: {key: typo}}, f"{method}: {key} = '{typo}' is unknown", f"allowed: {', '.join(words)}")
+    refused(
+        method,
+        {method: {key: typo}},
+        f"{method}: {key} = '{typo}' is unknown",
+        f"allowed: {', '.join(words)}",
+    )
     refused(method, {method: {key: 1}}, f"{method}: {key} = 1", "must be text")
 
 
@@ -210,18 +233,25 @@ def test_every_method_builds_with_its_defaults(method: str) -> None:
     assert isinstance(component, Component)
     assert component.name == method
     for key, value in recipes.hyper_parameters(method).items():
-        assert value is not None and getattr(component, key) == value, "every hyper-parameter has a default"
+        assert value is not None and getattr(component, key) == value, (
+            "every hyper-parameter has a default"
+        )
 
 
 @pytest.mark.parametrize("method", sorted(recipes.METHODS))
 def test_the_page_of_methods_has_a_line_with_its_source(method: str) -> None:
     page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text()
-    (line,) = [line for line in page.splitlines() if line.startswith("|") and f"| `{method}` |" in line]
+    (line,) = [
+        line for line in page.splitlines() if line.startswith("|") and f"| `{method}` |" in line
+    ]
     source = sys.modules[recipes.METHODS[method].__module__].__doc__ or ""
     named = re.search(r"\]\((https?://[^)]+)\)", line)
     assert recipes.METHODS[method]().needs.pooled if named is None else named[1] in source
 
 
 def test_a_hyper_parameter_of_a_variant_names_the_variant() -> None:
-    with pytest.raises(RecipeError, match=r"fnr has no hyper-parameter 'fnr_reg'; allowed: p, .*; fnr_authors has it"):
+    with pytest.raises(
+        RecipeError,
+        match=r"fnr has no hyper-parameter 'fnr_reg'; allowed: p, .*; fnr_authors has it",
+    ):
         recipes.check_settings("fnr", {"fnr": {"fnr_reg": "off"}})

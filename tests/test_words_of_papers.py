@@ -55,8 +55,15 @@ def test_no_file_repeats_a_sentence_of_a_paper() -> None:
     if not texts:
         pytest.skip("the papers' texts are no part of the repository: ../shared/papers is missing")
     titles = {run for path in texts for run in runs("\n".join(TITLE.findall(path.read_text())))}
-    theirs = {run: path.stem for path in texts for run in runs(body(path.read_text())) if run not in titles}
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    theirs = {
+        run: path.stem
+        for path in texts
+        for run in runs(body(path.read_text()))
+        if run not in titles
+    }
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     ours = [ROOT / name for name in listed.splitlines() if not name.endswith(NUMBERS)]
     found = {
         f"{path.relative_to(ROOT)}: {theirs[run]}: {' '.join(run)}"

@@ -1,4 +1,5 @@
-"""What each extra brings: `python -m tools.footprint` prints packages and megabytes, in the present environment."""
+"""What each extra brings: `python -m tools.footprint` prints packages and megabytes, in the present
+environment."""
 
 from __future__ import annotations
 

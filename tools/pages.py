@@ -1,6 +1,8 @@
-"""What the site adds to its Markdown: the help of every command, and examples of docstrings as blocks of code.
+"""What the site adds to its Markdown: the help of every command, and examples of docstrings as
+blocks of code.
 
-mkdocs.yml names this file as a hook of mkdocs and as an extension of griffe, which reads docstrings for mkdocstrings.
+mkdocs.yml names this file as a hook of mkdocs and as an extension of griffe, which reads docstrings
+for mkdocstrings.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ from typer.testing import CliRunner
 
 from fedml_noniid.cli.app import app
 
-MARK = "<!-- the help of every command -->"  # the page has it once, where the help stands in the site
+MARK = (
+    "<!-- the help of every command -->"  # the page has it once, where the help stands in the site
+)
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(words behind `noniid`, typer's command) of the command itself and of all below it, in the order of the help."""
+    """(words behind `noniid`, typer's command) of the command itself and of all below it, in the
+    order of the help."""
     yield path, command
     if isinstance(command, TyperGroup):
         for name, below in command.commands.items():
@@ -37,14 +42,19 @@ def help_of(path: tuple[str, ...]) -> str:
     """What `noniid PATH --help` prints."""
     shown = CliRunner().invoke(app, [*path, "--help"], prog_name="noniid")
     if shown.exit_code:
-        raise RuntimeError(f"noniid {' '.join(path)} --help ends with code {shown.exit_code}: {shown.output}")
+        raise RuntimeError(
+            f"noniid {' '.join(path)} --help ends with code {shown.exit_code}: {shown.output}"
+        )
     return "\n".join(line.rstrip() for line in shown.output.strip("\n").splitlines())
 
 
 def every_help() -> str:
     """Markdown: a section per command, its help as a block of text."""
     sections = [
-        f"{'#' * min(len(path) + 1, 3)} noniid{''.join(f' {word}' for word in path)}\n\n```text\n{help_of(path)}\n```"
+        (
+            f"{'#' * min(len(path) + 1, 3)} "
+            f"noniid{''.join(f' {word}' for word in path)}\n\n```text\n{help_of(path)}\n```"
+        )
         for path, _ in every_command()
     ]
     return "\n\n".join(sections)
@@ -52,11 +62,14 @@ def every_help() -> str:
 
 def on_page_markdown(markdown: str, page: Any, **_: object) -> str:
     """mkdocs calls this with each page's text before it is rendered."""
-    return markdown.replace(MARK, every_help()) if page.file.src_uri == "command_line.md" else markdown
+    return (
+        markdown.replace(MARK, every_help()) if page.file.src_uri == "command_line.md" else markdown
+    )
 
 
 def fenced(docstring: str) -> str:
-    """A docstring with each example in a block of code: from a line with `>>>` to the next empty line."""
+    """A docstring with each example in a block of code: from a line with `>>>` to the next empty
+    line."""
     example = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
     return example.sub(lambda found: f"```pycon\n{found[0]}\n```", docstring)
 

@@ -1,4 +1,5 @@
-"""Sizes that the project holds to: `python -m tools.sizes` prints them, and fails where one is exceeded.
+"""Sizes that the project holds to: `python -m tools.sizes` prints them, and fails where one is
+exceeded.
 
 Statements are counted, not lines: a line can be made wide. Imports and docstrings do not count.
 """
@@ -32,11 +33,17 @@ MEMBERS, TYPES = 27, 14  # of `Component`; of its file
 def statements(text: str) -> int:
     """The statements of a Python file."""
     nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt)]
-    return sum(not isinstance(node, ast.Import | ast.ImportFrom) and not _is_text(node) for node in nodes)
+    return sum(
+        not isinstance(node, ast.Import | ast.ImportFrom) and not _is_text(node) for node in nodes
+    )
 
 
 def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )
 
 
 def of(path: Path) -> int:
@@ -47,7 +54,11 @@ def of(path: Path) -> int:
 
 def members(text: str, name: str) -> int:
     """The members of a class: its annotated names and its functions."""
-    (found,) = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
+    (found,) = [
+        node
+        for node in ast.parse(text).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    ]
     return sum(isinstance(node, ast.AnnAssign | ast.FunctionDef) for node in found.body)
 
 
@@ -69,7 +80,9 @@ def main() -> int:
     """Prints every size; 1 if one is exceeded."""
     sizes = list(measured())
     for what, found, most in sizes:
-        sys.stdout.write(f"{found:5} of {most:4}  {what}{'' if found <= most else '   TOO LARGE'}\n")
+        sys.stdout.write(
+            f"{found:5} of {most:4}  {what}{'' if found <= most else '   TOO LARGE'}\n"
+        )
     source = sum(of(ROOT / folder) for folder in ("plugins", "pipelines"))
     sys.stdout.write(f"{source:5}          statements of plugins and pipelines together\n")
     return int(any(found > most for _, found, most in sizes))

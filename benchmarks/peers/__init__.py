@@ -1,1 +1,4 @@
-"""Other simulators, one script each. Their own interpreters run the scripts, so nothing here imports our plugins."""
+"""Other simulators, one script each.
+
+Their own interpreters run the scripts, so nothing here imports our plugins.
+"""

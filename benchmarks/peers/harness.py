@@ -1,6 +1,8 @@
-"""The shared part of every measured process: it reads its job, times its rounds and writes its result.
+"""The shared part of every measured process: it reads its job, times its rounds and writes its
+result.
 
-A job is a file with the inputs that all engines share: samples, initial weights, cohorts and batches by round.
+A job is a file with the inputs that all engines share: samples, initial weights, cohorts and
+batches by round.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class Job:
     def module(self) -> nn.Module:
         """The network with the initial weights, in train mode."""
         module = models.build(self.model, self.x.shape[1:], self.hidden)
-        module.load_state_dict(self.weights, strict=False)  # batch norms start with torch's statistics
+        module.load_state_dict(
+            self.weights, strict=False
+        )  # batch norms start with torch's statistics
         return module.train()
 
     def own(self, client: int) -> slice:
@@ -58,9 +62,15 @@ class Job:
 def read_job(path: Path) -> Job:
     """The job that `benchmarks.workloads.write_job` wrote."""
     with np.load(path, allow_pickle=False) as file:
-        weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
+        weights = {
+            key.removeprefix(WEIGHTS): torch.from_numpy(file[key])
+            for key in file
+            if key.startswith(WEIGHTS)
+        }
         x, y, batches = (torch.from_numpy(file[key]) for key in ("x", "y", "batches"))
-        return Job(json.loads(str(file["settings"])), x, y, weights, file["cohorts"].tolist(), batches)
+        return Job(
+            json.loads(str(file["settings"])), x, y, weights, file["cohorts"].tolist(), batches
+        )
 
 
 class Turns:
@@ -106,7 +116,12 @@ class Meter:
 
     def found(self, warm: int, note: str = "") -> dict[str, Any]:
         """The times of the rounds after warm-up, and the peak memory."""
-        return {"wall": self.wall[warm:], "cpu": self.cpu[warm:], "peak_mb": peak_mb(), "note": note}
+        return {
+            "wall": self.wall[warm:],
+            "cpu": self.cpu[warm:],
+            "peak_mb": peak_mb(),
+            "note": note,
+        }
 
 
 def version(package: str) -> str:
@@ -130,7 +145,10 @@ def cpu_seconds() -> float:
 
 
 def _cpu_of(process: int) -> float:
-    """CPU time of another process, by the scheduler's clock. Without that clock, by ticks of 10 ms."""
+    """CPU time of another process, by the scheduler's clock.
+
+    Without that clock, by ticks of 10 ms.
+    """
     clocks = [_text(file).split() for file in Path(f"/proc/{process}/task").glob("*/schedstat")]
     if clocks:
         return sum(int(clock[0]) for clock in clocks if clock) / 1e9
@@ -168,7 +186,11 @@ def write_result(path: Path, result: dict[str, Any], weights: Mapping[str, Tenso
 def read_result(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Reads the numbers and weights that `write_result` wrote."""
     with np.load(path, allow_pickle=False) as file:
-        weights = {key.removeprefix(WEIGHTS): torch.from_numpy(file[key]) for key in file if key.startswith(WEIGHTS)}
+        weights = {
+            key.removeprefix(WEIGHTS): torch.from_numpy(file[key])
+            for key in file
+            if key.startswith(WEIGHTS)
+        }
         return json.loads(str(file["result"])), weights
 
 

@@ -1,4 +1,7 @@
-"""The workloads' networks as plain torch modules. Their parameters have the names of `plugins.models`."""
+"""The workloads' networks as plain torch modules.
+
+Their parameters have the names of `plugins.models`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ class MLP(nn.Module):
 
 
 class CNN(nn.Module):
-    """rFedAvg's CNN: two pooled 5 x 5 convolutions and 512 features. Pooling before the ReLU gives the same values."""
+    """rFedAvg's CNN: two pooled 5 x 5 convolutions and 512 features.
+
+    Pooling before the ReLU gives the same values.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -38,7 +44,10 @@ class CNN(nn.Module):
 
 
 class PflCNN(nn.Module):
-    """pfl-research's `simple_cnn` without dropout. Pooling before the second ReLU gives the same values."""
+    """pfl-research's `simple_cnn` without dropout.
+
+    Pooling before the second ReLU gives the same values.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -54,7 +63,8 @@ class PflCNN(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """ResNet-18 for small images: no pool after the first convolution, batch norms in train mode."""
+    """ResNet-18 for small images: no pool after the first convolution, batch norms in train
+    mode."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         super().__init__()

@@ -1,6 +1,8 @@
-"""Measures BlazeFL (blazefl 3.0.0): its FedAvg in a pool of threads (`threads:N`) or of processes (`processes:N`).
+"""Measures BlazeFL (blazefl 3.0.0): its FedAvg in a pool of threads (`threads:N`) or of processes
+(`processes:N`).
 
-Batches are ready lists of tensors in the job's order. The loop is that of BlazeFL's `examples/quickstart-fedavg`.
+Batches are ready lists of tensors in the job's order. The loop is that of BlazeFL's
+`examples/quickstart-fedavg`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ class Loader:
 
     def __init__(self, job: Job, rows: Tensor) -> None:
         """`rows`: [S, B], the samples of each step."""
-        self.dataset = range(job.per_client)  # only its length is read: the client's weight in the mean
+        self.dataset = range(
+            job.per_client
+        )  # only its length is read: the client's weight in the mean
         self.job, self.rows = job, rows
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -47,7 +51,10 @@ class Loader:
 
 
 class Batches:
-    """The ready batches, in the form of a BlazeFL data set. Processes get the path and not the samples."""
+    """The ready batches, in the form of a BlazeFL data set.
+
+    Processes get the path and not the samples.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path, self.t = path, 0
@@ -76,18 +83,33 @@ def measure(job: Job, argument: str) -> tuple[dict[str, Any], Mapping[str, Tenso
     kind, _, workers = argument.partition(":")
     batches, selector = Batches(path), Selector(path)
     server = FedAvgBaseServerHandler(
-        selector, job.model, batches, global_round=len(job.cohorts), num_clients=job.clients,
-        sample_ratio=job.cohort / job.clients, device="cpu", batch_size=job.batch, seed=SEED,
-    )  # fmt: skip
+        selector,
+        job.model,
+        batches,
+        global_round=len(job.cohorts),
+        num_clients=job.clients,
+        sample_ratio=job.cohort / job.clients,
+        device="cpu",
+        batch_size=job.batch,
+        seed=SEED,
+    )
     settings = {
-        "model_selector": selector, "model_name": job.model, "dataset": batches, "device": "cpu",
-        "num_clients": job.clients, "epochs": 1,  # the job's order already repeats the data for all epochs
-        "batch_size": job.batch, "lr": job.lr, "seed": SEED, "num_parallels": int(workers),
-    }  # fmt: skip
+        "model_selector": selector,
+        "model_name": job.model,
+        "dataset": batches,
+        "device": "cpu",
+        "num_clients": job.clients,
+        "epochs": 1,  # the job's order already repeats the data for all epochs
+        "batch_size": job.batch,
+        "lr": job.lr,
+        "seed": SEED,
+        "num_parallels": int(workers),
+    }
     if kind == "threads":
         trainer = FedAvgThreadPoolClientTrainer(**settings)
     else:
-        # BlazeFL makes a new pool in every round, fastest by a fork. The first optimizer imports modules for 2 s.
+        # BlazeFL makes a new pool in every round, fastest by a fork. The first optimizer imports
+        # modules for 2 s.
         mp.set_start_method("fork")
         torch.optim.SGD(network(path).parameters(), job.lr)
         trainer = FedAvgProcessPoolClientTrainer(**settings, state_dir=Path("state"))

@@ -1,6 +1,7 @@
 """Measures FedLab (fedlab 1.3.0): its serial trainer and synchronous server in one process.
 
-Batches are ready lists of tensors in the job's order. The loop is that of FedLab's `StandalonePipeline`.
+Batches are ready lists of tensors in the job's order. The loop is that of FedLab's
+`StandalonePipeline`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ class Batches:
 
     def prepare(self, job: Job, t: int) -> None:
         ordered = zip(job.cohorts[t], job.batches[t], strict=True)
-        self.of = {k: list(zip(job.x[rows].unbind(), job.y[rows].unbind(), strict=True)) for k, rows in ordered}
+        self.of = {
+            k: list(zip(job.x[rows].unbind(), job.y[rows].unbind(), strict=True))
+            for k, rows in ordered
+        }
 
     def get_dataloader(self, client: int, batch_size: int) -> list[tuple[Tensor, Tensor]]:
         return self.of[client]
@@ -32,11 +36,15 @@ class Batches:
 def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Measures all rounds."""
     module, batches, meter = job.module(), Batches(), Meter()
-    server = SyncServerHandler(module, global_round=len(job.cohorts), sample_ratio=job.cohort / job.clients)
+    server = SyncServerHandler(
+        module, global_round=len(job.cohorts), sample_ratio=job.cohort / job.clients
+    )
     server.num_clients = job.clients
     trainer = SGDSerialClientTrainer(job.module(), num_clients=job.clients)
     trainer.setup_dataset(batches)
-    trainer.setup_optim(1, job.batch, job.lr)  # the job's order already repeats the data for all epochs
+    trainer.setup_optim(
+        1, job.batch, job.lr
+    )  # the job's order already repeats the data for all epochs
     for t, cohort in enumerate(job.cohorts):
         batches.prepare(job, t)
         meter.begin()

@@ -1,6 +1,8 @@
-"""Measures FedML's single-process simulator (fedml 0.8.30, `fedml.simulation.sp.fedavg`), without `fedml.init`.
+"""Measures FedML's single-process simulator (fedml 0.8.30, `fedml.simulation.sp.fedavg`), without
+`fedml.init`.
 
-`loaders`: torch's loaders, which shuffle by themselves. `batches`: ready lists of tensors in the job's order.
+`loaders`: torch's loaders, which shuffle by themselves. `batches`: ready lists of tensors in the
+job's order.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from benchmarks.peers.harness import Job, Meter, main, version
 
 
 class Timed(FedAvgAPI):  # type: ignore[misc]  # fedml has no types
-    """FedML's simulator with our cohorts and batches, without its test of every client, and with a clock."""
+    """FedML's simulator with our cohorts and batches, without its test of every client, and with a
+    clock."""
 
     def watch(self, job: Job, meter: Meter, ready: bool) -> None:
         self.job, self.meter, self.ready = job, meter, ready
-        # On a CPU, FedML's received model in round 1 is the very module that it trains. So each client would start from
-        # the model of the previous client. From round 2 on, FedML has a copy. This gives it a copy in round 1 too.
+        # On a CPU, FedML's received model in round 1 is the very module that it trains. So each
+        # client would start from the model of the previous client. From round 2 on, FedML has a
+        # copy. This gives it a copy in round 1 too.
         trainer, live = self.model_trainer, self.model_trainer.get_model_params
 
         def copied() -> Any:
@@ -65,10 +69,18 @@ def measure(job: Job, mode: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     """Measures all rounds."""
     ready = mode == "batches"
     settings = SimpleNamespace(
-        dataset="benchmark", client_num_in_total=job.clients, client_num_per_round=job.cohort,
-        comm_round=len(job.cohorts), epochs=1 if ready else job.epochs, batch_size=job.batch, learning_rate=job.lr,
-        client_optimizer="sgd", frequency_of_the_test=len(job.cohorts), enable_wandb=False, using_mlops=False,
-    )  # fmt: skip
+        dataset="benchmark",
+        client_num_in_total=job.clients,
+        client_num_per_round=job.cohort,
+        comm_round=len(job.cohorts),
+        epochs=1 if ready else job.epochs,
+        batch_size=job.batch,
+        learning_rate=job.lr,
+        client_optimizer="sgd",
+        frequency_of_the_test=len(job.cohorts),
+        enable_wandb=False,
+        using_mlops=False,
+    )
     mlops.pre_setup(settings)
     torch.manual_seed(0)
     everybody = range(job.clients)

@@ -1,8 +1,10 @@
-"""Measures Flower (flwr[simulation] 1.42.0): its simulation with Ray actors of one core each, and its message API.
+"""Measures Flower (flwr[simulation] 1.42.0): its simulation with Ray actors of one core each, and
+its message API.
 
-The argument is the number of actors. Flower draws the cohorts itself. Its clients shuffle and cut ready tensors into
-batches. All draws are seeded: a client's shuffle depends only on the round and the client. Flower's FedAvg sums the
-replies in the order in which they arrive, so the last bits may differ from run to run.
+The argument is the number of actors. Flower draws the cohorts itself. Its clients shuffle and cut
+ready tensors into batches. All draws are seeded: a client's shuffle depends only on the round and
+the client. Flower's FedAvg sums the replies in the order in which they arrive, so the last bits may
+differ from run to run.
 """
 
 from __future__ import annotations
@@ -46,7 +48,10 @@ def train(message: Message, context: Context) -> Message:
             optimizer.zero_grad()
             torch.autograd.backward(F.cross_entropy(module(x[rows]), y[rows]))
             optimizer.step()
-    reply = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": len(y)})}
+    reply = {
+        "arrays": ArrayRecord(module.state_dict()),
+        "metrics": MetricRecord({"num-examples": len(y)}),
+    }
     return Message(content=RecordDict(reply), reply_to=message)
 
 
@@ -73,9 +78,11 @@ def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     """Measures all rounds."""
     path, meter, ended = Path(sys.argv[-1]).resolve(), Meter(), {}
     strategy = Strategy(
-        fraction_train=job.cohort / job.clients, fraction_evaluate=0.0, min_train_nodes=job.cohort,
+        fraction_train=job.cohort / job.clients,
+        fraction_evaluate=0.0,
+        min_train_nodes=job.cohort,
         min_available_nodes=job.clients,
-    )  # fmt: skip
+    )
     strategy.watch(meter)
     server_app = ServerApp()
 
@@ -83,7 +90,9 @@ def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
     def serve(grid: Grid, context: Context) -> None:
         random.seed(SEED)  # Flower draws the cohorts from Python's generator
         initial, config = ArrayRecord(job.module().state_dict()), ConfigRecord({"job": str(path)})
-        ended["result"] = strategy.start(grid, initial, num_rounds=len(job.cohorts), train_config=config)
+        ended["result"] = strategy.start(
+            grid, initial, num_rounds=len(job.cohorts), train_config=config
+        )
 
     run_simulation(
         server_app,
@@ -95,11 +104,14 @@ def measure(job: Job, actors: str) -> tuple[dict[str, Any], Mapping[str, Tensor]
         },
     )
     final = ended["result"].arrays.to_torch_state_dict()
-    return meter.found(job.warm, version("flwr")), {name: final[name] for name, _ in job.module().named_parameters()}
+    return meter.found(job.warm, version("flwr")), {
+        name: final[name] for name, _ in job.module().named_parameters()
+    }
 
 
 if __name__ == "__main__":
-    # Imported by name, so Ray's actors import it too. Ray would send code of __main__ with every message.
+    # Imported by name, so Ray's actors import it too. Ray would send code of __main__ with every
+    # message.
     from benchmarks.peers import with_flower
 
     main(with_flower.measure)

@@ -1,6 +1,7 @@
 """Measures pfl-research (pfl 0.6.0, apple/pfl-research): its simulated backend in one process.
 
-Every user's data set has one tensor per field, in the job's order. pfl cuts the tensors into batches in that order.
+Every user's data set has one tensor per field, in the job's order. pfl cuts the tensors into
+batches in that order.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class Clock(TrainingProcessCallback):  # type: ignore[misc]  # pfl is not there 
 
     def _begin(self) -> None:
         self.meter.begin()
-        if dist.is_initialized():  # the second process waits for the first, or it would train before its turn
+        if (
+            dist.is_initialized()
+        ):  # the second process waits for the first, or it would train before its turn
             dist.barrier()
 
     def after_central_iteration(
@@ -52,8 +55,12 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     module: Any = job.module()
     module.loss = lambda x, y: F.cross_entropy(module(x), y)
     # Used only in the first round, which is warm-up: pfl always evaluates there.
-    module.metrics = lambda x, y: {"loss": Weighted(F.cross_entropy(module(x), y, reduction="sum").item(), len(y))}
-    drawn = iter([(t, place) for t, cohort in enumerate(job.cohorts) for place in range(len(cohort))])
+    module.metrics = lambda x, y: {
+        "loss": Weighted(F.cross_entropy(module(x), y, reduction="sum").item(), len(y))
+    }
+    drawn = iter(
+        [(t, place) for t, cohort in enumerate(job.cohorts) for place in range(len(cohort))]
+    )
 
     def dataset(user: tuple[int, int]) -> Dataset:
         rows = job.batches[user].flatten()
@@ -65,12 +72,17 @@ def measure(job: Job, _: str) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
     meter = Meter()
     FederatedAveraging().run(
         NNAlgorithmParams(
-            central_num_iterations=rounds, evaluation_frequency=rounds, train_cohort_size=job.cohort, val_cohort_size=0
+            central_num_iterations=rounds,
+            evaluation_frequency=rounds,
+            train_cohort_size=job.cohort,
+            val_cohort_size=0,
         ),
         SimulatedBackend(training_data=users, val_data=users),
         model,
         # The job's order already repeats the data for all epochs.
-        NNTrainHyperParams(local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch),
+        NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=job.lr, local_batch_size=job.batch
+        ),
         callbacks=[Clock(meter)],
         send_metrics_to_platform=False,
     )

@@ -1,7 +1,7 @@
 """The Python API: load or pass data, partition them, run methods, compare.
 
-Names, defaults and checks are those of params.yaml, and the same settings give the same bits. Bad input raises
-`UserError` with one line per mistake.
+Names, defaults and checks are those of params.yaml, and the same settings give the same bits. Bad
+input raises `UserError` with one line per mistake.
 
 >>> import fedml_noniid as nd
 >>> data = nd.load("digits")
@@ -22,6 +22,22 @@ from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop
 from fedml_noniid.plugins.rates import Rate
 
 __all__ = [
-    "Advice", "Callback", "Data", "EarlyStop", "Rate", "Result", "Results", "Split", "UserError", "advise",
-    "from_arrays", "from_frame", "from_texts", "load", "notebook", "partition", "run", "sweep",
-]  # fmt: skip
+    "Advice",
+    "Callback",
+    "Data",
+    "EarlyStop",
+    "Rate",
+    "Result",
+    "Results",
+    "Split",
+    "UserError",
+    "advise",
+    "from_arrays",
+    "from_frame",
+    "from_texts",
+    "load",
+    "notebook",
+    "partition",
+    "run",
+    "sweep",
+]

@@ -38,7 +38,8 @@ class Advice:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Method, expected gain and the ends of its 90 % interval in points, best first; empty if it does not know."""
+        """Method, expected gain and the ends of its 90 % interval in points, best first; empty if
+        it does not know."""
         return pd.DataFrame(self.found.ranked, columns=list(Expected._fields))
 
     def __repr__(self) -> str:
@@ -48,7 +49,8 @@ class Advice:
 def advise(split: Split, *, participation: float = 1.0) -> Advice:
     """The methods that should do best on this split, from runs on other data. Nothing is trained.
 
-    `participation`: the fraction of the clients in each round. UserError for anything that is no split.
+    `participation`: the fraction of the clients in each round. UserError for anything that is no
+    split.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=20, alpha=0.1)
@@ -56,6 +58,11 @@ def advise(split: Split, *, participation: float = 1.0) -> Advice:
     ['method', 'gain', 'low', 'high']
     """
     check_data("advise", split, Split)
-    real_number("advise: participation", participation, lambda value: 0 < value <= 1, "a number above 0, to 1")
+    real_number(
+        "advise: participation",
+        participation,
+        lambda value: 0 < value <= 1,
+        "a number above 0, to 1",
+    )
     n = len(split.indices.clients)
     return Advice(tool.of_split(split.dealt.statistics, cohort_size(participation, n) / n))

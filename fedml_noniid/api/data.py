@@ -40,7 +40,9 @@ class Data:
     """
 
     dataset: Dataset
-    settings: Mapping[str, Any]  # the section `data` of params.yaml; of data from memory their name and checksum
+    settings: Mapping[
+        str, Any
+    ]  # the section `data` of params.yaml; of data from memory their name and checksum
     from_memory: bool = False
     # Reads new samples as it read its own; None for what it was not made of.
     reader: Callable[[Any], Tensor | None] | None = None
@@ -48,8 +50,8 @@ class Data:
     def samples(self, x: object) -> Tensor:
         """New samples as this data set has its own, raw [n, ...].
 
-        `x`: an array or a tensor of the shape of `dataset.test_x`; or what the data set was made of: rows of a table,
-        texts, arrays. UserError for anything else.
+        `x`: an array or a tensor of the shape of `dataset.test_x`; or what the data set was made
+        of: rows of a table, texts, arrays. UserError for anything else.
 
         >>> import fedml_noniid as nd
         >>> data = nd.load("digits")
@@ -78,7 +80,9 @@ class Data:
         found = self.dataset
         shape = " x ".join(map(str, found.train_x.shape[1:]))
         facts = f"{len(found.train_y)} training and {len(found.test_y)} test samples of {shape}"
-        owners = "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
+        owners = (
+            "" if found.train_owner is None else f", {len(set(found.train_owner.tolist()))} owners"
+        )
         lines = [f"{self.name}: {facts}, {len(self.classes)} classes{owners}"]
         return "\n".join(lines + [f"note: {note}" for note in self.notes])
 
@@ -86,15 +90,19 @@ class Data:
 def load(name: str, *, root: str | Path = "data/raw", **options: Any) -> Data:
     """A data set of params.yaml by its name.
 
-    `root`: the folder of its files; missing files are downloaded there where possible. `options`: those of the data set
-    and of all data sets (`size`, `normalise`). UserError for an unknown name or option, and for bad files.
+    `root`: the folder of its files; missing files are downloaded there where possible. `options`:
+    those of the data set and of all data sets (`size`, `normalise`). UserError for an unknown name
+    or option, and for bad files.
 
     >>> import fedml_noniid as nd
     >>> nd.load("digits")
     digits: 1437 training and 360 test samples of 1 x 8 x 8, 10 classes
     """
     given = {key: plain(value) for key, value in options.items() if value is not None}
-    return Data(datasets.load(name, _path("root", root), **given), {"name": name, "root": str(root), **given})
+    return Data(
+        datasets.load(name, _path("root", root), **given),
+        {"name": name, "root": str(root), **given},
+    )
 
 
 def from_frame(
@@ -113,23 +121,30 @@ def from_frame(
 ) -> Data:
     """A table in memory with one row per sample.
 
-    `label`: the column of the class. `owner`: the column that says whose row it is, for the partitions `natural` and
-    `natural_grouped`. `features`: the columns of numbers, by default all others. `one_hot`: columns of categories.
-    `drop`: columns that are not used. `missing`: what becomes of cells without a value. `median` and `mode` fill them
-    by the training rows, `drop` leaves their rows out; by default they are refused. `test`: the test set; without it
-    the share `test_share` (0.2) of the rows is the test set. `normalise`: as in params.yaml. UserError for columns and
-    values that don't fit.
+    `label`: the column of the class. `owner`: the column that says whose row it is, for the
+    partitions `natural` and `natural_grouped`. `features`: the columns of numbers, by default all
+    others. `one_hot`: columns of categories. `drop`: columns that are not used. `missing`: what
+    becomes of cells without a value. `median` and `mode` fill them by the training rows, `drop`
+    leaves their rows out; by default they are refused. `test`: the test set; without it the share
+    `test_share` (0.2) of the rows is the test set. `normalise`: as in params.yaml. UserError for
+    columns and values that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
-    >>> rows = [{"age": age, "pulse": 60 + age % 7, "ill": age % 2, "ward": f"w{age % 3}"} for age in range(20, 80)]
+    >>> rows = [
+    ...     {"age": age, "pulse": 60 + age % 7, "ill": age % 2, "ward": f"w{age % 3}"}
+    ...     for age in range(20, 80)
+    ... ]
     >>> data = nd.from_frame(pd.DataFrame(rows), label="ill", owner="ward")
     >>> data.classes
     ('0', '1')
     >>> len(nd.partition(data, "natural", clients=3).table)
     3
     """
-    given: dict[str, Any] = {"label": _column(label), "owner": None if owner is None else _column(owner)}
+    given: dict[str, Any] = {
+        "label": _column(label),
+        "owner": None if owner is None else _column(owner),
+    }
     options: dict[str, Any] = {
         "features": _columns(features),
         "one_hot": _columns(one_hot),
@@ -155,17 +170,21 @@ def from_texts(
 ) -> Data:
     """A table in memory with a column of text, for the model `lstm`.
 
-    `text`: the column of the text; the other columns are as in `from_frame`. `vocabulary`: how many tokens are known.
-    `length`: tokens per text. `vectors`: the folder where GloVe's file may lie. UserError for columns and values that
-    don't fit.
+    `text`: the column of the text; the other columns are as in `from_frame`. `vocabulary`: how many
+    tokens are known. `length`: tokens per text. `vectors`: the folder where GloVe's file may lie.
+    UserError for columns and values that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import pandas as pd
     >>> lines = [("a good day", "glad"), ("a bad day", "sad")] * 10
-    >>> nd.from_texts(pd.DataFrame(lines, columns=["line", "mood"]), text="line", label="mood", length=5).classes
+    >>> table = pd.DataFrame(lines, columns=["line", "mood"])
+    >>> nd.from_texts(table, text="line", label="mood", length=5).classes
     ('glad', 'sad')
     """
-    given: dict[str, Any] = {"label": _column(label), "owner": None if owner is None else _column(owner)}
+    given: dict[str, Any] = {
+        "label": _column(label),
+        "owner": None if owner is None else _column(owner),
+    }
     options: dict[str, Any] = {
         "text": _column(text),
         "vocabulary": vocabulary,
@@ -190,10 +209,12 @@ def from_arrays(
     normalise: Normalise = "channel",
     name: str = "arrays",
 ) -> Data:
-    """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels; labels [n].
+    """Arrays in memory: samples [n, features], grey images [n, h, w] or images with channels;
+    labels [n].
 
-    `owner`, `test_owner`: whose sample it is, [n]. `layout`: of images with channels. Without `test_x` and `test_y` the
-    share `test_share` (0.2) of the samples is the test set. UserError for arrays that don't fit.
+    `owner`, `test_owner`: whose sample it is, [n]. `layout`: of images with channels. Without
+    `test_x` and `test_y` the share `test_share` (0.2) of the samples is the test set. UserError for
+    arrays that don't fit.
 
     >>> import fedml_noniid as nd
     >>> import numpy as np
@@ -202,15 +223,29 @@ def from_arrays(
     note: test set: 10 of 50 samples, drawn by label with a fixed seed
     """
     optional = {"test_x": test_x, "test_y": test_y, "owner": owner, "test_owner": test_owner}
-    found = {key: None if value is None else to_array(key, value) for key, value in optional.items()}
+    found = {
+        key: None if value is None else to_array(key, value) for key, value in optional.items()
+    }
     try:
         raw = of_arrays(
-            to_array("x", x), to_array("y", y), found["test_x"], found["test_y"], found["owner"], classes,
-            test_owner=found["test_owner"], layout=layout, test_share=test_share,
-        )  # fmt: skip
+            to_array("x", x),
+            to_array("y", y),
+            found["test_x"],
+            found["test_y"],
+            found["owner"],
+            classes,
+            test_owner=found["test_owner"],
+            layout=layout,
+            test_share=test_share,
+        )
     except UserError as error:
-        raise UserError(re.sub(r"\btrain_([xy])\b", r"\1", str(error))) from None  # the names of the arguments
-    few = to_array("x", x)[:2], np.arange(2)  # their kind and shape; a test set decides about neither
+        raise UserError(
+            re.sub(r"\btrain_([xy])\b", r"\1", str(error))
+        ) from None  # the names of the arguments
+    few = (
+        to_array("x", x)[:2],
+        np.arange(2),
+    )  # their kind and shape; a test set decides about neither
     return _of(name, raw, normalise, partial(_as_arrays, *few, layout))
 
 
@@ -229,11 +264,21 @@ def _of_rows(
     test_share: float | None,
     options: Mapping[str, Any],
 ) -> Callable[[Any], Tensor | None]:
-    """What reads new rows as `read` read the test rows. Columns of label and owner are left out of them."""
+    """What reads new rows as `read` read the test rows.
+
+    Columns of label and owner are left out of them.
+    """
     tables = in_memory(frame, test)
     used = parted(tables, test_share=test_share, **given).train
     rows = tables[0].frame.iloc[used].copy()
-    return partial(_as_rows, read, rows, {name: rows[name].iloc[0] for name in given.values() if name}, given, options)
+    return partial(
+        _as_rows,
+        read,
+        rows,
+        {name: rows[name].iloc[0] for name in given.values() if name},
+        given,
+        options,
+    )
 
 
 def _as_rows(
@@ -258,7 +303,8 @@ def _as_rows(
         raise UserError(re.sub(r"\btest\b", "x", str(error))) from None
     if left := len(x) - len(found):  # the classes of the rows behind it would move up
         raise UserError(
-            f"x has {len(x)} rows, and {left} of them has an empty cell; allowed: rows without one, or data that were "
+            f"x has {len(x)} rows, and {left} of them has an empty cell; allowed: rows without "
+            "one, or data that were "
             "read with missing = median or mode"
         )
     return found
@@ -268,7 +314,9 @@ def _as_arrays(some_x: NDArray[Any], some_y: NDArray[Any], layout: Any, x: Any) 
     """New arrays as samples."""
     found = to_array("x", x)
     try:
-        return of_arrays(some_x, some_y, found, np.zeros(len(found), np.int64), layout=layout).test_x
+        return of_arrays(
+            some_x, some_y, found, np.zeros(len(found), np.int64), layout=layout
+        ).test_x
     except UserError as error:
         raise UserError(re.sub(r"\btest_x\b", "x", str(error))) from None
 
@@ -283,7 +331,10 @@ def _like(dataset: Dataset, x: object) -> Tensor:
         fits, allowed = np.isfinite(found), "finite numbers"
     else:
         most = 255 if dataset.embedding is None else len(dataset.embedding) - 1
-        fits, allowed = (found >= 0) & (found <= most) & (found == np.rint(found)), f"whole numbers from 0 to {most}"
+        fits, allowed = (
+            (found >= 0) & (found <= most) & (found == np.rint(found)),
+            f"whole numbers from 0 to {most}",
+        )
     if not fits.all():
         at = tuple(np.argwhere(~fits)[0].tolist())
         raise UserError(f"x{list(at)}={found[at]} is refused; allowed: {allowed}, not normalised")
@@ -291,7 +342,8 @@ def _like(dataset: Dataset, x: object) -> Tensor:
 
 
 def _column(name: object) -> str:
-    """A column's name as text, as the reader has it: a table made of an array has numbers as names."""
+    """A column's name as text, as the reader has it: a table made of an array has numbers as
+    names."""
     return str(name)
 
 
@@ -311,4 +363,6 @@ def to_array(key: str, values: object) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (ValueError, TypeError) as error:  # rows of unlike length; tensors of another device
-        raise UserError(f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes") from None
+        raise UserError(
+            f"{key} is no array: {str(error).splitlines()[0]}; allowed: what numpy.asarray takes"
+        ) from None

@@ -20,13 +20,21 @@ ACCURACY = (6.0, 3.8)  # inches
 COLUMNS = 2  # panels side by side
 
 
-def axes_for(n: int, ax: Axes | None, size: tuple[float, float], share_x: bool = False) -> list[Axes]:
-    """`n` panels of a size in inches: `ax`, or those of a new figure of pyplot. UserError if `ax` is one of several."""
+def axes_for(
+    n: int, ax: Axes | None, size: tuple[float, float], share_x: bool = False
+) -> list[Axes]:
+    """`n` panels of a size in inches: `ax`, or those of a new figure of pyplot.
+
+    UserError if `ax` is one of several.
+    """
     if not n:
         raise UserError("plot: there are no results")
     if ax is not None:
         if n != 1:
-            raise UserError(f"plot: ax is one panel, but there are {n} settings; leave ax out, or choose one setting")
+            raise UserError(
+                f"plot: ax is one panel, but there are {n} settings; leave ax out, or choose "
+                "one setting"
+            )
         return [ax]
     from matplotlib import pyplot
 
@@ -34,7 +42,13 @@ def axes_for(n: int, ax: Axes | None, size: tuple[float, float], share_x: bool =
     rows = math.ceil(n / columns)
     inches = size[0] * columns, size[1] * rows
     grid = pyplot.subplots(
-        rows, columns, figsize=inches, squeeze=False, sharex=share_x, sharey=True, layout="constrained"
+        rows,
+        columns,
+        figsize=inches,
+        squeeze=False,
+        sharex=share_x,
+        sharey=True,
+        layout="constrained",
     )[1].ravel()
     for place in range(n, len(grid)):
         grid[place].set_axis_off()
@@ -43,13 +57,18 @@ def axes_for(n: int, ax: Axes | None, size: tuple[float, float], share_x: bool =
 
 
 def accuracy(axes: Axes, rounds: Mapping[str, pd.DataFrame], recipes: Sequence[str]) -> None:
-    """Test accuracy in percent. `rounds`: by recipe. `recipes`: of all panels, for their colours."""
+    """Test accuracy in percent.
+
+    `rounds`: by recipe. `recipes`: of all panels, for their colours.
+    """
     from matplotlib.ticker import MaxNLocator
 
     drawn = []
     for recipe, frame in rounds.items():
         look = figures.look(recipes.index(recipe), recipe == BASELINE)
-        table = 100 * frame.dropna(subset="test_accuracy").pivot(index="round", columns="seed", values="test_accuracy")
+        table = 100 * frame.dropna(subset="test_accuracy").pivot(
+            index="round", columns="seed", values="test_accuracy"
+        )
         if len(table.columns) > 1:
             axes.plot(table.index, table, color=look["color"], linewidth=0.6, alpha=0.35)
         mean = table.dropna().mean(axis=1)
@@ -64,7 +83,13 @@ def accuracy(axes: Axes, rounds: Mapping[str, pd.DataFrame], recipes: Sequence[s
     axes.margins(x=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     best_first = [line for _, line in sorted(drawn, key=lambda one: -one[0])]
-    axes.legend(handles=best_first, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False, handlelength=2.6)
+    axes.legend(
+        handles=best_first,
+        loc="center left",
+        bbox_to_anchor=(1.01, 0.5),
+        frameon=False,
+        handlelength=2.6,
+    )
 
 
 def height_of_clients(recipes: int) -> float:
@@ -75,10 +100,15 @@ def height_of_clients(recipes: int) -> float:
 def clients(axes: Axes, values: Mapping[str, pd.Series[float]], recipes: Sequence[str]) -> None:
     """Accuracy of clients in percent: a mark each, a box for the middle half.
 
-    `values`: by recipe. `recipes`: of all panels, the first on top; those without values have a row too.
+    `values`: by recipe. `recipes`: of all panels, the first on top; those without values have a row
+    too.
     """
     rows = [
-        (recipe, figures.look(place, recipe == BASELINE)["color"], 100 * np.asarray(values.get(recipe, ()), np.float64))
+        (
+            recipe,
+            figures.look(place, recipe == BASELINE)["color"],
+            100 * np.asarray(values.get(recipe, ()), np.float64),
+        )
         for place, recipe in enumerate(recipes)
     ]
     figures.draw_clients(axes, rows)

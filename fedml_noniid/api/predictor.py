@@ -17,8 +17,8 @@ from fedml_noniid.plugins.models.forward import Model
 class Predictor(nn.Module):
     """Raw samples [n, ...] -> logits [n, C], in eval mode. It normalises as training did.
 
-    Its state_dict has the names of `Result.weights`. Raw means as in `data.dataset.test_x`: pixels from 0 to 255, a
-    table's own units, the numbers of tokens.
+    Its state_dict has the names of `Result.weights`. Raw means as in `data.dataset.test_x`: pixels
+    from 0 to 255, a table's own units, the numbers of tokens.
     """
 
     def __init__(self, network: Model, params: Params, buffers: Params, data: Dataset) -> None:

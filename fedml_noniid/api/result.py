@@ -39,8 +39,11 @@ if TYPE_CHECKING:
 
 # Column of the summary: the spread of a line whose mean it is.
 MEANS = {
-    "majority_accuracy": "majority", "balanced_accuracy": "balanced", "macro_f1": "f1", "worst_client": "worst",
-}  # fmt: skip
+    "majority_accuracy": "majority",
+    "balanced_accuracy": "balanced",
+    "macro_f1": "f1",
+    "worst_client": "worst",
+}
 # Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
@@ -55,7 +58,10 @@ class Files(NamedTuple):
     seconds: tuple[float, ...]  # of each round
 
     def write(self, folder: Path, key: str) -> None:
-        """Into runs/<key>/ and evaluation/<key>/ of the folder. UserError if it can't be written."""
+        """Into runs/<key>/ and evaluation/<key>/ of the folder.
+
+        UserError if it can't be written.
+        """
         replace_folder(folder / "runs" / key, self.run)
         replace_folder(folder / "evaluation" / key, self.evaluation)
 
@@ -64,8 +70,8 @@ class Files(NamedTuple):
 class Result:
     """One recipe at one setting, with one or more seeds.
 
-    `point`: the values of a sweep. `seeds`: those that have a result. `failed`: seed -> why it has none. A recipe that
-    sees the test set has `-leak` in its name.
+    `point`: the values of a sweep. `seeds`: those that have a result. `failed`: seed -> why it has
+    none. A recipe that sees the test set has `-leak` in its name.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
@@ -92,7 +98,10 @@ class Result:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """A row per seed and round: the columns of rounds.csv, and the seconds of the round. NaN: not measured."""
+        """A row per seed and round: the columns of rounds.csv, and the seconds of the round.
+
+        NaN: not measured.
+        """
         frame = self._frame("run", "rounds.csv")
         frame[SECONDS] = [second for files in self.files.values() for second in files.seconds]
         return frame
@@ -101,8 +110,8 @@ class Result:
     def clients(self) -> pd.DataFrame:
         """A row per seed and client: the columns of per_client.csv.
 
-        `accuracy`: the accuracies per class on the whole test set, weighted by the client's mixture of classes.
-        `test_accuracy`: on the client's own part of the test set.
+        `accuracy`: the accuracies per class on the whole test set, weighted by the client's mixture
+        of classes. `test_accuracy`: on the client's own part of the test set.
         """
         return self._frame("evaluation", "per_client.csv")
 
@@ -114,20 +123,30 @@ class Result:
     @cached_property
     def metrics(self) -> pd.DataFrame:
         """A row per seed: the numbers of metrics.json."""
-        rows = [{"seed": seed, **json.loads(files.evaluation["metrics.json"])} for seed, files in self.files.items()]
-        return pd.DataFrame(rows, columns=None if rows else ["seed"]).drop(columns="weights_sha256", errors="ignore")
+        rows = [
+            {"seed": seed, **json.loads(files.evaluation["metrics.json"])}
+            for seed, files in self.files.items()
+        ]
+        return pd.DataFrame(rows, columns=None if rows else ["seed"]).drop(
+            columns="weights_sha256", errors="ignore"
+        )
 
     @cached_property
     def weights(self) -> dict[int, dict[str, Tensor]]:
         """Seed -> name -> tensor: parameters and buffers of the final model, on the CPU."""
-        loaded = {seed: final_model(load(files.run["model.safetensors"])) for seed, files in self.files.items()}
+        loaded = {
+            seed: final_model(load(files.run["model.safetensors"]))
+            for seed, files in self.files.items()
+        }
         return {seed: {**params, **buffers} for seed, (params, buffers) in loaded.items()}
 
     def model(self, seed: int | None = None, client: int | None = None) -> Predictor:
-        """The final model as a `torch.nn.Module` in eval mode, on the CPU: raw samples [n, ...] -> logits [n, C].
+        """The final model as a `torch.nn.Module` in eval mode, on the CPU: raw samples [n, ...] ->
+        logits [n, C].
 
-        `seed`: by default the first. `client`: whose model, if the clients keep a part to themselves (`fedbn`).
-        UserError for a seed without a result, and for a client that has no model of its own.
+        `seed`: by default the first. `client`: whose model, if the clients keep a part to
+        themselves (`fedbn`). UserError for a seed without a result, and for a client that has no
+        model of its own.
 
         >>> import fedml_noniid as nd
         >>> data = nd.load("digits")
@@ -143,7 +162,11 @@ class Result:
         (params, buffers), parts = final_model(tensors), own_parts(tensors)
         n = self.settings.scenarios[self.settings.scenario_names[0]].clients
         if (client is None) == bool(parts) or (parts and client not in range(n)):
-            allowed = f"0 to {n - 1}, as each client has its own model" if parts else "none, as all have one model"
+            allowed = (
+                f"0 to {n - 1}, as each client has its own model"
+                if parts
+                else "none, as all have one model"
+            )
             raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
         if client is not None:
             params, buffers = whole(params, buffers, parts, client)
@@ -153,15 +176,19 @@ class Result:
         return Predictor(network, params, buffers, data)
 
     @torch.no_grad()
-    def predict(self, x: Any, seed: int | None = None, client: int | None = None) -> NDArray[np.str_]:
+    def predict(
+        self, x: Any, seed: int | None = None, client: int | None = None
+    ) -> NDArray[np.str_]:
         """The class of each sample by its name in `Data.classes`, [n].
 
-        `x`: samples that are not normalised, as `Data.samples` takes them: rows of a table, texts, arrays. `seed` and
-        `client`: as in `model`. UserError as there, and for samples that don't fit the data.
+        `x`: samples that are not normalised, as `Data.samples` takes them: rows of a table, texts,
+        arrays. `seed` and `client`: as in `model`. UserError as there, and for samples that don't
+        fit the data.
 
         >>> import fedml_noniid as nd
         >>> import pandas as pd
-        >>> rows = pd.DataFrame([{"age": age, "ill": "yes" if age > 50 else "no"} for age in range(20, 80)])
+        >>> ages = range(20, 80)
+        >>> rows = pd.DataFrame([{"age": age, "ill": "yes" if age > 50 else "no"} for age in ages])
         >>> data = nd.from_frame(rows, label="ill")
         >>> result = nd.run("fedavg", data, partition="iid", clients=2, rounds=10)
         >>> result.predict(pd.DataFrame({"age": [20, 79]})).tolist()
@@ -197,7 +224,8 @@ class Result:
         return Results([self]).plot(ax)[0]
 
     def plot_clients(self, ax: Axes | None = None) -> Axes:
-        """Draws the accuracy of each client into `ax`, or into a new figure of pyplot; all seeds together.
+        """Draws the accuracy of each client into `ax`, or into a new figure of pyplot; all seeds
+        together.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=4, alpha=0.1)
@@ -209,9 +237,9 @@ class Result:
     def save(self, folder: str | Path) -> None:
         """Saves the files of each seed as the stages name them, and summary.csv.
 
-        runs/<setting>-<recipe>-<seed>/ has rounds.csv, model.safetensors, recorded.safetensors and run.json.
-        evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv and metrics.json.
-        UserError if the folder can't be written.
+        runs/<setting>-<recipe>-<seed>/ has rounds.csv, model.safetensors, recorded.safetensors and
+        run.json. evaluation/<setting>-<recipe>-<seed>/ has per_class.csv, per_client.csv and
+        metrics.json. UserError if the folder can't be written.
 
         >>> import tempfile, pathlib
         >>> import fedml_noniid as nd
@@ -270,14 +298,19 @@ class Result:
         for seed, files in self.files.items():
             text = io.BytesIO(getattr(files, part)[name])
             # A class may be called NA.
-            frame = pd.read_csv(text, keep_default_na=False, na_values=[""], dtype={"class": str}, **EXACT)
+            frame = pd.read_csv(
+                text, keep_default_na=False, na_values=[""], dtype={"class": str}, **EXACT
+            )
             frame.insert(0, "seed", seed)
             frames.append(frame)
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["seed"])
 
 
 class Comparison(pd.DataFrame):  # type: ignore[misc]  # pandas has no types
-    """A data frame that is printed with all its columns. pandas would hide the interval on a narrow terminal."""
+    """A data frame that is printed with all its columns.
+
+    pandas would hide the interval on a narrow terminal.
+    """
 
     def __repr__(self) -> str:
         return str(self.to_string(index=False, float_format="{:.4f}".format))
@@ -337,14 +370,15 @@ class Results(Sequence[Result]):
     def summary(self) -> pd.DataFrame:
         """A row per setting and recipe, the best of a setting first.
 
-        `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the ends `low` and
-        `high` of the 95 % interval of the mean by the t distribution. `majority_accuracy`: of always naming
-        the most frequent class of the training data. `balanced_accuracy`: mean of the accuracies on each class.
-        `macro_f1`: mean of the F1 of each class. `worst_client`: the lowest accuracy of a client. All four are
-        means over seeds. `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over
-        seeds.
-        `rank`: within the setting; missing if the recipe is not federated, has seen the test set, or is no
-        better than a constant answer. `note` says so, and names the public data that the recipe sees.
+        `accuracy`: after the last round, mean over seeds, with the standard deviation `std` and the
+        ends `low` and `high` of the 95 % interval of the mean by the t distribution.
+        `majority_accuracy`: of always naming the most frequent class of the training data.
+        `balanced_accuracy`: mean of the accuracies on each class. `macro_f1`: mean of the F1 of
+        each class. `worst_client`: the lowest accuracy of a client. All four are means over seeds.
+        `mib_per_round` and `mib`: all clients, up and down. `seconds`: of all rounds, mean over
+        seeds. `rank`: within the setting; missing if the recipe is not federated, has seen the test
+        set, or is no better than a constant answer. `note` says so, and names the public data that
+        the recipe sees.
         """
         rows = []
         for point, group in self._scenarios():
@@ -352,7 +386,9 @@ class Results(Sequence[Result]):
                 n, std = line.final.n, line.final.std
                 half = None if std is None else comparison.per_deviation(n) * std
                 measured = [(name, getattr(line, spread)) for name, spread in MEANS.items()]
-                seconds = [sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe]
+                seconds = [
+                    sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe
+                ]
                 rows.append(
                     {
                         **point,
@@ -377,11 +413,11 @@ class Results(Sequence[Result]):
     def compare(self, other: str = "fedavg") -> pd.DataFrame:
         """Each recipe against `other`, seed by seed, within each setting.
 
-        `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95 % interval of the
-        paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for all comparisons of the setting; the
-        `verdict` goes by it. `higher`: on how many of the `seeds` the recipe ends above `other`. Recipes that are not
-        federated or have seen the test set are left out. It is printed with all columns. UserError if `other` has no
-        result.
+        `difference`: of the accuracy after the last round, with the ends `low` and `high` of the 95
+        % interval of the paired t test. `p`: of that test. `p_holm`: after Holm's adjustment for
+        all comparisons of the setting; the `verdict` goes by it. `higher`: on how many of the
+        `seeds` the recipe ends above `other`. Recipes that are not federated or have seen the test
+        set are left out. It is printed with all columns. UserError if `other` has no result.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
@@ -392,21 +428,36 @@ class Results(Sequence[Result]):
         names = dict.fromkeys(result.recipe for result in self._found if result.files)
         if other not in names:
             allowed = ", ".join(names) or "none"
-            raise UserError(f"compare: {shown(other)} has no result{nearest(str(other), names)}; allowed: {allowed}")
+            raise UserError(
+                f"compare: {shown(other)} has no result{nearest(str(other), names)}; allowed: "
+                f"{allowed}"
+            )
         rows = []
         for point, group in self._scenarios():
             line = next((line for line in group.lines if line.recipe == other), None)
             for one in comparison.against(group, line).values():
                 n = len(one.differences)
-                values = (one.mean if n else None, one.low, one.high, one.p, one.holm_p, one.higher, n, one.verdict)
-                rows.append({**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))})
+                values = (
+                    one.mean if n else None,
+                    one.low,
+                    one.high,
+                    one.p,
+                    one.holm_p,
+                    one.higher,
+                    n,
+                    one.verdict,
+                )
+                rows.append(
+                    {**point, "recipe": one.recipe, **dict(zip(COMPARED, values, strict=True))}
+                )
         frame = pd.DataFrame(rows, columns=[*self._keys, "recipe", *COMPARED])
         return Comparison(frame.astype(dict.fromkeys(COMPARED[:5], float)))
 
     def plot(self, ax: Axes | None = None) -> list[Axes]:
         """Draws the test accuracy per round, a panel for each setting, into a new figure of pyplot.
 
-        A thick line is the mean over seeds, a thin line is one seed. `ax`: where to draw, if there is one setting.
+        A thick line is the mean over seeds, a thin line is one seed. `ax`: where to draw, if there
+        is one setting.
 
         >>> import fedml_noniid as nd
         >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
@@ -417,12 +468,17 @@ class Results(Sequence[Result]):
         points = self._points()
         panels = plots.axes_for(len(points), ax, plots.ACCURACY)
         for axes, (title, group) in zip(panels, points, strict=True):
-            plots.accuracy(axes, {result.recipe: result.rounds for result in group if result.files}, self._recipes)
+            plots.accuracy(
+                axes,
+                {result.recipe: result.rounds for result in group if result.files},
+                self._recipes,
+            )
             axes.set_title(title, loc="left", fontsize=11)
         return panels
 
     def plot_clients(self, ax: Axes | None = None) -> list[Axes]:
-        """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot; all seeds together.
+        """Draws the accuracy of each client, a panel for each setting, into a new figure of pyplot;
+        all seeds together.
 
         `ax`: where to draw, if there is one setting.
 
@@ -436,7 +492,11 @@ class Results(Sequence[Result]):
         height = plots.height_of_clients(len(self._recipes))
         panels = plots.axes_for(len(points), ax, (plots.ACCURACY[0], height), share_x=True)
         for axes, (title, group) in zip(panels, points, strict=True):
-            values = {result.recipe: result.clients["accuracy"].dropna() for result in group if result.files}
+            values = {
+                result.recipe: result.clients["accuracy"].dropna()
+                for result in group
+                if result.files
+            }
             plots.clients(axes, values, self._recipes)
             axes.set_title(title, loc="left", fontsize=11)
         return panels
@@ -446,7 +506,8 @@ class Results(Sequence[Result]):
 
         >>> import tempfile, pathlib
         >>> import fedml_noniid as nd
-        >>> results = nd.sweep(["fedavg"], nd.partition(nd.load("digits"), "iid", clients=4), rounds=2)
+        >>> split = nd.partition(nd.load("digits"), "iid", clients=4)
+        >>> results = nd.sweep(["fedavg"], split, rounds=2)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     results.save(folder)
         ...     [path.name for path in pathlib.Path(folder, "runs").iterdir()]
@@ -471,7 +532,9 @@ class Results(Sequence[Result]):
         """The settings: their words and their results."""
         found: dict[str, list[Result]] = {}
         for result in self._found:
-            found.setdefault(", ".join(f"{key} {value}" for key, value in result.point.items()), []).append(result)
+            found.setdefault(
+                ", ".join(f"{key} {value}" for key, value in result.point.items()), []
+            ).append(result)
         return list(found.items())
 
     def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], Scenario]]:
@@ -483,7 +546,9 @@ class Results(Sequence[Result]):
             first = next((result for result in group if result.files), None)
             if first is None:
                 continue
-            tested = int(first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum())
+            tested = int(
+                first.classes.loc[first.classes["seed"] == first.seeds[0], "samples"].sum()
+            )
             found = summary.scenario(name, runs, [result.recipe for result in group], seeds, tested)
             if found is not None:
                 yield group[0].point, found
@@ -497,7 +562,11 @@ class Results(Sequence[Result]):
             columns = {key: [value] * len(frame) for key, value in own.items()}
             frames.append(pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1))
         filled = [frame for frame in frames if len(frame)]
-        return pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=[*self._keys, "recipe"])
+        return (
+            pd.concat(filled, ignore_index=True)
+            if filled
+            else pd.DataFrame(columns=[*self._keys, "recipe"])
+        )
 
 
 def folder_of(where: str, folder: object) -> Path:
@@ -508,7 +577,9 @@ def folder_of(where: str, folder: object) -> Path:
     try:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{where}: folder {str(place)!r} can't be written ({error.strerror or error})") from None
+        raise UserError(
+            f"{where}: folder {str(place)!r} can't be written ({error.strerror or error})"
+        ) from None
     if not os.access(place, os.W_OK | os.X_OK):
         raise UserError(f"{where}: folder {str(place)!r} can't be written (Permission denied)")
     return place
@@ -520,7 +591,13 @@ def _seeds(seeds: Collection[int]) -> str:
 
 def _note(line: Line) -> str:
     """What sets a recipe apart from the others."""
-    said = [f"LEAK: {line.leak}"] if line.leak else [f"sees {line.public} public data"] if line.public else []
+    said = (
+        [f"LEAK: {line.leak}"]
+        if line.leak
+        else [f"sees {line.public} public data"]
+        if line.public
+        else []
+    )
     said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
     said += [] if line.is_above_majority else ["no better than the majority class"]
     return "; ".join(said + ([] if line.federated else ["not federated"]))

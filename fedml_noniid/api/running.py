@@ -1,4 +1,5 @@
-"""Runs recipes on data in this process: the same computation as the stages `partition`, `train` and `evaluate`."""
+"""Runs recipes on data in this process: the same computation as the stages `partition`, `train` and
+`evaluate`."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ from fedml_noniid.plugins.engines.callbacks import Callback, Hear
 from fedml_noniid.plugins.engines.simulation import resolve_device
 
 NOT_GIVEN = ("partition", "clients", "validation", "public")  # None means so
-OF_ALL = ("seeds", "processes", "progress", "folder")  # arguments that are the same for a whole sweep
+OF_ALL = (
+    "seeds",
+    "processes",
+    "progress",
+    "folder",
+)  # arguments that are the same for a whole sweep
 RECIPES = "a list of recipes, such as ['fedavg', 'fnr'], or a dictionary of name -> entry"
 
 
@@ -61,32 +67,45 @@ def run(
 ) -> Result:
     """Trains and evaluates a recipe, once for each seed.
 
-    `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them. Each seed deals the
-    data anew. `options`: any other setting of params.yaml by its name: of the partition (`alpha=0.1`), of its section
-    `train` (`momentum=0.9`), and a method's hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is
-    held out, by default nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`.
-    `callbacks`: a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in params.yaml; each run has
-    copies of the objects. `processes`: seeds that run side by side on a CPU; the bits stay the same.
-    `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does. Runs that threads of one
-    process start take turns.
+    `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them.
+    Each seed deals the data anew. `options`: any other setting of params.yaml by its name: of the
+    partition (`alpha=0.1`), of its section `train` (`momentum=0.9`), and a method's
+    hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is held out, by default
+    nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`. `callbacks`:
+    a list such as `[nd.EarlyStop(patience=5)]`, or names and options as in params.yaml; each run
+    has copies of the objects. `processes`: seeds that run side by side on a CPU; the bits stay the
+    same. `folder`: where each seed's files are saved as soon as it ends, as `Result.save` does.
+    Runs that threads of one process start take turns.
 
     UserError for mistakes in the arguments, and if a loss stops being finite.
 
     >>> import fedml_noniid as nd
     >>> data = nd.load("digits")
-    >>> result = nd.run("scaffold+fnr", data, partition="dirichlet", clients=5, alpha=0.5, public=50, rounds=2,
-    ...                 fnr={"p": 0.3})
+    >>> how = {"partition": "dirichlet", "clients": 5, "alpha": 0.5}
+    >>> result = nd.run("scaffold+fnr", data, **how, public=50, rounds=2, fnr={"p": 0.3})
     >>> result.rounds["round"].tolist()
     [1, 2]
     """
     callbacks, options = _callbacks("run", options)
     given = {
-        "partition": partition, "clients": clients, "validation": validation, "public": public,
-        "participation": participation, "model": model, "rounds": rounds, "epochs": epochs, "batch_size": batch_size,
-        "optimizer": optimizer, "lr": lr, "processes": processes, **options,
-    }  # fmt: skip
+        "partition": partition,
+        "clients": clients,
+        "validation": validation,
+        "public": public,
+        "participation": participation,
+        "model": model,
+        "rounds": rounds,
+        "epochs": epochs,
+        "batch_size": batch_size,
+        "optimizer": optimizer,
+        "lr": lr,
+        "processes": processes,
+        **options,
+    }
     if not isinstance(recipe, str):
-        raise UserError(f"run: recipe = {shown(recipe)} is refused; allowed: a name, such as 'scaffold+fnr'")
+        raise UserError(
+            f"run: recipe = {shown(recipe)} is refused; allowed: a name, such as 'scaffold+fnr'"
+        )
     checked = _settings("run", data, {recipe: {}}, seeds, given)
     (result,) = _executed("run", data, [({}, checked)], progress, folder, callbacks)
     for seed, reason in result.failed.items():
@@ -107,14 +126,16 @@ def sweep(
 ) -> Results:
     """Runs several recipes at the same settings, and at each combination of the values in `over`.
 
-    `recipes`: names, or entries as in params.yaml, such as `{"weak": {"recipe": "fedprox", "fedprox": {"mu": 0.01}}}`.
-    `over`: argument of `run` -> its values; those of a method are dictionaries. The other arguments are those of `run`.
-    A method's hyper-parameters go to the recipes that have the method. A run whose loss stops being finite is left out,
-    with a warning; `Results.failed` has the reason. UserError for mistakes in the arguments, before anything runs.
+    `recipes`: names, or entries as in params.yaml, such as `{"weak": {"recipe": "fedprox",
+    "fedprox": {"mu": 0.01}}}`. `over`: argument of `run` -> its values; those of a method are
+    dictionaries. The other arguments are those of `run`. A method's hyper-parameters go to the
+    recipes that have the method. A run whose loss stops being finite is left out, with a warning;
+    `Results.failed` has the reason. UserError for mistakes in the arguments, before anything runs.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), "dirichlet", clients=5, alpha=0.5)
-    >>> results = nd.sweep(["fedavg", "scaffold"], split, over={"lr": [0.05, 0.1]}, rounds=2, seeds=[0, 1])
+    >>> over = {"lr": [0.05, 0.1]}
+    >>> results = nd.sweep(["fedavg", "scaffold"], split, over=over, rounds=2, seeds=[0, 1])
     >>> results.summary[["lr", "recipe", "seeds"]].to_dict("list")["lr"]
     [0.05, 0.05, 0.1, 0.1]
     """
@@ -131,7 +152,9 @@ def sweep(
         named.append((point, _settings("sweep", data, entries, seeds, given, name)))
     results = Results(_executed("sweep", data, named, progress, folder, callbacks))
     if not any(result.files for result in results):
-        raise NonFiniteError("\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items()))
+        raise NonFiniteError(
+            "\n".join(f"sweep: {what}: {reason}" for what, reason in results.failed.items())
+        )
     for what, reason in results.failed.items():
         warnings.warn(f"{what} has no result: {reason}", stacklevel=2)
     return results
@@ -144,7 +167,10 @@ def _callbacks(where: str, options: Mapping[str, Any]) -> tuple[list[Callback], 
         return [], found
     del found["callbacks"]
     if not isinstance(given, list | tuple) or not all(isinstance(one, Callback) for one in given):
-        allowed = "a list of nd.Callback objects, such as [nd.EarlyStop(patience=5)], or {name: {option: value}}"
+        allowed = (
+            "a list of nd.Callback objects, such as [nd.EarlyStop(patience=5)], or {name: "
+            "{option: value}}"
+        )
         raise UserError(f"{where}: callbacks = {shown(given)} is refused; allowed: {allowed}")
     return list(given), found
 
@@ -155,13 +181,17 @@ def _entries(recipes: object) -> settings.Entries:
         raise UserError(f"sweep: recipes = {shown(recipes)} is refused; allowed: {RECIPES}")
     for name in recipes:
         if not isinstance(name, str):
-            raise UserError(f"sweep: recipes: {shown(name)} is refused; allowed: a name, such as 'scaffold+fnr'")
+            raise UserError(
+                f"sweep: recipes: {shown(name)} is refused; allowed: a name, such as 'scaffold+fnr'"
+            )
     if isinstance(recipes, Mapping):
         entries = {name: {} if entry is None else entry for name, entry in recipes.items()}
         for name, entry in entries.items():
             if not isinstance(entry, Mapping):
                 allowed = "{'recipe': name, method: {hyper-parameter: value}}"
-                raise UserError(f"sweep: recipes: {name} = {shown(entry)} is refused; allowed: {allowed}")
+                raise UserError(
+                    f"sweep: recipes: {name} = {shown(entry)} is refused; allowed: {allowed}"
+                )
         return entries
     twice = [name for name in dict.fromkeys(recipes) if recipes.count(name) > 1]
     if twice:
@@ -170,17 +200,30 @@ def _entries(recipes: object) -> settings.Entries:
 
 
 def _axes(over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Argument -> its values. UserError unless `over` has lists of different values, and nothing else has them."""
+    """Argument -> its values.
+
+    UserError unless `over` has lists of different values, and nothing else has them.
+    """
     if over is None:
         return {}
     if not isinstance(over, Mapping):
-        raise UserError(f"sweep: over = {shown(over)} is refused; allowed: argument -> values, such as {{'lr': [0.1]}}")
+        raise UserError(
+            f"sweep: over = {shown(over)} is refused; allowed: argument -> values, such as "
+            f"{{'lr': [0.1]}}"
+        )
     axes = {}
     for key, values in over.items():
         if not isinstance(key, str) or key in options or key in OF_ALL:
-            raise UserError(f"sweep: over: {key!r} is refused; allowed: arguments of `run` that are given only here")
+            raise UserError(
+                f"sweep: over: {key!r} is refused; allowed: arguments of `run` that are given "
+                "only here"
+            )
         found = settings.plain(values)
-        if not isinstance(found, list) or not found or any(found.count(value) > 1 for value in found):
+        if (
+            not isinstance(found, list)
+            or not found
+            or any(found.count(value) > 1 for value in found)
+        ):
             refused = f"sweep: over: {key} = {shown(values)} is refused"
             raise UserError(f"{refused}; allowed: a list of values, each of them once")
         axes[key] = found
@@ -188,16 +231,26 @@ def _axes(over: object, options: Mapping[str, Any]) -> dict[str, list[Any]]:
 
 
 def _settings(
-    where: str, data: Data | Split, entries: settings.Entries, seeds: object, given: Mapping[str, Any], name: str = ""
+    where: str,
+    data: Data | Split,
+    entries: settings.Entries,
+    seeds: object,
+    given: Mapping[str, Any],
+    name: str = "",
 ) -> Config:
     """The checked settings. What a split has already can't be given again."""
     check_data(where, data, Data, Split)
-    known = {key: value for key, value in given.items() if value is not None or key not in NOT_GIVEN}
+    known = {
+        key: value for key, value in given.items() if value is not None or key not in NOT_GIVEN
+    }
     if isinstance(data, Split):
         sections = settings.options()
         for key in known:
             if sections.get(key) in ("data", "scenario") and key not in OF_RUN:
-                raise UserError(f"{where}: {key} is given twice, as data is a split; allowed: in `partition` only")
+                raise UserError(
+                    f"{where}: {key} is given twice, as data is a split; allowed: in "
+                    "`partition` only"
+                )
         known |= data.settings
         data = data.data
     return settings.of(where, data.settings, data.from_memory, entries, seeds, known, name)
@@ -222,9 +275,13 @@ class _Done(NamedTuple):
 
 
 def _executed(
-    where: str, data: Data | Split, points: Sequence[tuple[Mapping[str, Any], Config]], progress: bool,
-    folder: str | Path | None, callbacks: Sequence[Callback],
-) -> list[Result]:  # fmt: skip
+    where: str,
+    data: Data | Split,
+    points: Sequence[tuple[Mapping[str, Any], Config]],
+    progress: bool,
+    folder: str | Path | None,
+    callbacks: Sequence[Callback],
+) -> list[Result]:
     """A result for each point and recipe."""
     place = None if folder is None else folder_of(where, folder)
     first = points[0][1]
@@ -237,17 +294,24 @@ def _executed(
     alone = processes if len(units) == 1 and first.train.threads == 1 else 1
     found: dict[int, Files] = {}
     failed: dict[int, str] = {}
-    with in_turn(), settings.spoken(where), Display(where, len(units), bars=progress, lines=False) as display:
+    with (
+        in_turn(),
+        settings.spoken(where),
+        Display(where, len(units), bars=progress, lines=False) as display,
+    ):
         dealt = _dealt(data, units)
         whole = data.data if isinstance(data, Split) else data
         jobs = [
-            _Job(checked, unit, whole, dealt[number], alone, callbacks) for number, (checked, unit) in enumerate(units)
+            _Job(checked, unit, whole, dealt[number], alone, callbacks)
+            for number, (checked, unit) in enumerate(units)
         ]
 
         def work(number: int) -> _Done:
             return _done(jobs[number])
 
-        for number, done in side_by_side(work, range(len(units)), 1 if alone > 1 else processes, display):
+        for number, done in side_by_side(
+            work, range(len(units)), 1 if alone > 1 else processes, display
+        ):
             key = units[number][1].key
             if done.reason:
                 failed[number] = done.reason
@@ -265,7 +329,8 @@ def _collected(
     found: Mapping[int, Files],
     failed: Mapping[int, str],
 ) -> list[Result]:
-    """The files and the failures, by the number of the item, as a result for each point and recipe."""
+    """The files and the failures, by the number of the item, as a result for each point and
+    recipe."""
     results, number = [], 0
     for point, checked in points:
         numbers = {unit: at for at, unit in enumerate(checked.units(), number)}
@@ -291,7 +356,9 @@ def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Ind
                 made[key] = data.indices
             else:
                 whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
-                made[key] = deal(whole.dataset, held_out, scenario, unit.scenario, unit.seed, given).indices
+                made[key] = deal(
+                    whole.dataset, held_out, scenario, unit.scenario, unit.seed, given
+                ).indices
         found.append(made[key])
     return found
 
@@ -301,12 +368,16 @@ def _done(job: _Job) -> _Done:
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
 
     def hear(row: Mapping[str, float]) -> None:
-        tell(Round(job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"]))
+        tell(
+            Round(job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"])
+        )
 
     try:
         own = copy.deepcopy(list(job.callbacks))
     except Exception as error:  # of any kind: the code is the user's
-        raise UserError(f"callbacks: can't be copied for a run ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"callbacks: can't be copied for a run ({type(error).__name__}: {error})"
+        ) from None
     simulation = item.simulation([*own, Hear(hear)], job.workers)
     try:
         made = trained(item, simulation, "")
@@ -314,7 +385,9 @@ def _done(job: _Job) -> _Done:
         return _Done(Files({}, {}, ()), settings.in_words(str(error)))
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
-    return _Done(Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows)), "")
+    return _Done(
+        Files(made.files(), measured.files(), tuple(row[SECONDS] for row in made.rows)), ""
+    )
 
 
 _turn = threading.RLock()  # held by the run that this process works on
@@ -325,7 +398,9 @@ def _no_turn() -> None:
     _turn = threading.RLock()
 
 
-os.register_at_fork(after_in_child=_no_turn)  # nobody would give back what a thread of the parent holds
+os.register_at_fork(
+    after_in_child=_no_turn
+)  # nobody would give back what a thread of the parent holds
 
 
 @contextmanager
@@ -335,12 +410,19 @@ def in_turn() -> Iterator[None]:
     torch's threads and precision are settings of the process, and they decide about bits.
     """
     with _turn:
-        # torch counts threads for each thread. A new thread has the number that was set last, by any of them.
+        # torch counts threads for each thread. A new thread has the number that was set last, by
+        # any of them.
         with ThreadPoolExecutor(1) as new:
             threads = new.submit(torch.get_num_threads).result()
-        matmul, convolutions = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+        matmul, convolutions = (
+            torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+        )
         try:
             yield
         finally:
             torch.set_num_threads(threads)
-            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions
+            torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = (
+                matmul,
+                convolutions,
+            )

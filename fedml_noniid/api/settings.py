@@ -1,4 +1,7 @@
-"""Arguments into the settings of params.yaml, which checks them. Its errors then name the arguments."""
+"""Arguments into the settings of params.yaml, which checks them.
+
+Its errors then name the arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,29 @@ from typing import Any
 import numpy as np
 
 from fedml_noniid.pipelines.experiment import check, config
-from fedml_noniid.pipelines.experiment.config import Config, DataSettings, MachineSettings, Scenario, TrainSettings
+from fedml_noniid.pipelines.experiment.config import (
+    Config,
+    DataSettings,
+    MachineSettings,
+    Scenario,
+    TrainSettings,
+)
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError, nearest
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 
 # Of training, what params.yaml has no default for: the values of the default experiment.
 TRAIN: dict[str, Any] = {"model": "mlp", "rounds": 40, "epochs": 2, "batch_size": 32, "lr": 0.1}
-GIVEN = "given-"  # begins the name of a user's own partition; the rest is a checksum of its index lists
+GIVEN = (
+    "given-"  # begins the name of a user's own partition; the rest is a checksum of its index lists
+)
 Values = Mapping[str, Any]
 Entries = Mapping[str, Values]  # of `recipes` in params.yaml
 
 
 def options() -> dict[str, str]:
-    """Every argument of an experiment -> the section of params.yaml that it belongs to, or "method"."""
+    """Every argument of an experiment -> the section of params.yaml that it belongs to, or
+    "method"."""
     dealt = [
         parameter.name
         for partition in PARTITIONS.values()
@@ -43,24 +55,33 @@ def options() -> dict[str, str]:
 
 
 def of(
-    where: str, data: Values, from_memory: bool, entries: Entries, seeds: object, given: Values, name: str = ""
+    where: str,
+    data: Values,
+    from_memory: bool,
+    entries: Entries,
+    seeds: object,
+    given: Values,
+    name: str = "",
 ) -> Config:
     """The settings of an experiment with one scenario. UserErrors begin with `where`.
 
-    `data`: the section without its held-out parts. `given`: all other arguments by name. `name`: of the scenario, by
-    default that of its partition.
+    `data`: the section without its held-out parts. `given`: all other arguments by name. `name`: of
+    the scenario, by default that of its partition.
     """
     sections, seeds = _sections(where, entries, given), plain(seeds)
     scenario = sections["scenario"]
     name = name or re.sub(r"[^A-Za-z0-9_+-]", "_", str(scenario["partition"]))
     own: dict[str, Any] = {} if from_memory else dict(data)
     whole = {"validation": 0.0, "public": 0, **own, **sections["data"]}
-    own_lists = str(scenario["partition"]).startswith(GIVEN)  # checked by `partition`; iid stands in for it here
+    own_lists = str(scenario["partition"]).startswith(
+        GIVEN
+    )  # checked by `partition`; iid stands in for it here
     with spoken(where):
         filled = _with_methods(entries, sections["method"])
         content = {
             "experiment": where,
-            # Data from memory were checked when they were made. A data set without options stands in for them here.
+            # Data from memory were checked when they were made. A data set without options stands
+            # in for them here.
             "data": whole | {"name": "digits"} if from_memory else whole,
             "scenario_names": [name],
             "scenarios": {name: scenario | ({"partition": "iid"} if own_lists else {})},
@@ -72,7 +93,9 @@ def of(
         }
         settings = config.checked(content, config.FILE)
         if from_memory:
-            settings = settings.model_copy(update={"data": DataSettings.model_construct(**whole, **data)})
+            settings = settings.model_copy(
+                update={"data": DataSettings.model_construct(**whole, **data)}
+            )
         if own_lists:
             dealt = settings.scenarios[name].model_copy(update={"partition": scenario["partition"]})
             settings = settings.model_copy(update={"scenarios": {name: dealt}})
@@ -81,40 +104,67 @@ def of(
         missing = settings.scenarios[name].availability
         if missing is not None:
             missing.read(Path(), settings.train.rounds, settings.scenarios[name].clients)
-        composed = {recipe: check.compose(settings, recipe, name) for recipe in settings.recipe_names}
-    leaks = [recipe for recipe, algorithm in composed.items() if algorithm.leak and "leak" not in recipe]
+        composed = {
+            recipe: check.compose(settings, recipe, name) for recipe in settings.recipe_names
+        }
+    leaks = [
+        recipe for recipe, algorithm in composed.items() if algorithm.leak and "leak" not in recipe
+    ]
     if leaks:  # its name has to say so in every table, as in params.yaml
-        named = {f"{key}-leak" if key in leaks else key: {"recipe": key, **entry} for key, entry in entries.items()}
+        named = {
+            f"{key}-leak" if key in leaks else key: {"recipe": key, **entry}
+            for key, entry in entries.items()
+        }
         return of(where, data, from_memory, named, seeds, given, name)
     return settings
 
 
 def _sections(where: str, entries: Entries, given: Values) -> dict[str, dict[str, Any]]:
-    """The arguments by section. UserError for an unknown one, and without a partition and clients."""
+    """The arguments by section.
+
+    UserError for an unknown one, and without a partition and clients.
+    """
     known = options()
     sections: dict[str, dict[str, Any]] = {section: {} for section in known.values()}
     for key, value in given.items():
         if key not in known:
-            raise unknown(where, key, [key for key, section in known.items() if section != "method"], entries)
+            raise unknown(
+                where, key, [key for key, section in known.items() if section != "method"], entries
+            )
         sections[known[key]][key] = plain(value)
     for key in ("partition", "clients"):
         if sections["scenario"].get(key) is None:
-            instead = "" if where == "partition" else ", or what `partition` returned in place of the data"
+            instead = (
+                ""
+                if where == "partition"
+                else ", or what `partition` returned in place of the data"
+            )
             raise UserError(f"{where}: {key} is missing; give it{instead}")
     return sections
 
 
-def unknown(where: str, key: str, allowed: Iterable[str], entries: Entries | None = None) -> UserError:
-    """The error for an argument that doesn't exist. With `entries`, methods and seeds are allowed too."""
+def unknown(
+    where: str, key: str, allowed: Iterable[str], entries: Entries | None = None
+) -> UserError:
+    """The error for an argument that doesn't exist.
+
+    With `entries`, methods and seeds are allowed too.
+    """
     if entries is None:
-        return UserError(f"{where}: unknown argument {key!r}{nearest(key, allowed)}; allowed: {', '.join(allowed)}")
+        return UserError(
+            f"{where}: unknown argument {key!r}{nearest(key, allowed)}; allowed: "
+            f"{', '.join(allowed)}"
+        )
     having = [method for method in recipes.METHODS if key in recipes.hyper_parameters(method)]
-    having.sort(key=lambda method: not any(method in entry for entry in entries))  # those that are meant come first
+    having.sort(
+        key=lambda method: not any(method in entry for entry in entries)
+    )  # those that are meant come first
     hint = f" ({having[0]} has it: {having[0]}={{{key!r}: ...}})" if having else ""
     words = ["seeds", *allowed]
     return UserError(
         f"{where}: unknown argument {key!r}{hint or nearest(key, [*words, *recipes.METHODS])}; "
-        f"allowed: {', '.join(words)}, and a method's name with a dictionary of its hyper-parameters"
+        f"allowed: {', '.join(words)}, and a method's name with a dictionary of its "
+        "hyper-parameters"
     )
 
 
@@ -153,13 +203,22 @@ def in_words(line: str) -> str:
 
 
 def _with_methods(entries: Entries, methods: Values) -> dict[str, dict[str, Any]]:
-    """The entries, each with the hyper-parameters of its own methods. What an entry has itself comes first."""
+    """The entries, each with the hyper-parameters of its own methods.
+
+    What an entry has itself comes first.
+    """
     used: set[str] = set()
     filled = {}
     for name, entry in entries.items():
         own = set(recipes.parse(str(entry.get("recipe") or name))) & methods.keys()
         used |= own
-        filled[name] = {**{method: methods[method] for method in methods if method in own}, **plain(entry)}
+        filled[name] = {
+            **{method: methods[method] for method in methods if method in own},
+            **plain(entry),
+        }
     for method in [method for method in methods if method not in used]:
-        raise UserError(f"settings for {method!r}, which is not part of any recipe; recipes: {', '.join(entries)}")
+        raise UserError(
+            f"settings for {method!r}, which is not part of any recipe; recipes: "
+            f"{', '.join(entries)}"
+        )
     return filled

@@ -33,7 +33,8 @@ OF_RUN = ("participation", "availability")  # of a scenario, these change no spl
 class Split:
     """The data of the clients.
 
-    `run` and `sweep` take it in the place of the data. They deal the data anew for each seed, by the same settings.
+    `run` and `sweep` take it in the place of the data. They deal the data anew for each seed, by
+    the same settings.
 
     >>> import fedml_noniid as nd
     >>> split = nd.partition(nd.load("digits"), "iid", clients=4, validation=0.1)
@@ -49,7 +50,8 @@ class Split:
 
     @property
     def indices(self) -> Indices:
-        """Positions in the training set: `clients`, `validation`, `public`; in the test set: `test_clients`."""
+        """Positions in the training set: `clients`, `validation`, `public`; in the test set:
+        `test_clients`."""
         return self.dealt.indices
 
     @property
@@ -60,7 +62,11 @@ class Split:
         >>> nd.partition(nd.load("digits"), "iid", clients=4).statistics["samples"]
         1437
         """
-        return pd.Series(self.dealt.statistics, dtype=object, name=f"{self.settings['partition']}, seed {self.seed}")
+        return pd.Series(
+            self.dealt.statistics,
+            dtype=object,
+            name=f"{self.settings['partition']}, seed {self.seed}",
+        )
 
     @property
     def table(self) -> pd.DataFrame:
@@ -86,21 +92,27 @@ class Split:
 
             width, height = heatmap.panel_size(self.dealt.counts)
             ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
-        image = heatmap.draw(ax, self.dealt.counts, self.data.classes, f"{self._words}, seed {self.seed}")
+        image = heatmap.draw(
+            ax, self.dealt.counts, self.data.classes, f"{self._words}, seed {self.seed}"
+        )
         if not ax.texts:  # the cells carry no numbers
             ax.figure.colorbar(image, ax=ax, label="training samples")
         return ax
 
     def __repr__(self) -> str:
         found = self.dealt.statistics
-        clients = f"{found['clients']} clients with {found['size_min']} to {found['size_max']} samples"
+        clients = (
+            f"{found['clients']} clients with {found['size_min']} to {found['size_max']} samples"
+        )
         distance = f"label distance {found['label_distance_mean']:.2f} on average"
         return f"{self.data.name}, {self._words}, seed {self.seed}: {clients}, {distance}"
 
     @property
     def _words(self) -> str:
         """The partition and its own options."""
-        options = [f"{key} {_short(value)}" for key, value in self.settings.items() if key not in NOT_NAMED]
+        options = [
+            f"{key} {_short(value)}" for key, value in self.settings.items() if key not in NOT_NAMED
+        ]
         return " ".join([str(self.settings["partition"]), *options])
 
 
@@ -121,65 +133,109 @@ def partition(
 ) -> Split:
     """Deals the training set to clients.
 
-    `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their place: a partition of
-    your own, for each client its positions in the training set, the same for all seeds. `validation`: the share that
-    is held out. `public`: the number of samples that no client holds. With `indices`, both are taken from the samples
-    that no client has, and `validation` is a share of these.
+    `partition` and its own `options` are those of a scenario in params.yaml. `indices` in their
+    place: a partition of your own, for each client its positions in the training set, the same for
+    all seeds. `validation`: the share that is held out. `public`: the number of samples that no
+    client holds. With `indices`, both are taken from the samples that no client has, and
+    `validation` is a share of these.
 
-    `noise`: `{"sigma": ...}` adds noise to each client's samples. `label_noise`: `{"rate": ...}` makes some labels of
-    the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the images of each client by one angle. `drift`:
-    `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1 and 7 from round 20 on. UserError for an unknown name or
-    option, for lists that are no partition, and for values that don't fit the data.
+    `noise`: `{"sigma": ...}` adds noise to each client's samples. `label_noise`: `{"rate": ...}`
+    makes some labels of the clients wrong. `rotation`: `{"degrees": [0, 90]}` turns the images of
+    each client by one angle. `drift`: `{"at": 20, "swap": [[1, 7]]}` swaps the clients' labels 1
+    and 7 from round 20 on. UserError for an unknown name or option, for lists that are no
+    partition, and for values that don't fit the data.
 
     >>> import fedml_noniid as nd
-    >>> nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)]).table.sum(axis=1).tolist()
+    >>> split = nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)])
+    >>> split.table.sum(axis=1).tolist()
     [100, 300]
     >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
-    digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label distance 0.79 on average
+    digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label
+    distance 0.79 on average
     """
     check_data("partition", data, Data)
     lists = None
     if indices is not None:
         for key, value in {"partition": partition, "clients": clients, **options}.items():
             if value is not None:
-                raise UserError(f"partition: {key} = {shown(value)} is refused; allowed: nothing of it beside indices")
+                raise UserError(
+                    f"partition: {key} = {shown(value)} is refused; allowed: nothing of it "
+                    "beside indices"
+                )
         lists = _checked(indices, len(data.dataset.train_y))
         text = json.dumps([part.tolist() for part in lists])
-        partition, clients = settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12], len(lists)
-    given = {"partition": partition, "clients": clients, "validation": validation, "public": public, **options}
+        partition, clients = (
+            settings.GIVEN + hashlib.sha256(text.encode()).hexdigest()[:12],
+            len(lists),
+        )
+    given = {
+        "partition": partition,
+        "clients": clients,
+        "validation": validation,
+        "public": public,
+        **options,
+    }
     skews = {"noise": noise, "label_noise": label_noise, "rotation": rotation, "drift": drift}
     given |= {key: skew for key, skew in skews.items() if skew is not None}
     known = settings.options()
-    own = [key for key, section in known.items() if section in ("data", "scenario") and key not in OF_RUN]
+    own = [
+        key
+        for key, section in known.items()
+        if section in ("data", "scenario") and key not in OF_RUN
+    ]
     for key in options:
         if key in known and key not in own:
-            raise UserError(f"partition: {key} = {shown(options[key])} is refused; allowed: in `run` and `sweep`")
+            raise UserError(
+                f"partition: {key} = {shown(options[key])} is refused; allowed: in `run` and "
+                "`sweep`"
+            )
         if key not in known:
             raise settings.unknown("partition", key, ["seed", *own])
     with settings.spoken("partition"):
         seed = whole_number("seed", seed, 0, 2**63 - 1)
-    checked = settings.of("partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given)
+    checked = settings.of(
+        "partition", data.settings, data.from_memory, {"fedavg": {}}, [seed], given
+    )
     (name,) = checked.scenario_names
     with settings.spoken("partition"):
-        dealt = deal(data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists)
+        dealt = deal(
+            data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists
+        )
     return Split(data, given, checked.seeds[0], dealt, lists)
 
 
 def _checked(indices: Any, n: int) -> tuple[Ints, ...]:
-    """A user's index lists, each ascending. UserError unless each of `n` samples is in one list at most."""
-    if isinstance(indices, str | Mapping) or not isinstance(indices, Iterable) or not (parts := list(indices)):
-        raise UserError(f"partition: indices = {shown(indices)} is refused; allowed: a list of arrays, one per client")
+    """A user's index lists, each ascending.
+
+    UserError unless each of `n` samples is in one list at most.
+    """
+    if (
+        isinstance(indices, str | Mapping)
+        or not isinstance(indices, Iterable)
+        or not (parts := list(indices))
+    ):
+        raise UserError(
+            f"partition: indices = {shown(indices)} is refused; allowed: a list of arrays, one "
+            "per client"
+        )
     client = np.full(n, -1)
     found = []
     for k, part in enumerate(parts):
         where, own = f"partition: indices[{k}]", to_array(f"partition: indices[{k}]", part)
         if own.ndim != 1 or own.dtype.kind not in "iu" or not len(own):
-            raise UserError(f"{where} is {own.dtype} {list(own.shape)}; allowed: positions, whole numbers [n], n > 0")
+            raise UserError(
+                f"{where} is {own.dtype} {list(own.shape)}; allowed: positions, whole numbers "
+                "[n], n > 0"
+            )
         if len(outside := own[(own < 0) | (own >= n)]):
-            raise UserError(f"{where} has {outside[0]}; allowed: 0 to {n - 1}, positions in the training set")
+            raise UserError(
+                f"{where} has {outside[0]}; allowed: 0 to {n - 1}, positions in the training set"
+            )
         if len(held := own[client[own] >= 0]):
             other = client[held[0]]
-            raise UserError(f"{where} has {held[0]}, as has indices[{other}]; allowed: a sample in one client")
+            raise UserError(
+                f"{where} has {held[0]}, as has indices[{other}]; allowed: a sample in one client"
+            )
         client[own] = k
         if len(twice := np.flatnonzero(np.bincount(own) > 1)):
             raise UserError(f"{where} has {twice[0]} twice; allowed: once")
@@ -196,5 +252,10 @@ def _short(value: Any) -> str:
 def check_data(where: str, found: object, *allowed: type) -> None:
     """UserError unless `found` is of an allowed type."""
     if not isinstance(found, allowed):
-        names = "load, from_frame, from_texts, from_arrays" + (", partition" if Split in allowed else "")
-        raise UserError(f"{where}: data is of type {type(found).__name__}; allowed: what one of {names} returned")
+        names = "load, from_frame, from_texts, from_arrays" + (
+            ", partition" if Split in allowed else ""
+        )
+        raise UserError(
+            f"{where}: data is of type {type(found).__name__}; allowed: what one of {names} "
+            "returned"
+        )

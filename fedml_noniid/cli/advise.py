@@ -15,12 +15,13 @@ from fedml_noniid.plugins.core.errors import UserError
 def add(app: typer.Typer) -> None:
     """Adds the verb."""
     verb(
-        app, "advise",
+        app,
+        "advise",
         "noniid advise    # which method for the scenarios of params.yaml?",
         "noniid advise --root ../other-study",
         "noniid advise --make-base --study digits",
         "noniid advise --make-base --no-run    # judge what has run",
-    )(advise)  # fmt: skip
+    )(advise)
 
 
 def _studies(incomplete: str) -> list[str]:
@@ -31,25 +32,38 @@ def _studies(incomplete: str) -> list[str]:
 
 def advise(
     make_base: Annotated[
-        bool, typer.Option("--make-base", help="Run the studies of the base instead (90 min). Needs a checkout.")
+        bool,
+        typer.Option(
+            "--make-base", help="Run the studies of the base instead (90 min). Needs a checkout."
+        ),
     ] = False,
     study: Annotated[
-        str | None, typer.Option(metavar="NAME", help="With --make-base: only this study.", autocompletion=_studies)
+        str | None,
+        typer.Option(
+            metavar="NAME", help="With --make-base: only this study.", autocompletion=_studies
+        ),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run/--no-run", help="With --make-base: run what is missing, or take what has run.")
+        bool,
+        typer.Option(
+            "--run/--no-run", help="With --make-base: run what is missing, or take what has run."
+        ),
     ] = True,
     to: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER", help="With --make-base: where the files go.", show_default="docs/results"),
+        typer.Option(
+            metavar="FOLDER",
+            help="With --make-base: where the files go.",
+            show_default="docs/results",
+        ),
     ] = None,
     root: Root = Path(),
 ) -> None:
     """Say which method to use, before anything is trained.
 
-    The skew of each scenario in params.yaml is measured on its partitions, which are made if they are missing.
-    Methods are ranked by the gain over FedAvg that they had in runs with skew like that. The answer can be "don't
-    know".
+    The skew of each scenario in params.yaml is measured on its partitions, which are made if they
+    are missing. Methods are ranked by the gain over FedAvg that they had in runs with skew like
+    that. The answer can be "don't know".
     """
     given = {"--study": study is not None, "--no-run": not run, "--to": to is not None}
     alone = [option for option, is_given in given.items() if is_given]

@@ -11,7 +11,17 @@ import typer
 from typer.exceptions import TyperException
 
 import fedml_noniid
-from fedml_noniid.cli import advise, checkout, claims, deploy, experiment, init, methods, papers, tracking
+from fedml_noniid.cli import (
+    advise,
+    checkout,
+    claims,
+    deploy,
+    experiment,
+    init,
+    methods,
+    papers,
+    tracking,
+)
 from fedml_noniid.cli.verb import SETTINGS, Group, said, say
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
@@ -40,11 +50,15 @@ def _noniid(
         bool, typer.Option("--version", help="Show the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Federated learning on non-IID data: compare methods on your own data or on the papers' data sets."""
+    """Federated learning on non-IID data: compare methods on your own data or on the papers' data
+    sets."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command line, by default that of this process. Returns the exit code; errors are lines on stderr."""
+    """Runs a command line, by default that of this process.
+
+    Returns the exit code; errors are lines on stderr.
+    """
     for name in UNTOLD:
         os.environ.setdefault(name, "true")
     return edge.guarded(lambda: _run(arguments))

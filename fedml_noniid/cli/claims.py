@@ -19,12 +19,13 @@ SIZES = ("smoke", "small")  # those of pipelines/papers/claims/spec.py, whose im
 def add(app: typer.Typer) -> None:
     """Adds the verb."""
     verb(
-        app, "claims",
+        app,
+        "claims",
         "noniid claims fednnnn --size smoke",
         "noniid claims --size small --no-run    # judge what has run",
         "noniid claims --size small --missing   # run what has no committed numbers",
         "noniid claims ccn --size small --claim ccn-weights-move",
-    )(claims)  # fmt: skip
+    )(claims)
 
 
 def _complete(incomplete: str) -> list[str]:
@@ -37,37 +38,60 @@ def _complete(incomplete: str) -> list[str]:
 def claims(
     paper: Annotated[
         str | None,
-        typer.Argument(metavar="PAPER", help=f"One of {', '.join(PAPERS)}; all if left out.",
-                       **one_of("paper", lambda: PAPERS)),
+        typer.Argument(
+            metavar="PAPER",
+            help=f"One of {', '.join(PAPERS)}; all if left out.",
+            **one_of("paper", lambda: PAPERS),
+        ),
     ] = None,
     size: Annotated[
-        str, typer.Option(help="smoke tests that all claims run; small decides them, in hours.",
-                          **one_of("size", lambda: SIZES)),
+        str,
+        typer.Option(
+            help="smoke tests that all claims run; small decides them, in hours.",
+            **one_of("size", lambda: SIZES),
+        ),
     ] = SIZES[0],
     claim: Annotated[
-        str | None, typer.Option(metavar="ID", help="Only the study of this claim is run.", autocompletion=_complete)
+        str | None,
+        typer.Option(
+            metavar="ID", help="Only the study of this claim is run.", autocompletion=_complete
+        ),
     ] = None,
-    run: Annotated[bool, typer.Option("--run/--no-run", help="Run what is missing, or judge what has run.")] = True,
+    run: Annotated[
+        bool, typer.Option("--run/--no-run", help="Run what is missing, or judge what has run.")
+    ] = True,
     missing: Annotated[
-        bool, typer.Option("--missing", help="Run only studies of claims without committed numbers in docs/results.")
+        bool,
+        typer.Option(
+            "--missing",
+            help="Run only studies of claims without committed numbers in docs/results.",
+        ),
     ] = False,
-    write: Annotated[bool, typer.Option("--write", help="Copy the page to docs/results. Needs a checkout.")] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Copy the page to docs/results. Needs a checkout.")
+    ] = False,
     root: Root = Path(),
-) -> None:  # fmt: skip
+) -> None:
     """Test the papers' claims: held, not held or undecided.
 
-    Each claim is a sentence of a paper with a test that was written down before it ran. The page has all claims, so
-    that the tests are corrected for their number. An interrupted command goes on from the last checkpoint.
+    Each claim is a sentence of a paper with a test that was written down before it ran. The page
+    has all claims, so that the tests are corrected for their number. An interrupted command goes on
+    from the last checkpoint.
     """
     to = checkout("claims --write") / RESULTS if write else None
     if to is not None and size == "smoke":
-        raise UserError("--write with --size smoke is refused, as its verdicts prove nothing; allowed: --size small")
+        raise UserError(
+            "--write with --size smoke is refused, as its verdicts prove nothing; allowed: "
+            "--size small"
+        )
     place = workspace(root)
     from fedml_noniid.pipelines.papers.claims import verbs
 
     page = verbs.claims(place, size, paper, claim, run, missing)
     say(f"page: {page}")
     if to is not None:
-        for file in sorted(set(page.parent.glob("claims*")) - {page.with_suffix(".html")}):  # the site makes its own
+        for file in sorted(
+            set(page.parent.glob("claims*")) - {page.with_suffix(".html")}
+        ):  # the site makes its own
             shutil.copy(file, to / file.name)
             say(f"written: {to / file.name}")

@@ -1,4 +1,5 @@
-"""The verbs of FedML cross-silo: deploy kits, shards, server, silo, status, loopback, record, config."""
+"""The verbs of FedML cross-silo: deploy kits, shards, server, silo, status, loopback, record,
+config."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ Days = Annotated[int, typer.Option(help="Days for which a kit is valid.")]
 def add(app: typer.Typer) -> None:
     """Adds the group."""
     deploy = group(
-        "Run FedML cross-silo, on one machine or on many.\n\nThe server and each silo are processes. "
+        "Run FedML cross-silo, on one machine or on many.\n\nThe server and each silo are "
+        "processes. "
         "`noniid deploy loopback` runs all of them on this machine.",
         "noniid deploy loopback --recipe scaffold+fnr --silos 3   # all on this machine",
         "noniid deploy kits make --silos 3 --out kits",
@@ -29,34 +31,73 @@ def add(app: typer.Typer) -> None:
     )
     kits = group(
         "Make and revoke certificates: for the operator of a federation.",
-        "noniid deploy kits make --silos 3 --out kits", "noniid deploy kits show --out kits",
-    )  # fmt: skip
-    verb(kits, "make", "noniid deploy kits make --silos 3 --out kits", "noniid deploy kits make --silos 3 --out kits "
-         "--days 90")(make)  # fmt: skip
-    verb(kits, "renew", "noniid deploy kits renew --rank 2 --out kits",
-         "noniid deploy kits renew --rank 0 --out kits --days 90")(renew)  # fmt: skip
-    verb(kits, "revoke", "noniid deploy kits revoke --rank 2 --out kits", "noniid deploy kits show --out kits")(revoke)
-    verb(kits, "show", "noniid deploy kits show --out kits", "noniid deploy kits show --out /secure/kits")(show)
-    deploy.add_typer(kits, name="kits")
-    verb(deploy, "config", "noniid deploy config", "noniid deploy config server/fedml_config.yaml")(config)
-    verb(
-        deploy, "shards",
-        "noniid deploy shards --data data/digits.safetensors "
-        "--indices partitions/dirichlet-0/indices.json --out shards",
-    )(shards)  # fmt: skip
-    verb(deploy, "server", "noniid deploy server --config fedml_config.yaml",
-         "noniid deploy server --config /etc/federation/server.yaml")(server)  # fmt: skip
-    verb(deploy, "silo", "noniid deploy silo --rank 1 --config fedml_config.yaml",
-         "noniid deploy silo --rank 2 --config /etc/federation/silo.yaml")(silo)  # fmt: skip
-    verb(deploy, "status", "noniid deploy status --config fedml_config.yaml",
-         "noniid deploy status --config fedml_config.yaml | python -m json.tool")(status)  # fmt: skip
-    verb(deploy, "loopback", "noniid deploy loopback", "noniid deploy loopback --recipe scaffold+fnr --silos 4")(
-        loopback
+        "noniid deploy kits make --silos 3 --out kits",
+        "noniid deploy kits show --out kits",
     )
     verb(
-        deploy, "record", "noniid deploy record run --config fedml_config.yaml",
+        kits,
+        "make",
+        "noniid deploy kits make --silos 3 --out kits",
+        "noniid deploy kits make --silos 3 --out kits --days 90",
+    )(make)
+    verb(
+        kits,
+        "renew",
+        "noniid deploy kits renew --rank 2 --out kits",
+        "noniid deploy kits renew --rank 0 --out kits --days 90",
+    )(renew)
+    verb(
+        kits,
+        "revoke",
+        "noniid deploy kits revoke --rank 2 --out kits",
+        "noniid deploy kits show --out kits",
+    )(revoke)
+    verb(
+        kits,
+        "show",
+        "noniid deploy kits show --out kits",
+        "noniid deploy kits show --out /secure/kits",
+    )(show)
+    deploy.add_typer(kits, name="kits")
+    verb(deploy, "config", "noniid deploy config", "noniid deploy config server/fedml_config.yaml")(
+        config
+    )
+    verb(
+        deploy,
+        "shards",
+        "noniid deploy shards --data data/digits.safetensors "
+        "--indices partitions/dirichlet-0/indices.json --out shards",
+    )(shards)
+    verb(
+        deploy,
+        "server",
+        "noniid deploy server --config fedml_config.yaml",
+        "noniid deploy server --config /etc/federation/server.yaml",
+    )(server)
+    verb(
+        deploy,
+        "silo",
+        "noniid deploy silo --rank 1 --config fedml_config.yaml",
+        "noniid deploy silo --rank 2 --config /etc/federation/silo.yaml",
+    )(silo)
+    verb(
+        deploy,
+        "status",
+        "noniid deploy status --config fedml_config.yaml",
+        "noniid deploy status --config fedml_config.yaml | python -m json.tool",
+    )(status)
+    verb(
+        deploy,
+        "loopback",
+        "noniid deploy loopback",
+        "noniid deploy loopback --recipe scaffold+fnr --silos 4",
+    )(loopback)
+    verb(
+        deploy,
+        "record",
+        "noniid deploy record run --config fedml_config.yaml",
         "noniid deploy record run --config fedml_config.yaml --to http://mlflow.example.org:5000",
-    )(record)  # fmt: skip
+    )(record)
     app.add_typer(deploy, name="deploy")
 
 
@@ -67,7 +108,8 @@ def make(
 ) -> None:
     """Make a CA, and the kits that are missing.
 
-    A kit holds the certificate of one process: one for the server, one for each silo. What exists stays as it is.
+    A kit holds the certificate of one process: one for the server, one for each silo. What exists
+    stays as it is.
     """
     from fedml_noniid.plugins.silo import authority
 
@@ -99,7 +141,9 @@ def show(out: Out) -> None:
 
 
 def config(
-    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path("fedml_config.yaml"),
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="File to write.")] = Path(
+        "fedml_config.yaml"
+    ),
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
 ) -> None:
     """Write a fedml_config.yaml to start from. Its comments explain every key."""
@@ -109,7 +153,10 @@ def config(
     if path.exists() and not force:
         raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
     write_whole(path, CONFIG.read_text())
-    say(f"{path}: set recipe, number of silos and addresses, then give the same file to the server and to each silo")
+    say(
+        f"{path}: set recipe, number of silos and addresses, then give the same file to the "
+        "server and to each silo"
+    )
 
 
 def shards(
@@ -120,10 +167,15 @@ def shards(
         bool, typer.Option("--public", help="Give every silo the public split, which FNR-FL needs.")
     ] = False,
     test: Annotated[
-        bool, typer.Option("--test", help="Give every silo its own test samples, for FedBN's models.")
+        bool,
+        typer.Option("--test", help="Give every silo its own test samples, for FedBN's models."),
     ] = False,
-    sigma: Annotated[float | None, typer.Option(help="Noise on the silos' samples: noise.sigma.")] = None,
-    form: Annotated[str | None, typer.Option(help="The scenario's noise.form.", show_default="level")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Noise on the silos' samples: noise.sigma.")
+    ] = None,
+    form: Annotated[
+        str | None, typer.Option(help="The scenario's noise.form.", show_default="level")
+    ] = None,
 ) -> None:
     """Cut a partition into a data file for each process.
 
@@ -141,8 +193,8 @@ def server(config: Config) -> None:
 
     It prints a line per round, and the SHA-256 of the final weights.
 
-    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not admitted,
-    5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not
+    admitted, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
     """
     from fedml_noniid.plugins.silo import launch
 
@@ -155,8 +207,8 @@ def silo(
 ) -> None:
     """Run one silo. It trains on its own data file; samples never leave it.
 
-    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not admitted,
-    5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
+    Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered, 4 not
+    admitted, 5 no contact, 6 stopped on request. After 1, 3, 5 and 6 the same command goes on.
     """
     if rank < 1:
         raise UserError(f"--rank {rank}: silos begin at 1; `noniid deploy server` runs the server")
@@ -184,14 +236,17 @@ def loopback(
     silos: Annotated[int | None, typer.Option(help="Instead of the file's.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option(help="A fedml_config.yaml.", show_default="the experiment in this folder, else the packaged one"),
+        typer.Option(
+            help="A fedml_config.yaml.",
+            show_default="the experiment in this folder, else the packaged one",
+        ),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for all files.")] = Path("deploy") / "loopback",
 ) -> None:
     """Run a server and silos on this machine.
 
-    Each is a process. The final weights have to be those of the simulation, bit for bit. In the folder of an
-    experiment, they run with its settings and its data.
+    Each is a process. The final weights have to be those of the simulation, bit for bit. In the
+    folder of an experiment, they run with its settings and its data.
     """
     from fedml_noniid.plugins.silo import loopback as local
 
@@ -209,11 +264,15 @@ def loopback(
 
 
 def record(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's tracking_args.output_dir.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The server's tracking_args.output_dir.")
+    ],
     config: Annotated[Path, typer.Option(help="The server's fedml_config.yaml.")],
     to: Annotated[
         str | None,
-        typer.Option(metavar="URI", help="The store.", show_default="MLFLOW_TRACKING_URI, or mlruns/"),
+        typer.Option(
+            metavar="URI", help="The store.", show_default="MLFLOW_TRACKING_URI, or mlruns/"
+        ),
     ] = None,
     experiment: Annotated[
         str | None, typer.Option(help="Experiment in MLflow.", show_default="that of params.yaml")

@@ -26,9 +26,9 @@ def add(app: typer.Typer) -> None:
 def check(root: Root = Path()) -> None:
     """Check params.yaml as a whole, and with the data.
 
-    Every key and value is checked, and every recipe is composed. The data are read, each partition is made, and
-    the model and each recipe are set up for the data. All mistakes are named at once, one line each. Nothing is
-    trained, written or downloaded.
+    Every key and value is checked, and every recipe is composed. The data are read, each partition
+    is made, and the model and each recipe are set up for the data. All mistakes are named at once,
+    one line each. Nothing is trained, written or downloaded.
     """
     place = workspace(root)
     # Imported here, as everywhere in these files: it imports torch, which takes seconds.
@@ -36,22 +36,29 @@ def check(root: Root = Path()) -> None:
 
     settings, note = fits.checked(place)
     counts = {
-        "recipe": len(settings.recipe_names), "scenario": len(settings.scenario_names), "seed": len(settings.seeds),
-    }  # fmt: skip
+        "recipe": len(settings.recipe_names),
+        "scenario": len(settings.scenario_names),
+        "seed": len(settings.seeds),
+    }
     words = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-    say(f"params.yaml is right: {words} = {len(settings.units())} trainings of {settings.train.rounds} rounds")
+    say(
+        f"params.yaml is right: {words} = {len(settings.units())} trainings of "
+        f"{settings.train.rounds} rounds"
+    )
     if note:
         say(f"note: {note}")
 
 
 def partition(
-    csv: Annotated[Path | None, typer.Option(help="Also write every number, unrounded, to this file.")] = None,
+    csv: Annotated[
+        Path | None, typer.Option(help="Also write every number, unrounded, to this file.")
+    ] = None,
     root: Root = Path(),
 ) -> None:
     """Divide the data among the clients, and show the skew.
 
-    Nothing is trained. The table has the statistics of each scenario. Each partition also has a heat map,
-    clients by classes.
+    Nothing is trained. The table has the statistics of each scenario. Each partition also has a
+    heat map, clients by classes.
     """
     place = workspace(root)
     _repro(root, "partition")
@@ -64,7 +71,9 @@ def partition(
         write_whole(csv, scenarios.table(rows))
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
     say("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
-    pictures = sorted(path.relative_to(place.root) for path in (place.root / "partitions").glob("*/*.png"))
+    pictures = sorted(
+        path.relative_to(place.root) for path in (place.root / "partitions").glob("*/*.png")
+    )
     if pictures:
         say("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
 
@@ -73,14 +82,17 @@ def run(
     stage: Annotated[
         str | None,
         typer.Argument(
-            metavar="STAGE", help=f"Stop after this stage: {', '.join(STAGES)}.", **one_of("stage", lambda: STAGES)
+            metavar="STAGE",
+            help=f"Stop after this stage: {', '.join(STAGES)}.",
+            **one_of("stage", lambda: STAGES),
         ),
     ] = None,
     root: Root = Path(),
 ) -> None:
     """Run what is out of date, and show the table.
 
-    DVC runs the stages. What was trained once is not trained again. An interrupted run goes on where it was.
+    DVC runs the stages. What was trained once is not trained again. An interrupted run goes on
+    where it was.
     """
     from fedml_noniid.pipelines.tools import repro
 
@@ -100,7 +112,8 @@ def table(root: Root = Path()) -> None:
 def tune(root: Root = Path()) -> None:
     """Tune every method equally often, on the validation split.
 
-    The section `tune` of params.yaml has the grid. The best values are written into the entries of `recipes`.
+    The section `tune` of params.yaml has the grid. The best values are written into the entries of
+    `recipes`.
     """
     place = workspace(root)
     from fedml_noniid.pipelines.experiment import config, tuning
@@ -111,7 +124,10 @@ def tune(root: Root = Path()) -> None:
 
     for recipe, choice in tuned(place, config.load(place.root)).items():
         best, record = choice.trials[0], choice.tuned
-        say(f"{recipe}: {best.point.words}: validation accuracy {record.accuracy:.4f}, best of {record.trials} trials")
+        say(
+            f"{recipe}: {best.point.words}: validation accuracy {record.accuracy:.4f}, best of "
+            f"{record.trials} trials"
+        )
 
 
 def _repro(root: Path, stage: str | None) -> None:

@@ -15,9 +15,13 @@ from fedml_noniid.plugins.core.errors import UserError
 def add(app: typer.Typer) -> None:
     """Adds the verb."""
     verb(
-        app, "methods", "noniid methods", "noniid methods fnr               # one method: equations, options, source",
-        "noniid methods scaffold+feddyn   # what a recipe does, or why it is refused", "noniid methods --pairs",
-    )(methods)  # fmt: skip
+        app,
+        "methods",
+        "noniid methods",
+        "noniid methods fnr               # one method: equations, options, source",
+        "noniid methods scaffold+feddyn   # what a recipe does, or why it is refused",
+        "noniid methods --pairs",
+    )(methods)
 
 
 def _names() -> Iterable[str]:
@@ -32,14 +36,21 @@ def _complete(incomplete: str) -> list[str]:
 
 def methods(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME|RECIPE", help="A method, or methods joined by +.",
-                                      autocompletion=_complete)
+        str | None,
+        typer.Argument(
+            metavar="NAME|RECIPE",
+            help="A method, or methods joined by +.",
+            autocompletion=_complete,
+        ),
     ] = None,
-    pairs: Annotated[bool, typer.Option("--pairs", help="The pairs of methods that do not compose, and why.")] = False,
-) -> None:  # fmt: skip
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="The pairs of methods that do not compose, and why.")
+    ] = False,
+) -> None:
     """Show all methods, one method in full, or what a recipe does.
 
-    The list has each method's hyper-parameters, their defaults, and the paper. fedavg is the empty recipe.
+    The list has each method's hyper-parameters, their defaults, and the paper. fedavg is the empty
+    recipe.
     """
     if pairs and name is not None:
         raise UserError(f"--pairs shows all pairs; allowed: --pairs alone, or {name!r} alone")

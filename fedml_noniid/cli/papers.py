@@ -11,24 +11,37 @@ from fedml_noniid.cli.verb import Root, group, one_of, say, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
 
 SPLITS = ("validation", "test")
-Size = Annotated[str, typer.Option(help=f"How much is run: {', '.join(SIZES)}.", **one_of("size", lambda: SIZES))]
+Size = Annotated[
+    str, typer.Option(help=f"How much is run: {', '.join(SIZES)}.", **one_of("size", lambda: SIZES))
+]
 Paper = Annotated[
-    str, typer.Argument(metavar="PAPER", help=f"One of {', '.join(PAPERS)}.", **one_of("paper", lambda: PAPERS))
+    str,
+    typer.Argument(
+        metavar="PAPER", help=f"One of {', '.join(PAPERS)}.", **one_of("paper", lambda: PAPERS)
+    ),
 ]
 
 
 def add(app: typer.Typer) -> None:
     """Adds the group."""
     papers = group(
-        "Make the tables and figures of the five papers.\n\nThey share finished work with `noniid run`: what was "
+        "Make the tables and figures of the five papers.\n\nThey share finished work with "
+        "`noniid run`: what was "
         "trained once is not trained again.",
-        "noniid papers list", "noniid papers run rfedavg --size smoke", "noniid papers build rf-tab1",
-    )  # fmt: skip
+        "noniid papers list",
+        "noniid papers run rfedavg --size smoke",
+        "noniid papers build rf-tab1",
+    )
     verb(papers, "list", "noniid papers list", "noniid papers list | grep fnr")(show)
     verb(papers, "run", "noniid papers run rfedavg", "noniid papers run fnr --size small")(run)
-    verb(papers, "build", "noniid papers build fnr-tab4", "noniid papers build rf-tab1 --size small")(build)
     verb(
-        papers, "tune", "noniid papers tune fednnnn mnist-noniid-b", "noniid papers tune ccn cifar10-sgd --size small"
+        papers, "build", "noniid papers build fnr-tab4", "noniid papers build rf-tab1 --size small"
+    )(build)
+    verb(
+        papers,
+        "tune",
+        "noniid papers tune fednnnn mnist-noniid-b",
+        "noniid papers tune ccn cifar10-sgd --size small",
     )(tune)
     app.add_typer(papers, name="papers")
 
@@ -45,7 +58,8 @@ def show(root: Root = Path()) -> None:
 def run(paper: Paper, size: Size = SIZES[0], root: Root = Path()) -> None:
     """Run a paper's studies and build its report.
 
-    Size smoke tries the code in minutes, small is a smaller experiment, paper is the paper's own setting.
+    Size smoke tries the code in minutes, small is a smaller experiment, paper is the paper's own
+    setting.
     """
     place = workspace(root)
     from fedml_noniid.pipelines.papers import verbs
@@ -65,12 +79,16 @@ def _complete(incomplete: str) -> list[str]:
 
 def build(
     name: Annotated[
-        str, typer.Argument(metavar="ID", help="A table or figure; `noniid papers list` has all.",
-                            autocompletion=_complete)
+        str,
+        typer.Argument(
+            metavar="ID",
+            help="A table or figure; `noniid papers list` has all.",
+            autocompletion=_complete,
+        ),
     ],
     size: Size = SIZES[0],
     root: Root = Path(),
-) -> None:  # fmt: skip
+) -> None:
     """Make one table or figure, and show it.
 
     The studies that it needs are run first.
@@ -84,18 +102,23 @@ def build(
 
 def tune(
     paper: Paper,
-    study: Annotated[str, typer.Argument(metavar="STUDY", help="A study of the paper that has a grid.")],
+    study: Annotated[
+        str, typer.Argument(metavar="STUDY", help="A study of the paper that has a grid.")
+    ],
     size: Size = SIZES[0],
     on: Annotated[
         str,
-        typer.Option(help="The split that decides: validation, or test, a leak.", **one_of("split", lambda: SPLITS)),
+        typer.Option(
+            help="The split that decides: validation, or test, a leak.",
+            **one_of("split", lambda: SPLITS),
+        ),
     ] = SPLITS[0],
     root: Root = Path(),
 ) -> None:
     """Choose the hyper-parameters of a study by its grid.
 
-    The validation split decides. `--on test` is there to reproduce a paper that chose on the test set. The page says
-    so then.
+    The validation split decides. `--on test` is there to reproduce a paper that chose on the test
+    set. The page says so then.
     """
     place = workspace(root)
     from fedml_noniid.pipelines.papers import tune as tuning

@@ -13,18 +13,24 @@ from fedml_noniid.cli.verb import Root, verb, workspace
 def add(app: typer.Typer) -> None:
     """Adds the verbs."""
     verb(app, "ui", "noniid ui", "noniid ui --port 5001")(ui)
-    verb(app, "sync", "noniid sync", "MLFLOW_TRACKING_URI=http://mlflow.example.org:5000 noniid sync")(sync)
+    verb(
+        app, "sync", "noniid sync", "MLFLOW_TRACKING_URI=http://mlflow.example.org:5000 noniid sync"
+    )(sync)
 
 
 def ui(
     port: Annotated[
-        int | None, typer.Option(help="Port of the pages.", show_default="5000, or a free one if that is taken")
+        int | None,
+        typer.Option(
+            help="Port of the pages.", show_default="5000, or a free one if that is taken"
+        ),
     ] = None,
     root: Root = Path(),
 ) -> None:
     """Serve MLflow's pages on this machine, until Ctrl-C.
 
-    Finished runs are recorded first. The link that it prints opens a prepared comparison of all runs.
+    Finished runs are recorded first. The link that it prints opens a prepared comparison of all
+    runs.
     """
     place = workspace(root)
     from fedml_noniid.pipelines.tracking import verbs

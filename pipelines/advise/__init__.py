@@ -1,1 +1,4 @@
-"""Which method to use: learnt from runs on scenarios of known skew. `docs/advise.md` explains it."""
+"""Which method to use: learnt from runs on scenarios of known skew.
+
+`docs/advise.md` explains it.
+"""

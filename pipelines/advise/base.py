@@ -1,4 +1,5 @@
-"""The result base: one line per run of pipelines/advise/study.yaml, with the measures of its scenario.
+"""The result base: one line per run of pipelines/advise/study.yaml, with the measures of its
+scenario.
 
 `base.csv` is docs/results/advice-base.csv: a link in a checkout, a copy in a wheel.
 """
@@ -24,7 +25,11 @@ COLUMNS = (*TEXTS[:3], "seed", *MEASURES, "accuracy", "fedavg_accuracy", *TEXTS[
 
 @dataclass(frozen=True)
 class Row:
-    """One run. Accuracies are fractions; a run that ended without a model has that of one class for all samples."""
+    """One run.
+
+    Accuracies are fractions; a run that ended without a model has that of one class for all
+    samples.
+    """
 
     data: str
     scenario: str
@@ -39,7 +44,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Known:
-    """One scenario of the base: its measures, and each method's gain over FedAvg in points, means over seeds."""
+    """One scenario of the base: its measures, and each method's gain over FedAvg in points, means
+    over seeds."""
 
     data: str
     scenario: str
@@ -83,7 +89,10 @@ def _known(data: str, scenario: str, rows: Sequence[Row], methods: Sequence[str]
         gains[method] = statistics.fmean(found)
     of_seeds = {row.seed: row.measures for row in rows}.values()
     return Known(
-        data, scenario, {name: statistics.fmean(found[name] for found in of_seeds) for name in MEASURES}, gains
+        data,
+        scenario,
+        {name: statistics.fmean(found[name] for found in of_seeds) for name in MEASURES},
+        gains,
     )
 
 
@@ -95,7 +104,9 @@ def _row(path: Path, number: int, cells: Mapping[str, str]) -> Row:
             found = math.nan
         if not math.isfinite(found):
             said = repr(cells[column]) if column in cells else "missing"
-            raise UserError(f"{path}: line {number}, column {column} is {said}, expected a number; {REMAKE}")
+            raise UserError(
+                f"{path}: line {number}, column {column} is {said}, expected a number; {REMAKE}"
+            )
         return found
 
     for column in TEXTS:

@@ -1,10 +1,11 @@
 """From the measures of a scenario to each method's expected gain over FedAvg.
 
-The expected gain is the mean gain on the scenarios of the base, weighted by how like they are: a kernel regression
-(Nadaraya 1964, Watson 1964) on the standardised measures. Its width is not tuned: it is the base's mean distance from a
-scenario to the nearest other one. The interval is that of the jackknife (Barber et al., Predictive inference with the
-jackknife+, Annals of Statistics 2021, its equation for the jackknife): the residuals of leaving out one scenario at a
-time. Outside the range of the base the answer is that it does not know.
+The expected gain is the mean gain on the scenarios of the base, weighted by how like they are: a
+kernel regression (Nadaraya 1964, Watson 1964) on the standardised measures. Its width is not tuned:
+it is the base's mean distance from a scenario to the nearest other one. The interval is that of the
+jackknife (Barber et al., Predictive inference with the jackknife+, Annals of Statistics 2021, its
+equation for the jackknife): the residuals of leaving out one scenario at a time. Outside the range
+of the base the answer is that it does not know.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ class Expected(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """The methods, best expected gain first, or the reason why it does not know. FedAvg is among them, with gain 0."""
+    """The methods, best expected gain first, or the reason why it does not know.
+
+    FedAvg is among them, with gain 0.
+    """
 
     ranked: tuple[Expected, ...]
     nearest: str  # the scenario of the base that is most like this one
@@ -58,7 +62,9 @@ class Learner:
 
     def __post_init__(self) -> None:
         if len(self.known) < 2:
-            raise UserError(f"the base of `noniid advise` has {len(self.known)} scenarios; allowed: 2 or more")
+            raise UserError(
+                f"the base of `noniid advise` has {len(self.known)} scenarios; allowed: 2 or more"
+            )
 
     @cached_property
     def methods(self) -> tuple[str, ...]:
@@ -93,7 +99,11 @@ class Learner:
     def predicted(self, measures: Measures) -> Floats:
         """The expected gain of each method, whether or not the base covers these measures."""
         squares, width = self._distances(measures) ** 2, float(self._apart.mean())
-        weights = np.exp((squares.min() - squares) / (2 * width**2)) if width else (squares == squares.min()) * 1.0
+        weights = (
+            np.exp((squares.min() - squares) / (2 * width**2))
+            if width
+            else (squares == squares.min()) * 1.0
+        )
         return np.asarray(weights @ self.gains / weights.sum())
 
     @cached_property
@@ -106,7 +116,9 @@ class Learner:
         if n < max(LEAST, 3):
             return np.full(len(self.methods), np.inf)
         rest = [Learner([*self.known[:i], *self.known[i + 1 :]]) for i in range(n)]
-        expected = np.stack([learner.predicted(one.measures) for learner, one in zip(rest, self.known, strict=True)])
+        expected = np.stack(
+            [learner.predicted(one.measures) for learner, one in zip(rest, self.known, strict=True)]
+        )
         k = math.ceil(LEVEL * (n + 1) - 1e-9)
         return np.asarray(np.sort(np.abs(self.gains - expected), axis=0)[k - 1])
 
@@ -127,7 +139,8 @@ class Learner:
         nearest, furthest = float(self._distances(measures).min()), float(self._apart.max())
         if nearest > furthest * (1 + BEYOND):
             return (
-                f"no scenario of the base has such a mix of measures: the nearest is {nearest:.1f} standard deviations "
+                "no scenario of the base has such a mix of measures: the nearest is "
+                f"{nearest:.1f} standard deviations "
                 f"away, those of the base at most {furthest:.1f} from each other"
             )
         return ""
@@ -144,7 +157,10 @@ class Learner:
     def ranked(self, measures: Measures) -> tuple[Expected, ...]:
         """All methods, best expected gain first, also outside the range of the base."""
         gains, halves = self.predicted(measures).tolist(), self.halves.tolist()
-        found = [Expected(m, g, g - h, g + h) for m, g, h in zip(self.methods, gains, halves, strict=True)]
+        found = [
+            Expected(m, g, g - h, g + h)
+            for m, g, h in zip(self.methods, gains, halves, strict=True)
+        ]
         return tuple(sorted([Expected(BASELINE, 0.0, 0.0, 0.0), *found], key=lambda one: -one.gain))
 
 

@@ -1,4 +1,5 @@
-"""The measures that describe a scenario to the advisor: its share of clients, and numbers of statistics.json."""
+"""The measures that describe a scenario to the advisor: its share of clients, and numbers of
+statistics.json."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ def share_of(scenario: Scenario) -> float | None:
 
 
 def of(partitions: Sequence[Mapping[str, float]], share: float | None) -> dict[str, float]:
-    """The measures of a scenario, each the mean over its partitions (seeds). Those that a partition lacks are left out.
+    """The measures of a scenario, each the mean over its partitions (seeds).
+
+    Those that a partition lacks are left out.
 
     `partitions`: what statistics.json holds. Features are measured on no text.
     """

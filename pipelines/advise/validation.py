@@ -1,4 +1,5 @@
-"""What the advice would have been worth on scenarios that the learner has not seen: regret in points."""
+"""What the advice would have been worth on scenarios that the learner has not seen: regret in
+points."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class Trial(NamedTuple):
     @property
     def choices(self) -> dict[str, str]:
         """Strategy -> the method that it chooses."""
-        return {"advisor": self.ranked[0].method, "best on average": self.average, "FedAvg": BASELINE}
+        return {
+            "advisor": self.ranked[0].method,
+            "best on average": self.average,
+            "FedAvg": BASELINE,
+        }
 
     def regret(self, method: str) -> float:
         """Points that a method ends below the best method of this scenario, FedAvg among them."""
@@ -40,7 +45,10 @@ def scenarios(known: Sequence[Known]) -> list[Trial]:
 
 
 def data_sets(known: Sequence[Known]) -> list[Trial]:
-    """Each scenario, advised by those of all other data sets. Empty for a base with one data set."""
+    """Each scenario, advised by those of all other data sets.
+
+    Empty for a base with one data set.
+    """
     return _left_out(known, lambda one: one.data)
 
 
@@ -60,5 +68,7 @@ def _left_out(known: Sequence[Known], part: Callable[[Known], str]) -> list[Tria
 
 def best_on_average(known: Sequence[Known]) -> str:
     """The method with the best mean gain; FedAvg if no mean is above 0."""
-    means = {method: sum(one.gains[method] for one in known) / len(known) for method in known[0].gains}
+    means = {
+        method: sum(one.gains[method] for one in known) / len(known) for method in known[0].gains
+    }
     return max({BASELINE: 0.0, **means}.items(), key=lambda item: item[1])[0]

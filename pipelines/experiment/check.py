@@ -1,7 +1,7 @@
 """Checks params.yaml as a whole before anything runs: `noniid check`.
 
-`config` checks the settings. This module also composes each recipe for each scenario. So a pair of methods that makes
-no sense is refused now, and not after other recipes have been trained.
+`config` checks the settings. This module also composes each recipe for each scenario. So a pair of
+methods that makes no sense is refused now, and not after other recipes have been trained.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from fedml_noniid.plugins.core.errors import UserError
 
 
 def check(settings: config.Config) -> None:
-    """Raises UserError with a line for each drift after the last round, and each recipe that can't be composed."""
+    """Raises UserError with a line for each drift after the last round, and each recipe that can't
+    be composed."""
     errors = dict.fromkeys(f"{config.FILE}: {line}" for line in settings.late())  # a set, in order
     for name in settings.recipe_names:
         for scenario in settings.scenario_names:
@@ -22,7 +23,10 @@ def check(settings: config.Config) -> None:
                 algorithm = compose(settings, name, scenario)
                 leak = algorithm.leak
                 if leak and "leak" not in name:
-                    raise UserError(f"{leak}; its name has to say so in every table: call the entry {name + '-leak'!r}")
+                    raise UserError(
+                        f"{leak}; its name has to say so in every table: call the entry "
+                        f"{name + '-leak'!r}"
+                    )
             except UserError as error:
                 errors[f"{config.FILE}: recipes.{name}: {error}"] = None
     if settings.deploy is not None:
@@ -48,10 +52,17 @@ def compose(settings: config.Config, name: str, scenario: str, deployed: bool = 
     """The algorithm of an entry of `recipes` in a scenario. UserError if it can't be composed."""
     clients, train = settings.scenarios[scenario], settings.train_of(name)
     setting = Setting(
-        clients.clients, clients.cohort, train.optimizer, train.local.rate.start, settings.data.public,
-        train.model in models.OF_TEXT, deployed,
-    )  # fmt: skip
+        clients.clients,
+        clients.cohort,
+        train.optimizer,
+        train.local.rate.start,
+        settings.data.public,
+        train.model in models.OF_TEXT,
+        deployed,
+    )
     algorithm = recipes.build(settings.composition(name), settings.recipes[name].settings, setting)
     for component in algorithm.components:
-        component.optimizer(train.local.build())  # the component may refuse the optimiser of `train`
+        component.optimizer(
+            train.local.build()
+        )  # the component may refuse the optimiser of `train`
     return algorithm

@@ -73,9 +73,18 @@ else:
     plan, simulation = Later("engines.plan"), Later("engines.simulation")
 
 FILE = "params.yaml"
-DEPLOYS = "`noniid init --deploy` makes a study with both, the section deploy of params.yaml and the stage of dvc.yaml"
-SKEWS = ("noise", "label_noise", "rotation", "drift")  # of a scenario, beside the options of its partition
-# A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot separates keys.
+DEPLOYS = (
+    "`noniid init --deploy` makes a study with both, the section deploy of params.yaml "
+    "and the stage of dvc.yaml"
+)
+SKEWS = (
+    "noise",
+    "label_noise",
+    "rotation",
+    "drift",
+)  # of a scenario, beside the options of its partition
+# A name is part of file names (at most 255 characters) and of DVC's parameter paths, where a dot
+# separates keys.
 LONGEST = 200  # bytes of the experiment's name
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_+-]+$", max_length=100)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
@@ -106,14 +115,19 @@ class DataSettings(Section):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The options of the data set's reader and those of all data sets. A null counts as not given."""
+        """The options of the data set's reader and those of all data sets.
+
+        A null counts as not given.
+        """
         return {key: value for key, value in (self.model_extra or {}).items() if value is not None}
 
 
 class NoiseSettings(Section):
     """Gaussian noise on each client's samples: feature skew."""
 
-    sigma: Annotated[float, Field(ge=0, allow_inf_nan=False)]  # on the scale where pixels are 0 to 1
+    sigma: Annotated[
+        float, Field(ge=0, allow_inf_nan=False)
+    ]  # on the scale where pixels are 0 to 1
     form: str = "level"
 
     @field_validator("form")
@@ -123,18 +137,30 @@ class NoiseSettings(Section):
         return known("form", form, noise.FORMS)
 
     def deviations(self, n_clients: int, data: Dataset) -> Tensor:
-        """The standard deviation of each client's noise in normalised units, [N, ...]. UserError for unfit data."""
-        return noise.deviations(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+        """The standard deviation of each client's noise in normalised units, [N, ...].
+
+        UserError for unfit data.
+        """
+        return noise.deviations(
+            self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale
+        )
 
     def amounts(self, n_clients: int, data: Dataset) -> Tensor:
-        """Each client's standard deviation on the scale of sigma, averaged over a sample, [N]. UserError as above."""
-        return noise.amounts(self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale)
+        """Each client's standard deviation on the scale of sigma, averaged over a sample, [N].
+
+        UserError as above.
+        """
+        return noise.amounts(
+            self.form, self.sigma, n_clients, tuple(data.train_x.shape[1:]), data.scale
+        )
 
 
 class LabelNoiseSettings(Section):
     """Wrong labels among each client's training samples."""
 
-    rate: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]  # the probability that a label is wrong
+    rate: Annotated[
+        float, Field(ge=0, le=1, allow_inf_nan=False)
+    ]  # the probability that a label is wrong
     form: str = "equal"
     kind: str = "symmetric"
 
@@ -142,7 +168,11 @@ class LabelNoiseSettings(Section):
     @classmethod
     @unless_checked
     def _known(cls, value: str, info: Any) -> str:
-        return known(info.field_name, value, {"form": label_noise.FORMS, "kind": label_noise.KINDS}[info.field_name])
+        return known(
+            info.field_name,
+            value,
+            {"form": label_noise.FORMS, "kind": label_noise.KINDS}[info.field_name],
+        )
 
     @property
     def words(self) -> str:
@@ -172,9 +202,13 @@ class DriftSettings(Section):
     """Concept drift: clients swap the labels of two classes from some round on."""
 
     at: Count  # the first round with other labels
-    swap: list[list[int]]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
+    swap: list[
+        list[int]
+    ]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
     kind: str = "sudden"
-    every: Count | None = None  # rounds from one group of clients to the next, or until the first labels come back
+    every: Count | None = (
+        None  # rounds from one group of clients to the next, or until the first labels come back
+    )
 
     @model_validator(mode="after")
     @unless_checked
@@ -199,7 +233,9 @@ class DriftSettings(Section):
 class AvailabilitySettings(Section):
     """The clients that are missing from rounds: at random, or as a file lists them."""
 
-    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None  # the share that misses a round
+    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = (
+        None  # the share that misses a round
+    )
     file: str | None = None  # relative to the experiment's root; columns as `absences.COLUMNS`
     _missing: absences.Missing | None = PrivateAttr(None)  # what the file lists, once it is read
 
@@ -239,7 +275,10 @@ class AvailabilitySettings(Section):
 
 
 class Scenario(Section):
-    """How the data are divided among the clients. The partition's own parameters stand beside these keys."""
+    """How the data are divided among the clients.
+
+    The partition's own parameters stand beside these keys.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -256,18 +295,29 @@ class Scenario(Section):
     def _fits(self) -> Scenario:
         partition = PARTITIONS[known("partition", self.partition, PARTITIONS)]
         # A key that resembles one of the scenario's own is a slip of it.
-        meant = [name for name in type(self).model_fields if any(nearest(key, [name]) for key in self.options)]
+        meant = [
+            name
+            for name in type(self).model_fields
+            if any(nearest(key, [name]) for key in self.options)
+        ]
         options_of(partition, self.partition, self.options, meant)
         kinds = get_type_hints(partition, include_extras=True)
-        # Finds mistakes before the first stage. Only the partition itself can check its parameters on the data.
+        # Finds mistakes before the first stage. Only the partition itself can check its parameters
+        # on the data.
         allowed = {key: _instead(value, kinds[key]) for key, value in self.options.items()}
         wrong = [refusal(key, self.options[key], text) for key, text in allowed.items() if text]
         if wrong:
             raise UserError("\n".join(map(str, wrong)))
         if self.rotation is not None and len(self.rotation.degrees) > self.clients:
-            raise refusal("rotation.degrees", self.rotation.degrees, f"at most one angle per client, {self.clients}")
+            raise refusal(
+                "rotation.degrees",
+                self.rotation.degrees,
+                f"at most one angle per client, {self.clients}",
+            )
         if self.drift is not None and len(self.drift.swap) > self.clients:
-            raise refusal("drift.swap", self.drift.swap, f"at most one pair per client, {self.clients}")
+            raise refusal(
+                "drift.swap", self.drift.swap, f"at most one pair per client, {self.clients}"
+            )
         return self
 
     @property
@@ -282,9 +332,12 @@ class Scenario(Section):
 
 
 class OwnTrain(Section):
-    """The settings of `train` that an entry of `recipes` may have for itself. A null counts as not given.
+    """The settings of `train` that an entry of `recipes` may have for itself.
 
-    They cost neither computation nor traffic. All others are the same for all methods: data, model, rounds, local work.
+    A null counts as not given.
+
+    They cost neither computation nor traffic. All others are the same for all methods: data, model,
+    rounds, local work.
     """
 
     lr: LearningRate | None = None
@@ -298,7 +351,8 @@ class OwnTrain(Section):
         for key in values if isinstance(values, dict) else ():
             if key not in own:
                 raise UserError(
-                    f"{key!r} can't be set for one recipe{nearest(str(key), own)}; allowed: {', '.join(own)}"
+                    f"{key!r} can't be set for one recipe{nearest(str(key), own)}; allowed: "
+                    f"{', '.join(own)}"
                 )
         return values
 
@@ -328,7 +382,10 @@ class Tuned(Section):
 
 
 class Recipe(Section):
-    """A method or composition with its hyper-parameters by method. `recipe` names it if the entry has another name."""
+    """A method or composition with its hyper-parameters by method.
+
+    `recipe` names it if the entry has another name.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True, strict=True)
 
@@ -368,9 +425,11 @@ class TrainSettings(LocalSettings):
     @unless_checked
     def _known(cls, value: str, info: Any) -> str:
         allowed = {
-            "model": [*models.MODELS], "optimizer": [*plan.OPTIMIZERS],
-            "engine": [*simulation.ENGINES], "device": [*simulation.DEVICES],
-        }  # fmt: skip
+            "model": [*models.MODELS],
+            "optimizer": [*plan.OPTIMIZERS],
+            "engine": [*simulation.ENGINES],
+            "device": [*simulation.DEVICES],
+        }
         return known(info.field_name, value, allowed[info.field_name])
 
     @model_validator(mode="after")
@@ -402,7 +461,8 @@ class DeploySettings(Section):
 
 
 class TuneSettings(Section):
-    """What `noniid tune` tries: `grid` has the values of `train` for all recipes, and those of methods."""
+    """What `noniid tune` tries: `grid` has the values of `train` for all recipes, and those of
+    methods."""
 
     trials: Annotated[int, Field(ge=2)] | None = None  # per recipe; None: all points of its grid
     scenario: Name | None = None  # None: the first
@@ -419,7 +479,10 @@ class TuneSettings(Section):
             known("section", section, ("train", *recipes.METHODS))
             for key, values in keys.items():
                 if not values or any(values.count(value) > 1 for value in values):
-                    errors.append(f"{section}.{key} = {values!r} is refused; allowed: values, each of them once")
+                    errors.append(
+                        f"{section}.{key} = {values!r} is refused; allowed: values, each of "
+                        "them once"
+                    )
                 errors += [line for value in values for line in _refused(section, key, value)]
         if errors:
             raise UserError("\n".join(dict.fromkeys(errors)))
@@ -446,21 +509,34 @@ class Config(Section):
     @classmethod
     def _file_name(cls, name: str) -> str:
         """It is part of the names of MLflow's files."""
-        if not name.isprintable() or set("/\\") & set(name) or not 1 <= len(name.encode()) <= LONGEST:
-            raise UserError(f"{shown(name)} is refused; allowed: a name without slashes, at most {LONGEST} bytes")
+        if (
+            not name.isprintable()
+            or set("/\\") & set(name)
+            or not 1 <= len(name.encode()) <= LONGEST
+        ):
+            raise UserError(
+                f"{shown(name)} is refused; allowed: a name without slashes, at most {LONGEST} "
+                "bytes"
+            )
         return name
 
     @field_validator("scenarios", "recipes", mode="before")
     @classmethod
     def _empty(cls, entries: object) -> object:
         """`name:` with nothing behind it is an entry without settings."""
-        return {key: value or {} for key, value in entries.items()} if isinstance(entries, dict) else entries
+        return (
+            {key: value or {} for key, value in entries.items()}
+            if isinstance(entries, dict)
+            else entries
+        )
 
     @field_validator("recipes")
     @classmethod
     @unless_checked
     def _recipes(cls, entries: dict[str, Recipe]) -> dict[str, Recipe]:
-        checked = {name: _mistakes(entry.recipe or name, entry.settings) for name, entry in entries.items()}
+        checked = {
+            name: _mistakes(entry.recipe or name, entry.settings) for name, entry in entries.items()
+        }
         errors = [f"{name}: {error}" for name, found in checked.items() for error in found]
         if errors:
             raise UserError("\n".join(errors))
@@ -473,8 +549,10 @@ class Config(Section):
         if self.deploy is not None:
             errors += self._undeployable(self.deploy)
         lists: dict[str, list[Any]] = {
-            "scenario_names": self.scenario_names, "recipe_names": self.recipe_names, "seeds": self.seeds,
-        }  # fmt: skip
+            "scenario_names": self.scenario_names,
+            "recipe_names": self.recipe_names,
+            "seeds": self.seeds,
+        }
         if self.tune is not None:
             lists |= {"tune.recipes": self.tune.recipes or [], "tune.seeds": self.tune.seeds}
             errors += self._untunable(self.tune)
@@ -492,7 +570,10 @@ class Config(Section):
         errors = _unknown("deploy.scenario", [deploy.scenario], self.scenario_names)
         errors += _unknown("deploy.recipe", [deploy.recipe], self.recipes)
         if deploy.seed not in self.seeds:
-            errors.append(f"deploy.seed = {deploy.seed} is refused; allowed: {', '.join(map(str, self.seeds))}")
+            errors.append(
+                f"deploy.seed = {deploy.seed} is refused; allowed: "
+                f"{', '.join(map(str, self.seeds))}"
+            )
         scenario = self.scenarios.get(deploy.scenario)
         if scenario is not None and deploy.silos > max(2, scenario.clients):
             most = f"2 to {scenario.clients}, the clients of scenario {deploy.scenario!r}"
@@ -505,21 +586,28 @@ class Config(Section):
         errors += _unknown("tune.recipes", tune.recipes or [], self.recipes)
         shared = [str(seed) for seed in tune.seeds if seed in self.seeds]
         if shared:
-            errors.append(f"tune.seeds: {', '.join(shared)} is refused, as `seeds` has it too; allowed: other seeds")
+            errors.append(
+                f"tune.seeds: {', '.join(shared)} is refused, as `seeds` has it too; allowed: "
+                "other seeds"
+            )
         return errors
 
     @property
     def own_files(self) -> bool:
-        """Whether results depend on files of the user: on own data, or on a file of missing clients."""
+        """Whether results depend on files of the user: on own data, or on a file of missing
+        clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in sources.OWN or any(given is not None and given.file for given in scenarios)
+        own = self.data.name in sources.OWN or any(
+            given is not None and given.file for given in scenarios
+        )
         return own or any(map(self.own_code, self.recipe_names))
 
     def late(self) -> list[str]:
         """A line for each drift that would go on after the last round."""
         drifts = {name: self.scenarios[name].drift for name in self.scenario_names}
         return [
-            f"scenarios.{name}.drift: labels change until round {given.last}; allowed: until {self.train.rounds}, the "
+            f"scenarios.{name}.drift: labels change until round {given.last}; allowed: until "
+            f"{self.train.rounds}, the "
             "last round"
             for name, given in drifts.items()
             if given is not None and given.last > self.train.rounds
@@ -532,10 +620,15 @@ class Config(Section):
     def train_of(self, recipe: str) -> TrainSettings:
         """`train` with the values that an entry has for itself."""
         own = self.recipes[recipe].train
-        return self.train.model_copy(update={key: getattr(own, key) for key in own.given}) if own.given else self.train
+        return (
+            self.train.model_copy(update={key: getattr(own, key) for key in own.given})
+            if own.given
+            else self.train
+        )
 
     def own_code(self, recipe: str) -> dict[str, str]:
-        """The classes of the user's own that an entry trains with: name -> SHA-256 of their source."""
+        """The classes of the user's own that an entry trains with: name -> SHA-256 of their
+        source."""
         train = self.train_of(recipe)
         return train.own_code(train.lr)
 
@@ -560,7 +653,10 @@ class Config(Section):
         ]
 
     def params(self, unit: Unit) -> dict[str, object]:
-        """All settings that determine an item's result, flat. MLflow shows them, and the fingerprint covers them."""
+        """All settings that determine an item's result, flat.
+
+        MLflow shows them, and the fingerprint covers them.
+        """
         sections: dict[str, Mapping[str, object]] = {
             "data": self.data.model_dump(exclude={"root"}),
             "scenario": self.scenarios[unit.scenario].model_dump(),
@@ -613,7 +709,11 @@ def _instead(value: object, kind: object) -> str | None:
         return None
     if not {int, float} & {kind, *get_args(kind)}:
         return None
-    number = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    number = (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
     if kind == ZeroToOne:
         return None if number and 0 <= cast(float, value) <= 1 else "a number from 0 to 1"
     return None if number and cast(float, value) > 0 else "a number above 0"
@@ -627,7 +727,10 @@ def _mistakes(recipe: str, settings: Mapping[str, object]) -> list[str]:
         if isinstance(values, dict):
             pieces += [{method: {key: value}} for key, value in values.items()] or [{method: {}}]
         else:
-            found.append(f"recipe {recipe!r}: {method} = {values!r} is refused; allowed: {{hyper-parameter: value}}")
+            found.append(
+                f"recipe {recipe!r}: {method} = {values!r} is refused; allowed: "
+                f"{{hyper-parameter: value}}"
+            )
     for piece in pieces:
         try:
             recipes.check_settings(recipe, piece)
@@ -643,12 +746,17 @@ def _refused(section: str, key: str, value: object) -> list[str]:
     try:
         OwnTrain.model_validate({key: value})
     except ValidationError as error:
-        return [f"train{'.' if line.startswith(key) else ': '}{line}" for line in mistakes(error, {})]
+        return [
+            f"train{'.' if line.startswith(key) else ': '}{line}" for line in mistakes(error, {})
+        ]
     return []
 
 
 def load(root: Path) -> Config:
-    """Reads and checks params.yaml in `root`, and the files that it names. UserError with one line per error."""
+    """Reads and checks params.yaml in `root`, and the files that it names.
+
+    UserError with one line per error.
+    """
     look_in(root)
     content = read_yaml(root / FILE, f"allowed keys: {', '.join(Config.model_fields)}")
     known = facts.read(root, content)
@@ -674,7 +782,10 @@ def load(root: Path) -> Config:
 
 
 def checked(content: Mapping[str, Any], name: str) -> Config:
-    """Checks settings that were read from a file called `name`. UserError with one line per error."""
+    """Checks settings that were read from a file called `name`.
+
+    UserError with one line per error.
+    """
     try:
         settings, wrong = Config.model_validate(content), too_large(content)
     except ValidationError as error:
@@ -685,8 +796,16 @@ def checked(content: Mapping[str, Any], name: str) -> Config:
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    "": Config, "data": DataSettings, "train": TrainSettings, "machine": MachineSettings, "deploy": DeploySettings,
-    "noise": NoiseSettings, "label_noise": LabelNoiseSettings, "rotation": RotationSettings,
+    "": Config,
+    "data": DataSettings,
+    "train": TrainSettings,
+    "machine": MachineSettings,
+    "deploy": DeploySettings,
+    "noise": NoiseSettings,
+    "label_noise": LabelNoiseSettings,
+    "rotation": RotationSettings,
     "drift": DriftSettings,
-    "availability": AvailabilitySettings, "tune": TuneSettings, "tuned": Tuned,
-}  # fmt: skip
+    "availability": AvailabilitySettings,
+    "tune": TuneSettings,
+    "tuned": Tuned,
+}

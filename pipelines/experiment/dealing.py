@@ -1,4 +1,5 @@
-"""Deals a data set in memory to clients: cuts the held-out parts, partitions the rest, describes the result."""
+"""Deals a data set in memory to clients: cuts the held-out parts, partitions the rest, describes
+the result."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ class Dealt(NamedTuple):
     indices: Indices
     counts: Ints  # training samples by client and true class, [N, C]
     statistics: dict[str, float]
-    columns: Mapping[str, Sequence[float]]  # what the scenario's skews are for each client, [N] by name
+    columns: Mapping[
+        str, Sequence[float]
+    ]  # what the scenario's skews are for each client, [N] by name
 
 
 def assign(
@@ -37,23 +40,41 @@ def assign(
     seed: int,
     given: Sequence[Ints] | None = None,
 ) -> Indices:
-    """The partition of a scenario with a seed. UserErrors name the key: `data` or `scenarios.<name>`.
+    """The partition of a scenario with a seed.
 
-    `given`: the clients' positions in place of the scenario's partition. Held-out parts are then drawn from the
-    samples that no client has.
+    UserErrors name the key: `data` or `scenarios.<name>`.
+
+    `given`: the clients' positions in place of the scenario's partition. Held-out parts are then
+    drawn from the samples that no client has.
     """
     labels = data.train_y.numpy()
     with blamed("data"):
         split = _held_out(labels, held_out, given, seed)
     with blamed(f"scenarios.{name}"):
-        clients = [*given] if given is not None else partition(
-            scenario.partition, labels, split.train, scenario.clients, seed,
-            data.train_owner, f"data set {data.name!r}", **scenario.options,
-        )  # fmt: skip
+        clients = (
+            [*given]
+            if given is not None
+            else partition(
+                scenario.partition,
+                labels,
+                split.train,
+                scenario.clients,
+                seed,
+                data.train_owner,
+                f"data set {data.name!r}",
+                **scenario.options,
+            )
+        )
         skew = skewed(scenario, data, clients, seed)
         if scenario.noise is not None:
             scenario.noise.deviations(len(clients), data)  # refuses data without a scale
-    return Indices(clients, split.validation, split.public, test_parts(data, clients, scenario.partition, seed), skew)
+    return Indices(
+        clients,
+        split.validation,
+        split.public,
+        test_parts(data, clients, scenario.partition, seed),
+        skew,
+    )
 
 
 def deal(
@@ -64,9 +85,17 @@ def deal(
     seed: int,
     given: Sequence[Ints] | None = None,
 ) -> Dealt:
-    """The partition of a scenario with a seed, described. Arguments and UserErrors as in `assign`."""
+    """The partition of a scenario with a seed, described.
+
+    Arguments and UserErrors as in `assign`.
+    """
     indices, labels = assign(data, held_out, scenario, name, seed, given), data.train_y.numpy()
-    clients, skew, columns, deviations = indices.clients, indices.skew, dict[str, list[float]](), None
+    clients, skew, columns, deviations = (
+        indices.clients,
+        indices.skew,
+        dict[str, list[float]](),
+        None,
+    )
     if scenario.noise is not None:
         columns["noise"] = scenario.noise.amounts(len(clients), data).tolist()  # mean deviation
         deviations = scenario.noise.deviations(len(clients), data)
@@ -77,7 +106,9 @@ def deal(
     described |= unlikeness.measured(data, clients, skew, deviations, seed)
     if skew.labels is not None:  # the share of labels that are wrong
         pairs = zip(skew.labels, clients, strict=True)
-        columns["label_noise"] = [float((own != labels[positions]).mean()) for own, positions in pairs]
+        columns["label_noise"] = [
+            float((own != labels[positions]).mean()) for own, positions in pairs
+        ]
     for key, values in columns.items():
         described |= {f"{key}_mean": sum(values) / len(values), f"{key}_max": max(values)}
     if skew.turns is not None:
@@ -89,14 +120,18 @@ def deal(
     return Dealt(indices, counts, described, columns)
 
 
-def _held_out(labels: Ints, held_out: DataSettings, given: Sequence[Ints] | None, seed: int) -> Split:
+def _held_out(
+    labels: Ints, held_out: DataSettings, given: Sequence[Ints] | None, seed: int
+) -> Split:
     """Cuts the held-out parts, from the samples that no client has if the clients are `given`."""
     every = np.arange(len(labels))
     free = every if given is None else np.setdiff1d(every, np.concatenate(given))
     if not len(free):
         for key in ("validation", "public"):
             if value := getattr(held_out, key):
-                raise UserError(f"{key} = {value} is refused; allowed: 0, as the clients have all samples")
+                raise UserError(
+                    f"{key} = {value} is refused; allowed: 0, as the clients have all samples"
+                )
         return Split(every, free, free)
     cut = hold_out(labels[free], held_out.validation, held_out.public, seed)
     validation, public = free[cut.validation], free[cut.public]
@@ -107,13 +142,20 @@ def skewed(scenario: Scenario, data: Dataset, clients: Sequence[Ints], seed: int
     """What the clients of a scenario see in place of their samples. UserError for unfit data."""
     labels = turns = None
     if (wrong := scenario.label_noise) is not None:
-        rates, n_classes = label_noise.rates(wrong.form, wrong.rate, len(clients)), len(data.classes)
-        labels = label_noise.flipped(wrong.kind, rates, data.train_y.numpy(), clients, n_classes, seed)
+        rates, n_classes = (
+            label_noise.rates(wrong.form, wrong.rate, len(clients)),
+            len(data.classes),
+        )
+        labels = label_noise.flipped(
+            wrong.kind, rates, data.train_y.numpy(), clients, n_classes, seed
+        )
     if scenario.rotation is not None:
         turns = rotation.turns(scenario.rotation.degrees, len(clients), data.train_x.shape[1:])
     drifts = None
     if (given := scenario.drift) is not None:
-        drifts = drift.drift(given.kind, given.at, given.every, given.swap, len(clients), len(data.classes))
+        drifts = drift.drift(
+            given.kind, given.at, given.every, given.swap, len(clients), len(data.classes)
+        )
     return Skew(labels, turns, drifts)
 
 

@@ -1,6 +1,8 @@
-"""What only torch can tell of an experiment, kept in its `.dvc/tmp` until settings, code, torch or processor change.
+"""What only torch can tell of an experiment, kept in its `.dvc/tmp` until settings, code, torch or
+processor change.
 
-With it, stages that compute nothing (plan, report) and `noniid run` without work do not import torch.
+With it, stages that compute nothing (plan, report) and `noniid run` without work do not import
+torch.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ CODE = tuple(PACKAGE / folder for folder in ("plugins", "pipelines"))
 FILE = Path(".dvc") / "tmp" / "facts"
 # Files of drivers in /dev. Without any, no torch finds a GPU.
 GPUS = ("nvidia*", "nvgpu*", "nvhost*", "nvmap", "kfd", "dxg")
-Methods = dict[str, dict[str, tuple[str, dict[str, object]]]]  # composition -> method -> module, defaults
+Methods = dict[
+    str, dict[str, tuple[str, dict[str, object]]]
+]  # composition -> method -> module, defaults
 
 
 class Later:
@@ -37,25 +41,35 @@ class Later:
 
 
 def read(root: Path, content: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts of settings that passed every check before. Empty if they are new, or if anything has changed."""
+    """The facts of settings that passed every check before.
+
+    Empty if they are new, or if anything has changed.
+    """
     return usercache.read(_place(root), _key(content)) or {}
 
 
 def write(root: Path, content: Mapping[str, Any], compositions: Iterable[str]) -> None:
-    """Stores the facts of settings that passed every check. `compositions`: those of their recipes."""
-    if not (root / FILE).parent.is_dir() or not all(map(usercache.is_settled, stamps(CODE).values())):
+    """Stores the facts of settings that passed every check.
+
+    `compositions`: those of their recipes.
+    """
+    if not (root / FILE).parent.is_dir() or not all(
+        map(usercache.is_settled, stamps(CODE).values())
+    ):
         return
     import torch
 
     found = {
-        "methods": methods(compositions), "torch": torch.__version__,
+        "methods": methods(compositions),
+        "torch": torch.__version__,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-    }  # fmt: skip
+    }
     usercache.write(_place(root), _key(content), found)
 
 
 def methods(compositions: Iterable[str]) -> Methods:
-    """The methods of each composition, each with its module and the defaults of its hyper-parameters."""
+    """The methods of each composition, each with its module and the defaults of its
+    hyper-parameters."""
     from fedml_noniid.plugins import recipes
 
     return {
@@ -84,7 +98,9 @@ def of_cpu(fact: str) -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         lines = []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU")
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith(fact)), "unknown CPU"
+    )
 
 
 def _place(root: Path) -> str:
@@ -96,7 +112,11 @@ def _key(content: Mapping[str, Any]) -> str:
     torch = importlib.util.find_spec("torch")
     version = Path(str(torch and torch.origin)).with_name("version.py")
     about = (
-        content, stamps(CODE), usercache.stamp(version), sys.version, of_cpu("flags"),
+        content,
+        stamps(CODE),
+        usercache.stamp(version),
+        sys.version,
+        of_cpu("flags"),
         os.environ.get("ATEN_CPU_CAPABILITY"),
-    )  # fmt: skip
+    )
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()

@@ -42,26 +42,36 @@ class Item:
     @staticmethod
     def load(place: Workspace, settings: Config, unit: Unit) -> Item:
         """Reads data and partition. Raises UserError, also if a file of them was changed."""
-        data, folder = Dataset.read(place.dataset(settings.data.name)), place.partition(unit.scenario, unit.seed)
+        data, folder = (
+            Dataset.read(place.dataset(settings.data.name)),
+            place.partition(unit.scenario, unit.seed),
+        )
         kept.check(folder)
         indices = read_indices(folder / "indices.json")
         return Item.of(settings, unit, data, indices)
 
     @staticmethod
     def of(settings: Config, unit: Unit, data: Dataset, indices: Indices) -> Item:
-        """Takes data and partition from memory. Sets torch's threads and precision. Raises UserError."""
+        """Takes data and partition from memory.
+
+        Sets torch's threads and precision. Raises UserError.
+        """
         if settings.train.portable:
             portable.check()
         torch.set_num_threads(settings.train.threads)
         # torch's own default runs convolutions on a GPU in tf32.
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = settings.train.precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = (
+            settings.train.precision == "tf32"
+        )
         return Item(settings, unit, data, indices, resolve_device(settings.train.device))
 
     @cached_property
     def network(self) -> Model:
         train = self.settings.train
         shape = tuple(self.data.train_x.shape[1:])
-        return build_network(train.model, shape, len(self.data.classes), train.model_options, self.data.embedding)
+        return build_network(
+            train.model, shape, len(self.data.classes), train.model_options, self.data.embedding
+        )
 
     @cached_property
     def noise(self) -> Tensor | None:
@@ -74,7 +84,8 @@ class Item:
         return Samples(self.data.normalised("test", self.device), self.data.test_y.to(self.device))
 
     def test_of(self, client: int) -> Samples:
-        """The test set as a client sees it after the last round: images turned by its angle, in its noise, its labels.
+        """The test set as a client sees it after the last round: images turned by its angle, in its
+        noise, its labels.
 
         Label noise is left out.
         """
@@ -91,7 +102,10 @@ class Item:
         found = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
         if self.noise is None:
             return found
-        return [own._replace(noise=alone(std, own.x)) for own, std in zip(found, self.noise, strict=True)]
+        return [
+            own._replace(noise=alone(std, own.x))
+            for own, std in zip(found, self.noise, strict=True)
+        ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:
         """The labels that a client gives after the last round to samples of the classes `y` [n]."""
@@ -118,7 +132,9 @@ class Item:
             self.test,
             validation=part(self.indices.validation),
             public=part(self.indices.public),
-            absent=nobody if scenario.availability is None else scenario.availability.absent(self.unit.seed),
+            absent=nobody
+            if scenario.availability is None
+            else scenario.availability.absent(self.unit.seed),
             drift=self.indices.skew.drift,
             tests=self.own_tests,
         )

@@ -1,7 +1,9 @@
-"""The store of finished work: `.items/<fingerprint>/` holds the files of one partition, training or evaluation.
+"""The store of finished work: `.items/<fingerprint>/` holds the files of one partition, training or
+evaluation.
 
-A fingerprint covers everything that the files depend on. So a stage makes only the files that are missing from both its
-own folder and the store. A folder is whole if every file has the SHA-256 that its receipt names.
+A fingerprint covers everything that the files depend on. So a stage makes only the files that are
+missing from both its own folder and the store. A folder is whole if every file has the SHA-256 that
+its receipt names.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from fedml_noniid.plugins.data.files import UNFINISHED, replace_folder
 
 STORE = ".items"
 RECEIPT = "receipt.json"
-# How the files were made: seconds, machine, commit. It stays in the store, since it differs from run to run.
+# How the files were made: seconds, machine, commit. It stays in the store, since it differs from
+# run to run.
 MADE = "made.json"
-# Folders that stages write: of items, each with a receipt, and those that DVC empties before their stage runs.
+# Folders that stages write: of items, each with a receipt, and those that DVC empties before their
+# stage runs.
 OF_ITEMS, WHOLE = ("partitions", "runs", "evaluation"), ("plan", "report")
 
 Files = Mapping[str, bytes]
@@ -40,10 +44,16 @@ def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], 
     fresh = not is_whole(stored, fingerprint)
     if fresh:
         files = make()
-        hashes = {name: hashlib.sha256(content).hexdigest() for name, content in files.items() if name != MADE}
+        hashes = {
+            name: hashlib.sha256(content).hexdigest()
+            for name, content in files.items()
+            if name != MADE
+        }
         receipt = {"fingerprint": fingerprint, "files": hashes}
         replace_folder(stored, {**files, RECEIPT: (json.dumps(receipt, indent=2) + "\n").encode()})
-    replace_folder(folder, {name: content for name, content in _content(stored).items() if name != MADE})
+    replace_folder(
+        folder, {name: content for name, content in _content(stored).items() if name != MADE}
+    )
     return fresh
 
 
@@ -55,7 +65,11 @@ def place(repository: Path, fingerprint: str) -> Path:
 def made(repository: Path, fingerprint: str) -> dict[str, Any]:
     """How the files of a fingerprint were made. Empty if they were made elsewhere."""
     try:
-        return dict(json.loads((place(repository, fingerprint) / MADE).read_text())) if fingerprint else {}
+        return (
+            dict(json.loads((place(repository, fingerprint) / MADE).read_text()))
+            if fingerprint
+            else {}
+        )
     except (OSError, ValueError, TypeError):  # missing, or damaged: nothing is computed from it
         return {}
 
@@ -63,7 +77,11 @@ def made(repository: Path, fingerprint: str) -> dict[str, Any]:
 def is_whole(folder: Path, fingerprint: str) -> bool:
     """Whether a folder holds the files of this fingerprint, unchanged."""
     receipt = _receipt(folder)
-    return receipt is not None and receipt["fingerprint"] == fingerprint and not _damaged(folder, receipt)
+    return (
+        receipt is not None
+        and receipt["fingerprint"] == fingerprint
+        and not _damaged(folder, receipt)
+    )
 
 
 def check(folder: Path) -> None:
@@ -73,7 +91,9 @@ def check(folder: Path) -> None:
         raise UserError(f"{folder / RECEIPT}: can't be read; `dvc repro` makes the folder again")
     damaged = _damaged(folder, receipt)
     if damaged:
-        raise UserError(f"{folder / damaged[0]}: is missing or was changed; `dvc repro` makes it again")
+        raise UserError(
+            f"{folder / damaged[0]}: is missing or was changed; `dvc repro` makes it again"
+        )
 
 
 def sha256(path: Path) -> str | None:
@@ -82,30 +102,42 @@ def sha256(path: Path) -> str | None:
 
 
 def keep_only(folder: Path, names: Collection[str]) -> None:
-    """Removes from a stage's folder the results of other settings, and folders that killed processes left."""
+    """Removes from a stage's folder the results of other settings, and folders that killed
+    processes left."""
     for path in folder.iterdir() if folder.is_dir() else ():
-        if path.name.endswith(UNFINISHED) or (path.name not in names and (path / RECEIPT).is_file()):
+        if path.name.endswith(UNFINISHED) or (
+            path.name not in names and (path / RECEIPT).is_file()
+        ):
             shutil.rmtree(path)
 
 
 def is_ours(folder: Path) -> bool:
-    """Whether nothing is lost if `folder` is replaced: it has a receipt, is empty, or does not exist."""
+    """Whether nothing is lost if `folder` is replaced: it has a receipt, is empty, or does not
+    exist."""
     if (folder / RECEIPT).is_file() or not (folder.exists() or folder.is_symlink()):
         return True
     return folder.is_dir() and not folder.is_symlink() and not any(folder.iterdir())
 
 
 def refuse_foreign(root: Path, *names: str) -> None:
-    """UserError for files of other programs in the folders of the items `names`; no names: of all stages.
+    """UserError for files of other programs in the folders of the items `names`; no names: of all
+    stages.
 
     Stages and DVC would remove it, or take it for a result. Hidden files are let be.
     """
-    found = [path for name in names or OF_ITEMS for path in _visible(root / name) if not is_ours(path)]
+    found = [
+        path for name in names or OF_ITEMS for path in _visible(root / name) if not is_ours(path)
+    ]
     if not names:
         lock = root / "dvc.lock"
         known = lock.read_text() if lock.is_file() else ""
         # They have no receipts: what lies there before DVC knows the folder is not ours.
-        found += [path for name in WHOLE if f"path: {name}\n" not in known for path in _visible(root / name)]
+        found += [
+            path
+            for name in WHOLE
+            if f"path: {name}\n" not in known
+            for path in _visible(root / name)
+        ]
     _refuse(found)
 
 

@@ -1,7 +1,9 @@
-"""Measures the final model of an item: accuracy per class and per client, traffic, the papers' own measures.
+"""Measures the final model of an item: accuracy per class and per client, traffic, the papers' own
+measures.
 
-Where one class is frequent, a constant answer has a high accuracy too. So the accuracy of a constant
-answer, balanced accuracy, macro-F1 and the number of classes that the model names stand beside it.
+Where one class is frequent, a constant answer has a high accuracy too. So the accuracy of a
+constant answer, balanced accuracy, macro-F1 and the number of classes that the model names stand
+beside it.
 """
 
 from __future__ import annotations
@@ -51,14 +53,15 @@ class Measured(NamedTuple):
 def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) -> Measured:
     """Measures the model on the whole test set and sums up the rounds.
 
-    After a concept drift, each client has labels of its own: accuracies and loss are then means over the clients.
-    Where the clients keep a part of the model to themselves, each client's own model is measured. Accuracy and loss are
-    then those on the clients' own test samples, over all of them together; all else is on the test set as the client
-    sees it.
+    After a concept drift, each client has labels of its own: accuracies and loss are then means
+    over the clients. Where the clients keep a part of the model to themselves, each client's own
+    model is measured. Accuracy and loss are then those on the clients' own test samples, over all
+    of them together; all else is on the test set as the client sees it.
 
-    `majority_accuracy`: of always naming the most frequent class of the model's training data, on the
-    samples of `accuracy`. `classes_named`: by the model on the whole test set; of clients' own models, the
-    most of any. Balanced accuracy and macro-F1 are fractions, on the samples of `accuracy`.
+    `majority_accuracy`: of always naming the most frequent class of the model's training data, on
+    the samples of `accuracy`. `classes_named`: by the model on the whole test set; of clients' own
+    models, the most of any. Balanced accuracy and macro-F1 are fractions, on the samples of
+    `accuracy`.
 
     `tensors`: the content of model.safetensors, on the item's device. `rows`: of rounds.csv.
     """
@@ -76,22 +79,31 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     )
     samples = class_counts(item.data.train_y.numpy(), item.indices.clients, n_classes)  # [N, C]
     frequent = _frequent(item, bool(parts))
-    constants = [view.counts[0, frequent[view.clients[0]]] for view in found]  # hits of a constant answer
-    measured_by_class = [_by_class(view.counts, hits) for view, hits in zip(found, constants, strict=True)]
+    constants = [
+        view.counts[0, frequent[view.clients[0]]] for view in found
+    ]  # hits of a constant answer
+    measured_by_class = [
+        _by_class(view.counts, hits) for view, hits in zip(found, constants, strict=True)
+    ]
     by_class = np.average(measured_by_class, axis=0, weights=shares)
     owned = item.indices.test_clients
     per_client, own = np.empty(n_clients), np.empty(n_clients)
     for view in found:
-        # A client's accuracy: the mean over classes, weighted by its own mixture, without classes that have no test.
+        # A client's accuracy: the mean over classes, weighted by its own mixture, without classes
+        # that have no test.
         measured = ~np.isnan(view.per_class)
         held = samples * measured
         mixed = np.where(measured, view.per_class, 0) @ held.T / np.maximum(held.sum(1), 1)
         per_client[view.clients] = np.where(held.sum(1) > 0, mixed, np.nan)[view.clients]
         # The accuracy on the client's own test samples. Some clients have none.
-        own[view.clients] = [view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients]
+        own[view.clients] = [
+            view.hits[owned[k]].mean() if len(owned[k]) else np.nan for k in view.clients
+        ]
 
     if parts:
-        mine = [seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.own_tests())]
+        mine = [
+            seen._replace(y=item.labelled(seen.y, k)) for k, seen in enumerate(item.own_tests())
+        ]
         scored = each(item.network, params, buffers, parts, mine, item.unit.seed)
         own = np.array([np.nan if one is None else one.accuracy for one in scored])
         if (whole := pooled(item.network, scored, mine)) is not None:
@@ -103,31 +115,46 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     accuracies = np.array([row["test_accuracy"] for row in rows])
     seen = accuracies[~np.isnan(accuracies)]
     metrics = {
-        "accuracy": accuracy, "loss": loss,
-        "majority_accuracy": by_class[0], "balanced_accuracy": by_class[1], "macro_f1": by_class[2],
+        "accuracy": accuracy,
+        "loss": loss,
+        "majority_accuracy": by_class[0],
+        "balanced_accuracy": by_class[1],
+        "macro_f1": by_class[2],
         "classes_named": max(np.count_nonzero(view.counts[1]) for view in found),
         "accuracy_best": seen.max(),
-        "accuracy_last5_mean": seen[-LAST:].mean(), "accuracy_last5_std": seen[-LAST:].std(),
-        **_spread("client", per_client), **_spread("client_test", own),
-        "bytes_up": sum(row["bytes_up"] for row in rows), "bytes_down": sum(row["bytes_down"] for row in rows),
-    }  # fmt: skip
+        "accuracy_last5_mean": seen[-LAST:].mean(),
+        "accuracy_last5_std": seen[-LAST:].std(),
+        **_spread("client", per_client),
+        **_spread("client_test", own),
+        "bytes_up": sum(row["bytes_up"] for row in rows),
+        "bytes_down": sum(row["bytes_down"] for row in rows),
+    }
     if noisy:
         # The copies have equal size, so their mean is the mean over all their samples.
-        metrics |= {f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy]) for key in ("accuracy", "loss")}
+        metrics |= {
+            f"{key}_noisy": np.mean([getattr(copy, key) for copy in noisy])
+            for key in ("accuracy", "loss")
+        }
     unsent = {*item.network.frozen, *(name for part in parts.values() for name in part)}
-    model_bytes = sum(leaf.nbytes for name, leaf in (params | buffers).items() if name not in unsent)
+    model_bytes = sum(
+        leaf.nbytes for name, leaf in (params | buffers).items() if name not in unsent
+    )
     metrics |= _efficiency(item, rows, accuracy, model_bytes)
     tested = torch.bincount(item.data.test_y, minlength=n_classes).tolist()
     per_client_columns: dict[str, Sequence[object]] = {
-        "client": range(len(samples)), "samples": samples.sum(1).tolist(), "accuracy": per_client.tolist(),
-        "test_samples": [len(positions) for positions in owned], "test_accuracy": own.tolist(),
-    }  # fmt: skip
+        "client": range(len(samples)),
+        "samples": samples.sum(1).tolist(),
+        "accuracy": per_client.tolist(),
+        "test_samples": [len(positions) for positions in owned],
+        "test_accuracy": own.tolist(),
+    }
     if noisy:
         per_client_columns["accuracy_noisy"] = [copy.accuracy for copy in noisy]
     return Measured(
         {"class": item.data.classes, "samples": tested, "accuracy": per_class.tolist()},
         per_client_columns,
-        {name: float(value) for name, value in metrics.items()} | {"weights_sha256": weights_sha256(tensors)},
+        {name: float(value) for name, value in metrics.items()}
+        | {"weights_sha256": weights_sha256(tensors)},
     )
 
 
@@ -143,7 +170,8 @@ class _View(NamedTuple):
 
 
 def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
-    """A view for each way in which clients label the test set after the last round: one without concept drift."""
+    """A view for each way in which clients label the test set after the last round: one without
+    concept drift."""
     drift, found = item.indices.skew.drift, []
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
@@ -166,7 +194,9 @@ def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> li
     for client in range(n_clients):
         test = item.test_of(client)
         seen = one(item.network, params, buffers, parts, test, client, item.unit.seed)
-        label = np.arange(n_classes) if drift is None else drift.concepts[concept[client]]  # of each class
+        label = (
+            np.arange(n_classes) if drift is None else drift.concepts[concept[client]]
+        )  # of each class
         hits = (seen.predictions == test.y.cpu()).numpy()
         per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
         found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits, counts))
@@ -174,12 +204,16 @@ def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> li
 
 
 def _frequent(item: Item, own: bool) -> Ints:
-    """The most frequent class of the training data by client [N], as clients label it after the last round.
+    """The most frequent class of the training data by client [N], as clients label it after the
+    last round.
 
-    `own`: whether it is that of the client's data alone, or of all clients' data. Label noise is left out.
+    `own`: whether it is that of the client's data alone, or of all clients' data. Label noise is
+    left out.
     """
     y, n_classes = item.data.train_y, len(item.data.classes)
-    labels = [item.labelled(y[torch.from_numpy(held)], k) for k, held in enumerate(item.indices.clients)]
+    labels = [
+        item.labelled(y[torch.from_numpy(held)], k) for k, held in enumerate(item.indices.clients)
+    ]
     found = torch.stack([torch.bincount(seen, minlength=n_classes) for seen in labels])  # [N, C]
     most: Ints = (found if own else found.sum(0).expand_as(found)).argmax(1).numpy()
     return most
@@ -195,10 +229,13 @@ def _counts(seen: Evaluation, y: Tensor, n_classes: int) -> Ints:
 
 
 def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
-    """Accuracy of a constant answer with so many hits, balanced accuracy, macro-F1. `counts`: of `_counts`.
+    """Accuracy of a constant answer with so many hits, balanced accuracy, macro-F1.
 
-    Balanced accuracy: the mean of hits / samples over the classes with samples. Macro-F1: the mean of
-    2 hits / (samples + predictions) over the classes with samples or predictions, as scikit-learn has it.
+    `counts`: of `_counts`.
+
+    Balanced accuracy: the mean of hits / samples over the classes with samples. Macro-F1: the mean
+    of 2 hits / (samples + predictions) over the classes with samples or predictions, as
+    scikit-learn has it.
     """
     samples, predictions, hits = counts
     tested, occurring = samples > 0, samples + predictions > 0
@@ -208,7 +245,8 @@ def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
 
 
 def own_parts(tensors: Params) -> Tree:
-    """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they keep none."""
+    """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they
+    keep none."""
     found: Tree = {}
     for name, leaf in tensors.items():
         if name.startswith("own/"):
@@ -218,27 +256,42 @@ def own_parts(tensors: Params) -> Tree:
 
 
 def final_model(tensors: Params) -> tuple[Params, Params]:
-    """(parameters, buffers) of the evaluated model in the content of model.safetensors, by the network's names."""
+    """(parameters, buffers) of the evaluated model in the content of model.safetensors, by the
+    network's names."""
     part = "evaluated/" if any(name.startswith("evaluated/") for name in tensors) else "params/"
     params, buffers = (
-        {name.removeprefix(prefix): leaf for name, leaf in tensors.items() if name.startswith(prefix)}
+        {
+            name.removeprefix(prefix): leaf
+            for name, leaf in tensors.items()
+            if name.startswith(prefix)
+        }
         for prefix in (part, "buffers/")
     )
     return params, buffers
 
 
 def _spread(name: str, accuracy: Floats) -> dict[str, float]:
-    """Worst, 10th percentile and variance over the clients that have an accuracy. Empty if no client has one."""
+    """Worst, 10th percentile and variance over the clients that have an accuracy.
+
+    Empty if no client has one.
+    """
     known = accuracy[~np.isnan(accuracy)]
     if not len(known):
         return {}
     return {
-        f"{name}_worst": known.min(), f"{name}_percentile10": np.percentile(known, 10), f"{name}_variance": known.var(),
-    }  # fmt: skip
+        f"{name}_worst": known.min(),
+        f"{name}_percentile10": np.percentile(known, 10),
+        f"{name}_variance": known.var(),
+    }
 
 
-def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int) -> dict[str, float]:
-    """FNR-FL's rho, by the bytes sent and by the paper's count. The size of delta as rFedAvg counts it."""
+def _efficiency(
+    item: Item, rows: Sequence[Mapping[str, float]], accuracy: float, model_bytes: int
+) -> dict[str, float]:
+    """FNR-FL's rho, by the bytes sent and by the paper's count.
+
+    The size of delta as rFedAvg counts it.
+    """
     settings, unit = item.settings, item.unit
     recipe, cohort = settings.composition(unit.recipe), settings.scenarios[unit.scenario].cohort
     mib = sum(row["bytes_up"] + row["bytes_down"] for row in rows) / counts.MIB
@@ -248,13 +301,19 @@ def _efficiency(item: Item, rows: Sequence[Mapping[str, float]], accuracy: float
         "rho": counts.rho(accuracy, mib) if mib else None,
         "traffic_mib_as_fnr_counts": as_fnr,
         "rho_as_fnr_counts": None if as_fnr is None else counts.rho(accuracy, as_fnr),
-        "delta_bytes_as_rfedavg_counts": counts.delta_bytes(recipe, item.network.feature_size, cohort),
+        "delta_bytes_as_rfedavg_counts": counts.delta_bytes(
+            recipe, item.network.feature_size, cohort
+        ),
     }
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _noisy(item: Item, params: Params, buffers: Params, own: list[_View]) -> Sequence[Evaluation | _View]:
-    """The model on one copy of the test set per client, as that client sees images. Empty if all see the same.
+def _noisy(
+    item: Item, params: Params, buffers: Params, own: list[_View]
+) -> Sequence[Evaluation | _View]:
+    """The model on one copy of the test set per client, as that client sees images.
+
+    Empty if all see the same.
 
     `own`: the same of the clients' own models, if they have any.
     """
@@ -265,13 +324,19 @@ def _noisy(item: Item, params: Params, buffers: Params, own: list[_View]) -> Seq
         return own
     found: dict[tuple[int, int], Evaluation] = {}
     # Without noise, clients with the same angle and the same labels have the same copy.
-    images = turns.tolist() if turns is not None and item.noise is None else range(len(item.indices.clients))
+    images = (
+        turns.tolist()
+        if turns is not None and item.noise is None
+        else range(len(item.indices.clients))
+    )
     labels = [0] * len(images) if drift is None else drift.concept(item.last_round).tolist()
     copies = list(zip(images, labels, strict=True))
     for client, copy in enumerate(copies):
         if copy not in found:
             drawn = torch.tensor(key(item.unit.seed, "noisy test", client), device=item.device)
-            found[copy] = evaluate(item.network, params, buffers, item.test_of(client), read=Read(drawn))
+            found[copy] = evaluate(
+                item.network, params, buffers, item.test_of(client), read=Read(drawn)
+            )
     return [found[copy] for copy in copies]
 
 
@@ -280,5 +345,8 @@ def _table(columns: Mapping[str, Iterable[object]]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(columns)
-    table.writerows(["" if cell != cell else cell for cell in row] for row in zip(*columns.values(), strict=True))
+    table.writerows(
+        ["" if cell != cell else cell for cell in row]
+        for row in zip(*columns.values(), strict=True)
+    )
     return text.getvalue()

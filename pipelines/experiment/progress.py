@@ -1,7 +1,7 @@
 """One progress display for all items and processes of a stage, with the time left.
 
-On a terminal and in a notebook it is one bar for the stage and one for each running item. Elsewhere it prints a plain
-line now and then.
+On a terminal and in a notebook it is one bar for the stage and one for each running item. Elsewhere
+it prints a plain line now and then.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Display:
         self._may_have_bars, self._has_lines = bars, lines
         self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
         self._work = 0.0  # in items
-        self._at_work: dict[str, tuple[Round, float]] = {}  # item -> its last round, fraction done before the first
+        self._at_work: dict[
+            str, tuple[Round, float]
+        ] = {}  # item -> its last round, fraction done before the first
         self._began = self._said = time.monotonic()
         self._lock = threading.Lock()
         self._bars: Any = None
@@ -105,16 +107,27 @@ class Display:
         """A running item has ended a round."""
         with self._lock:
             fraction = said.done / said.rounds
-            first = self._at_work[said.item][1] if said.item in self._at_work else (said.done - 1) / said.rounds
+            first = (
+                self._at_work[said.item][1]
+                if said.item in self._at_work
+                else (said.done - 1) / said.rounds
+            )
             self._at_work[said.item] = said, first
             if self._bars is not None:
                 if said.item not in self._bar:
-                    self._bar[said.item] = self._bars.add_task(f"  {said.item}", total=said.rounds, note="")
-                self._bars.update(self._bar[said.item], completed=said.done, note=f"accuracy {said.accuracy:.4f}")
+                    self._bar[said.item] = self._bars.add_task(
+                        f"  {said.item}", total=said.rounds, note=""
+                    )
+                self._bars.update(
+                    self._bar[said.item], completed=said.done, note=f"accuracy {said.accuracy:.4f}"
+                )
                 self._bars.update(self._bar[""], note=self._left().lstrip(", "))
                 self._show()
             elif time.monotonic() - self._said > EVERY_S and fraction < 1:
-                where = f"{said.item} in round {said.done} of {said.rounds}, accuracy {said.accuracy:.4f}"
+                where = (
+                    f"{said.item} in round {said.done} of {said.rounds}, accuracy "
+                    f"{said.accuracy:.4f}"
+                )
                 self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
 
     def done(self, item: str, outcome: str, known: bool) -> None:
@@ -124,7 +137,9 @@ class Display:
             self._ended, self._known = self._ended + 1, self._known + known
             self._work += 0 if known else 1 - first
             if self._bars is not None:
-                self._bars.update(self._bar[""], completed=self._ended, note=self._left().lstrip(", "))
+                self._bars.update(
+                    self._bar[""], completed=self._ended, note=self._left().lstrip(", ")
+                )
                 if item in self._bar:
                     self._bars.remove_task(self._bar.pop(item))
                 self._show()
@@ -154,9 +169,19 @@ class Display:
 
     def _left(self) -> str:
         """`, 3 min left`, estimated from the work done so far. Empty before any work is done."""
-        work = self._work + sum(said.done / said.rounds - first for said, first in self._at_work.values())
-        ahead = self.total - self._ended - sum(said.done / said.rounds for said, _ in self._at_work.values())
-        return f", {_clock((time.monotonic() - self._began) / work * ahead)} left" if work > 0 and ahead > 0 else ""
+        work = self._work + sum(
+            said.done / said.rounds - first for said, first in self._at_work.values()
+        )
+        ahead = (
+            self.total
+            - self._ended
+            - sum(said.done / said.rounds for said, _ in self._at_work.values())
+        )
+        return (
+            f", {_clock((time.monotonic() - self._began) / work * ahead)} left"
+            if work > 0 and ahead > 0
+            else ""
+        )
 
 
 def _is_notebook() -> bool:

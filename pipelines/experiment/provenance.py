@@ -1,7 +1,10 @@
-"""Fingerprints: one hash over everything that a result depends on. Also the facts of a run that change no result.
+"""Fingerprints: one hash over everything that a result depends on.
 
-Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files count, and other
-files that code names beside itself, such as C++ and templates. Of the methods, only those of the recipe count.
+Also the facts of a run that change no result.
+
+Code counts as its syntax tree without docstrings, so a comment changes nothing. Only imported files
+count, and other files that code names beside itself, such as C++ and templates. Of the methods,
+only those of the recipe count.
 """
 
 from __future__ import annotations
@@ -33,25 +36,34 @@ PACKAGE = "fedml_noniid"
 CODE = "code"  # name in the user's cache
 LONGEST = 255  # characters of a file's name
 REGISTRY = "fedml_noniid.plugins.recipes"
-# These count without their imports: they name every method, data set and partition. What is used counts elsewhere.
+# These count without their imports: they name every method, data set and partition. What is used
+# counts elsewhere.
 LISTS = (REGISTRY, "fedml_noniid.pipelines.experiment.config", "fedml_noniid.plugins.settings")
 # Modules that change no result: they only observe or move files.
 NO_CODE = tuple(
     f"fedml_noniid.{name}"
     for name in (
-        "pipelines.edge", "pipelines.experiment.facts", "pipelines.experiment.kept", "pipelines.experiment.portable",
-        "pipelines.experiment.progress", "pipelines.experiment.provenance", "pipelines.experiment.workers",
-        "pipelines.experiment.usercache", "pipelines.experiment.workspace", "pipelines.tracking",
+        "pipelines.edge",
+        "pipelines.experiment.facts",
+        "pipelines.experiment.kept",
+        "pipelines.experiment.portable",
+        "pipelines.experiment.progress",
+        "pipelines.experiment.provenance",
+        "pipelines.experiment.workers",
+        "pipelines.experiment.usercache",
+        "pipelines.experiment.workspace",
+        "pipelines.tracking",
     )
-)  # fmt: skip
+)
 SILO = "fedml_noniid.plugins.silo"
 
 
 def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[str, dict[str, str]]:
     """Stage -> output -> hash of the settings and the code that the output depends on.
 
-    `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare` has them. The
-    hashes leave out prepared data and earlier results. DVC tracks those as dependencies of the stages.
+    `own_files`: SHA-256 of the user's own files by name, see `contents`; only the hash of `prepare`
+    has them. The hashes leave out prepared data and earlier results. DVC tracks those as
+    dependencies of the stages.
     """
     data = _read(settings)
     split = [settings.data.validation, settings.data.public]
@@ -65,13 +77,15 @@ def plan(settings: Config, own_files: Mapping[str, str] | None = None) -> dict[s
         "machine": machine_kind(settings),
         "prepare": preparing(settings, own_files),
         "partition": {
-            f"{name}-{seed}": digest(dealt[name], split, seed, cut) for name in used for seed in settings.seeds
+            f"{name}-{seed}": digest(dealt[name], split, seed, cut)
+            for name in used
+            for seed in settings.seeds
         },
         "train": {unit.key: of_training(settings, unit) for unit in settings.units()},
         "evaluate": {"code": code("fedml_noniid.pipelines.stages.evaluate")},
         "report": {"all": digest(reported, code("fedml_noniid.pipelines.stages.report"))},
         "deploy": _deploying(settings, split),
-    }  # fmt: skip
+    }
     _sources().save()
     return found
 
@@ -83,8 +97,13 @@ def preparing(settings: Config, own_files: Mapping[str, str] | None = None) -> d
 
 
 def _read(settings: Config) -> dict[str, object]:
-    """The settings that decide what is read; the rest of the section `data` decides what is held out."""
-    return {key: value for key, value in settings.data.model_dump().items() if key not in ("validation", "public")}
+    """The settings that decide what is read; the rest of the section `data` decides what is held
+    out."""
+    return {
+        key: value
+        for key, value in settings.data.model_dump().items()
+        if key not in ("validation", "public")
+    }
 
 
 def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
@@ -96,7 +115,9 @@ def _deploying(settings: Config, split: list[float]) -> dict[str, str]:
     deployed = [deploy.model_dump(), settings.scenarios[deploy.scenario].model_dump(), split]
     deployed += [settings.train_of(deploy.recipe).model_dump(), composition]
     deployed += [settings.recipes[deploy.recipe].settings, machine_kind(settings)]
-    stage = code("fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True)
+    stage = code(
+        "fedml_noniid.pipelines.stages.deploy", *_modules(settings, deploy.recipe), silo=True
+    )
     return {deploy.recipe: digest(deployed, stage)}
 
 
@@ -110,19 +131,28 @@ def machine_kind(settings: Config) -> dict[str, str]:
     """The facts of the machine and its libraries that may change a result's bits."""
     # Measured: an AMD EPYC gives other bits than an Intel Xeon with the same instructions.
     vendor, known = _of_cpu("vendor_id"), settings.facts
-    if known and "torch" not in sys.modules and (settings.train.device == "cpu" or not may_have_gpu()):
+    if (
+        known
+        and "torch" not in sys.modules
+        and (settings.train.device == "cpu" or not may_have_gpu())
+    ):
         return {
-            "device": "cpu", "torch": known["torch"], "vendor": vendor, "instructions": known["instructions"],
-        }  # fmt: skip
+            "device": "cpu",
+            "torch": known["torch"],
+            "vendor": vendor,
+            "instructions": known["instructions"],
+        }
     import torch
 
     from fedml_noniid.plugins.engines.simulation import resolve_device
 
     device = resolve_device(settings.train.device)
     kind = {
-        "device": device.type, "torch": torch.__version__, "vendor": vendor,
+        "device": device.type,
+        "torch": torch.__version__,
+        "vendor": vendor,
         "instructions": torch.backends.cpu.get_cpu_capability(),
-    }  # fmt: skip
+    }
     return kind | ({"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {})
 
 
@@ -144,13 +174,19 @@ def contents(files: Mapping[str, Path]) -> dict[str, str]:
 
 
 def code(*modules: str, silo: bool = False) -> str:
-    """The hash of our modules and all their imports. `silo`: whether the FedML pairs and `plugins.silo` count too."""
-    return digest({path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)})
+    """The hash of our modules and all their imports.
+
+    `silo`: whether the FedML pairs and `plugins.silo` count too.
+    """
+    return digest(
+        {path.relative_to(ROOT).as_posix(): _hash(path) for path in files(*modules, silo=silo)}
+    )
 
 
 @cache
 def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
-    """The files of some modules and of all their imports, with the files that they name beside themselves."""
+    """The files of some modules and of all their imports, with the files that they name beside
+    themselves."""
     found: dict[str, Path] = {}
     todo = list(modules)
     while todo:
@@ -164,7 +200,9 @@ def files(*modules: str, silo: bool = False) -> tuple[Path, ...]:
         # An import of a module also runs the packages around it.
         todo += [name.rsplit(".", 1)[0]] if "." in name else []
         todo += [other for other in _source(path).imports if name not in LISTS or other in LISTS]
-    return tuple(sorted({*found.values(), *(file for path in found.values() for file in _beside(path))}))
+    return tuple(
+        sorted({*found.values(), *(file for path in found.values() for file in _beside(path))})
+    )
 
 
 def _modules(settings: Config, recipe: str) -> list[str]:
@@ -194,7 +232,11 @@ def _of_file(path: Path) -> _Source:
     texts = sorted(text for text in constants if isinstance(text, str) and text and "/" not in text)
     body = tree.body
     if path == _file(REGISTRY):
-        body = [node for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)]
+        body = [
+            node
+            for node in body
+            if not isinstance(node, ast.Import | ast.ImportFrom | ast.AnnAssign)
+        ]
     hashed = hashlib.sha256("\n".join(filter(None, map(_dumped, body))).encode()).hexdigest()
     return _Source(hashed, imports, [text for text in texts if len(text) <= LONGEST])
 
@@ -205,7 +247,9 @@ class _Sources:
     def __init__(self) -> None:
         # The key stands for these rules, and for Python's syntax trees.
         self._key = f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()} {sys.version}"
-        self._known: dict[str, list[Any]] = usercache.read(CODE, self._key) or {}  # path -> stamp, _Source
+        self._known: dict[str, list[Any]] = (
+            usercache.read(CODE, self._key) or {}
+        )  # path -> stamp, _Source
         self._is_fresh = False
 
     def __getitem__(self, path: Path) -> _Source:
@@ -220,7 +264,9 @@ class _Sources:
     def save(self) -> None:
         """Writes what was found into the user's cache, which forgets the files that are gone."""
         if self._is_fresh:
-            self._known = {path: found for path, found in self._known.items() if Path(path).exists()}
+            self._known = {
+                path: found for path, found in self._known.items() if Path(path).exists()
+            }
             usercache.write(CODE, self._key, self._known)
             self._is_fresh = False
 
@@ -236,7 +282,8 @@ def _source(path: Path) -> _Source:
 
 
 def _beside(path: Path) -> Iterator[Path]:
-    """The files beside a module that are no modules, and that its texts name, themselves or by their folder."""
+    """The files beside a module that are no modules, and that its texts name, themselves or by
+    their folder."""
     texts = _source(path).texts
     for place in path.parent.iterdir():
         if place.name in texts and place.suffix != ".py" and not (place / "__init__.py").exists():
@@ -254,14 +301,21 @@ def _named(tree: ast.Module) -> Iterator[str]:
 
 def _hash(path: Path) -> str:
     """Hash of a file, for a module of its code."""
-    return _source(path).hash if path.suffix == ".py" else hashlib.sha256(path.read_bytes()).hexdigest()
+    return (
+        _source(path).hash
+        if path.suffix == ".py"
+        else hashlib.sha256(path.read_bytes()).hexdigest()
+    )
 
 
 def _dumped(node: ast.stmt) -> str:
     """A statement as text, without docstrings and line numbers."""
     for inner in ast.walk(node):
         body: list[Any] = getattr(inner, "body", None) or []
-        if isinstance(inner, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(inner, clean=False) is not None:
+        if (
+            isinstance(inner, ast.ClassDef | ast.FunctionDef)
+            and ast.get_docstring(inner, clean=False) is not None
+        ):
             body[:1] = []
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return "" if is_text else ast.dump(node)
@@ -269,11 +323,16 @@ def _dumped(node: ast.stmt) -> str:
 
 @cache
 def git_commit() -> str:
-    """The commit, with "-modified" if the tree differs from it. Outside a checkout the version of the package."""
+    """The commit, with "-modified" if the tree differs from it.
+
+    Outside a checkout the version of the package.
+    """
     if not (ROOT / ".git").exists():
         return f"fedml-noniid {extras.version('fedml-noniid')}"
     try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT)
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True, cwd=ROOT
+        )
         clean = subprocess.run(["git", "diff", "--quiet", "HEAD"], capture_output=True, cwd=ROOT)
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
@@ -286,9 +345,14 @@ def machine(device: torch.device) -> dict[str, str]:
 
     gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
     return {
-        "git_commit": git_commit(), "cpu": cpu(), **gpu, "cores": str(len(os.sched_getaffinity(0))),
-        "python": platform.python_version(), "torch": torch.__version__, "fedml": extras.version("fedml"),
-    }  # fmt: skip
+        "git_commit": git_commit(),
+        "cpu": cpu(),
+        **gpu,
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "fedml": extras.version("fedml"),
+    }
 
 
 def cpu() -> str:

@@ -1,7 +1,7 @@
 """Reads the files of the train and evaluate stages: one `Result` per finished train item.
 
-The folder `runs/<key>/` decides which results exist; `evaluation/<key>/` is added where it is present.
-A folder without `run.json` is an unfinished train item and is skipped.
+The folder `runs/<key>/` decides which results exist; `evaluation/<key>/` is added where it is
+present. A folder without `run.json` is an unfinished train item and is skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Result:
     params: Mapping[str, object]
     tags: Mapping[str, str]
     final: Mapping[str, float]
-    made: Mapping[str, Any]  # how it was trained: seconds, machine, commit; empty if trained elsewhere
+    made: Mapping[
+        str, Any
+    ]  # how it was trained: seconds, machine, commit; empty if trained elsewhere
     rows: tuple[Mapping[str, float], ...]
     evaluation: Mapping[str, Any]
     client_accuracy: tuple[float, ...]
@@ -55,11 +57,17 @@ def read(root: Path, repository: Path | None = None) -> list[Result]:
 
     `repository` has the store with `made.json` (how each item was made); the default is `root`.
     """
-    return [_result(root, repository or root, path.parent) for path in sorted((root / "runs").glob("*/run.json"))]
+    return [
+        _result(root, repository or root, path.parent)
+        for path in sorted((root / "runs").glob("*/run.json"))
+    ]
 
 
 def rows(path: Path, rounds: int) -> tuple[dict[str, float], ...]:
-    """The lines of rounds.csv, one per round. An empty cell is NaN: nothing was measured in that round."""
+    """The lines of rounds.csv, one per round.
+
+    An empty cell is NaN: nothing was measured in that round.
+    """
     lines = table(path)
     if lines and len(lines) != rounds:
         raise UserError(f"{path}: has {len(lines)} rounds, expected {rounds}; {RERUN}")
@@ -136,8 +144,14 @@ def _result(root: Path, repository: Path, folder: Path) -> Result:
 
 
 def _accuracies(path: Path) -> tuple[float, ...]:
-    """Accuracies of the clients that have one. A client without test samples of its classes has an empty cell."""
-    values = [_number(path, line, "accuracy", row.get("accuracy", "")) for line, row in enumerate(table(path), start=2)]
+    """Accuracies of the clients that have one.
+
+    A client without test samples of its classes has an empty cell.
+    """
+    values = [
+        _number(path, line, "accuracy", row.get("accuracy", ""))
+        for line, row in enumerate(table(path), start=2)
+    ]
     return tuple(value for value in values if math.isfinite(value))
 
 
@@ -145,4 +159,6 @@ def _number(path: Path, line: int, name: str, text: object) -> float:
     try:
         return float(str(text)) if text != "" else math.nan
     except ValueError:
-        raise UserError(f"{path}: line {line}, column {name} is {text!r}, expected a number; {RERUN}") from None
+        raise UserError(
+            f"{path}: line {line}, column {name} is {text!r}, expected a number; {RERUN}"
+        ) from None

@@ -1,4 +1,7 @@
-"""Trains one item and makes the files of its folder in runs/. Settings, data and code determine every byte."""
+"""Trains one item and makes the files of its folder in runs/.
+
+Settings, data and code determine every byte.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +29,20 @@ def tags_of(item: Item, simulation: Simulation, fingerprint: str) -> dict[str, s
     needs, unit = simulation.algorithm.needs, item.unit
     leaks = [leak for leak in (item.data.leak, simulation.algorithm.leak) if leak]
     return {
-        "item": unit.key, "recipe": unit.recipe, "scenario": unit.scenario, "seed": str(unit.seed),
-        "composition": item.settings.composition(unit.recipe), "fingerprint": fingerprint,
-        "data_hash": item.data.checksum, "engine": simulation.engine_name, "device": item.device.type,
-        "public": SEEN.get(needs.public, "none"), "leak": "; ".join(leaks) or "none",
-        "federated": "no" if needs.pooled else "yes", **simulation.remarks,
-    }  # fmt: skip
+        "item": unit.key,
+        "recipe": unit.recipe,
+        "scenario": unit.scenario,
+        "seed": str(unit.seed),
+        "composition": item.settings.composition(unit.recipe),
+        "fingerprint": fingerprint,
+        "data_hash": item.data.checksum,
+        "engine": simulation.engine_name,
+        "device": item.device.type,
+        "public": SEEN.get(needs.public, "none"),
+        "leak": "; ".join(leaks) or "none",
+        "federated": "no" if needs.pooled else "yes",
+        **simulation.remarks,
+    }
 
 
 class Trained(NamedTuple):
@@ -44,7 +55,9 @@ class Trained(NamedTuple):
 
     def files(self) -> dict[str, bytes]:
         """The files of the item's folder in runs/."""
-        rows = [{name: value for name, value in row.items() if name != SECONDS} for row in self.rows]
+        rows = [
+            {name: value for name, value in row.items() if name != SECONDS} for row in self.rows
+        ]
         return {
             "rounds.csv": rounds_csv(rows).encode(),
             "model.safetensors": save(self.tensors),
@@ -59,9 +72,13 @@ def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.own)
     last = outcome.rows[-1]
     record = {
-        **unit._asdict(), "composition": item.settings.composition(unit.recipe), "params": item.settings.params(unit),
+        **unit._asdict(),
+        "composition": item.settings.composition(unit.recipe),
+        "params": item.settings.params(unit),
         "tags": tags_of(item, simulation, fingerprint),
         "final": {key: last[key] for key in FINAL if last[key] == last[key]},
-        "rounds": simulation.loop.done, "weights_sha256": weights_sha256(tensors), "notes": list(item.data.notes),
-    }  # fmt: skip
+        "rounds": simulation.loop.done,
+        "weights_sha256": weights_sha256(tensors),
+        "notes": list(item.data.notes),
+    }
     return Trained(tensors, outcome.rows, outcome.tensors, record)

@@ -1,14 +1,16 @@
 """Tuning: which values each recipe tries, which are best, and the record of it in params.yaml.
 
-A trial is one point of a recipe's grid, trained on every seed of `tune`. The grid is the product of the values for
-`train` and for the hyper-parameters of the recipe's methods. With `trials` every recipe tries that many points of its
-grid, drawn without replacement. So a method with more hyper-parameters has no more chances than another one. (Dodge,
-Gururangan, Card, Schwartz, Smith: Show Your Work: Improved Reporting of Experimental Results, EMNLP 2019,
-https://arxiv.org/abs/1909.03004. Bergstra, Bengio: Random Search for Hyper-Parameter Optimization, JMLR 13, 2012,
-https://jmlr.org/papers/v13/bergstra12a.html.)
+A trial is one point of a recipe's grid, trained on every seed of `tune`. The grid is the product of
+the values for `train` and for the hyper-parameters of the recipe's methods. With `trials` every
+recipe tries that many points of its grid, drawn without replacement. So a method with more
+hyper-parameters has no more chances than another one. (Dodge, Gururangan, Card, Schwartz, Smith:
+Show Your Work: Improved Reporting of Experimental Results, EMNLP 2019,
+https://arxiv.org/abs/1909.03004. Bergstra, Bengio: Random Search for Hyper-Parameter Optimization,
+JMLR 13, 2012, https://jmlr.org/papers/v13/bergstra12a.html.)
 
-The best point has the highest accuracy on the validation split after the last round, averaged over seeds. The first of
-the grid wins a tie. The seeds are not those of the experiment, and the test set plays no part.
+The best point has the highest accuracy on the validation split after the last round, averaged over
+seeds. The first of the grid wins a tie. The seeds are not those of the experiment, and the test set
+plays no part.
 """
 
 from __future__ import annotations
@@ -28,7 +30,15 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 from ruamel.yaml.util import load_yaml_guess_indent
 
-from fedml_noniid.pipelines.experiment.config import FILE, Axes, Config, Recipe, Tuned, TuneSettings, Values
+from fedml_noniid.pipelines.experiment.config import (
+    FILE,
+    Axes,
+    Config,
+    Recipe,
+    Tuned,
+    TuneSettings,
+    Values,
+)
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.yaml_files import read_yaml
@@ -67,21 +77,28 @@ class Trial(NamedTuple):
 
 def in_words(values: Mapping[str, Mapping[str, Any]]) -> str:
     """`lr 0.1, fnr.p 0.5`: those of `train` by their key alone."""
-    flat = [(section, key, value) for section, keys in values.items() for key, value in keys.items()]
-    return ", ".join(f"{key if section == 'train' else f'{section}.{key}'} {value}" for section, key, value in flat)
+    flat = [
+        (section, key, value) for section, keys in values.items() for key, value in keys.items()
+    ]
+    return ", ".join(
+        f"{key if section == 'train' else f'{section}.{key}'} {value}"
+        for section, key, value in flat
+    )
 
 
 def points(settings: Config) -> dict[str, list[Point]]:
     """Recipe -> the points that it tries, in the order of its grid.
 
-    A recipe with a single point has nothing to choose and is left out. With `trials` it is an error, as is every grid
-    of fewer points.
+    A recipe with a single point has nothing to choose and is left out. With `trials` it is an
+    error, as is every grid of fewer points.
     """
     tune, found, errors = wanted(settings), {}, []
     tuned = tune.recipes or settings.recipe_names
     methods = {name: settings.methods_of(name) for name in tuned}
     if not settings.data.validation:
-        errors.append("tune: data.validation = 0 leaves no samples to choose values on; allowed: above 0")
+        errors.append(
+            "tune: data.validation = 0 leaves no samples to choose values on; allowed: above 0"
+        )
     for name in tuned:
         axes = {
             (section, key): values
@@ -89,17 +106,28 @@ def points(settings: Config) -> dict[str, list[Point]]:
             if section == "train" or section in methods[name]
             for key, values in keys.items()
         }
-        grid = [_point(name, dict(zip(axes, values, strict=True))) for values in itertools.product(*axes.values())]
+        grid = [
+            _point(name, dict(zip(axes, values, strict=True)))
+            for values in itertools.product(*axes.values())
+        ]
         if tune.trials is not None and len(grid) < tune.trials:
-            listed = ", ".join(key if section == "train" else f"{section}.{key}" for section, key in axes) or "no key"
+            listed = (
+                ", ".join(
+                    key if section == "train" else f"{section}.{key}" for section, key in axes
+                )
+                or "no key"
+            )
             errors.append(
-                f"tune.grid: {name} has {len(grid)} points ({listed}), {tune.trials - len(grid)} fewer than "
+                f"tune.grid: {name} has {len(grid)} points ({listed}), "
+                f"{tune.trials - len(grid)} fewer than "
                 f"tune.trials = {tune.trials}; add values, or lower tune.trials"
             )
         elif len(grid) > 1:
             found[name] = _drawn(grid, tune)
     if not found and not errors:
-        errors.append("tune.grid has one point for each recipe, so there is nothing to choose; add values")
+        errors.append(
+            "tune.grid has one point for each recipe, so there is nothing to choose; add values"
+        )
     if errors:
         raise UserError("\n".join(f"{FILE}: {error}" for error in errors))
     return found
@@ -112,14 +140,24 @@ def wanted(settings: Config) -> TuneSettings:
     return settings.tune
 
 
-def laid_out(settings: Config, found: Mapping[str, Sequence[Point]], scenarios: Sequence[str]) -> Config:
+def laid_out(
+    settings: Config, found: Mapping[str, Sequence[Point]], scenarios: Sequence[str]
+) -> Config:
     """The experiment that trains the points: an entry per point, with the seeds of `tune`."""
     tune = wanted(settings)
-    entries = {point.entry: _entry(settings.recipes[name], point) for name, own in found.items() for point in own}
+    entries = {
+        point.entry: _entry(settings.recipes[name], point)
+        for name, own in found.items()
+        for point in own
+    }
     changed = {
-        "experiment": f"{settings.experiment}-tune", "scenario_names": list(scenarios), "seeds": list(tune.seeds),
-        "recipes": settings.recipes | entries, "recipe_names": list(entries), "tune": None,
-    }  # fmt: skip
+        "experiment": f"{settings.experiment}-tune",
+        "scenario_names": list(scenarios),
+        "seeds": list(tune.seeds),
+        "recipes": settings.recipes | entries,
+        "recipe_names": list(entries),
+        "tune": None,
+    }
     return settings.model_copy(update=changed)
 
 
@@ -129,23 +167,39 @@ def ranked(trials: Sequence[Trial]) -> list[Trial]:
 
 
 def record(settings: Config, trials: Sequence[Trial], samples: int) -> Tuned:
-    """How the best of a recipe's trials was chosen. UserError if all of them diverged. `samples`: of validation."""
+    """How the best of a recipe's trials was chosen.
+
+    UserError if all of them diverged. `samples`: of validation.
+    """
     tune, order, recipe = wanted(settings), ranked(trials), trials[0].point.recipe
     best, second = order[0], order[1].mean if len(order) > 1 else None
     if best.mean is None:
-        raise UserError(f"{FILE}: tune: all {len(trials)} trials of {recipe} diverged; add smaller values of train.lr")
+        raise UserError(
+            f"{FILE}: tune: all {len(trials)} trials of {recipe} diverged; add smaller values "
+            "of train.lr"
+        )
     tried: Axes = {}
-    for section, key in ((section, key) for section, keys in best.point.values.items() for key in keys):
+    for section, key in (
+        (section, key) for section, keys in best.point.values.items() for key in keys
+    ):
         axis = [
-            value for value in tune.grid[section][key] if any(t.point.values[section][key] == value for t in trials)
+            value
+            for value in tune.grid[section][key]
+            if any(t.point.values[section][key] == value for t in trials)
         ]
         tried.setdefault(section, {})[key] = axis
     return Tuned(
-        chosen=copy.deepcopy(best.point.values), trials=len(trials), tried=tried,
-        diverged=sum(trial.mean is None for trial in trials), scenario=scenario_of(settings), seeds=list(tune.seeds),
-        accuracy=round(best.mean, 6), runner_up=None if second is None else round(second, 6), samples=samples,
+        chosen=copy.deepcopy(best.point.values),
+        trials=len(trials),
+        tried=tried,
+        diverged=sum(trial.mean is None for trial in trials),
+        scenario=scenario_of(settings),
+        seeds=list(tune.seeds),
+        accuracy=round(best.mean, 6),
+        runner_up=None if second is None else round(second, 6),
+        samples=samples,
         settings=fingerprint(settings, recipe, best.point.values, scenario_of(settings)),
-    )  # fmt: skip
+    )
 
 
 def scenario_of(settings: Config) -> str:
@@ -154,26 +208,38 @@ def scenario_of(settings: Config) -> str:
 
 
 def fingerprint(settings: Config, recipe: str, chosen: Values, scenario: str) -> str:
-    """Hash of the settings under which values were chosen: data, scenario, training, the recipe's other values."""
+    """Hash of the settings under which values were chosen: data, scenario, training, the recipe's
+    other values."""
     others = {
         section: {key: value for key, value in keys.items() if key not in chosen.get(section, {})}
         for section, keys in settings.recipes[recipe].values.items()
     }
     train = settings.train.model_dump(exclude=OF_MACHINE | set(chosen.get("train", {})))
     place = settings.scenarios[scenario].model_dump() if scenario in settings.scenarios else None
-    parts = (settings.data.model_dump(exclude={"root"}), place, train, settings.composition(recipe), _full(others))
+    parts = (
+        settings.data.model_dump(exclude={"root"}),
+        place,
+        train,
+        settings.composition(recipe),
+        _full(others),
+    )
     return _digest(*parts)
 
 
 def write(root: Path, found: Mapping[str, Tuned]) -> None:
-    """Writes the chosen values and how they were chosen into the entries of params.yaml. Its comments stay."""
+    """Writes the chosen values and how they were chosen into the entries of params.yaml.
+
+    Its comments stay.
+    """
     path = root / FILE
     text = path.read_text()
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML()
     yaml.width, yaml.preserve_quotes = WIDTH, True
     yaml.indent(mapping=2, sequence=indent or 2, offset=offset or 0)
-    yaml.representer.add_representer(type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null"))
+    yaml.representer.add_representer(
+        type(None), lambda r, _: r.represent_scalar("tag:yaml.org,2002:null", "null")
+    )
     content, expected = yaml.load(text), read_yaml(path)
     for name, tuned in found.items():
         _put(content["recipes"], name, tuned)
@@ -185,12 +251,16 @@ def write(root: Path, found: Mapping[str, Tuned]) -> None:
     yaml.dump(content, written)
     # ruamel keeps comments, but a file may be laid out in a way that it does not write back.
     if YAML(typ="safe", pure=True).load(written.getvalue()) != expected:
-        raise UserError(f"{FILE}: the chosen values can't be written into it; write each entry of recipes on one line")
+        raise UserError(
+            f"{FILE}: the chosen values can't be written into it; write each entry of recipes "
+            "on one line"
+        )
     write_whole(path, written.getvalue())
 
 
 def _point(recipe: str, flat: Mapping[tuple[str, str], Any]) -> Point:
-    """A point whose name depends on its values alone, so that a larger grid trains only what is new."""
+    """A point whose name depends on its values alone, so that a larger grid trains only what is
+    new."""
     values: Values = {}
     for (section, key), value in flat.items():
         values.setdefault(section, {})[key] = value
@@ -198,7 +268,9 @@ def _point(recipe: str, flat: Mapping[tuple[str, str], Any]) -> Point:
 
 
 def _drawn(grid: Sequence[Point], tune: TuneSettings) -> list[Point]:
-    """`trials` points without replacement. Each point adds the values that were drawn least, and a hash breaks ties.
+    """`trials` points without replacement.
+
+    Each point adds the values that were drawn least, and a hash breaks ties.
 
     So no value is missing where another one comes twice, and more trials keep the points of fewer.
     """
@@ -221,7 +293,11 @@ def _drawn(grid: Sequence[Point], tune: TuneSettings) -> list[Point]:
 
 def _places(point: Point) -> list[tuple[str, str, str]]:
     """(section, key, value as text) of all its values."""
-    return [(section, key, repr(value)) for section, keys in point.values.items() for key, value in keys.items()]
+    return [
+        (section, key, repr(value))
+        for section, keys in point.values.items()
+        for key, value in keys.items()
+    ]
 
 
 def _entry(recipe: Recipe, point: Point) -> Recipe:

@@ -1,4 +1,6 @@
-"""The user's cache: values that follow from files that have not changed. Without it, they are found again in a second.
+"""The user's cache: values that follow from files that have not changed.
+
+Without it, they are found again in a second.
 
 A cache file that is missing, damaged, of other code or not writable is never an error.
 """
@@ -16,7 +18,8 @@ from typing import Any
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
-SETTLED_NS = 2_000_000_000  # since a file's last change: clocks of file systems are too coarse for later ones
+# since a file's last change: clocks of file systems are too coarse for later ones
+SETTLED_NS = 2_000_000_000
 Stamp = list[int]
 
 
@@ -38,7 +41,10 @@ def write(name: str, key: str, value: object) -> None:
 
 
 def read_bytes(name: str, key: str) -> bytes | None:
-    """The content that `write_bytes` stored in the file `name` with this key. None if there is none."""
+    """The content that `write_bytes` stored in the file `name` with this key.
+
+    None if there is none.
+    """
     try:
         digest, _, content = (folder() / name).read_bytes().partition(b"\n")
         return content if digest == _digest(key, content) else None

@@ -1,4 +1,7 @@
-"""Parallel work in forked processes. They inherit the slow imports and end when this process ends."""
+"""Parallel work in forked processes.
+
+They inherit the slow imports and end when this process ends.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ Result = TypeVar("Result")
 
 
 def how_many(asked: int | None, threads: int, on_gpu: bool) -> int:
-    """The number of processes of `threads` threads: `asked`, else 1 on a GPU, else as many as the cores allow."""
+    """The number of processes of `threads` threads: `asked`, else 1 on a GPU, else as many as the
+    cores allow."""
     if asked is not None:
         return asked
     return 1 if on_gpu else max(1, len(os.sched_getaffinity(0)) // threads)
@@ -29,10 +33,13 @@ def how_many(asked: int | None, threads: int, on_gpu: bool) -> int:
 def side_by_side(
     work: Callable[[Item], Result], items: Sequence[Item], processes: int, display: progress.Display
 ) -> Iterator[tuple[Item, Result]]:
-    """Yields each item with the result of `work`, in the order of completion. One process means this process.
+    """Yields each item with the result of `work`, in the order of completion.
+
+    One process means this process.
 
     The processes inherit `work` with all that it holds; only items and results are copied.
-    After the first error, running work is finished and waiting work is not started. An interrupt ends all work.
+    After the first error, running work is finished and waiting work is not started. An interrupt
+    ends all work.
     """
     if processes == 1 or len(items) < 2:
         for item in items:
@@ -44,7 +51,9 @@ def side_by_side(
     queue: SimpleQueue[progress.Round | None] = context.SimpleQueue()
     others = multiprocessing.active_children()
     given = os.getpid(), queue, work
-    pool = concurrent.futures.ProcessPoolExecutor(min(processes, len(items)), context, _begin, given)
+    pool = concurrent.futures.ProcessPoolExecutor(
+        min(processes, len(items)), context, _begin, given
+    )
     futures = {pool.submit(_do, item): item for item in items}
     started = [process for process in multiprocessing.active_children() if process not in others]
     reader = display.follow(queue)
@@ -64,8 +73,13 @@ def side_by_side(
 _work: Callable[[Any], Any]  # of a worker; the process that starts the workers has none
 
 
-def _begin(parent: int, queue: SimpleQueue[progress.Round | None], work: Callable[[Any], Any]) -> None:
-    """Runs first in a worker. The worker ignores interrupts and ends when its parent process ends."""
+def _begin(
+    parent: int, queue: SimpleQueue[progress.Round | None], work: Callable[[Any], Any]
+) -> None:
+    """Runs first in a worker.
+
+    The worker ignores interrupts and ends when its parent process ends.
+    """
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)

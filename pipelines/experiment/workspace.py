@@ -1,4 +1,5 @@
-"""The folders of an experiment: its settings and outputs, its prepared data, and the repository with the rest."""
+"""The folders of an experiment: its settings and outputs, its prepared data, and the repository
+with the rest."""
 
 from __future__ import annotations
 
@@ -39,7 +40,10 @@ class Workspace:
         )
 
     def given(self, name: str) -> Path:
-        """A folder that params.yaml names. DVC's temporary copies lack what git ignores, but the repository has it."""
+        """A folder that params.yaml names.
+
+        DVC's temporary copies lack what git ignores, but the repository has it.
+        """
         path = self.root / name
         return path if path.exists() else self.repository / name
 

@@ -1,9 +1,11 @@
-"""The studies behind a paper's tables and figures: `pipelines/papers/<paper>/params.yaml`, at one of three sizes.
+"""The studies behind a paper's tables and figures: `pipelines/papers/<paper>/params.yaml`, at one
+of three sizes.
 
-A study is an experiment like that of the repository's params.yaml. Its folder `papers/<paper>/<size>/studies/<study>`
-has a params.yaml of its own, and the same stages run it. `like: other` starts from another study of the paper. The
-settings of a study are those of size `paper`; the keys under `smoke` or `small` replace some of them at that size. A
-size with an empty `scenario_names` does not run the study.
+A study is an experiment like that of the repository's params.yaml. Its folder
+`papers/<paper>/<size>/studies/<study>` has a params.yaml of its own, and the same stages run it.
+`like: other` starts from another study of the paper. The settings of a study are those of size
+`paper`; the keys under `smoke` or `small` replace some of them at that size. A size with an empty
+`scenario_names` does not run the study.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
 SIZES = ("smoke", "small", "paper")
 RESULTS = Path("papers")
 PAPER_FILES = Path("pipelines") / "papers"
-# Beside a study's runs: the items without a model, as their loss is not finite; why there are no runs at all.
+# Beside a study's runs: the items without a model, as their loss is not finite; why there are no
+# runs at all.
 DIVERGED, SKIPPED = "diverged.json", "skipped.txt"
-# Of `like`: a list of the study replaces the other's list, with its names and what sizes change of it.
+# Of `like`: a list of the study replaces the other's list, with its names and what sizes change of
+# it.
 REPLACED = {"scenarios": "scenario_names", "recipes": "recipe_names"}
 ABOUT = ("what", "like", *SIZES)  # keys that are no settings of the experiment
 
@@ -49,7 +53,10 @@ class Study:
 
     @property
     def is_run(self) -> bool:
-        """Whether this size runs it. `scenario_names: []` leaves it out, for instance where its data may be missing."""
+        """Whether this size runs it.
+
+        `scenario_names: []` leaves it out, for instance where its data may be missing.
+        """
         return bool(self.content["scenario_names"])
 
     @property
@@ -58,7 +65,10 @@ class Study:
         if not self.is_run:
             return []
         names = ("seeds", "scenario_names", "recipe_names")
-        return [f"{s}-{r}-{seed}" for seed, s, r in itertools.product(*(self.content[key] for key in names))]
+        return [
+            f"{s}-{r}-{seed}"
+            for seed, s, r in itertools.product(*(self.content[key] for key in names))
+        ]
 
     @property
     def n_items(self) -> int:
@@ -74,8 +84,13 @@ class Study:
 
     @property
     def data_folder(self) -> Path:
-        """Its prepared data, relative to the repository: the same for all studies with the same data settings."""
-        data = {key: value for key, value in self.content["data"].items() if key not in ("validation", "public")}
+        """Its prepared data, relative to the repository: the same for all studies with the same
+        data settings."""
+        data = {
+            key: value
+            for key, value in self.content["data"].items()
+            if key not in ("validation", "public")
+        }
         digest = hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
         return Path("data") / "papers" / f"{data['name']}-{digest[:8]}"
 
@@ -89,13 +104,17 @@ class Study:
 
 
 def folder_of(paper: str, root: Path) -> Path:
-    """The folder with a paper's params.yaml, targets.yaml and reported.yaml: the root's own, or the package's."""
+    """The folder with a paper's params.yaml, targets.yaml and reported.yaml: the root's own, or the
+    package's."""
     own = root / PAPER_FILES / paper
     return own if own.is_dir() else Path(__file__).parent / paper
 
 
 def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
-    """The studies of a paper at a size, in the order in which they are worth running. UserError for a bad file."""
+    """The studies of a paper at a size, in the order in which they are worth running.
+
+    UserError for a bad file.
+    """
     known("paper", paper, PAPERS)
     known("size", size, SIZES)
     path = folder_of(paper, root) / "params.yaml"
@@ -107,7 +126,10 @@ def of_paper(paper: str, size: str, root: Path) -> dict[str, Study]:
     where = f"{path}: study"
     if sorted(found["study_names"]) != sorted(studies):
         odd = sorted(set(found["study_names"]) ^ set(studies))
-        raise UserError(f"{path}: study_names has to name every study once; not in both are {', '.join(odd) or 'none'}")
+        raise UserError(
+            f"{path}: study_names has to name every study once; not in both are "
+            f"{', '.join(odd) or 'none'}"
+        )
     return {name: resolved(paper, name, size, studies, where) for name in found["study_names"]}
 
 
@@ -124,7 +146,9 @@ def resolved(paper: str, name: str, size: str, studies: Mapping[str, Any], where
     return Study(paper, name, size, str(whole.get("what", name)), content)
 
 
-def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str, ...]) -> dict[str, Any]:
+def _resolved(
+    name: str, studies: Mapping[str, Any], where: str, seen: tuple[str, ...]
+) -> dict[str, Any]:
     """A study with the settings of those that it is like."""
     own = studies[known(where, name, studies)] or {}
     base = own.get("like")
@@ -139,7 +163,8 @@ def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str
                 settings.pop(entries, None)
                 settings.pop(names, None)
     found = _laid_over(inherited, own)
-    # A size may take away a key that only the study's own settings have, so its null is kept until then.
+    # A size may take away a key that only the study's own settings have, so its null is kept until
+    # then.
     return found | {
         size: _laid_over(inherited.get(size) or {}, own.get(size) or {}, keep_null=True)
         for size in SIZES
@@ -147,8 +172,11 @@ def _resolved(name: str, studies: Mapping[str, Any], where: str, seen: tuple[str
     }
 
 
-def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any], keep_null: bool = False) -> dict[str, Any]:
-    """`below` with the keys of `above`, sections key by key; null takes a key away, later if it is kept."""
+def _laid_over(
+    below: Mapping[str, Any], above: Mapping[str, Any], keep_null: bool = False
+) -> dict[str, Any]:
+    """`below` with the keys of `above`, sections key by key; null takes a key away, later if it is
+    kept."""
     found = dict(copy.deepcopy(below))
     for key, value in above.items():
         if value is None and not keep_null:

@@ -1,6 +1,7 @@
 """Runs all items of one study of a paper -> papers/<paper>/<size>/studies/<study>/.
 
-Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation), and the same stages fill it.
+Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation), and the
+same stages fill it.
 """
 
 from __future__ import annotations
@@ -57,11 +58,14 @@ def execute(place: Workspace, study: studies.Study) -> None:
 def workspace(place: Workspace, study: studies.Study) -> Workspace:
     """The study's folders below `place.root`."""
     tags = {**place.tags, "paper": study.paper, "study": study.name, "size": study.size}
-    return replace(place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags)
+    return replace(
+        place, root=place.root / study.folder, data=place.root / study.data_folder, tags=tags
+    )
 
 
 def prepared(place: Workspace, data: config.DataSettings) -> Path:
-    """The file of the study's data as tensors, which is made from the data set's own files the first time."""
+    """The file of the study's data as tensors, which is made from the data set's own files the
+    first time."""
     path = place.dataset(data.name)
     if not path.is_file():
         datasets.load(data.name, place.root / data.root, **data.options).save(path)
@@ -69,7 +73,8 @@ def prepared(place: Workspace, data: config.DataSettings) -> Path:
 
 
 def settled(root: Path, found: Collection[studies.Study]) -> tuple[int, int]:
-    """How many items belong to studies that have ended or are skipped, and how many all studies have."""
+    """How many items belong to studies that have ended or are skipped, and how many all studies
+    have."""
     ends = (studies.DIVERGED, studies.SKIPPED)
     done = (one for one in found if any((root / one.folder / end).is_file() for end in ends))
     return sum(one.n_items for one in done), sum(one.n_items for one in found)

@@ -1,8 +1,9 @@
 """Tuning of a paper's study -> papers/tune/<paper>-<size>/<study>-<split>.md: `noniid papers tune`.
 
-`grids` in pipelines/papers/<paper>/params.yaml has a section `tune` for a study, as the repository's params.yaml has.
-It says what the study's recipes try, on each of the study's scenarios. The test set plays no part, unless `on` asks for
-it to reproduce a paper that chose so. The page says so then.
+`grids` in pipelines/papers/<paper>/params.yaml has a section `tune` for a study, as the
+repository's params.yaml has. It says what the study's recipes try, on each of the study's
+scenarios. The test set plays no part, unless `on` asks for it to reproduce a paper that chose so.
+The page says so then.
 """
 
 from __future__ import annotations
@@ -62,10 +63,20 @@ def _text(one: studies.Study, found: Mapping[str, Mapping[str, Sequence[Trial]]]
     for scenario, by_recipe in found.items():
         for recipe, trials in by_recipe.items():
             rows += [
-                [recipe, scenario, trial.point.words, _percent(spread(trial.accuracies)), "best" if place == 0 else ""]
+                [
+                    recipe,
+                    scenario,
+                    trial.point.words,
+                    _percent(spread(trial.accuracies)),
+                    "best" if place == 0 else "",
+                ]
                 for place, trial in enumerate(tuning.ranked(trials))
             ]
-    warning = "CHOSEN ON THE TEST SET: a leak, only to reproduce a paper that did so.\n\n" if on == "test" else ""
+    warning = (
+        "CHOSEN ON THE TEST SET: a leak, only to reproduce a paper that did so.\n\n"
+        if on == "test"
+        else ""
+    )
     return f"# {one.paper}, {one.name}: grid at size {one.size}\n\n{warning}{markdown(rows)}\n"
 
 

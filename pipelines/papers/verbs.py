@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 
 def targets(root: Path) -> list[tuple[str, Target]]:
     """(title of the paper, target) of every table and figure."""
-    return [(report.TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()]
+    return [
+        (report.TITLES[name], one) for name in PAPERS for one in of_targets(name, root).values()
+    ]
 
 
 def run(place: Workspace, paper: str, size: str) -> Path:
@@ -33,7 +35,10 @@ def run(place: Workspace, paper: str, size: str) -> Path:
 
 
 def build(place: Workspace, name: str, size: str) -> Path:
-    """Runs the studies of one table or figure and builds it alone. Returns its Markdown file. UserError."""
+    """Runs the studies of one table or figure and builds it alone.
+
+    Returns its Markdown file. UserError.
+    """
     paper = paper_of(name, place.root)
     studies, target = of_paper(paper, size, place.root), of_targets(paper, place.root)[name]
     from fedml_noniid.pipelines.papers.study import execute

@@ -1,4 +1,5 @@
-"""The advisor's section of the report: what it would have advised before training, beside what was measured."""
+"""The advisor's section of the report: what it would have advised before training, beside what was
+measured."""
 
 from __future__ import annotations
 
@@ -13,11 +14,21 @@ from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.reporting.summary import Line, Scenario
 from fedml_noniid.pipelines.reporting.text import NONE
 
-HEADER = ["scenario", "advised", "expected gain", f"{100 * LEVEL:g} % interval", "measured gain", "best measured"]
+HEADER = [
+    "scenario",
+    "advised",
+    "expected gain",
+    f"{100 * LEVEL:g} % interval",
+    "measured gain",
+    "best measured",
+]
 NOTE = (
-    "Gains are points of final test accuracy over FedAvg, measured ones as mean ± standard deviation over the seeds. "
-    "The advice comes from the skew measures of the partitions alone. It was learnt from short runs with the default "
-    "hyper-parameters of each method, which may be of the same data set. Other models, rounds and values may gain "
+    "Gains are points of final test accuracy over FedAvg, measured ones as mean ± standard "
+    "deviation over the seeds. "
+    "The advice comes from the skew measures of the partitions alone. It was learnt from short "
+    "runs with the default "
+    "hyper-parameters of each method, which may be of the same data set. Other models, rounds "
+    "and values may gain "
     "more or less."
 )
 
@@ -30,10 +41,15 @@ class Advised(NamedTuple):
 
 
 def advised(root: Path, settings: Config, learner: Learner) -> dict[str, Advised]:
-    """The advice on each scenario of params.yaml, from the statistics of its partitions. UserError for a bad file."""
+    """The advice on each scenario of params.yaml, from the statistics of its partitions.
+
+    UserError for a bad file.
+    """
     found = {}
     for name in settings.scenario_names:
-        paths = [root / "partitions" / f"{name}-{seed}" / "statistics.json" for seed in settings.seeds]
+        paths = [
+            root / "partitions" / f"{name}-{seed}" / "statistics.json" for seed in settings.seeds
+        ]
         partitions = [results.numbers(results.record(path)) for path in paths if path.is_file()]
         own = measures.of(partitions, measures.share_of(settings.scenarios[name]))
         found[name] = Advised(learner.advise(own), own)
@@ -43,7 +59,10 @@ def advised(root: Path, settings: Config, learner: Learner) -> dict[str, Advised
 def base_words(learner: Learner) -> str:
     """What the advice is learnt from, in a sentence."""
     data = ", ".join(dict.fromkeys(one.data for one in learner.known))
-    return f"Learnt from {len(learner.known)} scenarios ({data}) with default hyper-parameters; gains are over FedAvg."
+    return (
+        f"Learnt from {len(learner.known)} scenarios ({data}) with default hyper-parameters; "
+        "gains are over FedAvg."
+    )
 
 
 def section(root: Path, settings: Config, scenarios: Sequence[Scenario]) -> dict[str, Any]:
@@ -51,7 +70,11 @@ def section(root: Path, settings: Config, scenarios: Sequence[Scenario]) -> dict
     learner = Learner(base.known(base.read()))
     of = advised(root, settings, learner)
     rows = [_row(settings, scenario, of[scenario.name].advice) for scenario in scenarios]
-    reasons = [f"{one.name}: {of[one.name].advice.reason}." for one in scenarios if of[one.name].advice.reason]
+    reasons = [
+        f"{one.name}: {of[one.name].advice.reason}."
+        for one in scenarios
+        if of[one.name].advice.reason
+    ]
     return {"table": [HEADER, *rows], "notes": [NOTE, base_words(learner), *reasons]}
 
 
@@ -63,13 +86,19 @@ def _row(settings: Config, scenario: Scenario, advice: Advice) -> list[str]:
         return [scenario.name, "don't know", NONE, NONE, NONE, best]
     method, gain, low, high = advice.best
     # An entry with the method's own name comes before one that only stands for it.
-    own = sorted((line for line in compared if line.composition == method), key=lambda line: line.recipe != method)
+    own = sorted(
+        (line for line in compared if line.composition == method),
+        key=lambda line: line.recipe != method,
+    )
     measured = _measured(own[0], scenario) if own else "not run"
     return [scenario.name, method, f"{gain:+z.1f}", f"{low:+z.1f} to {high:+z.1f}", measured, best]
 
 
 def _measured(line: Line, scenario: Scenario) -> str:
-    """A method's gain over the baseline, in points. A model that is no better than a constant has none."""
+    """A method's gain over the baseline, in points.
+
+    A model that is no better than a constant has none.
+    """
     if line.is_constant:
         return "constant answer"
     if line is scenario.baseline:

@@ -10,12 +10,15 @@ from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.reporting.text import NONE
 
 NOT_TUNED = (
-    "No value was tuned by `noniid tune`. Methods ran at the values in params.yaml or at the defaults of their files. "
+    "No value was tuned by `noniid tune`. Methods ran at the values in params.yaml or at the "
+    "defaults of their files. "
     "How these values were chosen is not known here."
 )
 TABLE_NOTE = (
-    'Values: what a method has for itself. All else is under "What was run", or at the default of the method\'s file. '
-    "Trials: settings that were tried. Validation: accuracy on the held-out part of the training set with the chosen "
+    'Values: what a method has for itself. All else is under "What was run", or at the default '
+    "of the method's file. "
+    "Trials: settings that were tried. Validation: accuracy on the held-out part of the "
+    "training set with the chosen "
     "values, and with the second best."
 )
 TINY = 1e-6  # the record of a tuning has six digits
@@ -32,13 +35,20 @@ def table(settings: Config) -> list[list[str]]:
             continue
         second = NONE if tuned.runner_up is None else f"{100 * tuned.runner_up:.2f}"
         trials = f"{tuned.trials}" + (f", {tuned.diverged} diverged" if tuned.diverged else "")
-        rows.append([name, values, state, trials, _on(tuned), f"{100 * tuned.accuracy:.2f} ({second})"])
+        rows.append(
+            [name, values, state, trials, _on(tuned), f"{100 * tuned.accuracy:.2f} ({second})"]
+        )
     return rows
 
 
 def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
-    """Whether anything was tuned, with which budgets, what speaks against a fair comparison, and unequal settings."""
-    tuned = {name: of for name in settings.recipe_names if (of := settings.recipes[name].tuned) is not None}
+    """Whether anything was tuned, with which budgets, what speaks against a fair comparison, and
+    unequal settings."""
+    tuned = {
+        name: of
+        for name in settings.recipe_names
+        if (of := settings.recipes[name].tuned) is not None
+    }
     if not tuned:
         return [NOT_TUNED, _changed(settings), _equal(runs, "")]
     trials: dict[int, list[str]] = {}
@@ -49,10 +59,16 @@ def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
     grounds = {_on(of): name for name, of in tuned.items()}
     found = []
     if len(trials) == 1:
-        found.append(f"Tuned on the validation split, {next(iter(trials))} trials for each method: {', '.join(tuned)}.")
+        found.append(
+            f"Tuned on the validation split, {next(iter(trials))} trials for each method: "
+            f"{', '.join(tuned)}."
+        )
     else:
         listed = "; ".join(f"{n}: {', '.join(names)}" for n, names in sorted(trials.items()))
-        found.append(f"UNEQUAL budgets, compare with care: numbers of trials on the validation split ({listed}).")
+        found.append(
+            "UNEQUAL budgets, compare with care: numbers of trials on the validation split "
+            f"({listed})."
+        )
     if without:
         found.append(f"NOT TUNED, while others are, compare with care: {', '.join(without)}.")
     for state in dict.fromkeys(states.values()):
@@ -60,8 +76,14 @@ def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
             names = [name for name in tuned if states[name] == state]
             found.append(f"{', '.join(names)}: {_because(state)}.")
     if len(grounds) > 1:
-        found.append(f"The methods were tuned on different samples, compare with care: {'; '.join(grounds)}.")
-    elsewhere = [name for name in settings.scenario_names if any(of.scenario != name for of in tuned.values())]
+        found.append(
+            f"The methods were tuned on different samples, compare with care: {'; '.join(grounds)}."
+        )
+    elsewhere = [
+        name
+        for name in settings.scenario_names
+        if any(of.scenario != name for of in tuned.values())
+    ]
     if elsewhere:
         found.append(f"Values were not chosen on {', '.join(elsewhere)}, which may need others.")
     found += [*_edges(tuned), *_close(tuned)]
@@ -70,7 +92,8 @@ def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
 
 
 def unequal(runs: Iterable[Result]) -> list[str]:
-    """`lr (0.1: fedavg; 0.05: scaffold)` for each training setting that was not the same for all, by the runs."""
+    """`lr (0.1: fedavg; 0.05: scaffold)` for each training setting that was not the same for all,
+    by the runs."""
     runs, found = list(runs), []
     for key in sorted({key for run in runs for key in run.params if key.startswith("train.")}):
         methods: dict[str, dict[str, None]] = {}  # by value
@@ -83,18 +106,27 @@ def unequal(runs: Iterable[Result]) -> list[str]:
 
 
 def _equal(runs: Iterable[Result], how: str) -> str:
-    """Whether all methods were trained alike. `how`: "tuned" if each has the values of an equal budget."""
+    """Whether all methods were trained alike.
+
+    `how`: "tuned" if each has the values of an equal budget.
+    """
     found = unequal(runs)
     if not found:
         return "All methods had the same training settings."
-    said = "Each method had its own tuned" if how else "UNEQUAL training settings, compare with care"
+    said = (
+        "Each method had its own tuned" if how else "UNEQUAL training settings, compare with care"
+    )
     return f"{said}{':' if not how else ''} {', '.join(found)}."
 
 
 def _values(settings: Config, name: str) -> dict[str, dict[str, object]]:
     """A method's own values. A training setting that any method has for itself is shown for all."""
     entries = [settings.recipes[recipe] for recipe in settings.recipe_names]
-    keys = [key for key in type(entries[0].train).model_fields if any(key in entry.train.given for entry in entries)]
+    keys = [
+        key
+        for key in type(entries[0].train).model_fields
+        if any(key in entry.train.given for entry in entries)
+    ]
     train = settings.train_of(name)
     return {"train": {key: getattr(train, key) for key in keys}, **settings.recipes[name].settings}
 
@@ -134,11 +166,19 @@ def _edges(tuned: Mapping[str, Tuned]) -> list[str]:
         for section, keys in of.chosen.items():
             for key, value in keys.items():
                 tried = [one for one in of.tried[section][key] if isinstance(one, int | float)]
-                if len(tried) > 1 and value in (min(tried), max(tried)) and not isinstance(value, bool):
+                if (
+                    len(tried) > 1
+                    and value in (min(tried), max(tried))
+                    and not isinstance(value, bool)
+                ):
                     where = "smallest" if value == min(tried) else "largest"
                     edges.append(f"{tuning.in_words({section: {key: value}})} is the {where}")
         found += [f"{name} ({', '.join(edges)})"] if edges else []
-    return [f"At the edge of what was tried, so other values may be better: {', '.join(found)}."] if found else []
+    return (
+        [f"At the edge of what was tried, so other values may be better: {', '.join(found)}."]
+        if found
+        else []
+    )
 
 
 def _close(tuned: Mapping[str, Tuned]) -> list[str]:
@@ -160,5 +200,11 @@ def _changed(settings: Config) -> str:
         for method, own in settings.recipes[name].settings.items()
         for key, value in own.items()
     ]
-    changed = [f"{name} {key} {value} (default {default})" for name, key, value, default in values if value != default]
-    return f"Not at their default: {', '.join(changed)}." if changed else "All are at their default."
+    changed = [
+        f"{name} {key} {value} (default {default})"
+        for name, key, value, default in values
+        if value != default
+    ]
+    return (
+        f"Not at their default: {', '.join(changed)}." if changed else "All are at their default."
+    )

@@ -1,4 +1,5 @@
-"""Paired comparisons of methods over seeds: what their differences show, after Holm's adjustment, and what not."""
+"""Paired comparisons of methods over seeds: what their differences show, after Holm's adjustment,
+and what not."""
 
 from __future__ import annotations
 
@@ -16,21 +17,28 @@ MOST_SEEDS = 100  # no estimate goes beyond
 
 
 class Comparison(NamedTuple):
-    """Final accuracy of a method minus the other's, on the seeds that both have. Accuracies are fractions.
+    """Final accuracy of a method minus the other's, on the seeds that both have.
 
-    `low` and `high` are the ends of the 95 % interval of the paired t test. Without two seeds there is no test.
+    Accuracies are fractions.
+
+    `low` and `high` are the ends of the 95 % interval of the paired t test. Without two seeds there
+    is no test.
     """
 
     recipe: str
     differences: tuple[float, ...]
     step: float  # one test sample; 0 if the size of the test set is not known
-    deviation: float = 0.0  # standard deviation of the differences, at least what one sample on one seed makes
+    deviation: float = (
+        0.0  # standard deviation of the differences, at least what one sample on one seed makes
+    )
     low: float | None = None
     high: float | None = None
     p: float | None = None  # paired t test
     sign_p: float | None = None  # sign test; seeds without a difference don't count
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
-    same: bool = False  # whether both end with the same weights on all common seeds; there is no test then
+    same: bool = (
+        False  # whether both end with the same weights on all common seeds; there is no test then
+    )
 
     @property
     def mean(self) -> float:
@@ -49,7 +57,8 @@ class Comparison(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `same weights`.
+        """`better`, `worse`, `undecided`, `no difference` (that the test set can show), `same
+        weights`.
 
         Without a test `one seed` or `no seed`.
         """
@@ -72,7 +81,9 @@ def against(scenario: Scenario, other: Line | None) -> dict[str, Comparison]:
     found = [_compared(line, other, step) for line in lines] if other else []
     tested = [one.p for one in found if one.p is not None]
     adjusted = iter(holm(tested))
-    return {one.recipe: one if one.p is None else one._replace(holm_p=next(adjusted)) for one in found}
+    return {
+        one.recipe: one if one.p is None else one._replace(holm_p=next(adjusted)) for one in found
+    }
 
 
 def _compared(line: Line, other: Line, step: float) -> Comparison:
@@ -82,7 +93,9 @@ def _compared(line: Line, other: Line, step: float) -> Comparison:
     return found._replace(p=None, sign_p=None, same=True) if same else found
 
 
-def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], step: float) -> Comparison:
+def paired(
+    recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], step: float
+) -> Comparison:
     """Compares final accuracies by seed; `step` is one test sample."""
     differences = tuple(ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys()))
     n = len(differences)
@@ -90,8 +103,11 @@ def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], 
         return Comparison(recipe, differences, step)
     found = spread(differences)
     ends = interval(found)
-    assert found is not None and found.std is not None and ends is not None, "two values have a deviation"
-    # Equal differences would give p = 0. The test takes the smallest deviation that these seeds can show instead.
+    assert found is not None and found.std is not None and ends is not None, (
+        "two values have a deviation"
+    )
+    # Equal differences would give p = 0. The test takes the smallest deviation that these seeds can
+    # show instead.
     deviation = max(found.std if found.std > TINY else 0.0, step / math.sqrt(n))
     p = p_value(found._replace(std=deviation))
     signs = [d > 0 for d in differences if abs(d) > TINY]
@@ -100,7 +116,10 @@ def paired(recipe: str, ours: Mapping[int, float], theirs: Mapping[int, float], 
 
 
 def interval(difference: Spread | None) -> tuple[float, float] | None:
-    """The ends of the 95 % interval of the paired t test, from differences by seed. None without two seeds."""
+    """The ends of the 95 % interval of the paired t test, from differences by seed.
+
+    None without two seeds.
+    """
     if difference is None or difference.std is None:
         return None
     half = per_deviation(difference.n) * difference.std if difference.std > TINY else 0.0
@@ -111,7 +130,10 @@ def p_value(difference: Spread) -> float:
     """p of the paired t test, from differences by seed. 1 if they do not vary or there is one."""
     if not difference.std:
         return 1.0
-    return float(2 * stdtr(difference.n - 1, -abs(difference.mean) * math.sqrt(difference.n) / difference.std))
+    return float(
+        2
+        * stdtr(difference.n - 1, -abs(difference.mean) * math.sqrt(difference.n) / difference.std)
+    )
 
 
 def sign_test(higher: int, n: int) -> float:
@@ -121,7 +143,8 @@ def sign_test(higher: int, n: int) -> float:
 
 
 def holm(ps: Sequence[float]) -> list[float]:
-    """Holm's adjusted p-values: the smallest times their number, the next times one less, ..., never descending."""
+    """Holm's adjusted p-values: the smallest times their number, the next times one less, ...,
+    never descending."""
     adjusted, highest = [0.0] * len(ps), 0.0
     for place, i in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
         highest = max(highest, min(1.0, (len(ps) - place) * ps[i]))
@@ -130,12 +153,20 @@ def holm(ps: Sequence[float]) -> list[float]:
 
 
 def per_deviation(n: int, level: float = LEVEL) -> float:
-    """The mean difference that a paired t test over n seeds needs, in standard deviations of the differences."""
+    """The mean difference that a paired t test over n seeds needs, in standard deviations of the
+    differences."""
     return float(stdtrit(n - 1, 1 - level / 2)) / math.sqrt(n)
 
 
 def seeds_needed(one: Comparison, comparisons: int) -> int | None:
-    """The fewest seeds that would decide it among so many comparisons, if mean and deviation stay. None: too many."""
+    """The fewest seeds that would decide it among so many comparisons, if mean and deviation stay.
+
+    None: too many.
+    """
     level = LEVEL / comparisons
-    enough = (n for n in range(2, MOST_SEEDS + 1) if per_deviation(n, level) * one.deviation < abs(one.mean))
+    enough = (
+        n
+        for n in range(2, MOST_SEEDS + 1)
+        if per_deviation(n, level) * one.deviation < abs(one.mean)
+    )
     return next(enough, None)

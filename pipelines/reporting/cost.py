@@ -1,7 +1,7 @@
 """What each method costs beside what it reaches: accuracy, seconds, MiB. For the terminal only.
 
-Seconds differ from run to run, so they are no part of the report, which DVC certifies. They come from the store of
-finished work on this machine.
+Seconds differ from run to run, so they are no part of the report, which DVC certifies. They come
+from the store of finished work on this machine.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from fedml_noniid.pipelines.reporting.text import NONE, plain
 SUMMARY = Path("report") / "summary.csv"
 MIB = 2**20
 NOTE = (
-    "Seconds: wall time of a training's rounds, mean over seeds, on the machine that trained it. With `threads: 1` it "
+    "Seconds: wall time of a training's rounds, mean over seeds, on the machine that trained "
+    "it. With `threads: 1` it "
     "is also the CPU time, unless more processes run than there are cores. -: trained elsewhere."
 )
 
 
 def text(root: Path, repository: Path | None = None) -> str:
-    """A table for each scenario of the last report in `root`, best method first. UserError without a report."""
+    """A table for each scenario of the last report in `root`, best method first.
+
+    UserError without a report.
+    """
     rows, seconds = results.table(root / SUMMARY), dict[tuple[str, str], list[float]]()
     for run in results.read(root, repository):
         if run.seconds:
@@ -34,7 +38,9 @@ def text(root: Path, repository: Path | None = None) -> str:
             if row["scenario"] == scenario:
                 taken = seconds.get((scenario, row["recipe"]))
                 mean = NONE if taken is None else f"{statistics.fmean(taken):.3g}"
-                accuracy, traffic = (float(row[f"{of}_mean"]) for of in ("final", "traffic_total_bytes"))
+                accuracy, traffic = (
+                    float(row[f"{of}_mean"]) for of in ("final", "traffic_total_bytes")
+                )
                 cells.append([row["recipe"], f"{100 * accuracy:.2f}", mean, f"{traffic / MIB:.3g}"])
         tables.append(f"{scenario}: cost\n\n{plain(cells)}")
     return "\n".join([*tables, textwrap.fill(NOTE, 110) + "\n"])

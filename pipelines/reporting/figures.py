@@ -1,4 +1,7 @@
-"""Pictures of the report, drawn with matplotlib into PNG bytes. Each line has its name on the right, best on top."""
+"""Pictures of the report, drawn with matplotlib into PNG bytes.
+
+Each line has its name on the right, best on top.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +24,20 @@ from fedml_noniid.pipelines.reporting.summary import Scenario
 Values = npt.NDArray[np.float64]
 MIB = 2**20
 BASELINE_COLOUR = "#000000"
-# Okabe and Ito's palette without yellow, which is too pale on white, then colours of Paul Tol's "muted" set.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#332288", "#999933", "#44AA99")
+# Okabe and Ito's palette without yellow, which is too pale on white, then colours of Paul Tol's
+# "muted" set.
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#882255",
+    "#332288",
+    "#999933",
+    "#44AA99",
+)
 DASHES = ("solid", (0, (5, 1.5)), (0, (1.5, 1.2)), (0, (6, 1.5, 1.5, 1.5)))
 LABEL = 0.24  # inches from one line's name to the next
 NO_RESULT = "no result"
@@ -41,9 +56,11 @@ class Curve:
 
 
 def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
-    """Test accuracy per round: a line for the mean over seeds, and a band of one standard deviation.
+    """Test accuracy per round: a line for the mean over seeds, and a band of one standard
+    deviation.
 
-    The upper panel has all rounds. The lower one enlarges the second half of them, and names each line at its end.
+    The upper panel has all rounds. The lower one enlarges the second half of them, and names each
+    line at its end.
     """
     curves, looks = _curves(scenario), _looks(scenario, recipes)
     figure, (whole, late) = _canvas(len(curves), panels=2)
@@ -70,7 +87,10 @@ def accuracy(scenario: Scenario, recipes: Sequence[str]) -> bytes:
 
 
 def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
-    """Test accuracy against the data transferred so far. The scale fits what follows a quarter of the rounds."""
+    """Test accuracy against the data transferred so far.
+
+    The scale fits what follows a quarter of the rounds.
+    """
     looks = _looks(scenario, recipes)
     curves = [curve for curve in _curves(scenario) if np.isfinite(curve.traffic).all()]
     figure, (axes,) = _canvas(len(curves), panels=1)
@@ -80,7 +100,9 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
         return as_png(figure)
     for curve in curves:
         axes.plot(curve.traffic, curve.mean, **looks[curve.recipe])
-        axes.plot(curve.traffic[-1], curve.mean[-1], "o", color=looks[curve.recipe]["color"], markersize=5)
+        axes.plot(
+            curve.traffic[-1], curve.mean[-1], "o", color=looks[curve.recipe]["color"], markersize=5
+        )
     axes.set_xlim(left=0)
     axes.set_ylim(*_limits(curves, 0.25))
     heights = _spread_out([1.0] * len(curves), _gap(len(curves)))
@@ -90,21 +112,30 @@ def traffic(scenario: Scenario, recipes: Sequence[str]) -> bytes:
 
 
 def clients(scenario: Scenario, recipes: Sequence[str]) -> bytes | None:
-    """Accuracy of the clients, methods in the table's order: a mark each, all seeds together. None without any."""
-    looks, found = _looks(scenario, recipes), [(line, _per_client(scenario, line.recipe)) for line in scenario.lines]
+    """Accuracy of the clients, methods in the table's order: a mark each, all seeds together.
+
+    None without any.
+    """
+    looks, found = (
+        _looks(scenario, recipes),
+        [(line, _per_client(scenario, line.recipe)) for line in scenario.lines],
+    )
     known = [(line, values) for line, values in found if len(values)]
     if not known:
         return None
     figure = Figure(figsize=(6.4, 0.34 * len(known) + 0.9), dpi=200, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    draw_clients(axes, [(line.label, looks[line.recipe]["color"], values) for line, values in known])
+    draw_clients(
+        axes, [(line.label, looks[line.recipe]["color"], values) for line, values in known]
+    )
     axes.set_title(scenario.name, loc="left", fontsize=12)
     return as_png(figure)
 
 
 def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
-    """Rows of clients' accuracies in percent, the first on top: a mark each, and a box for the middle half.
+    """Rows of clients' accuracies in percent, the first on top: a mark each, and a box for the
+    middle half.
 
     A row is its name, its colour and the accuracies [n], which may be none.
     """
@@ -112,15 +143,29 @@ def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
     for place, (_, colour, values) in enumerate(rows):
         if not len(values):
             axes.text(
-                0.5, place, NO_RESULT, transform=axes.get_yaxis_transform(), ha="center", va="center", color="0.4"
+                0.5,
+                place,
+                NO_RESULT,
+                transform=axes.get_yaxis_transform(),
+                ha="center",
+                va="center",
+                color="0.4",
             )
             continue
         lines = {"color": colour, "linewidth": 1.2}
         axes.plot(values, np.full(len(values), place), "|", color=colour, alpha=0.35, markersize=9)
         axes.boxplot(
-            [values], positions=[place], orientation="horizontal", widths=0.62, whis=(0, 100), manage_ticks=False,
-            boxprops=lines, whiskerprops=lines, capprops=lines, medianprops=lines | {"linewidth": 2.4},
-        )  # fmt: skip
+            [values],
+            positions=[place],
+            orientation="horizontal",
+            widths=0.62,
+            whis=(0, 100),
+            manage_ticks=False,
+            boxprops=lines,
+            whiskerprops=lines,
+            capprops=lines,
+            medianprops=lines | {"linewidth": 2.4},
+        )
     axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("accuracy of a client, %", fontsize=12)
@@ -129,18 +174,28 @@ def draw_clients(axes: Axes, rows: Sequence[tuple[str, str, Values]]) -> None:
 
 def _per_client(scenario: Scenario, recipe: str) -> Values:
     runs = [run for run in scenario.results if run.recipe == recipe]
-    return np.array([100 * accuracy for run in runs for accuracy in run.client_accuracy], dtype=np.float64)
+    return np.array(
+        [100 * accuracy for run in runs for accuracy in run.client_accuracy], dtype=np.float64
+    )
 
 
 def _curves(scenario: Scenario) -> list[Curve]:
-    """A curve per line of the scenario, over the rounds that all its seeds evaluated; the highest end comes first."""
+    """A curve per line of the scenario, over the rounds that all its seeds evaluated; the highest
+    end comes first."""
     curves = []
     for line in scenario.lines:
         runs = [r for r in scenario.results if r.recipe == line.recipe]
-        tables = [{int(row["round"]): row for row in r.rows if math.isfinite(row["test_accuracy"])} for r in runs]
+        tables = [
+            {int(row["round"]): row for row in r.rows if math.isfinite(row["test_accuracy"])}
+            for r in runs
+        ]
         rounds = sorted(set.intersection(*(set(table) for table in tables)))
-        values = 100 * np.array([[table[t]["test_accuracy"] for t in rounds] for table in tables])  # [seeds, t]
-        bytes_so_far = [dict(zip((int(row["round"]) for row in r.rows), _so_far(r), strict=True)) for r in runs]
+        values = 100 * np.array(
+            [[table[t]["test_accuracy"] for t in rounds] for table in tables]
+        )  # [seeds, t]
+        bytes_so_far = [
+            dict(zip((int(row["round"]) for row in r.rows), _so_far(r), strict=True)) for r in runs
+        ]
         curves.append(
             Curve(
                 recipe=line.recipe,
@@ -148,25 +203,37 @@ def _curves(scenario: Scenario) -> list[Curve]:
                 rounds=np.array(rounds, dtype=float),
                 mean=values.mean(0),
                 std=values.std(0, ddof=1) if len(runs) > 1 else None,
-                traffic=np.array([[so_far[t] for t in rounds] for so_far in bytes_so_far]).mean(0) / MIB,
+                traffic=np.array([[so_far[t] for t in rounds] for so_far in bytes_so_far]).mean(0)
+                / MIB,
             )
         )
     # The table's order is another one: lines that are not compared stand last there.
-    return sorted((curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1])
+    return sorted(
+        (curve for curve in curves if len(curve.rounds)), key=lambda curve: -curve.mean[-1]
+    )
 
 
 def _so_far(result: Result) -> list[float]:
-    return [float(x) for x in np.cumsum([row["bytes_up"] + row["bytes_down"] for row in result.rows])]
+    return [
+        float(x) for x in np.cumsum([row["bytes_up"] + row["bytes_down"] for row in result.rows])
+    ]
 
 
-def look(place: int, is_baseline: bool = False, widths: tuple[float, float] = (1.6, 2.0)) -> dict[str, Any]:
-    """Colour and dashes of the `place`-th method, also for eyes that see no colour; black for the baseline.
+def look(
+    place: int, is_baseline: bool = False, widths: tuple[float, float] = (1.6, 2.0)
+) -> dict[str, Any]:
+    """Colour and dashes of the `place`-th method, also for eyes that see no colour; black for the
+    baseline.
 
     `widths`: of its line, and of the baseline's.
     """
     if is_baseline:
         return {"color": BASELINE_COLOUR, "linestyle": "solid", "linewidth": widths[1]}
-    return {"color": COLOURS[place % len(COLOURS)], "linestyle": DASHES[place % len(DASHES)], "linewidth": widths[0]}
+    return {
+        "color": COLOURS[place % len(COLOURS)],
+        "linestyle": DASHES[place % len(DASHES)],
+        "linewidth": widths[0],
+    }
 
 
 def style(axes: Axes) -> None:
@@ -185,7 +252,9 @@ def _looks(scenario: Scenario, recipes: Sequence[str]) -> dict[str, dict[str, An
 def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
     """Panels on top of each other, narrow enough that a phone shows the letters large enough."""
     height = _panel(lines)
-    figure = Figure(figsize=(6.4, height if panels == 1 else 2.7 + height), dpi=200, layout="constrained")
+    figure = Figure(
+        figsize=(6.4, height if panels == 1 else 2.7 + height), dpi=200, layout="constrained"
+    )
     FigureCanvasAgg(figure)
     panel = figure.subplots(panels, 1, squeeze=False, height_ratios=[2.7, height][-panels:])[:, 0]
     for axes in panel:
@@ -197,7 +266,8 @@ def _canvas(lines: int, panels: int) -> tuple[Figure, list[Axes]]:
 
 
 def _gap(lines: int) -> float:
-    """Distance of two names as a fraction of the lowest panel, whose lettering takes about 0.7 inches below it."""
+    """Distance of two names as a fraction of the lowest panel, whose lettering takes about 0.7
+    inches below it."""
     return LABEL / (_panel(lines) - 0.7)
 
 
@@ -207,24 +277,40 @@ def _panel(lines: int) -> float:
 
 
 def _limits(curves: Sequence[Curve], since: float) -> tuple[float, float]:
-    """Range of accuracy, with a margin, that holds the curves after the fraction `since` of their rounds."""
+    """Range of accuracy, with a margin, that holds the curves after the fraction `since` of their
+    rounds."""
     late = [curve.mean[math.floor(since * (len(curve.mean) - 1)) :] for curve in curves]
-    low, high = min(float(part.min()) for part in late), max(float(curve.mean.max()) for curve in curves)
+    low, high = (
+        min(float(part.min()) for part in late),
+        max(float(curve.mean.max()) for curve in curves),
+    )
     margin = max(0.06 * (high - low), 0.5)
     return low - margin, min(high + margin, 100.5)
 
 
-def _name_line(axes: Axes, curve: Curve, look: dict[str, Any], path: Sequence[tuple[float, float]]) -> None:
-    """Writes a line's name and last value at the end of a sample of the line along `path` (fractions of the panel)."""
+def _name_line(
+    axes: Axes, curve: Curve, look: dict[str, Any], path: Sequence[tuple[float, float]]
+) -> None:
+    """Writes a line's name and last value at the end of a sample of the line along `path`
+    (fractions of the panel)."""
     x, y = zip(*path, strict=True)
     axes.plot(x, y, transform=axes.transAxes, clip_on=False, **(look | {"linewidth": 1.4}))
     weight = "bold" if look["color"] == BASELINE_COLOUR else "normal"
     name = f"{curve.label} {curve.mean[-1]:.1f}"
-    axes.text(x[-1] + 0.015, y[-1], name, transform=axes.transAxes, va="center", fontsize=11, fontweight=weight)
+    axes.text(
+        x[-1] + 0.015,
+        y[-1],
+        name,
+        transform=axes.transAxes,
+        va="center",
+        fontsize=11,
+        fontweight=weight,
+    )
 
 
 def _spread_out(heights: Sequence[float], gap: float) -> list[float]:
-    """Descending heights, moved as little as possible so that neighbours are `gap` apart and all lie in 0..1."""
+    """Descending heights, moved as little as possible so that neighbours are `gap` apart and all
+    lie in 0..1."""
     groups: list[list[float]] = []  # labels that touch, by the heights that they want
     for height in heights:
         groups.append([height])
@@ -234,6 +320,7 @@ def _spread_out(heights: Sequence[float], gap: float) -> list[float]:
 
 
 def _edge(group: Sequence[float], gap: float, side: int) -> float:
-    """Height of the highest (side +1) or lowest (-1) label of a group, centred on the heights that its labels want."""
+    """Height of the highest (side +1) or lowest (-1) label of a group, centred on the heights that
+    its labels want."""
     half = (len(group) - 1) * gap / 2
     return min(max(sum(group) / len(group), half), max(1 - half, half)) + side * half

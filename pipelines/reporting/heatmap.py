@@ -21,7 +21,8 @@ NAMED = 30  # most classes whose names fit
 
 
 def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
-    """`counts` [N, C] as a PNG: a row per client, a column per class, the darker the more samples, white for none.
+    """`counts` [N, C] as a PNG: a row per client, a column per class, the darker the more samples,
+    white for none.
 
     Beside it a bar per client for all its samples. Small grids carry the numbers.
     """
@@ -40,7 +41,9 @@ def heatmap(counts: Ints, classes: Sequence[str], title: str) -> bytes:
         bars.bar_label(bars.barh(range(n), sizes, color=colour), size=7, padding=2)
         bars.set_xlim(0, 1.5 * sizes.max())
     else:
-        bars.stairs(sizes, np.arange(n + 1) - 0.5, orientation="horizontal", fill=True, color=colour)
+        bars.stairs(
+            sizes, np.arange(n + 1) - 0.5, orientation="horizontal", fill=True, color=colour
+        )
     bars.set_xlabel("all classes", size=8)
     bars.tick_params(axis="y", which="both", length=0, labelleft=False)
     bars.tick_params(axis="x", labelsize=7)
@@ -80,13 +83,19 @@ def draw(axes: Axes, counts: Ints, classes: Sequence[str], title: str) -> AxesIm
     norm = mpl.colors.PowerNorm(0.5, vmin=0, vmax=counts.max())
     colours = mpl.colors.ListedColormap(mpl.colormaps["Blues"](np.linspace(0.08, 1, 256)))
     image = axes.imshow(
-        np.where(counts > 0, counts, np.nan), aspect="auto", cmap=colours, norm=norm, interpolation="nearest"
+        np.where(counts > 0, counts, np.nan),
+        aspect="auto",
+        cmap=colours,
+        norm=norm,
+        interpolation="nearest",
     )
     if _is_numbered(counts):
         _numbers(axes, counts, norm, colours)
     if c <= NAMED:
         short = max(map(len, classes)) * c <= 8 * panel_size(counts)[0]
-        slanted: dict[str, Any] = {} if short else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        slanted: dict[str, Any] = (
+            {} if short else {"rotation": 40, "ha": "right", "rotation_mode": "anchor"}
+        )
         axes.set_xticks(range(c), classes, size=8, **slanted)
     if n <= NUMBERED[0]:
         axes.set_yticks(range(n), [str(k) for k in range(n)], size=8)
@@ -108,4 +117,12 @@ def _numbers(cells: Axes, counts: Ints, norm: Normalize, colours: Colormap) -> N
     """The number of samples in each cell that has some, white on dark."""
     for k, label in np.argwhere(counts > 0):
         dark = np.dot(colours(norm(counts[k, label]))[:3], (0.299, 0.587, 0.114)) < 0.6
-        cells.text(label, k, counts[k, label], ha="center", va="center", size=7, color="white" if dark else "0.1")
+        cells.text(
+            label,
+            k,
+            counts[k, label],
+            ha="center",
+            va="center",
+            size=7,
+            color="white" if dark else "0.1",
+        )

@@ -1,7 +1,9 @@
-"""The report of an experiment: reads the results of all items and writes `report/`, whole or not at all.
+"""The report of an experiment: reads the results of all items and writes `report/`, whole or not at
+all.
 
-`report.html` holds its pictures, `report.md` is the same with links to them, and `table.txt` is for the terminal.
-`summary.csv` has every number of the tables, unrounded. `metrics.json` and `curves-<scenario>.csv` are for DVC.
+`report.html` holds its pictures, `report.md` is the same with links to them, and `table.txt` is for
+the terminal. `summary.csv` has every number of the tables, unrounded. `metrics.json` and
+`curves-<scenario>.csv` are for DVC.
 """
 
 from __future__ import annotations
@@ -30,48 +32,70 @@ from fedml_noniid.plugins.rates import words
 
 TEMPLATES = Path(__file__).parent / "templates"
 INTRO = (
-    "Clients train a common model, each on its own data, and a server combines what they send. This page compares "
+    "Clients train a common model, each on its own data, and a server combines what they send. "
+    "This page compares "
     "methods by the accuracy of the common model on test samples that no client has seen."
 )
 LEAKS = " Lines marked LEAK have seen these samples in training. They show how much that helps."
 CLIENTS = (
-    "Accuracy per client after the last round, the clients of all seeds together: a mark per client, a box around the "
+    "Accuracy per client after the last round, the clients of all seeds together: a mark per "
+    "client, a box around the "
     "middle half with the median, a line from the worst to the best"
 )
 DRIFT_NOTE = (
-    "Each round's accuracy is on the labels of that round: the mean over all clients, each with its own labels. The "
-    "best of any round may be one before the drift. The counts of classes are those of the true labels."
+    "Each round's accuracy is on the labels of that round: the mean over all clients, each with "
+    "its own labels. The "
+    "best of any round may be one before the drift. The counts of classes are those of the true "
+    "labels."
 )
 LOOK_NEXT = (
     ("report/report.html", "this report in a browser, pictures inside"),
-    ("noniid ui", "every run in MLflow, with curves to compare and seconds; the command prints the link"),
+    (
+        "noniid ui",
+        "every run in MLflow, with curves to compare and seconds; the command prints the link",
+    ),
     ("report/summary.csv", "all numbers of the tables, unrounded"),
-    ("runs/<scenario>-<method>-<seed>/rounds.csv", "one run, round by round; its final weights are beside it"),
+    (
+        "runs/<scenario>-<method>-<seed>/rounds.csv",
+        "one run, round by round; its final weights are beside it",
+    ),
     ("evaluation/<scenario>-<method>-<seed>/", "accuracy per class and per client"),
     ("params.yaml", "what is run: change it, then `noniid run`"),
 )
 
 
 def write(root: Path) -> Path:
-    """Writes the report of the results under `root` and returns its folder. UserError if there are no results."""
+    """Writes the report of the results under `root` and returns its folder.
+
+    UserError if there are no results.
+    """
     settings, found = config.load(root), results.read(root)
     recipes, seeds = settings.recipe_names, settings.seeds
     summed = (summary.scenario(name, found, recipes, seeds) for name in settings.scenario_names)
     scenarios = [scenario for scenario in summed if scenario is not None]
     if not scenarios:
-        raise UserError(f"{root / 'runs'}: holds no finished run of params.yaml; run `noniid run` first")
+        raise UserError(
+            f"{root / 'runs'}: holds no finished run of params.yaml; run `noniid run` first"
+        )
     sections = [_section(root, settings, scenario) for scenario in scenarios]
     files = {name: picture for section in sections for name, _, picture in section["pictures"]}
     leaks = any(line.leak for scenario in scenarios for line in scenario.lines)
     intro = INTRO + (LEAKS if leaks else "")
     facts = _facts(settings, scenarios, found)
     context = {
-        "title": settings.experiment, "intro": intro, "facts": facts, "values": chosen.table(settings),
-        "values_note": chosen.TABLE_NOTE, "sections": sections, "advice": advice.section(root, settings, scenarios),
+        "title": settings.experiment,
+        "intro": intro,
+        "facts": facts,
+        "values": chosen.table(settings),
+        "values_note": chosen.TABLE_NOTE,
+        "sections": sections,
+        "advice": advice.section(root, settings, scenarios),
         "next": LOOK_NEXT,
-    }  # fmt: skip
+    }
     files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}
-    files["table.txt"] = ("\n".join(_terminal(section) for section in sections) + _places()).encode()
+    files["table.txt"] = (
+        "\n".join(_terminal(section) for section in sections) + _places()
+    ).encode()
     files["metrics.json"] = (json.dumps(tables.headline(scenarios), indent=2) + "\n").encode()
     files["summary.csv"] = tables.summary_csv(scenarios)
     files |= {f"curves-{s.name}.csv": tables.curves_csv(s, recipes) for s in scenarios}
@@ -82,16 +106,25 @@ def write(root: Path) -> Path:
 def _places() -> str:
     """Where to look next, for the terminal."""
     width = max(len(place) for place, _ in LOOK_NEXT)
-    return "\nWhere to look next:\n" + "".join(f"  {place:<{width}}  {what}\n" for place, what in LOOK_NEXT)
+    return "\nWhere to look next:\n" + "".join(
+        f"  {place:<{width}}  {what}\n" for place, what in LOOK_NEXT
+    )
 
 
-def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.Result]) -> list[tuple[str, str]]:
+def _facts(
+    settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.Result]
+) -> list[tuple[str, str]]:
     """What was run, for a reader who has not seen params.yaml."""
     data = [settings.data.name, *dict.fromkeys(note for result in found for note in result.notes)]
-    train, seeds = settings.train, sorted({s for x in scenarios for line in x.lines for s in line.seeds})
+    train, seeds = (
+        settings.train,
+        sorted({s for x in scenarios for line in x.lines for s in line.seeds}),
+    )
     rounds = max(line.rounds for scenario in scenarios for line in scenario.lines)
     own = {key for name in settings.recipe_names for key in settings.recipes[name].train.given}
-    numbers = {key: getattr(train, key) for key in ("lr", "momentum", "weight_decay") if key not in own}
+    numbers = {
+        key: getattr(train, key) for key in ("lr", "momentum", "weight_decay") if key not in own
+    }
     optimiser = " ".join(f"{key} {words(value)}" for key, value in numbers.items() if value)
     optimiser += f"; {', '.join(sorted(own))} by method" if own else ""
     count, unit = (train.local_steps, "step") if train.local_steps else (train.epochs, "epoch")
@@ -104,7 +137,14 @@ def _facts(settings: Config, scenarios: Sequence[Scenario], found: Sequence[resu
         ("Training on a client", f"{local}, {train.optimizer} {optimiser}".replace(" ;", ";")),
         ("Seeds", ", ".join(map(str, seeds))),
         ("Methods", ", ".join(settings.recipe_names)),
-        ("Tuning", " ".join(chosen.sentences(settings, (run for scenario in scenarios for run in scenario.results)))),
+        (
+            "Tuning",
+            " ".join(
+                chosen.sentences(
+                    settings, (run for scenario in scenarios for run in scenario.results)
+                )
+            ),
+        ),
     ]
 
 
@@ -113,7 +153,11 @@ def _section(root: Path, settings: Config, scenario: Scenario) -> dict[str, Any]
     recipes, name, table = settings.recipe_names, scenario.name, tables.cells(scenario)
     accuracy, traffic = figures.accuracy(scenario, recipes), figures.traffic(scenario, recipes)
     pictures = [
-        (f"accuracy-{name}.png", "Test accuracy of the global model after each round" + _band(scenario), accuracy),
+        (
+            f"accuracy-{name}.png",
+            "Test accuracy of the global model after each round" + _band(scenario),
+            accuracy,
+        ),
         (f"traffic-{name}.png", "Test accuracy against the data transferred so far", traffic),
     ]
     if clients := figures.clients(scenario, recipes):
@@ -144,9 +188,16 @@ def _band(scenario: Scenario) -> str:
 
 def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
     """The clients of a scenario: how the data is split, how many take part, how much they hold."""
-    options = f" ({', '.join(f'{k} {v}' for k, v in scenario.options.items())})" if scenario.options else ""
+    options = (
+        f" ({', '.join(f'{k} {v}' for k, v in scenario.options.items())})"
+        if scenario.options
+        else ""
+    )
     part = "all" if scenario.participation == 1 else f"{scenario.participation:.0%} of them"
-    text = f"{scenario.clients} clients, partition {scenario.partition}{options}, {part} take part in each round."
+    text = (
+        f"{scenario.clients} clients, partition {scenario.partition}{options}, {part} take "
+        "part in each round."
+    )
     if scenario.noise is not None:
         noise = f"{scenario.noise.form} noise, sigma {scenario.noise.sigma:g}"
         text += f" Each client's samples have Gaussian noise of its own ({noise})."
@@ -163,7 +214,11 @@ def _about(root: Path, scenario: config.Scenario, partition: str) -> str:
         return text
     rows = results.table(path)
     sizes = sorted(int(row["samples"]) for row in rows)
-    classes = [column for column in rows[0] if column not in ("client", "samples", "classes", "entropy", *config.SKEWS)]
+    classes = [
+        column
+        for column in rows[0]
+        if column not in ("client", "samples", "classes", "entropy", *config.SKEWS)
+    ]
     held = [sum(int(row[column]) > 0 for column in classes) for row in rows]
     text += f" A client holds {_range(sizes)} training samples of {_range(held)} classes."
     return text + _skew(root / "partitions" / partition / "statistics.json", len(classes))
@@ -183,9 +238,12 @@ def _skew(path: Path, n_classes: int) -> str:
     try:
         return (
             f" Heterogeneity: label distance {found['label_distance_mean']:.2f} on average and "
-            f"{found['label_distance_max']:.2f} at most (0: a client has the class mix of all clients together, 1: no "
-            f"class in common), entropy of a client's labels {found['entropy_mean']:.2f} bits on average "
-            f"({math.log2(n_classes):.2f}: all classes alike, 0: one class), Gini coefficient of the sizes "
+            f"{found['label_distance_max']:.2f} at most (0: a client has the class mix of all "
+            "clients together, 1: no "
+            f"class in common), entropy of a client's labels {found['entropy_mean']:.2f} bits "
+            "on average "
+            f"({math.log2(n_classes):.2f}: all classes alike, 0: one class), Gini coefficient "
+            "of the sizes "
             f"{found['size_gini']:.2f} (0: all equal)."
         )
     except KeyError as error:

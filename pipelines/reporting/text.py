@@ -10,7 +10,10 @@ NONE = "-"  # the cell of an unknown number
 
 
 def markdown(table: Sequence[Sequence[str]]) -> str:
-    """A table with its header first. The first column stands on the left; a cell may have several lines."""
+    """A table with its header first.
+
+    The first column stands on the left; a cell may have several lines.
+    """
     header, *rows = table
     lines = [header, ["---"] + ["---:"] * (len(header) - 1), *rows]
     return "\n".join(f"| {' | '.join(line)} |".replace("\n", "<br>") for line in lines)
@@ -23,11 +26,18 @@ def plain(table: Sequence[Sequence[str]]) -> str:
     table.insert(1, ["-" * width for width in widths])
     rows = ([cell.rjust(width) for cell, width in zip(row, widths, strict=True)] for row in table)
     names = (row[0].ljust(widths[0]) for row in table)
-    return "".join("  ".join([name, *row[1:]]) + "\n" for name, row in zip(names, rows, strict=True))
+    return "".join(
+        "  ".join([name, *row[1:]]) + "\n" for name, row in zip(names, rows, strict=True)
+    )
 
 
-def as_csv(header: Sequence[str], lines: Iterable[Sequence[object]], digits: int | None = 10) -> bytes:
-    """A CSV file; None and NaN are empty. `digits`: of fractions; ten drop what scaling adds, None keeps all."""
+def as_csv(
+    header: Sequence[str], lines: Iterable[Sequence[object]], digits: int | None = 10
+) -> bytes:
+    """A CSV file; None and NaN are empty.
+
+    `digits`: of fractions; ten drop what scaling adds, None keeps all.
+    """
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(header)

@@ -32,13 +32,18 @@ STAGES = ("plan", "prepare", "partition", "train", "evaluate", "report", "deploy
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code. It is DVC's: a stage starts without what people's commands need."""
+    """The command line; returns the exit code.
+
+    It is DVC's: a stage starts without what people's commands need.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m fedml_noniid.pipelines.stages",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--root", type=Path, default=Path(), help="folder of params.yaml (this one)")
+    parser.add_argument(
+        "--root", type=Path, default=Path(), help="folder of params.yaml (this one)"
+    )
     parser.add_argument("stage", choices=STAGES, metavar=" | ".join(STAGES))
     options = parser.parse_args(arguments)
     portable.fix(options.root / "params.yaml")

@@ -1,8 +1,9 @@
-"""Stage deploy: runs one recipe with FedML cross-silo on this machine and in simulation -> deploy/result.json.
+"""Stage deploy: runs one recipe with FedML cross-silo on this machine and in simulation ->
+deploy/result.json.
 
-A server and `deploy.silos` silos run as processes over gRPC. Each silo has a file with only its own samples. The stage
-fails unless the final weights equal those of the sequential simulation, bit for bit. Both run with everybody: a
-scenario's `availability` does not count here.
+A server and `deploy.silos` silos run as processes over gRPC. Each silo has a file with only its own
+samples. The stage fails unless the final weights equal those of the sequential simulation, bit for
+bit. Both run with everybody: a scenario's `availability` does not count here.
 """
 
 from __future__ import annotations
@@ -42,12 +43,15 @@ def run(place: Workspace) -> None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
     kept.check(place.partition(wanted.scenario, wanted.seed))
     deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
-    log.info("%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts))
+    log.info(
+        "%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts)
+    )
     deployed = loopback.run(deployment, parts, place.root / "deploy" / "stage")
     simulated = loopback.simulate(deployment, parts)
     if deployed != simulated:
         raise UserError(
-            f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos and {simulated} in the "
+            f"deploy: recipe {wanted.recipe!r} ended with weights {deployed} on FedML's silos "
+            f"and {simulated} in the "
             "simulation; they must be equal"
         )
     record = {**wanted.model_dump(), "deployed_sha256": deployed, "simulated_sha256": simulated}
@@ -58,15 +62,20 @@ def run(place: Workspace) -> None:
 def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[Deployment, Parts]:
     """The deployment of params.yaml with its data, which are prepared. UserError.
 
-    `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's. A file without a section
-    `deploy` has its first recipe, scenario and seed here, with at most three silos.
+    `recipe`, an entry of `recipes` or any composition, and `silos`: instead of the file's. A file
+    without a section `deploy` has its first recipe, scenario and seed here, with at most three
+    silos.
     """
     settings = config.load(place.root)
     name, scenario = settings.recipe_names[0], settings.scenario_names[0]
     most = max(2, min(3, settings.scenarios[scenario].clients))
-    usual = config.DeploySettings(recipe=name, scenario=scenario, seed=settings.seeds[0], silos=most)
+    usual = config.DeploySettings(
+        recipe=name, scenario=scenario, seed=settings.seeds[0], silos=most
+    )
     wanted = (settings.deploy or usual).model_dump()
-    wanted |= {key: value for key, value in (("recipe", recipe), ("silos", silos)) if value is not None}
+    wanted |= {
+        key: value for key, value in (("recipe", recipe), ("silos", silos)) if value is not None
+    }
     entries = {wanted["recipe"]: config.Recipe()} | settings.recipes
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
     deploy = config.DeploySettings(**wanted)
@@ -76,7 +85,10 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
 
 
 def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Deployment:
-    """The settings of params.yaml as the configuration of the processes. UserError for what FedML does not take."""
+    """The settings of params.yaml as the configuration of the processes.
+
+    UserError for what FedML does not take.
+    """
     train = settings.train_of(wanted.recipe)
     share = settings.scenarios[wanted.scenario].participation
     content = {
@@ -84,19 +96,26 @@ def deployment_of(settings: config.Config, wanted: config.DeploySettings) -> Dep
         "data_args": {"dataset": settings.data.name},
         "model_args": {"model": train.model, "model_options": train.model_options},
         "train_args": {
-            "recipe": settings.composition(wanted.recipe), "settings": settings.recipes[wanted.recipe].settings,
-            "rounds": wanted.rounds, "cohort": cohort_size(share, wanted.silos),
-            "client_num_in_total": wanted.silos, "client_num_per_round": wanted.silos,
-            "client_optimizer": train.optimizer, "learning_rate": train.lr,
+            "recipe": settings.composition(wanted.recipe),
+            "settings": settings.recipes[wanted.recipe].settings,
+            "rounds": wanted.rounds,
+            "cohort": cohort_size(share, wanted.silos),
+            "client_num_in_total": wanted.silos,
+            "client_num_per_round": wanted.silos,
+            "client_optimizer": train.optimizer,
+            "learning_rate": train.lr,
             **train.model_dump(include=set(LocalSettings.model_fields)),
         },
         "device_args": {"threads": train.threads},
-    }  # fmt: skip
+    }
     return deployments.check(content, config.FILE)
 
 
 def _parts(place: Workspace, settings: config.Config) -> Parts:
-    """The scenario's partition. If its number of clients is not that of the silos: a new one of the same kind."""
+    """The scenario's partition.
+
+    If its number of clients is not that of the silos: a new one of the same kind.
+    """
     wanted = settings.deploy
     assert wanted is not None, "a stage has a section"
     scenario = settings.scenarios[wanted.scenario]
@@ -113,15 +132,24 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
 def divided(
     settings: config.Config, wanted: config.DeploySettings, data: Dataset, indices: Indices
 ) -> tuple[Sequence[Ints], Sequence[Ints], Skew]:
-    """(samples, test samples, skew) of the silos. UserError if the data can't be divided among so many."""
+    """(samples, test samples, skew) of the silos.
+
+    UserError if the data can't be divided among so many.
+    """
     scenario = settings.scenarios[wanted.scenario]
     clients, tests, skew = indices.clients, indices.test_clients, indices.skew
     if len(clients) != wanted.silos:
         try:
             clients = partition(
-                scenario.partition, data.train_y.numpy(), np.concatenate(clients), wanted.silos, wanted.seed,
-                data.train_owner, f"data set {data.name!r}", **scenario.options,
-            )  # fmt: skip
+                scenario.partition,
+                data.train_y.numpy(),
+                np.concatenate(clients),
+                wanted.silos,
+                wanted.seed,
+                data.train_owner,
+                f"data set {data.name!r}",
+                **scenario.options,
+            )
             tests = test_parts(data, clients, scenario.partition, wanted.seed)
             skew = skewed(scenario, data, clients, wanted.seed)
         except UserError as error:

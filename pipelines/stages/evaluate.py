@@ -1,4 +1,5 @@
-"""Stage evaluate: accuracy of the final models per class and per client -> evaluation/<scenario>-<recipe>-<seed>/."""
+"""Stage evaluate: accuracy of the final models per class and per client ->
+evaluation/<scenario>-<recipe>-<seed>/."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def evaluated(place: Workspace, settings: Config, title: str) -> None:
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
     with progress.Display(f"{title}, evaluation", len(units)) as display:
-        for unit, fresh in side_by_side(partial(_settle, place, settings), units, processes, display):
+        for unit, fresh in side_by_side(
+            partial(_settle, place, settings), units, processes, display
+        ):
             display.done(unit.key, "evaluated", not fresh)
     kept.keep_only(place.root / "evaluation", [unit.key for unit in units])
 
@@ -43,7 +46,9 @@ def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
     kept.check(folder)
-    fingerprint = digest(kept.sha256(folder / kept.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate"))
+    fingerprint = digest(
+        kept.sha256(folder / kept.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate")
+    )
     make = partial(_files, place, settings, unit)
     return kept.settle(place.evaluation(unit.key), place.repository, fingerprint, make)
 
@@ -60,5 +65,7 @@ def _read(path: Path, device: torch.device) -> Params:
     try:
         tensors: Params = load_file(path, device=str(device))
     except (OSError, SafetensorError) as error:
-        raise UserError(f"{path}: not a readable model ({error}); `dvc repro` trains it again") from None
+        raise UserError(
+            f"{path}: not a readable model ({error}); `dvc repro` trains it again"
+        ) from None
     return tensors

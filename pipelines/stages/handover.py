@@ -1,4 +1,5 @@
-"""Hands a stage's command to the warm process of `noniid run`, if there is one (`pipelines.tools.warm`).
+"""Hands a stage's command to the warm process of `noniid run`, if there is one
+(`pipelines.tools.warm`).
 
 It imports little: without a warm process, nothing is lost.
 """
@@ -17,11 +18,12 @@ CRASHED = 1
 
 
 def handed_over(arguments: Sequence[str], folder: str | None = None) -> int | None:
-    """The exit code of the stage `arguments[-1]` in the warm process, or None if it has to run here.
+    """The exit code of the stage `arguments[-1]` in the warm process, or None if it has to run
+    here.
 
-    `folder`: where it runs, this process's by default. The stage has the descriptors 0 to 2, the environment and the
-    umask of this process. A signal to this process goes on to the stage. If the stage dies of a signal, so does this
-    process.
+    `folder`: where it runs, this process's by default. The stage has the descriptors 0 to 2, the
+    environment and the umask of this process. A signal to this process goes on to the stage. If the
+    stage dies of a signal, so does this process.
     """
     place = os.environ.get(WARM)
     if not place:
@@ -45,7 +47,9 @@ def handed_over(arguments: Sequence[str], folder: str | None = None) -> int | No
 
         umask = os.umask(0)
         os.umask(umask)
-        request = json.dumps([list(arguments), folder or os.getcwd(), dict(os.environ), umask]).encode()
+        request = json.dumps(
+            [list(arguments), folder or os.getcwd(), dict(os.environ), umask]
+        ).encode()
         descriptors = array.array("i", [0, 1, 2])
         # A signal waits until it is known where the stage runs.
         held = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
@@ -70,7 +74,10 @@ def handed_over(arguments: Sequence[str], folder: str | None = None) -> int | No
                 signal.signal(number, handler)
             signal.pthread_sigmask(signal.SIG_SETMASK, held)
     if len(answer) < 4:
-        sys.stderr.write(f"error: {arguments[-1]}: its process has ended with `noniid run`; the same command goes on\n")
+        sys.stderr.write(
+            f"error: {arguments[-1]}: its process has ended with `noniid run`; the same command "
+            "goes on\n"
+        )
         return CRASHED
     code = int.from_bytes(answer, "big", signed=True)
     if code < 0:

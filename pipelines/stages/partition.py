@@ -1,4 +1,5 @@
-"""Stage partition: which client holds which samples, for all recipes alike -> partitions/<scenario>-<seed>/."""
+"""Stage partition: which client holds which samples, for all recipes alike ->
+partitions/<scenario>-<seed>/."""
 
 from __future__ import annotations
 
@@ -37,7 +38,9 @@ def partitions(place: Workspace, settings: Config) -> None:
         folder = place.partition(scenario, seed)
         make = partial(_files, place, settings, scenario, seed)
         if kept.settle(folder, place.repository, digest(hashes[folder.name], checksum), make):
-            log.info("%s: %s", folder.name, _told(json.loads((folder / "statistics.json").read_text())))
+            log.info(
+                "%s: %s", folder.name, _told(json.loads((folder / "statistics.json").read_text()))
+            )
     kept.keep_only(place.root / "partitions", list(hashes))
 
 
@@ -55,13 +58,18 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
     return {
         "indices.json": dealt.indices.text.encode(),
         "statistics.json": (json.dumps(dealt.statistics, indent=2) + "\n").encode(),
-        "clients.csv": _table(counts, statistics.entropy(counts), data.classes, dealt.columns).encode(),
+        "clients.csv": _table(
+            counts, statistics.entropy(counts), data.classes, dealt.columns
+        ).encode(),
         "heatmap.png": heatmap(counts, data.classes, f"{name}, seed {seed}"),
     }
 
 
-def _table(counts: Ints, entropy: Floats, classes: Sequence[str], skews: Mapping[str, Sequence[float]]) -> str:
-    """One line per client: samples, entropy of its true labels in bits, its skews by name, samples per class."""
+def _table(
+    counts: Ints, entropy: Floats, classes: Sequence[str], skews: Mapping[str, Sequence[float]]
+) -> str:
+    """One line per client: samples, entropy of its true labels in bits, its skews by name, samples
+    per class."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["client", "samples", "entropy", *skews, *classes])

@@ -1,6 +1,7 @@
 """Stage plan: hashes of the settings, code and own files of each stage -> plan/<stage>.json.
 
-DVC compares these small files. So if a comment or a setting changes no result, only this stage runs again.
+DVC compares these small files. So if a comment or a setting changes no result, only this stage runs
+again.
 """
 
 from __future__ import annotations

@@ -18,8 +18,12 @@ def run(place: Workspace) -> None:
     data.save(place.dataset(settings.name))
     log.info(
         "%s: %d training and %d test samples of %s, %d classes, sha256 %s",
-        data.name, len(data.train_y), len(data.test_y), "x".join(map(str, data.train_x.shape[1:])),
-        len(data.classes), data.checksum[:12],
-    )  # fmt: skip
+        data.name,
+        len(data.train_y),
+        len(data.test_y),
+        "x".join(map(str, data.train_x.shape[1:])),
+        len(data.classes),
+        data.checksum[:12],
+    )
     for note in data.notes:
         log.info("%s: %s", data.name, note)

@@ -17,4 +17,6 @@ def run(place: Workspace) -> None:
         for folder in sorted((place.root / name).glob("*/")):
             kept.check(folder)
     folder = write(place.root).relative_to(place.root)
-    log.info("%s is written, and the same as text in %s", folder / "report.html", folder / "table.txt")
+    log.info(
+        "%s is written, and the same as text in %s", folder / "report.html", folder / "table.txt"
+    )

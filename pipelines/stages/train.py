@@ -1,8 +1,8 @@
 """Stage train: every recipe on every partition with every seed -> runs/<scenario>-<recipe>-<seed>/.
 
-The stage trains only the items that the store of finished work lacks. It runs one item per core at a time, with the
-same results. A kill loses at most the rounds since the last checkpoint. The checkpoint lies in .resume/ under the
-item's fingerprint until the item is done.
+The stage trains only the items that the store of finished work lacks. It runs one item per core at
+a time, with the same results. A kill loses at most the rounds since the last checkpoint. The
+checkpoint lies in .resume/ under the item's fingerprint until the item is done.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Outcome(NamedTuple):
 
 
 def run(place: Workspace) -> None:
-    """Trains the unfinished items. If some diverge, raises UserError after all other items are done."""
+    """Trains the unfinished items.
+
+    If some diverge, raises UserError after all other items are done.
+    """
     settings = config.load(place.root)
     diverged = train(place, settings, settings.experiment)
     if diverged:
@@ -52,14 +55,20 @@ def run(place: Workspace) -> None:
 
 
 def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
-    """Trains the unfinished items. Returns diverged item -> reason; such an item has no folder in runs/."""
+    """Trains the unfinished items.
+
+    Returns diverged item -> reason; such an item has no folder in runs/.
+    """
     kept.refuse_foreign(place.root, "runs")
     units = settings.units()
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
     data = kept.sha256(place.dataset(settings.data.name))
     fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
-    todo = sum(not kept.is_whole(kept.place(place.repository, found), found) for found in fingerprints.values())
+    todo = sum(
+        not kept.is_whole(kept.place(place.repository, found), found)
+        for found in fingerprints.values()
+    )
     # If one item is left, its clients take all processes.
     alone = processes if todo == 1 and settings.train.threads == 1 and not on_gpu else 1
     diverged = {}
@@ -68,7 +77,9 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
         for unit, outcome in side_by_side(work, units, 1 if alone > 1 else processes, display):
             if outcome.reason:
                 diverged[unit.key] = outcome.reason
-            display.done(unit.key, outcome.reason or f"{100 * outcome.accuracy:.2f} %", not outcome.fresh)
+            display.done(
+                unit.key, outcome.reason or f"{100 * outcome.accuracy:.2f} %", not outcome.fresh
+            )
     kept.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
     return diverged
 
@@ -79,7 +90,9 @@ def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Uni
     return digest(of_training(settings, unit), data, indices)
 
 
-def _settle(place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit) -> Outcome:
+def _settle(
+    place: Workspace, settings: Config, fingerprints: Mapping[Unit, str], workers: int, unit: Unit
+) -> Outcome:
     """Trains an item or takes it from the store."""
     fingerprint, folder = fingerprints[unit], place.run(unit.key)
     make = partial(_train, place, settings, workers, unit, fingerprint)
@@ -90,7 +103,9 @@ def _settle(place: Workspace, settings: Config, fingerprints: Mapping[Unit, str]
     return Outcome(fresh, float(final["test_accuracy"]))
 
 
-def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str) -> dict[str, bytes]:
+def _train(
+    place: Workspace, settings: Config, workers: int, unit: Unit, fingerprint: str
+) -> dict[str, bytes]:
     """Trains an item from its checkpoint. Reports each round to MLflow and the display."""
     item = Item.load(place, settings, unit)
     resume = place.repository / RESUME / fingerprint[:16]
@@ -100,7 +115,9 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
         # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
             run.log_rounds(simulation.loop.rows)
-        progress.tell(progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]))
+        progress.tell(
+            progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"])
+        )
 
     kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
     simulation = item.simulation([Hear(hear), kept_rounds], workers)
@@ -108,7 +125,9 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
     here = machine(item.device)
     tags = {**tags_of(item, simulation, fingerprint), **here, **place.tags}
     store = Store(place.repository, place.tracking_uri)
-    run = Live(store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics)
+    run = Live(
+        store, settings.experiment, unit.key, settings.params(unit), tags, place.system_metrics
+    )
     try:
         files = trained(item, simulation, fingerprint).files()
     except UserError as error:
@@ -119,5 +138,9 @@ def _train(place: Workspace, settings: Config, workers: int, unit: Unit, fingerp
         return {DIVERGED: str(error).encode()}
     run.finish(simulation.loop.rows, json.loads(files["run.json"])["final"])
     shutil.rmtree(resume, ignore_errors=True)
-    made = {"tags": here, "run_id": run.run_id, SECONDS: [row[SECONDS] for row in simulation.loop.rows]}
+    made = {
+        "tags": here,
+        "run_id": run.run_id,
+        SECONDS: [row[SECONDS] for row in simulation.loop.rows],
+    }
     return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}

@@ -1,7 +1,8 @@
-"""Tuning, which is no stage of DVC: trains the trials of `tune` in tune/, and writes the best values into params.yaml.
+"""Tuning, which is no stage of DVC: trains the trials of `tune` in tune/, and writes the best
+values into params.yaml.
 
-Every trial is an item like those of stage `train`. It is kept under its fingerprint, so it is trained once, and a kill
-loses at most the rounds since its last checkpoint.
+Every trial is an item like those of stage `train`. It is kept under its fingerprint, so it is
+trained once, and a kill loses at most the rounds since its last checkpoint.
 """
 
 from __future__ import annotations
@@ -30,9 +31,12 @@ class Choice(NamedTuple):
 
 
 def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
-    """Tunes the recipes of an experiment whose data are prepared. Returns recipe -> choice, as written to params.yaml.
+    """Tunes the recipes of an experiment whose data are prepared.
 
-    Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml stays as it was then.
+    Returns recipe -> choice, as written to params.yaml.
+
+    Raises UserError if `tune` makes no sense, or if all trials of a recipe diverge; params.yaml
+    stays as it was then.
     """
     tuning.points(settings)
     if not place.dataset(settings.data.name).is_file():
@@ -44,7 +48,9 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
     choices, errors = {}, []
     for recipe, trials in found.items():
         try:
-            choices[recipe] = Choice(tuning.ranked(trials), tuning.record(settings, trials, samples))
+            choices[recipe] = Choice(
+                tuning.ranked(trials), tuning.record(settings, trials, samples)
+            )
         except UserError as error:
             errors.append(str(error))
     if errors:
@@ -54,9 +60,15 @@ def tune(place: Workspace, settings: Config) -> dict[str, Choice]:
 
 
 def tried(
-    place: Workspace, settings: Config, scenarios: Sequence[str], title: str, on: str = tuning.SPLITS[0]
+    place: Workspace,
+    settings: Config,
+    scenarios: Sequence[str],
+    title: str,
+    on: str = tuning.SPLITS[0],
 ) -> dict[str, dict[str, list[Trial]]]:
-    """Scenario -> recipe -> trials, in the order of the grid. Trains those that are missing, in the folders of `place`.
+    """Scenario -> recipe -> trials, in the order of the grid.
+
+    Trains those that are missing, in the folders of `place`.
 
     `on`: the split whose accuracy the trials have.
     """
@@ -66,24 +78,30 @@ def tried(
     for recipe in found:
         if on == tuning.SPLITS[0] and check.compose(settings, recipe, scenarios[0]).needs.own_norms:
             raise UserError(
-                f"{FILE}: tune: recipe {recipe!r} has no {on} accuracy, as each client keeps its batch norms and the "
+                f"{FILE}: tune: recipe {recipe!r} has no {on} accuracy, as each client keeps "
+                "its batch norms and the "
                 f"{on} samples are no client's; allowed: recipes without fedbn"
             )
     partitions(place, laid)
     diverged = train(place, laid, title)
-    measured = {run.key: run.column(f"{on}_accuracy") for run in results.read(place.root, place.repository)}
+    measured = {
+        run.key: run.column(f"{on}_accuracy") for run in results.read(place.root, place.repository)
+    }
 
     def accuracies(scenario: str, entry: str) -> tuple[float, ...]:
         keys = [Unit(scenario, entry, seed).key for seed in laid.seeds]
         if any(key in diverged for key in keys):
             return ()
         if not all(measured[key] for key in keys):
-            raise UserError(f"{FILE}: tune: {scenario} has no {on} accuracy; data.{on} has to be above 0")
+            raise UserError(
+                f"{FILE}: tune: {scenario} has no {on} accuracy; data.{on} has to be above 0"
+            )
         return tuple(measured[key][-1] for key in keys)
 
     return {
         scenario: {
-            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in own] for recipe, own in found.items()
+            recipe: [Trial(point, accuracies(scenario, point.entry)) for point in own]
+            for recipe, own in found.items()
         }
         for scenario in scenarios
     }

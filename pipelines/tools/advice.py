@@ -1,4 +1,5 @@
-"""What `noniid advise` does: advice on the scenarios of params.yaml, the base of runs, and what the advice is worth."""
+"""What `noniid advise` does: advice on the scenarios of params.yaml, the base of runs, and what the
+advice is worth."""
 
 from __future__ import annotations
 
@@ -33,9 +34,12 @@ SHOWN = 6  # methods of a scenario that the command shows
 STRATEGIES = ("advisor", "best on average", "FedAvg")
 WAYS = {"scenario": validation.scenarios, "data set": validation.data_sets}
 WORTH = (
-    "Regret: how many points of final test accuracy a choice ends below the best method of that scenario. The best "
-    "method is picked by the same three seeds, so every regret looks somewhat too large. Brackets: the 95 % interval "
-    "of the mean over scenarios (t). Scenarios of one data set share its samples, so the interval is rather too short."
+    "Regret: how many points of final test accuracy a choice ends below the best method of that "
+    "scenario. The best "
+    "method is picked by the same three seeds, so every regret looks somewhat too large. "
+    "Brackets: the 95 % interval "
+    "of the mean over scenarios (t). Scenarios of one data set share its samples, so the "
+    "interval is rather too short."
 )
 
 
@@ -43,7 +47,9 @@ def text(root: Path) -> str:
     """The advice on each scenario of params.yaml, for a terminal. Needs the partitions."""
     settings = config.load(root)
     learner = Learner(base.known(base.read()))
-    parts = [words(name, found.advice) + "\n" for name, found in advised(root, settings, learner).items()]
+    parts = [
+        words(name, found.advice) + "\n" for name, found in advised(root, settings, learner).items()
+    ]
     return "\n".join([*parts, base_words(learner)])
 
 
@@ -56,7 +62,10 @@ def words(name: str, advice: Advice) -> str:
 
 
 def _ranked(advice: Advice) -> list[list[str]]:
-    return [[one.method, f"{one.gain:+z.1f}", f"{one.low:+z.1f} to {one.high:+z.1f}"] for one in advice.ranked[:SHOWN]]
+    return [
+        [one.method, f"{one.gain:+z.1f}", f"{one.low:+z.1f} to {one.high:+z.1f}"]
+        for one in advice.ranked[:SHOWN]
+    ]
 
 
 def study_names() -> list[str]:
@@ -65,21 +74,31 @@ def study_names() -> list[str]:
 
 
 def make(place: Workspace, folder: Path, only: str | None, running: bool) -> None:
-    """Runs what is left of the studies, or of one, and writes the base and its page into `folder`. UserError."""
+    """Runs what is left of the studies, or of one, and writes the base and its page into `folder`.
+
+    UserError.
+    """
     content = read_yaml(STUDY)["studies"]
     names = study_names()
     chosen = names if only is None else [known("study", only, names)]
-    found = {name: studies.resolved(NAME, name, SIZE, content, f"{STUDY.name}: study") for name in names}
+    found = {
+        name: studies.resolved(NAME, name, SIZE, content, f"{STUDY.name}: study") for name in names
+    }
     if running:
         # Imported here: it imports mlflow, which takes seconds.
         from fedml_noniid.pipelines.papers.study import execute
 
         for name in chosen:
             execute(place, found[name])
-    rows = [row for name, study in found.items() for row in rows_of(name, place.root / study.folder, place.root)]
+    rows = [
+        row
+        for name, study in found.items()
+        for row in rows_of(name, place.root / study.folder, place.root)
+    ]
     if not rows:
         raise UserError(
-            f"{place.root / studies.RESULTS / NAME}: holds no finished study; run `noniid advise --make-base`"
+            f"{place.root / studies.RESULTS / NAME}: holds no finished study; run `noniid "
+            "advise --make-base`"
         )
     scenarios = base.known(rows)
     header, *lines = base.as_lines(rows)
@@ -103,19 +122,31 @@ def rows_of(name: str, root: Path, repository: Path) -> list[Row]:
     found = []
     for unit in settings.units():
         scenario = settings.scenarios[unit.scenario]
-        described = results.record(root / "partitions" / f"{unit.scenario}-{unit.seed}" / "statistics.json")
+        described = results.record(
+            root / "partitions" / f"{unit.scenario}-{unit.seed}" / "statistics.json"
+        )
         own = measures.of([results.numbers(described)], measures.share_of(scenario))
         if unit.key not in runs and unit.key not in failed:
-            raise UserError(f"{root}: run {unit.key} is missing; run `noniid advise --make-base --study {name}`")
+            raise UserError(
+                f"{root}: run {unit.key} is missing; run `noniid advise --make-base --study {name}`"
+            )
         worst = 1 / own["classes"]
-        run, fedavg = (runs.get(unit._replace(recipe=recipe).key) for recipe in (unit.recipe, BASELINE))
+        run, fedavg = (
+            runs.get(unit._replace(recipe=recipe).key) for recipe in (unit.recipe, BASELINE)
+        )
         found.append(
             Row(
-                name, unit.scenario, unit.recipe, unit.seed, own, _final(run, worst), _final(fedavg, worst),
+                name,
+                unit.scenario,
+                unit.recipe,
+                unit.seed,
+                own,
+                _final(run, worst),
+                _final(fedavg, worst),
                 "" if run is None else run.tags["weights_sha256"],
                 "" if run is None else run.tags.get("git_commit", "not recorded"),
             )
-        )  # fmt: skip
+        )
     return found
 
 
@@ -124,9 +155,12 @@ def _final(run: Result | None, without: float) -> float:
 
 
 def trials_csv(trials: Mapping[str, Sequence[Trial]]) -> bytes:
-    """One line per scenario that was left out: what each strategy chose, and its regret in points."""
+    """One line per scenario that was left out: what each strategy chose, and its regret in
+    points."""
     header = ["left_out", "data", "scenario", "dont_know"]
-    header += [f"{key}_{part}" for key in ("advisor", "average", "fedavg") for part in ("method", "regret")]
+    header += [
+        f"{key}_{part}" for key in ("advisor", "average", "fedavg") for part in ("method", "regret")
+    ]
     lines: list[list[object]] = []
     for way, found in trials.items():
         for trial in found:
@@ -140,14 +174,23 @@ def page(rows: Sequence[Row], trials: Mapping[str, Sequence[Trial]]) -> str:
     """docs/results/advice.md."""
     scenarios = base.known(rows)
     methods = [method for method in scenarios[0].gains if method != BASELINE]
-    seeds, failed = sorted({row.seed for row in rows}), [row for row in rows if not row.weights_sha256]
-    of_data = {data: sum(one.data == data for one in scenarios) for data in dict.fromkeys(row.data for row in rows)}
+    seeds, failed = (
+        sorted({row.seed for row in rows}),
+        [row for row in rows if not row.weights_sha256],
+    )
+    of_data = {
+        data: sum(one.data == data for one in scenarios)
+        for data in dict.fromkeys(row.data for row in rows)
+    }
     parts = [
         "# What the advice is worth",
-        f"The base has {len(rows)} runs: {', '.join(f'{data} ({n} scenarios)' for data, n in of_data.items())}; "
+        f"The base has {len(rows)} runs: "
+        f"{', '.join(f'{data} ({n} scenarios)' for data, n in of_data.items())}; "
         f"methods {BASELINE}, {', '.join(methods)}; seeds {', '.join(map(str, seeds))}. "
-        f"{len(failed)} runs ended without a model. They count as a model that names one class for all samples. "
-        f"[{FILES[0]}]({FILES[0]}) has a line per run, [{FILES[1]}]({FILES[1]}) a line per scenario that was left out. "
+        f"{len(failed)} runs ended without a model. They count as a model that names one class "
+        "for all samples. "
+        f"[{FILES[0]}]({FILES[0]}) has a line per run, [{FILES[1]}]({FILES[1]}) a line per "
+        "scenario that was left out. "
         "[Advice](../advise.md) says how the advisor works.",
         WORTH,
     ]
@@ -163,13 +206,23 @@ def _worth(trials: Sequence[Trial]) -> list[str]:
     if not trials:
         return ["The base has too few data sets for that."]
     answered = [trial for trial in trials if not trial.reason]
-    table = [["choice", f"regret, all {len(trials)} scenarios", f"regret, the {len(answered)} that it answers"]]
+    table = [
+        [
+            "choice",
+            f"regret, all {len(trials)} scenarios",
+            f"regret, the {len(answered)} that it answers",
+        ]
+    ]
     table += [[name, _regret(trials, name), _regret(answered, name)] for name in STRATEGIES]
     inside, of = (sum(part) for part in zip(*(trial.inside for trial in trials), strict=True))
     sentences = [_compared(trials, other) for other in STRATEGIES[1:]]
-    covered = f"{100 * inside / of:.0f} % of the {of} measured gains lie in their {100 * LEVEL:g} % interval."
+    covered = (
+        f"{100 * inside / of:.0f} % of the {of} measured gains lie in their "
+        f"{100 * LEVEL:g} % interval."
+    )
     unknown = (
-        f"It does not know {len(trials) - len(answered)} of {len(trials)} scenarios; the first column has its guess."
+        f"It does not know {len(trials) - len(answered)} of {len(trials)} scenarios; the "
+        "first column has its guess."
     )
     return [markdown(table), " ".join([unknown, covered, *sentences])]
 
@@ -184,11 +237,17 @@ def _regret(trials: Sequence[Trial], strategy: str) -> str:
 
 def _compared(trials: Sequence[Trial], other: str) -> str:
     """One sentence: the advisor's regret less another's, scenario by scenario."""
-    found = spread(trial.regret(trial.choices["advisor"]) - trial.regret(trial.choices[other]) for trial in trials)
+    found = spread(
+        trial.regret(trial.choices["advisor"]) - trial.regret(trial.choices[other])
+        for trial in trials
+    )
     ends = interval(found)
     if found is None or ends is None:
         return f"One scenario says nothing about the advisor and {other}."
-    said = f"(advisor less {other}: {found.mean:+z.2f} points, 95 %: {ends[0]:+z.2f} to {ends[1]:+z.2f})"
+    said = (
+        f"(advisor less {other}: {found.mean:+z.2f} points, 95 %: {ends[0]:+z.2f} to "
+        f"{ends[1]:+z.2f})"
+    )
     if ends[1] < 0:
         return f"The advisor has less regret than {other} {said}."
     if ends[0] > 0:
@@ -199,7 +258,9 @@ def _compared(trials: Sequence[Trial], other: str) -> str:
 def _scenarios(scenarios: Sequence[base.Known], methods: Sequence[str]) -> str:
     """Markdown: each scenario's measures, and its best method."""
     names = list(measures.MEASURES)
-    table: list[list[str]] = [["scenario", *(measures.MEASURES[name].title for name in names), "best method", "gain"]]
+    table: list[list[str]] = [
+        ["scenario", *(measures.MEASURES[name].title for name in names), "best method", "gain"]
+    ]
     for one in scenarios:
         best = max((BASELINE, *methods), key=lambda method: one.gains[method])
         values = [f"{one.measures[name]:.3g}" for name in names]
@@ -209,8 +270,13 @@ def _scenarios(scenarios: Sequence[base.Known], methods: Sequence[str]) -> str:
 
 def _made(rows: Sequence[Row]) -> str:
     commits = dict.fromkeys(row.code for row in rows if row.code)
-    accuracy = {data: [row.fedavg_accuracy for row in rows if row.data == data] for data in {row.data for row in rows}}
-    means = [f"{data} {100 * statistics.fmean(found):.1f} %" for data, found in sorted(accuracy.items())]
+    accuracy = {
+        data: [row.fedavg_accuracy for row in rows if row.data == data]
+        for data in {row.data for row in rows}
+    }
+    means = [
+        f"{data} {100 * statistics.fmean(found):.1f} %" for data, found in sorted(accuracy.items())
+    ]
     lines = [
         "Command: `noniid advise --make-base`.",
         f"Commit of the code: {', '.join(commits)}.",

@@ -1,7 +1,8 @@
-"""Checks that an experiment fits its data: what the stages would refuse is refused before the first of them runs.
+"""Checks that an experiment fits its data: what the stages would refuse is refused before the first
+of them runs.
 
-The data are read as stage `prepare` reads them, each partition is made, and each recipe is set up with the model on two
-clients of one sample. Nothing is trained, written or downloaded.
+The data are read as stage `prepare` reads them, each partition is made, and each recipe is set up
+with the model on two clients of one sample. Nothing is trained, written or downloaded.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ CLIENTS = 2  # of the trial; rFedAvg compares clients
 
 
 def checked(place: Workspace) -> tuple[Config, str]:
-    """The settings of an experiment that its stages take, and a note on what could not be checked, or "".
+    """The settings of an experiment that its stages take, and a note on what could not be checked,
+    or "".
 
     UserError with a line per mistake.
     """
@@ -67,7 +69,9 @@ def fits(settings: Config, data: Dataset) -> None:
             errors[f"{FILE}: {error}"] = None
     shape, train = tuple(data.train_x.shape[1:]), settings.train
     try:
-        network = models.build(train.model, shape, len(data.classes), train.model_options, data.embedding)
+        network = models.build(
+            train.model, shape, len(data.classes), train.model_options, data.embedding
+        )
     except UserError as error:
         errors[f"{FILE}: train.model: {error}"] = None
     else:
@@ -78,7 +82,9 @@ def fits(settings: Config, data: Dataset) -> None:
                 errors[f"{FILE}: recipes.{recipe}: {error}"] = None
     wanted = settings.deploy
     if wanted is not None and not errors:
-        from fedml_noniid.pipelines.stages import deploy  # with gRPC, which only few experiments need
+        from fedml_noniid.pipelines.stages import (
+            deploy,
+        )  # with gRPC, which only few experiments need
 
         try:
             deploy.deployment_of(settings, wanted)
@@ -90,27 +96,40 @@ def fits(settings: Config, data: Dataset) -> None:
 
 
 def _set_up(settings: Config, recipe: str, network: Model, data: Dataset) -> None:
-    """Makes the run of a recipe on a few samples, without a round of it. UserError for what it refuses."""
+    """Makes the run of a recipe on a few samples, without a round of it.
+
+    UserError for what it refuses.
+    """
     train, device = settings.train_of(recipe), resolve_device(settings.train.device)
     n = min(CLIENTS, *(settings.scenarios[name].clients for name in settings.scenario_names))
     rows = np.arange(n) % len(data.train_y)
     one = Samples(data.train_x[rows].to(device, torch.float32), data.train_y[rows].to(device))
-    clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [np.array([k]) for k in range(n)]
+    clients: Sequence[np.ndarray[tuple[int], np.dtype[np.int64]]] = [
+        np.array([k]) for k in range(n)
+    ]
     public = one if settings.data.public else None
     engine = "sequential" if train.engine == "auto" else train.engine
     plan = Plan(network, train.local, 1, n, 0, engine=engine, memory_mb=settings.machine.memory_mb)
-    of = Federation.of(one, clients, one, validation=one if settings.data.validation else None, public=public)
+    of = Federation.of(
+        one, clients, one, validation=one if settings.data.validation else None, public=public
+    )
     methods = settings.recipes[recipe].settings
     simulate(settings.composition(recipe), methods, of, plan, train.built_callbacks())
 
 
 def _prepared(place: Workspace, settings: Config) -> Dataset:
-    """The prepared data if they are those of the settings, otherwise what stage `prepare` would make. UserError."""
+    """The prepared data if they are those of the settings, otherwise what stage `prepare` would
+    make. UserError."""
     data, lock = settings.data, place.root / "dvc.lock"
     own = contents(sources(data.name, place.given(data.root), data.options))
     if lock.is_file() and place.dataset(data.name).is_file():
         made_of = _dependencies(read_yaml(lock), "prepare").get("plan/prepare.json")
-        if made_of == hashlib.md5(plan.content(preparing(settings, own)), usedforsecurity=False).hexdigest():
+        if (
+            made_of
+            == hashlib.md5(
+                plan.content(preparing(settings, own)), usedforsecurity=False
+            ).hexdigest()
+        ):
             return Dataset.read(place.dataset(data.name))
     with forbidden():
         return datasets.load(data.name, place.given(data.root), **data.options)
@@ -127,6 +146,10 @@ def _deploys(dvc: Mapping[str, object], settings: Config) -> None:
     stage = "deploy" in (dvc.get("stages") or ())  # type: ignore[operator]  # of a file
     section = settings.deploy is not None
     if stage and not section:
-        raise UserError(f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}")
+        raise UserError(
+            f"{FILE}: deploy is missing, but dvc.yaml has the stage deploy; {config.DEPLOYS}"
+        )
     if section and not stage:
-        raise UserError(f"{FILE}: deploy is set, but dvc.yaml has no stage deploy; {config.DEPLOYS}")
+        raise UserError(
+            f"{FILE}: deploy is set, but dvc.yaml has no stage deploy; {config.DEPLOYS}"
+        )

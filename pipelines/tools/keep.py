@@ -3,9 +3,9 @@
 noniid keep fnr-tab2 --size small  # after `noniid papers build fnr-tab2 --size small`
 noniid keep digits-methods         # the results of params.yaml, after `noniid run`
 
-It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv (one line per run).
-A figure also has a PNG. All facts come from the runs' own records. The new page replaces the whole old page, including
-text that was added by hand.
+It writes <name>.md, <name>.csv, <name>-rounds.csv (one line per run and round) and <name>-runs.csv
+(one line per run). A figure also has a PNG. All facts come from the runs' own records. The new page
+replaces the whole old page, including text that was added by hand.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ LARGEST = 1_000_000  # bytes of a CSV file
 STRIDES = (1, 2, 5, 10, 20, 50, 100)
 # Tag of a run -> its name on the page.
 FACTS = {
-    "git_commit": "commit of the code", "cpu": "CPU", "gpu": "GPU", "cores": "cores", "device": "device",
-    "python": "Python", "torch": "torch", "fedml": "FedML",
-}  # fmt: skip
+    "git_commit": "commit of the code",
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "cores": "cores",
+    "device": "device",
+    "python": "Python",
+    "torch": "torch",
+    "fedml": "FedML",
+}
 OPTIONAL = {"gpu"}
 
 Ends = Mapping[str, Mapping[str, str]]  # study -> item that has diverged -> why
@@ -55,14 +61,24 @@ def of_target(name: str, size: str, root: Path) -> dict[str, bytes]:
     base, facts = f"{name}-{size}", paper.what_was_run(measured, [target])
     ends = {study: measured.ends(study) for study in target.studies}
     columns = ("test_accuracy", *sorted(set(_columns(target.spec)) - {"test_accuracy"}))
-    files = _files(base, used, ends, columns, f"noniid papers build {name} --size {size}", f"{name} --size {size}")
+    files = _files(
+        base,
+        used,
+        ends,
+        columns,
+        f"noniid papers build {name} --size {size}",
+        f"{name} --size {size}",
+    )
     page = paper.text(target, built, size, facts, f"{base}.png")
     own = {f"{base}.{ending}": content for ending, content in built.files.items()}
     return own | files | {f"{base}.md": page.encode() + b"\n" + files[f"{base}.md"]}
 
 
 def of_experiment(name: str, root: Path) -> dict[str, bytes]:
-    """The files of the experiment in params.yaml, called `name`. UserError if none of its runs has ended."""
+    """The files of the experiment in params.yaml, called `name`.
+
+    UserError if none of its runs has ended.
+    """
     settings = config.load(root)
     planned = [unit.key for unit in settings.units()]
     found = [run for run in results.read(root) if run.key in planned]
@@ -72,19 +88,32 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
         used[place] = Group((*used.get(place, Group((), ())).runs, run), ())
     files = _files(name, used, {}, ("test_accuracy",), "noniid run", name)
     parts = [f"# {name}", f"{settings.experiment}: {what_ran(found, planned, ())}."]
-    summed = [summary.scenario(one, found, settings.recipe_names, settings.seeds) for one in settings.scenario_names]
+    summed = [
+        summary.scenario(one, found, settings.recipe_names, settings.seeds)
+        for one in settings.scenario_names
+    ]
     scenarios = [scenario for scenario in summed if scenario is not None]
     for scenario in scenarios:
         parts += [f"## {scenario.name}", markdown(tables.cells(scenario))]
-        parts.append("\n".join(f"- {line}" for line in (*tables.notes(scenario), *tables.words(scenario))))
+        parts.append(
+            "\n".join(f"- {line}" for line in (*tables.notes(scenario), *tables.words(scenario)))
+        )
     page = "\n\n".join(parts).encode() + b"\n\n" + files[f"{name}.md"]
     return files | {f"{name}.csv": tables.summary_csv(scenarios), f"{name}.md": page}
 
 
 def _files(
-    base: str, used: Mapping[Place, Group], ends: Ends, columns: Sequence[str], command: str, kept: str
+    base: str,
+    used: Mapping[Place, Group],
+    ends: Ends,
+    columns: Sequence[str],
+    command: str,
+    kept: str,
 ) -> dict[str, bytes]:
-    """The files that every result has beside its own table. The page's entry holds only its last section."""
+    """The files that every result has beside its own table.
+
+    The page's entry holds only its last section.
+    """
     runs = [run for group in used.values() for run in group.runs]
     if not runs:
         raise UserError(f"{base}: none of its runs has ended; run `{command}` first")
@@ -94,15 +123,23 @@ def _files(
         f"Command: `{command}`; kept by `noniid keep {kept}`.",
         *(f"{title}: {_values(runs, tag)}." for tag, title in FACTS.items() if _is_told(runs, tag)),
         f"Seeds: {', '.join(map(str, sorted({run.seed for run in runs})))}.",
-        f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of each run, SHA-256 of its "
+        f"Accuracy after {every}, by run: [{base}-rounds.csv]({base}-rounds.csv). Outcome of "
+        "each run, SHA-256 of its "
         f"weights, seconds, commit: [{base}-runs.csv]({base}-runs.csv).",
     ]
     section = "## Made with\n\n" + "".join(f"- {line[0].upper()}{line[1:]}\n" for line in said)
-    return {f"{base}-rounds.csv": rounds, f"{base}-runs.csv": runs_csv(used, ends), f"{base}.md": section.encode()}
+    return {
+        f"{base}-rounds.csv": rounds,
+        f"{base}-runs.csv": runs_csv(used, ends),
+        f"{base}.md": section.encode(),
+    }
 
 
-def rounds_csv(used: Mapping[Place, Group], columns: Sequence[str], largest: int = LARGEST) -> tuple[bytes, int]:
-    """(CSV text, stride): the columns of rounds.csv to six digits, every `stride` rounds, as many lines as fit."""
+def rounds_csv(
+    used: Mapping[Place, Group], columns: Sequence[str], largest: int = LARGEST
+) -> tuple[bytes, int]:
+    """(CSV text, stride): the columns of rounds.csv to six digits, every `stride` rounds, as many
+    lines as fit."""
     for stride in STRIDES:
         lines = [
             [*place, run.seed, int(row["round"]), *(row.get(column) for column in columns)]
@@ -114,18 +151,32 @@ def rounds_csv(used: Mapping[Place, Group], columns: Sequence[str], largest: int
         text = as_csv(("study", "scenario", "recipe", "seed", "round", *columns), lines, digits=6)
         if len(text) < largest:
             return text, stride
-    raise UserError(f"one round in {stride} of all its runs takes {len(text)} bytes; allowed: less than {largest}")
+    raise UserError(
+        f"one round in {stride} of all its runs takes {len(text)} bytes; allowed: less than "
+        f"{largest}"
+    )
 
 
 def runs_csv(used: Mapping[Place, Group], ends: Ends) -> bytes:
     """One line per run, including runs that diverged and have no model."""
     lines: list[list[object]] = []
     for (study, scenario, recipe), group in used.items():
-        lines += [[study, scenario, recipe, run.seed, "ended", *_outcome(run)] for run in group.runs]
+        lines += [
+            [study, scenario, recipe, run.seed, "ended", *_outcome(run)] for run in group.runs
+        ]
         for seed in group.diverged:
             why = " ".join(ends[study][f"{scenario}-{recipe}-{seed}"].split())
             lines.append([study, scenario, recipe, seed, f"diverged: {why}", *[""] * 8])
-    header = ("final", "best", f"last{LAST_ROUNDS}", "seconds", "leak", "notes", "weights_sha256", "commit")
+    header = (
+        "final",
+        "best",
+        f"last{LAST_ROUNDS}",
+        "seconds",
+        "leak",
+        "notes",
+        "weights_sha256",
+        "commit",
+    )
     return as_csv(("study", "scenario", "recipe", "seed", "outcome", *header), lines, digits=6)
 
 
@@ -151,7 +202,8 @@ def _values(runs: Sequence[Result], tag: str) -> str:
 
 
 def _columns(tree: Any) -> Iterator[str]:
-    """The columns of rounds.csv that a target draws: the values of its keys `column` at any depth."""
+    """The columns of rounds.csv that a target draws: the values of its keys `column` at any
+    depth."""
     if isinstance(tree, Mapping):
         for key, value in tree.items():
             yield from [str(value)] if key == "column" else _columns(value)
@@ -161,7 +213,12 @@ def _columns(tree: Any) -> Iterator[str]:
 
 
 def keep(root: Path, name: str, size: str | None) -> None:
-    """Writes the files of a paper's table or figure at `size`, or without it those of params.yaml. UserError."""
-    for file, content in (of_target(name, size, root) if size else of_experiment(name, root)).items():
+    """Writes the files of a paper's table or figure at `size`, or without it those of params.yaml.
+
+    UserError.
+    """
+    for file, content in (
+        of_target(name, size, root) if size else of_experiment(name, root)
+    ).items():
         write_whole(root / FOLDER / file, content)
         log.info("%s", FOLDER / file)

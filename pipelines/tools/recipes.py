@@ -1,4 +1,5 @@
-"""What `noniid methods` shows: all methods, one method, what a recipe does, and the pairs that do not compose."""
+"""What `noniid methods` shows: all methods, one method, what a recipe does, and the pairs that do
+not compose."""
 
 from __future__ import annotations
 
@@ -17,9 +18,12 @@ from fedml_noniid.plugins.core.options import RecipeError
 SETTING = Setting(n_clients=20, cohort=10, n_public=100)
 WIDTH = 118
 # A hyper-parameter of a method and the words beside it, without a remark for mypy.
-BESIDE = re.compile(r"^    (\w+): \S.* = .*?  # (?:type: ignore\[[^]]*\]  # )?(.+)$", flags=re.MULTILINE)
+BESIDE = re.compile(
+    r"^    (\w+): \S.* = .*?  # (?:type: ignore\[[^]]*\]  # )?(.+)$", flags=re.MULTILINE
+)
 FEDAVG = (
-    "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from "
+    "FedAvg. McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning "
+    "of Deep Networks from "
     "Decentralized Data, AISTATS 2017. https://arxiv.org/abs/1602.05629"
 )
 
@@ -36,7 +40,8 @@ def defaults(method: str) -> str:
 
 
 def comments(kind: type[Component]) -> dict[str, str]:
-    """The comment beside each hyper-parameter, in the method's class or in a class that it inherits from."""
+    """The comment beside each hyper-parameter, in the method's class or in a class that it inherits
+    from."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if issubclass(base, Component) and base is not Component:
@@ -47,7 +52,10 @@ def comments(kind: type[Component]) -> dict[str, str]:
 def listing() -> str:
     """The table of all methods."""
     lines = [_entry("fedavg", "the empty recipe", FEDAVG)]
-    lines += [_entry(method, defaults(method), source(recipes.METHODS[method])) for method in sorted(recipes.METHODS)]
+    lines += [
+        _entry(method, defaults(method), source(recipes.METHODS[method]))
+        for method in sorted(recipes.METHODS)
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -72,7 +80,11 @@ def checked(recipe: str) -> str:
     lines += [f"  {c.name}: {(type(c).__doc__ or '').strip()}" for c in algorithm.components]
     uniform = any(c.weights == "uniform" for c in algorithm.components)
     lines.append(f"  clients' weights to begin with: {'1 / M' if uniform else 'n_k / sum n'}")
-    extra = [f"{n} {when}" for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last")) if n]
+    extra = [
+        f"{n} {when}"
+        for n, when in ((asks.begin, "before the first"), (asks.finish, "after the last"))
+        if n
+    ]
     lines.append(f"  exchanges: {asks.round} per round" + "".join(f", {words}" for words in extra))
     if needs.public in (Public.LABELLED, Public.UNLABELLED):
         lines.append(f"  needs the public split: {needs.public.name.lower()} samples")
@@ -103,13 +115,18 @@ def known(method: str) -> None:
     """Raises UserError for an unknown method."""
     if method not in recipes.METHODS:
         allowed = ", ".join(sorted(recipes.METHODS))
-        raise UserError(f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}")
+        raise UserError(
+            f"method {method!r} is unknown{nearest(method, recipes.METHODS)}; allowed: {allowed}"
+        )
 
 
 def _entry(name: str, *paragraphs: str) -> str:
     indent = " " * 6
-    body = [line for text in paragraphs for line in textwrap.wrap(text, WIDTH, initial_indent=indent,
-            subsequent_indent=indent)]  # fmt: skip
+    body = [
+        line
+        for text in paragraphs
+        for line in textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent)
+    ]
     return "\n".join([name, *body])
 
 
@@ -117,7 +134,9 @@ def _values(method: str) -> dict[str, str]:
     """Each hyper-parameter's default, followed by the other words that are allowed."""
     words = recipes.words(method)
     return {
-        key: " | ".join([_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)])
+        key: " | ".join(
+            [_plain(value), *(_plain(word) for word in words.get(key, ()) if word != value)]
+        )
         for key, value in recipes.hyper_parameters(method).items()
     }
 

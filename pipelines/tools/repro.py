@@ -1,4 +1,5 @@
-"""What `noniid run` does: checks params.yaml, runs `dvc repro`, brings MLflow up to date, returns the table."""
+"""What `noniid run` does: checks params.yaml, runs `dvc repro`, brings MLflow up to date, returns
+the table."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 LOCK = Path(".dvc") / "tmp" / "repro.lock"
 CHECKED = Path(".dvc") / "tmp" / "checked"
 STAGE_ENDED = Path(".dvc") / "tmp" / "ended"  # the exit code of the last stage
-OWN_FILES = "own files\n"  # content of CHECKED if the settings name files of the user, which DVC does not see
+# content of CHECKED if the settings name files of the user, which DVC does not see
+OWN_FILES = "own files\n"
 SOURCES = ("plugins", "pipelines")
 CODE = Path(__file__).parents[2]  # holds SOURCES: the checkout, or the installed package
 KIND = "plan/machine.json"
@@ -34,15 +36,25 @@ TABLE = Path("report") / "table.txt"
 
 
 def repro(place: Workspace, stage: str | None = None) -> int:
-    """Runs the out-of-date stages, up to `stage` if one is named. Returns an exit code. UserError."""
+    """Runs the out-of-date stages, up to `stage` if one is named.
+
+    Returns an exit code. UserError.
+    """
     root = place.root
     for name in ("params.yaml", *NEEDED):
         if not (root / name).exists():
-            raise UserError(f"{root / name}: is missing; `noniid init` makes the folder of an experiment")
+            raise UserError(
+                f"{root / name}: is missing; `noniid init` makes the folder of an experiment"
+            )
     if stage == "deploy" and stage not in (read_yaml(root / "dvc.yaml").get("stages") or ()):
-        raise UserError(f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study that has it")
+        raise UserError(
+            f"{root / 'dvc.yaml'}: has no stage deploy; `noniid init --deploy` makes a study "
+            "that has it"
+        )
     if shutil.which("dvc", path=_path()) is None:
-        raise UserError("the program dvc is missing; install it into the environment of noniid: pip install dvc")
+        raise UserError(
+            "the program dvc is missing; install it into the environment of noniid: pip install dvc"
+        )
     kept.refuse_foreign(root)
     portable.fix(root / "params.yaml")
     with _alone(root), _warm(root, stage):
@@ -51,16 +63,19 @@ def repro(place: Workspace, stage: str | None = None) -> int:
 
             given = dict(os.environ)
             settings, _ = fits.checked(place)
-            # Readers import libraries that set variables (scikit-learn's KMP_*). The stages have those of this command.
+            # Readers import libraries that set variables (scikit-learn's KMP_*). The stages have
+            # those of this command.
             os.environ.clear()
             os.environ.update(given)
             (root / CHECKED).write_text(OWN_FILES if settings.own_files else "")
         if not (root / "report").exists() and (root / "dvc.lock").exists():
-            # Takes outputs from DVC's cache. It is faster than stages that take them from the store.
+            # Takes outputs from DVC's cache. It is faster than stages that take them from the
+            # store.
             _start(root, "checkout", "--quiet", "--allow-missing").wait()
         code = 0
         if (root / CHECKED).read_text() == OWN_FILES and not _always_plans(root):
-            # DVC does not see these files, and it takes an old plan from its cache. The new plan has their hashes.
+            # DVC does not see these files, and it takes an old plan from its cache. The new plan
+            # has their hashes.
             code = _dvc(root, "--force", "--single-item", "plan")
         code = code or _dvc(root, *([stage] if stage else []))
         if code == 0:
@@ -71,7 +86,10 @@ def repro(place: Workspace, stage: str | None = None) -> int:
 
 @contextmanager
 def _warm(root: Path, stage: str | None) -> Iterator[None]:
-    """Processes in which the stages' imports are done. None if `root` has code of its own, which `python` takes."""
+    """Processes in which the stages' imports are done.
+
+    None if `root` has code of its own, which `python` takes.
+    """
     own = root / "fedml_noniid"
     if own.exists() and own.resolve() != CODE.resolve():
         yield
@@ -87,7 +105,10 @@ def _warm(root: Path, stage: str | None) -> Iterator[None]:
 
 
 def table(root: Path) -> str:
-    """The table of the last report, where to look next, and what the methods cost. UserError if there is no report."""
+    """The table of the last report, where to look next, and what the methods cost.
+
+    UserError if there is no report.
+    """
     if not (root / TABLE).is_file():
         raise UserError(f"{root / TABLE}: is missing; `noniid run` makes the report")
     # Imported here: it imports scipy.
@@ -103,7 +124,10 @@ def _start(root: Path, *arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _dvc(root: Path, *arguments: str) -> int:
-    """Runs `dvc repro`. Returns the exit code of the stage that failed; 2 if DVC itself refuses its files."""
+    """Runs `dvc repro`.
+
+    Returns the exit code of the stage that failed; 2 if DVC itself refuses its files.
+    """
     (root / STAGE_ENDED).unlink(missing_ok=True)
     process = _start(root, "repro", *arguments)
     try:
@@ -128,25 +152,40 @@ def _path() -> str:
 
 def certificate(root: Path) -> str:
     """One line: whether dvc.lock has the bits of the committed dvc.lock."""
-    shown = subprocess.run(["git", "show", "HEAD:./dvc.lock"], cwd=root, capture_output=True, text=True)
+    shown = subprocess.run(
+        ["git", "show", "HEAD:./dvc.lock"], cwd=root, capture_output=True, text=True
+    )
     if shown.returncode:
-        return "dvc.lock is the certificate of these bits: commit it, and others can compare theirs."
+        return (
+            "dvc.lock is the certificate of these bits: commit it, and others can compare theirs."
+        )
     theirs, ours = _hashes(shown.stdout), _hashes((root / "dvc.lock").read_text())
     if theirs == ours:
         return "dvc.lock is the committed one: the same bits."
     if theirs.get(KIND) != ours.get(KIND):
         here = ", ".join(json.loads((root / KIND).read_text()).values())
-        return f"dvc.lock: the committed one was made on another kind of machine than this ({here}); bits may differ."
+        return (
+            "dvc.lock: the committed one was made on another kind of machine than this "
+            f"({here}); bits may differ."
+        )
     if theirs.get("plan") != ours.get("plan"):
         return "dvc.lock differs from the committed one, as settings or code do."
     other = ", ".join(path for path in ours if ours[path] != theirs.get(path))
-    return f"WARNING: dvc.lock: settings, code and kind of machine are the committed ones, but not the bits of {other}."
+    return (
+        "WARNING: dvc.lock: settings, code and kind of machine are the committed ones, but "
+        f"not the bits of {other}."
+    )
 
 
 def _hashes(lock: str) -> dict[str, str]:
     """Path -> hash of every dependency and output of the stages."""
     stages = YAML(typ="safe", pure=True).load(lock)["stages"].values()
-    found = {part["path"]: part["md5"] for about in stages for kind in ("deps", "outs") for part in about[kind]}
+    found = {
+        part["path"]: part["md5"]
+        for about in stages
+        for kind in ("deps", "outs")
+        for part in about[kind]
+    }
     return {path: md5 for path, md5 in found.items() if path not in SOURCES}
 
 
@@ -159,14 +198,22 @@ def _alone(root: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(f"another `noniid run` runs in {root.resolve()}; wait for its end, or stop it") from None
+            raise UserError(
+                f"another `noniid run` runs in {root.resolve()}; wait for its end, or stop it"
+            ) from None
         yield
 
 
 def _is_checked(root: Path) -> bool:
-    """Whether no file was edited since the last check. It saves a check, which imports torch and takes seconds."""
+    """Whether no file was edited since the last check.
+
+    It saves a check, which imports torch and takes seconds.
+    """
     if not (root / CHECKED).exists():
         return False
     since = (root / CHECKED).stat().st_mtime
-    files = [root / "params.yaml", *(path for folder in SOURCES for path in (CODE / folder).rglob("*.py"))]
+    files = [
+        root / "params.yaml",
+        *(path for folder in SOURCES for path in (CODE / folder).rglob("*.py")),
+    ]
     return all(path.stat().st_mtime <= since for path in files)

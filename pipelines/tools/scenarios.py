@@ -1,4 +1,5 @@
-"""How uneven the scenarios of params.yaml are: a Markdown table, statistic x scenario, mean over the seeds.
+"""How uneven the scenarios of params.yaml are: a Markdown table, statistic x scenario, mean over
+the seeds.
 
 It reads the files of the partition stage. `noniid partition` runs that stage and shows the table.
 """
@@ -34,17 +35,26 @@ COLUMNS = {
 }
 # For scenarios with these skews only; nothing of the first line for text.
 SKEWS = {
-    "feature_shift": ("feature shift", 3), "feature_spread": ("feature spread", 3), "class_clarity": ("clarity", 3),
-    "noise_mean": ("mean noise", 3), "noise_max": ("most noise", 3), "label_noise_mean": ("wrong labels", 3),
-    "label_noise_max": ("most wrong labels", 3), "rotations": ("angles", 0),
+    "feature_shift": ("feature shift", 3),
+    "feature_spread": ("feature spread", 3),
+    "class_clarity": ("clarity", 3),
+    "noise_mean": ("mean noise", 3),
+    "noise_max": ("most noise", 3),
+    "label_noise_mean": ("wrong labels", 3),
+    "label_noise_max": ("most wrong labels", 3),
+    "rotations": ("angles", 0),
     "drifting": ("clients that drift", 0),
-}  # fmt: skip
+}
 TITLES = COLUMNS | SKEWS
 NOTE = (
-    "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of sizes: 0 if all clients "
-    "have equally many samples. Entropy: of a client's labels. Label distance: half the sum over classes of the "
-    "absolute difference between a client's class fractions and those of all clients together, from 0 (alike) to 1. "
-    "Both are means over clients. docs/advise.md explains the Hellinger distance, feature shift, feature spread and "
+    "± is the sample standard deviation over the seeds; none where all seeds agree. Gini of "
+    "sizes: 0 if all clients "
+    "have equally many samples. Entropy: of a client's labels. Label distance: half the sum "
+    "over classes of the "
+    "absolute difference between a client's class fractions and those of all clients together, "
+    "from 0 (alike) to 1. "
+    "Both are means over clients. docs/advise.md explains the Hellinger distance, feature "
+    "shift, feature spread and "
     "clarity."
 )
 
@@ -59,7 +69,10 @@ class Row:
 
 
 def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
-    """(scenarios of params.yaml, missing partitions). UserError if all partitions are missing, or for a bad file."""
+    """(scenarios of params.yaml, missing partitions).
+
+    UserError if all partitions are missing, or for a bad file.
+    """
     rows, missing = [], []
     for name in settings.scenario_names:
         made = []
@@ -70,18 +83,25 @@ def read(root: Path, settings: config.Config) -> tuple[list[Row], list[str]]:
             else:
                 missing.append(f"{name}-{seed}")
         if made:
-            spreads = {key: spread([found[key] for found in made if key in found]) for key in TITLES}
+            spreads = {
+                key: spread([found[key] for found in made if key in found]) for key in TITLES
+            }
             known = {key: value for key, value in spreads.items() if value is not None}
             rows.append(Row(name, described(settings.scenarios[name]), known))
     if not rows:
-        raise UserError(f"{root / 'partitions'}: holds no partition of params.yaml; run `noniid partition` first")
+        raise UserError(
+            f"{root / 'partitions'}: holds no partition of params.yaml; run `noniid partition` "
+            "first"
+        )
     return rows, missing
 
 
 def described(scenario: config.Scenario) -> str:
     """`dirichlet (alpha 0.5), noise level 0.1, images rotated by 0, 90 degrees`."""
     options = ", ".join(f"{key} {value}" for key, value in scenario.options.items())
-    noise = "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
+    noise = (
+        "" if scenario.noise is None else f", noise {scenario.noise.form} {scenario.noise.sigma:g}"
+    )
     others = (scenario.label_noise, scenario.rotation, scenario.drift, scenario.availability)
     words = "".join(f", {other.words}" for other in others if other is not None)
     return scenario.partition + (f" ({options})" if options else "") + noise + words
@@ -89,8 +109,14 @@ def described(scenario: config.Scenario) -> str:
 
 def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
     """The table, a line per statistic and a column per scenario, and its notes."""
-    lines = [["statistic", *(row.scenario for row in rows)], ["partition", *(row.partition for row in rows)]]
-    lines += [[TITLES[key][0], *(_cell(row.statistics.get(key), key) for row in rows)] for key in _keys(rows)]
+    lines = [
+        ["statistic", *(row.scenario for row in rows)],
+        ["partition", *(row.partition for row in rows)],
+    ]
+    lines += [
+        [TITLES[key][0], *(_cell(row.statistics.get(key), key) for row in rows)]
+        for key in _keys(rows)
+    ]
     notes = [NOTE] + ([f"Not made, so not in the table: {', '.join(missing)}."] if missing else [])
     aligned = ["left", *["right"] * len(rows)]
     cells = tabulate(lines[1:], lines[0], "pipe", disable_numparse=True, colalign=aligned)
@@ -98,13 +124,23 @@ def markdown(rows: Sequence[Row], missing: Sequence[str]) -> str:
 
 
 def table(rows: Sequence[Row]) -> bytes:
-    """All numbers unrounded as CSV, one line per scenario. With one seed the standard deviation is empty."""
+    """All numbers unrounded as CSV, one line per scenario.
+
+    With one seed the standard deviation is empty.
+    """
     keys = _keys(rows)
-    header = ["scenario", "partition", "seeds", *(f"{key}_{part}" for key in keys for part in ("mean", "std"))]
+    header = [
+        "scenario",
+        "partition",
+        "seeds",
+        *(f"{key}_{part}" for key in keys for part in ("mean", "std")),
+    ]
     lines: list[list[object]] = []
     for row in rows:
         cells = (part for key in keys for part in (row.statistics.get(key) or (None, None))[:2])
-        lines.append([row.scenario, row.partition, max(found.n for found in row.statistics.values()), *cells])
+        lines.append(
+            [row.scenario, row.partition, max(found.n for found in row.statistics.values()), *cells]
+        )
     return text.as_csv(header, lines, digits=None)
 
 

@@ -1,7 +1,7 @@
 """What `noniid init` does: the folder of a new experiment, with settings that fit the data.
 
-Everything is checked before anything is written: the files of the data are read, the settings are checked, every recipe
-is composed.
+Everything is checked before anything is written: the files of the data are read, the settings are
+checked, every recipe is composed.
 """
 
 from __future__ import annotations
@@ -34,27 +34,51 @@ from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
 from fedml_noniid.plugins.data.readers import frames
 from fedml_noniid.plugins.data.splits import hold_out
 
-STAGES = Path(fedml_noniid.__file__).with_name("stages.yaml")  # a link to the checkout's dvc.yaml, a copy in a wheel
-# In a checkout, stage `plan` depends on the code. An installed package may be another one at the next run.
+STAGES = Path(fedml_noniid.__file__).with_name(
+    "stages.yaml"
+)  # a link to the checkout's dvc.yaml, a copy in a wheel
+# In a checkout, stage `plan` depends on the code. An installed package may be another one at the
+# next run.
 CODE, ANY = "    deps:\n      - pipelines\n      - plugins\n", "    always_changed: true\n"
 WRITTEN = ("params.yaml", "dvc.yaml")
 IGNORED = {
     ".gitignore": (
-        "/data/", "/plan/", "/partitions/", "/runs/", "/evaluation/", "/report/", "/deploy/", "/tune/", "/dvc_plots/",
-        "/mlruns/", "/.items/", "/.resume/",
+        "/data/",
+        "/plan/",
+        "/partitions/",
+        "/runs/",
+        "/evaluation/",
+        "/report/",
+        "/deploy/",
+        "/tune/",
+        "/dvc_plots/",
+        "/mlruns/",
+        "/.items/",
+        "/.resume/",
     ),
     ".dvcignore": (".items", ".resume", "mlruns"),
-}  # fmt: skip
+}
 DVC = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 TABLES = ("table", "text")  # data sets with columns
 OWN = tuple(sources.OWN)
 PREPARED = "data/raw"  # folder of the files of the papers' data sets
 METHODS, FOR_TEXT = ("fedavg", "fedprox", "scaffold", "fednnnn"), ("fedavg", "fedprox", "fednnnn")
 OWNED = ("femnist", "sent140", "made_tweets")  # data sets by name whose samples have owners
-IMAGE, MOST = 28, 100  # pixels from which the model is a cnn; clients at most, unless more are asked for
-MODELS = {"digits": "mlp", "sent140": "lstm", "made_tweets": "lstm"}  # of data sets by name; all others: cnn
+IMAGE, MOST = (
+    28,
+    100,
+)  # pixels from which the model is a cnn; clients at most, unless more are asked for
+MODELS = {
+    "digits": "mlp",
+    "sent140": "lstm",
+    "made_tweets": "lstm",
+}  # of data sets by name; all others: cnn
 # model -> optimiser and step size, in the order in which they are tried
-LOCAL = {"lstm": (("rmsprop", 0.01), ("sgd", 0.5)), "mlp": (("sgd", 0.1),), "logistic_regression": (("sgd", 0.1),)}
+LOCAL = {
+    "lstm": (("rmsprop", 0.01), ("sgd", 0.5)),
+    "mlp": (("sgd", 0.1),),
+    "logistic_regression": (("sgd", 0.1),),
+}
 WIDTH = 40  # column of the comments
 
 
@@ -76,11 +100,14 @@ class Wish:
 
 
 def refuse_existing(folder: Path, force: bool) -> None:
-    """UserError if the folder has an experiment already, unless `force`, or what the stages would remove."""
+    """UserError if the folder has an experiment already, unless `force`, or what the stages would
+    remove."""
     kept.refuse_foreign(folder)
     for name in WRITTEN:
         if not force and (folder / name).exists():
-            raise UserError(f"{folder / name}: exists; allowed: another folder, or --force to replace it")
+            raise UserError(
+                f"{folder / name}: exists; allowed: another folder, or --force to replace it"
+            )
 
 
 def names(what: str) -> list[str]:
@@ -106,14 +133,22 @@ def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
     for name in entries:
         for method in recipes.parse(name):
             known("method", method, ["fedavg", *recipes.METHODS])
-    needs = any(recipes.METHODS[one]().needs.public >= Public.UNLABELLED for name in entries for one in
-                recipes.parse(name))  # fmt: skip
+    needs = any(
+        recipes.METHODS[one]().needs.public >= Public.UNLABELLED
+        for name in entries
+        for one in recipes.parse(name)
+    )
     size = None if data is None else len(data.train_y)
-    settings |= {"validation": 0.1, "public": (100 if size is None else max(1, min(100, size // 10))) if needs else 0}
+    settings |= {
+        "validation": 0.1,
+        "public": (100 if size is None else max(1, min(100, size // 10))) if needs else 0,
+    }
     scenario = _scenario(wish, data, settings)
     model = _model(wish, data)
     content: dict[str, Any] = {
-        "experiment": wish.data if wish.source is None else wish.source.resolve().name.partition(".")[0] or wish.data,
+        "experiment": wish.data
+        if wish.source is None
+        else wish.source.resolve().name.partition(".")[0] or wish.data,
         "data": settings,
         "scenario_names": [scenario["partition"]],
         "scenarios": {scenario["partition"]: scenario},
@@ -122,7 +157,12 @@ def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
         "seeds": list(range(wish.seeds)),
         "train": {"model": model, "rounds": wish.rounds, "epochs": 2, "batch_size": 32},
     }
-    deploy = {"scenario": scenario["partition"], "seed": 0, "silos": max(2, min(3, scenario["clients"])), "rounds": 2}
+    deploy = {
+        "scenario": scenario["partition"],
+        "seed": 0,
+        "silos": max(2, min(3, scenario["clients"])),
+        "rounds": 2,
+    }
     refused: list[UserError] = []
     for optimizer, lr in LOCAL.get(model, (("sgd", 0.05),)):
         for deployed in entries if wish.deploy else entries[:1]:
@@ -137,30 +177,50 @@ def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
             except UserError as error:
                 refused.append(error)
                 continue
-            return "".join(f"{line}\n" for line in _lines(tried)), () if data is None else data.notes
+            return "".join(
+                f"{line}\n" for line in _lines(tried)
+            ), () if data is None else data.notes
     raise refused[0]
 
 
 def make(folder: Path, params: str, deploy: bool = False) -> None:
-    """Makes the folder: git, DVC, and the files, params.yaml last. `deploy`: with the stage of that name. UserError."""
+    """Makes the folder: git, DVC, and the files, params.yaml last.
+
+    `deploy`: with the stage of that name. UserError.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{folder}: can't be made ({error.strerror or error}); choose another folder") from None
+        raise UserError(
+            f"{folder}: can't be made ({error.strerror or error}); choose another folder"
+        ) from None
     top = _called(["git", "rev-parse", "--show-toplevel"], folder)
     if top is None:
         top = str(folder.resolve())
         if _called(["git", "init", "--quiet"], folder) is None:
-            raise UserError(f"{folder}: `git init` fails; git has to be installed, and the folder writable")
+            raise UserError(
+                f"{folder}: `git init` fails; git has to be installed, and the folder writable"
+            )
     if not (folder / ".dvc").is_dir():
         below = Path(top.strip()) != folder.resolve()
-        if _called([sys.executable, "-m", "dvc", "init", "--quiet", *(["--subdir"] if below else [])], folder) is None:
+        if (
+            _called(
+                [sys.executable, "-m", "dvc", "init", "--quiet", *(["--subdir"] if below else [])],
+                folder,
+            )
+            is None
+        ):
             raise UserError(f"{folder}: `dvc init` fails; run it there to see why")
         write_whole(folder / ".dvc" / "config", DVC)
     for name, wanted in IGNORED.items():
         path = folder / name
         there = path.read_text().splitlines() if path.exists() else []
-        write_whole(path, "".join(f"{line}\n" for line in (*there, *(line for line in wanted if line not in there))))
+        write_whole(
+            path,
+            "".join(
+                f"{line}\n" for line in (*there, *(line for line in wanted if line not in there))
+            ),
+        )
     stages = STAGES.read_text()
     assert CODE in stages, "the stage `plan` of dvc.yaml begins so"
     stages = stages.replace(CODE, ANY)
@@ -194,10 +254,19 @@ def _model(wish: Wish, data: Dataset | None) -> str:
     if wish.model is not None:
         model = known("model", wish.model, names("model"))
         if data is not None:
-            models.build(model, tuple(data.train_x.shape[1:]), len(data.classes), {}, data.embedding)
+            models.build(
+                model, tuple(data.train_x.shape[1:]), len(data.classes), {}, data.embedding
+            )
         elif (model in models.OF_TEXT) != (MODELS.get(wish.data) in models.OF_TEXT):
-            allowed = [name for name in models.MODELS if (name in models.OF_TEXT) != (model in models.OF_TEXT)]
-            raise UserError(f"model {model!r} does not take data set {wish.data!r}; allowed: {', '.join(allowed)}")
+            allowed = [
+                name
+                for name in models.MODELS
+                if (name in models.OF_TEXT) != (model in models.OF_TEXT)
+            ]
+            raise UserError(
+                f"model {model!r} does not take data set {wish.data!r}; allowed: "
+                f"{', '.join(allowed)}"
+            )
         return model
     if data is None:
         return MODELS.get(wish.data, "cnn")
@@ -210,14 +279,22 @@ def _model(wish: Wish, data: Dataset | None) -> str:
 def _scenario(wish: Wish, data: Dataset | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
-    name = wish.partition or ("dirichlet" if owners is None or wish.alpha is not None else "natural")
+    name = wish.partition or (
+        "dirichlet" if owners is None or wish.alpha is not None else "natural"
+    )
     known("partition", name, names("partition"))
     if name in BY_OWNER and (owners is None if data is not None else wish.data not in OWNED):
         allowed = ", ".join(other for other in PARTITIONS if other not in BY_OWNER)
-        raise UserError(f"partition {name!r} needs owners, which the data do not name; allowed: {allowed}")
+        raise UserError(
+            f"partition {name!r} needs owners, which the data do not name; allowed: {allowed}"
+        )
     clients = wish.clients
     if clients is None and name in BY_OWNER and data is not None and owners is not None:
-        labels, validation, public = data.train_y.numpy(), settings["validation"], settings["public"]
+        labels, validation, public = (
+            data.train_y.numpy(),
+            settings["validation"],
+            settings["public"],
+        )
         splits = [hold_out(labels, validation, public, seed).train for seed in range(wish.seeds)]
         clients = min(MOST, *(len(np.unique(owners.numpy()[rows])) for rows in splits))
     if clients is None:
@@ -254,16 +331,39 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
     yield "# The experiment. `noniid check` checks this file, `noniid run` runs what changed."
     yield f"experiment: {_plain(content['experiment'])}"
     yield from ("", "data:", *_section(content["data"]))
-    yield from ("", "# How the data are divided among the clients. `noniid partition` shows how uneven that is.")
+    yield from (
+        "",
+        (
+            "# How the data are divided among the clients. `noniid partition` shows how uneven "
+            "that "
+            "is."
+        ),
+    )
     yield f"scenario_names: {_plain(content['scenario_names'])}"
-    yield from ("scenarios:", *(f"  {name}: {_plain(entry)}" for name, entry in content["scenarios"].items()))
-    yield from ("", "# The methods that are compared. `noniid methods` lists all, `noniid methods fnr` explains one.")
+    yield from (
+        "scenarios:",
+        *(f"  {name}: {_plain(entry)}" for name, entry in content["scenarios"].items()),
+    )
+    yield from (
+        "",
+        (
+            "# The methods that are compared. `noniid methods` lists all, `noniid methods fnr` "
+            "explains one."
+        ),
+    )
     yield f"recipe_names: {_plain(content['recipe_names'])}"
-    yield "recipes:              # the hyper-parameters that differ from the defaults: `fedprox: {fedprox: {mu: 0.1}}`"
+    yield (
+        "recipes:              # the hyper-parameters that differ from the defaults: "
+        "`fedprox: {fedprox: {mu: 0.1}}`"
+    )
     yield from (f"  {name}: {{}}" for name in content["recipes"])
     yield from (
         "",
-        f"seeds: {_plain(content['seeds'])}      # each is a run of everything; the table shows mean and interval",
+        (
+            f"seeds: {_plain(content['seeds'])}      # each is a run of everything; the table "
+            "shows "
+            "mean and interval"
+        ),
     )
     for name in ("train", "deploy"):
         if name in content:
@@ -284,7 +384,11 @@ def _plain(value: object) -> str:
         return "[" + ", ".join(map(_plain, value)) + "]"
     if isinstance(value, str) and re.fullmatch(r"[A-Za-z0-9_./+-]+", value):
         # As YAML reads it: on, 1e3 or null are no text.
-        return value if YAML(typ="safe", pure=True).load(f"- {value}") == [value] else json.dumps(value)
+        return (
+            value
+            if YAML(typ="safe", pure=True).load(f"- {value}") == [value]
+            else json.dumps(value)
+        )
     return json.dumps(value, ensure_ascii=False)
 
 

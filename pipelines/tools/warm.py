@@ -1,7 +1,9 @@
-"""Processes in which the stages' imports are done: `noniid run` forks them, and the stages' commands hand over to them.
+"""Processes in which the stages' imports are done: `noniid run` forks them, and the stages'
+commands hand over to them.
 
-A stage runs in a fork of such a process, as in a process of its own. docs/performance.md says what it saves, and how
-threads, signals, a GPU and edited code are dealt with. Every doubt means that the stage runs cold, in its own process.
+A stage runs in a fork of such a process, as in a process of its own. docs/performance.md says what
+it saves, and how threads, signals, a GPU and edited code are dealt with. Every doubt means that the
+stage runs cold, in its own process.
 """
 
 from __future__ import annotations
@@ -35,18 +37,30 @@ from fedml_noniid.pipelines.stages.handover import ACCEPTED, OTHER, PASSED_ON, W
 
 SYNC = "sync"  # runs as a stage does
 ROOM = "fedml_noniid.pipelines"
-# What a stage imports, or a function that does. Without a request, a process imports them in this order.
+# What a stage imports, or a function that does. Without a request, a process imports them in this
+# order.
 MODULES: dict[str, tuple[str, ...]] = {
     "plan": (f"{ROOM}.stages.plan",),
     "prepare": (f"{ROOM}.stages.prepare", "pandas"),
-    "partition": (f"{ROOM}.stages.partition", "matplotlib.figure", "matplotlib.backends.backend_agg"),
+    "partition": (
+        f"{ROOM}.stages.partition",
+        "matplotlib.figure",
+        "matplotlib.backends.backend_agg",
+    ),
     "train": (f"{ROOM}.stages.train",),
     "evaluate": (f"{ROOM}.stages.evaluate",),
     "report": (f"{ROOM}.stages.report",),
     SYNC: (f"{ROOM}.tracking.verbs", f"{ROOM}.tracking.store:load", f"{ROOM}.tracking.models"),
 }
-SILOS = {"deploy": ("fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles", f"{ROOM}.stages.deploy")}
-# Environment variables that may differ between `noniid run` and a stage: DVC sets them, and no import reads them.
+SILOS = {
+    "deploy": (
+        "fedml_noniid.plugins.silo.pair",
+        "fedml_noniid.plugins.silo.roles",
+        f"{ROOM}.stages.deploy",
+    )
+}
+# Environment variables that may differ between `noniid run` and a stage: DVC sets them, and no
+# import reads them.
 FREE = ("DVC", "NONIID_", "PATH", "PWD", "OLDPWD", "SHLVL", "_", "LINES", "COLUMNS")
 LONGEST = 100  # bytes of a socket's path
 PATIENCE_S = 10  # for a request that has begun
@@ -74,10 +88,12 @@ class Stage(NamedTuple):
 
 @contextlib.contextmanager
 def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> Iterator[None]:
-    """Starts the processes for the commands of the experiment in `root`, and ends them with their stages.
+    """Starts the processes for the commands of the experiment in `root`, and ends them with their
+    stages.
 
-    `code`: the folders of our code. `deploys`: whether a process imports FedML. `eager`: whether they import at once;
-    otherwise at the first request for another stage than `plan`, as there may be none.
+    `code`: the folders of our code. `deploys`: whether a process imports FedML. `eager`: whether
+    they import at once; otherwise at the first request for another stage than `plan`, as there may
+    be none.
     """
     before = stamps(code)
     edited = max(stamp[0] for stamp in before.values()) / 1e9  # seconds
@@ -94,7 +110,9 @@ def processes(root: Path, code: Sequence[Path], deploys: bool, eager: bool) -> I
             with socket.socket(socket.AF_UNIX) as listening:
                 listening.bind(f"{folder}/{name}")
                 listening.listen()
-                server = Server(listening, alive, root.resolve(), modules, lambda: stamps(code) == before, eager)
+                server = Server(
+                    listening, alive, root.resolve(), modules, lambda: stamps(code) == before, eager
+                )
                 started.append(_forked(server, of_servers, folder))
         os.environ[WARM] = folder
         yield
@@ -113,7 +131,9 @@ def _forked(server: Server, of_parent: int, folder: str) -> int:
     sys.stdout.flush()
     sys.stderr.flush()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, about threads: see docs/performance.md
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of Python 3.12, about threads: see docs/performance.md
         pid = os.fork()
     if pid == 0:
         os.close(of_parent)  # so that the pipe closes when the parent ends, for whatever reason
@@ -152,7 +172,9 @@ class Server:
         while True:
             watched = [self._listening.fileno(), self._alive]
             watched += [of for one in self._stages for of in (one.ended, one.client.fileno())]
-            ready = select.select(watched, [], [], 0 if self._imports and self._waiting else None)[0]
+            ready = select.select(watched, [], [], 0 if self._imports and self._waiting else None)[
+                0
+            ]
             if self._alive in ready:
                 for one in self._stages:
                     _kill(one)
@@ -168,7 +190,10 @@ class Server:
                 _import(self._waiting.pop(0))
 
     def _accept(self) -> None:
-        """Begins a stage in a fork. A request that is not for this process is closed: the stage runs cold."""
+        """Begins a stage in a fork.
+
+        A request that is not for this process is closed: the stage runs cold.
+        """
         client, _ = self._listening.accept()
         with contextlib.suppress(OSError, ValueError):
             client.settimeout(PATIENCE_S)
@@ -199,7 +224,9 @@ class Server:
 
     def _takes(self, client: socket.socket, request: Request) -> bool:
         """Whether a stage has here what it has in a process of its own."""
-        _, user, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        _, user, _ = struct.unpack(
+            "3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        )
         named = Path(request.environment.get("DVC_ROOT") or request.folder).resolve()
         return (
             user == os.getuid()
@@ -267,7 +294,10 @@ def _compared(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _received(client: socket.socket) -> Request:
-    """The request of a command. OSError, ValueError if it is not whole, or not for a stage alone."""
+    """The request of a command.
+
+    OSError, ValueError if it is not whole, or not for a stage alone.
+    """
     descriptors = array.array("i")
     head, rights, _, _ = client.recvmsg(4, socket.CMSG_SPACE(3 * descriptors.itemsize))
     for _, _, data in rights:
@@ -282,7 +312,9 @@ def _received(client: socket.socket) -> Request:
 def _work(request: Request) -> int:
     """In a fork: runs the stage as its command would. Returns the exit code."""
     for number in PASSED_ON:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
     for place, given in enumerate(request.descriptors):
         os.dup2(given, place)
     for given in request.descriptors:
@@ -321,7 +353,10 @@ def _work(request: Request) -> int:
 def _text(descriptor: int) -> TextIO:
     """A standard stream as Python opens it."""
     is_error = descriptor == 2
-    encoding, errors = getattr(sys.__stdout__, "encoding", None), "backslashreplace" if is_error else None
+    encoding, errors = (
+        getattr(sys.__stdout__, "encoding", None),
+        "backslashreplace" if is_error else None,
+    )
     return open(descriptor, "w", 1 if is_error or os.isatty(descriptor) else -1, encoding, errors)
 
 

@@ -1,4 +1,5 @@
-"""The output folder of a finished deployment -> one MLflow run: metrics by round, and which silos answered."""
+"""The output folder of a finished deployment -> one MLflow run: metrics by round, and which silos
+answered."""
 
 from __future__ import annotations
 
@@ -23,9 +24,17 @@ if TYPE_CHECKING:
     from fedml_noniid.plugins.silo.settings import Deployment
 
 log = logging.getLogger(__name__)
-FILES = ROUNDS, ABSENT, MODEL = "rounds.csv", "absent.csv", "model.safetensors"  # as plugins/silo/results.py has them
+FILES = ROUNDS, ABSENT, MODEL = (
+    "rounds.csv",
+    "absent.csv",
+    "model.safetensors",
+)  # as plugins/silo/results.py has them
 MOST = 50  # silos that have a metric each
-PASSED = ("attack_args", "defense_args", "dp_args")  # FedML's sections; of the first two we do not know the keys
+PASSED = (
+    "attack_args",
+    "defense_args",
+    "dp_args",
+)  # FedML's sections; of the first two we do not know the keys
 
 
 class Deployed(NamedTuple):
@@ -40,20 +49,29 @@ class Deployed(NamedTuple):
 
 
 def read(folder: Path, config: Path) -> Deployed:
-    """The deployment whose server wrote `folder`. UserError if it is not over, or if a file can't be read."""
+    """The deployment whose server wrote `folder`.
+
+    UserError if it is not over, or if a file can't be read.
+    """
     from fedml_noniid.plugins.engines import absences
     from fedml_noniid.plugins.silo import settings
 
     deployment, rows = settings.read(config), _rounds(folder / ROUNDS)
     rounds, files = deployment.train_args.rounds, [folder / name for name in FILES]
     if len(rows) > rounds:
-        raise UserError(f"{files[0]}: has {len(rows)} rounds, {config} says {rounds}; --config needs this run's file")
+        raise UserError(
+            f"{files[0]}: has {len(rows)} rounds, {config} says {rounds}; --config needs this "
+            "run's file"
+        )
     may_be_short = bool(deployment.train_args.callbacks)  # one of them may have stopped the run
     if not files[-1].exists() or (len(rows) < rounds and not may_be_short):
         raise UserError(
-            f"{folder}: the run is not over ({len(rows)} of {rounds} rounds); it can be logged once it has {MODEL}"
+            f"{folder}: the run is not over ({len(rows)} of {rounds} rounds); it can be logged "
+            f"once it has {MODEL}"
         )
-    answers = _answers(deployment, absences.read(folder / ABSENT, rounds, deployment.silos), len(rows))
+    answers = _answers(
+        deployment, absences.read(folder / ABSENT, rounds, deployment.silos), len(rows)
+    )
     # Round 0, if it is there, is last: it has no seconds.
     rows = [row | answers.pop(int(row["round"])) for row in rows] + list(answers.values())
     params = _params(deployment)
@@ -65,17 +83,31 @@ def read(folder: Path, config: Path) -> Deployed:
 
 
 def add(store: Store, experiment: str, found: Deployed) -> bool:
-    """Makes the deployment a run, and earlier runs of its name go to the trash. False if it is there already."""
+    """Makes the deployment a run, and earlier runs of its name go to the trash.
+
+    False if it is there already.
+    """
     from fedml_noniid.pipelines.experiment.training import FINAL
 
     last = max(found.rows, key=lambda row: row["round"])
     final = {key: last[key] for key in FINAL if key in last}
-    final["traffic_mib"] = sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in found.rows) / counts.MIB
+    final["traffic_mib"] = (
+        sum(row.get("bytes_up", 0) + row.get("bytes_down", 0) for row in found.rows) / counts.MIB
+    )
     ended = round(1000 * found.files[-1].stat().st_mtime)
-    took = sum(seconds for row in found.rows if math.isfinite(seconds := row.get("seconds", math.nan)))
+    took = sum(
+        seconds for row in found.rows if math.isfinite(seconds := row.get("seconds", math.nan))
+    )
 
     def write() -> runs.Run:
-        run = runs.start(store, experiment, found.name, found.params, found.tags, began=ended - round(1000 * took))
+        run = runs.start(
+            store,
+            experiment,
+            found.name,
+            found.params,
+            found.tags,
+            began=ended - round(1000 * took),
+        )
         run.log_rounds(found.rows)
         run.finish(final, found.files, ended)
         return run
@@ -88,7 +120,10 @@ def add(store: Store, experiment: str, found: Deployed) -> bool:
 
 
 def sync_stage(store: Store, root: Path, experiment: str) -> list[str]:
-    """Makes the run of stage deploy a run, if its files are still those of deploy/result.json. Returns its name."""
+    """Makes the run of stage deploy a run, if its files are still those of deploy/result.json.
+
+    Returns its name.
+    """
     folder, record = root / "deploy" / "stage", root / "deploy" / "result.json"
     config, files = folder / "fedml_config.yaml", [folder / "run" / name for name in FILES]
     if not all(path.is_file() for path in (record, config, *files)):
@@ -116,10 +151,17 @@ def _rounds(path: Path) -> list[dict[str, float]]:
         with path.open(newline="") as file:
             lines = list(csv.DictReader(file, restval="(missing)", restkey="(too many cells)"))
         rows = [{name: float(cell or "nan") for name, cell in line.items()} for line in lines]
-        if any(row["round"] != t or not row.keys() >= {*results.COLUMNS} for t, row in enumerate(rows, start=1)):
-            raise ValueError(f"allowed: rounds from 1 up, columns {', '.join(results.COLUMNS)}, ...")
+        if any(
+            row["round"] != t or not row.keys() >= {*results.COLUMNS}
+            for t, row in enumerate(rows, start=1)
+        ):
+            raise ValueError(
+                f"allowed: rounds from 1 up, columns {', '.join(results.COLUMNS)}, ..."
+            )
     except OSError as error:
-        raise UserError(f"{path}: can't be read ({error.strerror}); a server writes it after its first round") from None
+        raise UserError(
+            f"{path}: can't be read ({error.strerror}); a server writes it after its first round"
+        ) from None
     except (csv.Error, KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is not a server's table of rounds ({error})") from None
     return rows
@@ -128,10 +170,17 @@ def _rounds(path: Path) -> list[dict[str, float]]:
 def _answers(
     deployment: Deployment, missing: Mapping[tuple[int, int], Collection[int]], rounds: int
 ) -> dict[int, dict[str, float]]:
-    """How many silos were asked and answered in each round, and which. Round 0 is there if somebody missed it."""
+    """How many silos were asked and answered in each round, and which.
+
+    Round 0 is there if somebody missed it.
+    """
     from fedml_noniid.plugins.engines.cohort import draw_cohort
 
-    silos, seed, late = deployment.silos, deployment.common_args.random_seed, defaultdict[int, set[int]](set)
+    silos, seed, late = (
+        deployment.silos,
+        deployment.common_args.random_seed,
+        defaultdict[int, set[int]](set),
+    )
     for (t, _), clients in missing.items():
         late[t].update(clients)
     found = {}
@@ -146,25 +195,40 @@ def _answers(
 
 
 def _params(deployment: Deployment) -> dict[str, object]:
-    """The configuration, flat, with the simulation's names where it has them. No path, no address."""
+    """The configuration, flat, with the simulation's names where it has them.
+
+    No path, no address.
+    """
     from fedml_noniid.plugins.settings import LocalSettings
 
     train, model = deployment.train_args, deployment.model_args
     found: dict[str, object] = {
-        "recipe": train.recipe, "composition": train.recipe, "silos": deployment.silos,
-        "seed": deployment.common_args.random_seed, "cohort": deployment.cohort, "train.rounds": train.rounds,
+        "recipe": train.recipe,
+        "composition": train.recipe,
+        "silos": deployment.silos,
+        "seed": deployment.common_args.random_seed,
+        "cohort": deployment.cohort,
+        "train.rounds": train.rounds,
         "train.threads": deployment.device_args.threads,
-        "train.model": model.model, "train.model_options": model.model_options,
-        "train.optimizer": train.client_optimizer, "train.lr": train.learning_rate,
-    }  # fmt: skip
+        "train.model": model.model,
+        "train.model_options": model.model_options,
+        "train.optimizer": train.client_optimizer,
+        "train.lr": train.learning_rate,
+    }
     local = train.model_dump(include=set(LocalSettings.model_fields))
     for section, values in {"train": local, **train.settings}.items():
         found |= {f"{section}.{key}": value for key, value in values.items()}
     # Paths and addresses are strings.
-    found |= {key: value for key, value in deployment.comm_args.model_dump().items() if not isinstance(value, str)}
+    found |= {
+        key: value
+        for key, value in deployment.comm_args.model_dump().items()
+        if not isinstance(value, str)
+    }
     for section, values in deployment.model_dump(include=set(PASSED), exclude_none=True).items():
         plain = {
-            key: value for key, value in values.items() if isinstance(value, int | float) or str(value).isidentifier()
+            key: value
+            for key, value in values.items()
+            if isinstance(value, int | float) or str(value).isidentifier()
         }
         found |= {f"{section}.{key}": value for key, value in plain.items()}
     return found

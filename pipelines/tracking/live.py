@@ -13,9 +13,12 @@ SOON_S = 5  # a training that ends sooner has its run from `sync` alone
 
 
 class Live:
-    """Records a training while it runs. The first error of MLflow ends the recording with a warning.
+    """Records a training while it runs.
 
-    `sync` completes the run from the files of the finished item, or makes it if the training was short.
+    The first error of MLflow ends the recording with a warning.
+
+    `sync` completes the run from the files of the finished item, or makes it if the training was
+    short.
     """
 
     def __init__(
@@ -27,18 +30,29 @@ class Live:
         tags: Mapping[str, str],
         system_metrics: bool = False,
     ) -> None:
-        """The arguments are those of `runs.start`. MLflow is first called, and imported, by `log_rounds` or `fail`."""
+        """The arguments are those of `runs.start`.
+
+        MLflow is first called, and imported, by `log_rounds` or `fail`.
+        """
         self._store, self._name, self._experiment = store, name, experiment
         self._began, self._soon_s = time.time(), 0 if system_metrics else SOON_S
         self._begin = partial(
-            runs.start, store, experiment, name, params, tags, system_metrics, began=round(1000 * self._began)
+            runs.start,
+            store,
+            experiment,
+            name,
+            params,
+            tags,
+            system_metrics,
+            began=round(1000 * self._began),
         )
         self._run: runs.Run | None = None
         self._is_over = False  # since an error
         self.run_id = ""  # stays when the recording has ended
 
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """As `Run.log_rounds`, once the training has taken SOON_S seconds, or at once with `system_metrics`."""
+        """As `Run.log_rounds`, once the training has taken SOON_S seconds, or at once with
+        `system_metrics`."""
         if self._run is not None or time.time() - self._began >= self._soon_s:
             self._record(lambda run: run.log_rounds(rows))
 
@@ -53,7 +67,10 @@ class Live:
         self._record(lambda run: run.fail(reason))
 
     def _record(self, call: Callable[[runs.Run], None]) -> None:
-        """Calls with the run, which begins if it has not. After an error, nothing is recorded any more."""
+        """Calls with the run, which begins if it has not.
+
+        After an error, nothing is recorded any more.
+        """
         if self._is_over:
             return
         self._is_over = True

@@ -1,4 +1,7 @@
-"""One MLflow run, live or made again from files: parameters, tags, data set, rounds, files. Nothing is logged twice."""
+"""One MLflow run, live or made again from files: parameters, tags, data set, rounds, files.
+
+Nothing is logged twice.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,32 @@ ACTIVE, ALL = 1, 3  # mlflow.entities.ViewType: without and with what is in MLfl
 METRICS, PARAMS, MOST = 1000, 100, 50000  # limits of one call; MOST: runs per search
 # Limits in characters. A server allows 5,000 or 8,000 for tags, depending on its version.
 NAME, PARAM, TAG, EXPERIMENT = 250, 6000, 5000, 500
-SHOWN = {"git_commit": "mlflow.source.git.commit", "stage": "mlflow.source.name"}  # the names that MLflow's pages use
+SHOWN = {
+    "git_commit": "mlflow.source.git.commit",
+    "stage": "mlflow.source.name",
+}  # the names that MLflow's pages use
 NOTE = "mlflow.note.content"  # tag: a run's description on MLflow's pages
 NOTHING: Mapping[str, float] = {}
-FOLDERS = {"partitions": "partition", "evaluation": "evaluation"}  # stage folder -> folder among a run's artifacts
+FOLDERS = {
+    "partitions": "partition",
+    "evaluation": "evaluation",
+}  # stage folder -> folder among a run's artifacts
 
 
 class Run:
     """One MLflow run."""
 
     def __init__(self, client: Any, run: Any, monitor: Any = None) -> None:
-        """`run`: an mlflow.entities.Run; `monitor`: its running SystemMetricsMonitor, if it has one."""
+        """`run`: an mlflow.entities.Run; `monitor`: its running SystemMetricsMonitor, if it has
+        one."""
         self.run_id: str = run.info.run_id
         self._client, self._run, self._monitor = client, run, monitor
         self._summary: dict[str, float] = dict(run.data.metrics)
-        points = [point for name in run.data.metrics for point in client.get_metric_history(self.run_id, name)]
+        points = [
+            point
+            for name in run.data.metrics
+            for point in client.get_metric_history(self.run_id, name)
+        ]
         self._logged = {(point.key, point.step) for point in points}
         self._clock: int = max((point.timestamp for point in points), default=run.info.start_time)
 
@@ -40,38 +54,56 @@ class Run:
         from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 
         named = {SHOWN[name]: value for name, value in tags.items() if name in SHOWN} | dict(tags)
-        self._client.log_batch(self.run_id, tags=[RunTag(_name(key), cut(str(v), TAG)) for key, v in named.items()])
+        self._client.log_batch(
+            self.run_id, tags=[RunTag(_name(key), cut(str(v), TAG)) for key, v in named.items()]
+        )
         wanted = {_name(key): cut(str(value), PARAM) for key, value in params.items()}
-        fresh = [Param(key, value) for key, value in wanted.items() if key not in self._run.data.params]
+        fresh = [
+            Param(key, value) for key, value in wanted.items() if key not in self._run.data.params
+        ]
         for i in range(0, len(fresh), PARAMS):
             self._client.log_batch(self.run_id, params=fresh[i : i + PARAMS])
         if "data.name" in params and "data_hash" in tags:
             name = str(params["data.name"])
             source = json.dumps({"uri": f"data/{name}.safetensors"})
             data = Dataset(name, tags["data_hash"][:36], "local", source)
-            self._client.log_inputs(self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "train")])])
+            self._client.log_inputs(
+                self.run_id, [DatasetInput(data, [InputTag("mlflow.data.context", "train")])]
+            )
 
     def log_rounds(self, rows: Iterable[Mapping[str, float]]) -> None:
-        """Logs one metric per column and round. Numbers that are not finite were not measured and are left out.
+        """Logs one metric per column and round.
 
-        The time axis of MLflow's pages shows a row's `seconds`. Without them it shows the time of this call.
+        Numbers that are not finite were not measured and are left out.
+
+        The time axis of MLflow's pages shows a row's `seconds`. Without them it shows the time of
+        this call.
         """
         from mlflow.entities import Metric
 
         metrics = []
         for row in rows:
             step = int(row["round"])
-            finite = {_name(key): value for key, value in row.items() if key != "round" and math.isfinite(value)}
+            finite = {
+                _name(key): value
+                for key, value in row.items()
+                if key != "round" and math.isfinite(value)
+            }
             fresh = {key: value for key, value in finite.items() if (key, step) not in self._logged}
             if fresh:
-                self._clock = self._clock + round(1000 * row["seconds"]) if "seconds" in finite else _now()
+                self._clock = (
+                    self._clock + round(1000 * row["seconds"]) if "seconds" in finite else _now()
+                )
             metrics += [Metric(key, value, self._clock, step) for key, value in fresh.items()]
         for i in range(0, len(metrics), METRICS):
             self._client.log_batch(self.run_id, metrics=metrics[i : i + METRICS])
         self._logged |= {(metric.key, metric.step) for metric in metrics}
 
     def finish(
-        self, final: Mapping[str, float] = NOTHING, files: Iterable[Path] = (), ended: int | None = None
+        self,
+        final: Mapping[str, float] = NOTHING,
+        files: Iterable[Path] = (),
+        ended: int | None = None,
     ) -> None:
         """Logs the final numbers as `final/<name>`, copies the files, marks the run as finished.
 
@@ -79,15 +111,22 @@ class Run:
         """
         from mlflow.entities import Metric
 
-        named = {_name(f"final/{key}"): value for key, value in final.items() if math.isfinite(value)}
+        named = {
+            _name(f"final/{key}"): value for key, value in final.items() if math.isfinite(value)
+        }
         changed = {key: value for key, value in named.items() if self._summary.get(key) != value}
-        self._client.log_batch(self.run_id, metrics=[Metric(key, v, _now(), 0) for key, v in changed.items()])
+        self._client.log_batch(
+            self.run_id, metrics=[Metric(key, v, _now(), 0) for key, v in changed.items()]
+        )
         for path in files:
             self._client.log_artifact(self.run_id, str(path), FOLDERS.get(path.parent.parent.name))
         self._end("FINISHED", ended)
 
     def fail(self, reason: str) -> None:
-        """Marks the run as failed, with the reason as its description. `start` with the same fingerprint resumes it."""
+        """Marks the run as failed, with the reason as its description.
+
+        `start` with the same fingerprint resumes it.
+        """
         self._client.set_tag(self.run_id, NOTE, cut(reason, TAG))
         self._end("FAILED")
 
@@ -111,11 +150,12 @@ def start(
     system_metrics: bool = False,
     began: int | None = None,
 ) -> Run:
-    """The run `name` to log into: an unfinished run with the same tag `fingerprint` (killed or failed), or a new one.
+    """The run `name` to log into: an unfinished run with the same tag `fingerprint` (killed or
+    failed), or a new one.
 
     `system_metrics`: whether MLflow samples processor, memory, disk and network. MLflow's variable
-    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on. `began`: the beginning of a new run in milliseconds, now by
-    default.
+    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING switches it on. `began`: the beginning of a new run in
+    milliseconds, now by default.
     """
     client = store.client()
     experiment_id, monitor = of_name(store, client, experiment), None
@@ -144,13 +184,18 @@ def start(
 
 
 def of_name(store: Store, client: Any, experiment: str) -> str:
-    """The id of an experiment. If needed, the experiment is created or restored from MLflow's trash."""
+    """The id of an experiment.
+
+    If needed, the experiment is created or restored from MLflow's trash.
+    """
     from mlflow.exceptions import MlflowException
 
     name = cut(experiment, EXPERIMENT)
     found = client.get_experiment_by_name(name)
     if found is None:
-        folder = store.folder / "artifacts" / f"{re.sub('[^A-Za-z0-9]+', '-', name)[:50]}-{_hash(name)}"
+        folder = (
+            store.folder / "artifacts" / f"{re.sub('[^A-Za-z0-9]+', '-', name)[:50]}-{_hash(name)}"
+        )
         try:
             return str(client.create_experiment(name, None if store.uri else folder.as_uri()))
         except MlflowException:  # another process created it first
@@ -169,7 +214,10 @@ def search(client: Any, experiment_id: str, view: int = ACTIVE) -> list[Any]:
 
 
 def cut(text: str, limit: int) -> str:
-    """The text. If it is too long for MLflow, it is cut. A hash at its end keeps different texts different."""
+    """The text.
+
+    If it is too long for MLflow, it is cut. A hash at its end keeps different texts different.
+    """
     return text if len(text) <= limit else f"{text[: limit - 9]}…{_hash(text)}"
 
 

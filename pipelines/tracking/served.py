@@ -1,4 +1,7 @@
-"""The code of a registered model: raw samples in, probabilities out. MLflow copies this file beside each model."""
+"""The code of a registered model: raw samples in, probabilities out.
+
+MLflow copies this file beside each model.
+"""
 
 from __future__ import annotations
 
@@ -28,20 +31,29 @@ class Served(NamedTuple):
     std: tuple[float, ...]
 
     def predict(self, samples: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Probabilities [n, C] of samples [n, ...] as the data set's files have them, not normalised."""
+        """Probabilities [n, C] of samples [n, ...] as the data set's files have them, not
+        normalised."""
         x = torch.from_numpy(np.array(samples, dtype=np.float32))
         if self.std:
-            mean, std = (torch.tensor(v).view(-1, *[1] * (x.ndim - 2)) for v in (self.mean, self.std))
+            mean, std = (
+                torch.tensor(v).view(-1, *[1] * (x.ndim - 2)) for v in (self.mean, self.std)
+            )
             x = x.sub_(mean).div_(std)
         with torch.no_grad():
-            logits = [self.network(self.params, self.buffers, part, False).logits for part in torch.split(x, BATCH)]
+            logits = [
+                self.network(self.params, self.buffers, part, False).logits
+                for part in torch.split(x, BATCH)
+            ]
         found: npt.NDArray[np.float32] = torch.cat(logits).softmax(1).numpy()
         return found
 
 
 def _load_pyfunc(path: str) -> Served:
     """The model in the folder `path`; MLflow calls it."""
-    about, leaves = json.loads((Path(path) / "network.json").read_text()), load_file(Path(path) / "model.safetensors")
+    about, leaves = (
+        json.loads((Path(path) / "network.json").read_text()),
+        load_file(Path(path) / "model.safetensors"),
+    )
     trees: dict[str, dict[str, Tensor]] = {"params": {}, "buffers": {}, "evaluated": {}}
     for key, leaf in leaves.items():
         tree, _, name = key.partition("/")

@@ -27,10 +27,13 @@ from fedml_noniid.plugins.data.files import write_whole
 log = logging.getLogger(__name__)
 # MLflow's own defaults send telemetry, and they retry a missing server for many minutes.
 SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true", "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "DO_NOT_TRACK": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2", "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
-}  # fmt: skip
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+}
 PLACE = ".place"  # file with the folder in which the database was made
 PATIENCE = 5  # seconds within which a server must answer
 # Values of a tag of an experiment's runs, without those in MLflow's trash.
@@ -48,12 +51,21 @@ class StoreError(UserError):
 
 @contextlib.contextmanager
 def spared(lost: str) -> Iterator[None]:
-    """Turns a StoreError into a warning: work goes on without its tracking. `lost`: what MLflow lacks then."""
+    """Turns a StoreError into a warning: work goes on without its tracking.
+
+    `lost`: what MLflow lacks then.
+    """
     try:
         yield
     except StoreError as error:
         log.warning("WARNING: %s", error)
-        log.warning("  MLflow lacks %s. Files on disk are complete; `noniid sync` brings MLflow up to date.", lost)
+        log.warning(
+            (
+                "  MLflow lacks %s. Files on disk are complete; `noniid sync` brings MLflow up to "
+                "date."
+            ),
+            lost,
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +100,15 @@ class Store:
         return self.address.startswith(("http://", "https://"))
 
     def client(self) -> Any:
-        """An MlflowClient. Creates the embedded database if it is missing. StoreError if the store can't be used."""
-        advice = "" if self.uri else "; if it is damaged, delete it: `noniid sync` makes it again from the results"
+        """An MlflowClient.
+
+        Creates the embedded database if it is missing. StoreError if the store can't be used.
+        """
+        advice = (
+            ""
+            if self.uri
+            else "; if it is damaged, delete it: `noniid sync` makes it again from the results"
+        )
         with self.guarded(advice):
             load()
             logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -111,7 +130,9 @@ class Store:
         except UserError:
             raise
         except Exception as error:  # MLflow promises no common class
-            raise StoreError(f"{self.shown}: MLflow's store fails ({_line(error)}){advice}") from None
+            raise StoreError(
+                f"{self.shown}: MLflow's store fails ({_line(error)}){advice}"
+            ) from None
 
     @contextlib.contextmanager
     def lock(self, name: str) -> Iterator[None]:
@@ -121,7 +142,9 @@ class Store:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = path.open("w")
         except OSError as error:
-            raise StoreError(f"{path}: can't be written ({error.strerror}); choose a folder that is writable") from None
+            raise StoreError(
+                f"{path}: can't be written ({error.strerror}); choose a folder that is writable"
+            ) from None
         with file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
@@ -129,7 +152,8 @@ class Store:
     def tagged(self, experiment: str, key: str) -> set[str]:
         """The values of a tag of an experiment's active runs, read from the embedded database.
 
-        It avoids mlflow, whose import takes seconds. Empty if the database is missing, moved or can't be read.
+        It avoids mlflow, whose import takes seconds. Empty if the database is missing, moved or
+        can't be read.
         """
         try:
             uri = f"{self.database.as_uri()}?mode=ro"
@@ -146,13 +170,23 @@ class Store:
         except urllib.error.HTTPError:
             return  # the server answers: it has no such page or wants a password
         except (OSError, ValueError) as error:
-            advice = "start that server, or name none (MLFLOW_TRACKING_URI, --to) to use the database under mlruns/"
-            raise StoreError(f"{self.shown}: no answer from MLflow's server ({_line(error)}); {advice}") from None
+            advice = (
+                "start that server, or name none (MLFLOW_TRACKING_URI, --to) to use the "
+                "database under mlruns/"
+            )
+            raise StoreError(
+                f"{self.shown}: no answer from MLflow's server ({_line(error)}); {advice}"
+            ) from None
 
     def _prepare(self) -> None:
-        """Creates the database once. A database from another place is set aside, since MLflow stores absolute paths."""
+        """Creates the database once.
+
+        A database from another place is set aside, since MLflow stores absolute paths.
+        """
         if "?" in str(self.folder):
-            raise StoreError(f"{self.folder}: a path with '?' can't hold an SQLite database; move the repository")
+            raise StoreError(
+                f"{self.folder}: a path with '?' can't hold an SQLite database; move the repository"
+            )
         with self.lock("create"):
             if not self._is_here():
                 if self.database.exists():
@@ -170,11 +204,17 @@ class Store:
         n = 1 + len(list(self.folder.glob("mlflow.db.moved-*")))
         for path in filter(Path.exists, (self.folder / "artifacts", self.database)):
             os.replace(path, path.with_name(f"{path.name}.moved-{n}"))
-        log.info("MLflow: the repository was moved or copied, so its runs are made again from the results")
+        log.info(
+            "MLflow: the repository was moved or copied, so its runs are made again from the "
+            "results"
+        )
         log.info("MLflow: the old ones are kept in mlruns/*.moved-%d", n)
 
     def _create(self) -> None:
-        """Makes the database beside its final place and moves it there. A kill leaves no database or a whole one."""
+        """Makes the database beside its final place and moves it there.
+
+        A kill leaves no database or a whole one.
+        """
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
@@ -185,12 +225,15 @@ class Store:
             self._fill(unfinished / "mlflow.db")
             os.replace(unfinished / "mlflow.db", self.database)
         except (MlflowException, SQLAlchemyError, sqlite3.Error, OSError) as error:
-            raise StoreError(f"{self.database}: can't be created ({_line(error)}); is the disk full?") from None
+            raise StoreError(
+                f"{self.database}: can't be created ({_line(error)}); is the disk full?"
+            ) from None
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
 
     def _fill(self, path: Path) -> None:
-        """Writes an empty database, from the user's cache if this version of MLflow has made one there."""
+        """Writes an empty database, from the user's cache if this version of MLflow has made one
+        there."""
         name, artifacts = "mlflow.db", (self.folder / "artifacts").as_uri()
         made_by = f"{sys.version} {[version(one) for one in ('mlflow', 'SQLAlchemy', 'alembic')]}"
         template = usercache.read_bytes(name, made_by)

@@ -1,4 +1,7 @@
-"""Finished items on disk -> MLflow runs. Each item is one run, with its numbers, files and registered model."""
+"""Finished items on disk -> MLflow runs.
+
+Each item is one run, with its numbers, files and registered model.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,13 @@ MODEL = "model.safetensors"  # is stored with the registered model
 
 
 def sync(store: Store, root: Path, experiment: str) -> list[str]:
-    """Makes one finished run for every finished item under `root`. Returns the keys that needed work.
+    """Makes one finished run for every finished item under `root`.
 
-    A new run replaces the item's earlier run. The earlier run goes to MLflow's trash with the tag `superseded_by`, so
-    charts don't count the item twice. Runs of a DVC experiment stay: their files are not in the workspace. A run that
-    was deleted in MLflow is restored.
+    Returns the keys that needed work.
+
+    A new run replaces the item's earlier run. The earlier run goes to MLflow's trash with the tag
+    `superseded_by`, so charts don't count the item twice. Runs of a DVC experiment stay: their
+    files are not in the workspace. A run that was deleted in MLflow is restored.
     """
     items = {item.key: item for item in results.read(root, store.repository)}
     digests = {key: _digest(item, root) for key, item in items.items()}
@@ -33,7 +38,10 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
         return []
     client = store.client()
     with store.guarded(), store.lock("sync"):
-        experiment_id, known = runs.of_name(store, client, experiment), defaultdict[str, list[Any]](list)
+        experiment_id, known = (
+            runs.of_name(store, client, experiment),
+            defaultdict[str, list[Any]](list),
+        )
         for run in runs.search(client, experiment_id, runs.ALL):
             known[run.data.tags.get("item", "")].append(run)
         todo = [key for key in items if not any(_is_whole(run, digests[key]) for run in known[key])]
@@ -46,9 +54,12 @@ def sync(store: Store, root: Path, experiment: str) -> list[str]:
 
 
 def recorded(store: Store, experiment: str) -> set[str]:
-    """The digests of the experiment's complete runs, without those in MLflow's trash. StoreError if it can't be read.
+    """The digests of the experiment's complete runs, without those in MLflow's trash.
 
-    The embedded database is read without mlflow. Every other store is asked, so a dead server is noticed.
+    StoreError if it can't be read.
+
+    The embedded database is read without mlflow. Every other store is asked, so a dead server is
+    noticed.
     """
     name = runs.cut(experiment, runs.EXPERIMENT)
     if not store.uri:
@@ -61,9 +72,16 @@ def recorded(store: Store, experiment: str) -> set[str]:
 
 
 def log_report(
-    store: Store, name: str, params: Mapping[str, str], metrics: Mapping[str, float], files: Sequence[Path]
+    store: Store,
+    name: str,
+    params: Mapping[str, str],
+    metrics: Mapping[str, float],
+    files: Sequence[Path],
 ) -> None:
-    """Makes a paper's report the run `name` of the experiment "papers". A run with other content goes to the trash."""
+    """Makes a paper's report the run `name` of the experiment "papers".
+
+    A run with other content goes to the trash.
+    """
     about = f"{name} {sorted(params.items())} {sorted(metrics.items())}"
     digest = hashed(about, files)
     if digest in recorded(store, REPORTS):
@@ -77,8 +95,13 @@ def log_report(
     once(store, REPORTS, name, digest, write)
 
 
-def once(store: Store, experiment: str, name: str, digest: str, write: Callable[[], runs.Run]) -> bool:
-    """Writes the run `name` and moves earlier runs of that name to the trash. False if a run has this digest."""
+def once(
+    store: Store, experiment: str, name: str, digest: str, write: Callable[[], runs.Run]
+) -> bool:
+    """Writes the run `name` and moves earlier runs of that name to the trash.
+
+    False if a run has this digest.
+    """
     client = store.client()
     with store.guarded(), store.lock("sync"):
         known = runs.search(client, runs.of_name(store, client, experiment))
@@ -101,26 +124,47 @@ def sync_reports(store: Store, root: Path) -> None:
 
 def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[Any]) -> Any:
     """The item's run (live, restored from the trash, or new), complete except for its model."""
-    written = round(1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime)
-    run = max((run for run in earlier if _is_of(run, item)), key=lambda run: int(run.info.start_time), default=None)
+    written = round(
+        1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime
+    )
+    run = max(
+        (run for run in earlier if _is_of(run, item)),
+        key=lambda run: int(run.info.start_time),
+        default=None,
+    )
     if run is None:
         began = written - round(1000 * sum(item.seconds or ()))
-        run = client.create_run(experiment_id, start_time=began, tags={"item": item.key}, run_name=item.key)
+        run = client.create_run(
+            experiment_id, start_time=began, tags={"item": item.key}, run_name=item.key
+        )
     elif run.info.lifecycle_stage == "deleted":
         client.restore_run(run.info.run_id)
         if SUPERSEDED in run.data.tags:
             client.delete_tag(run.info.run_id, SUPERSEDED)
     log = runs.Run(client, run)
     about = {
-        "item": item.key, "scenario": item.scenario, "recipe": item.recipe, "composition": item.composition,
+        "item": item.key,
+        "scenario": item.scenario,
+        "recipe": item.recipe,
+        "composition": item.composition,
         "seed": str(item.seed),
-    }  # fmt: skip
-    log.describe(dict(item.params) | about, dict(item.made.get("tags", {})) | dict(item.tags) | about)
+    }
+    log.describe(
+        dict(item.params) | about, dict(item.made.get("tags", {})) | dict(item.tags) | about
+    )
     seconds = item.seconds or (math.nan,) * len(item.rows)  # NaN is not logged
-    log.log_rounds([{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)])
+    log.log_rounds(
+        [{**row, "seconds": value} for row, value in zip(item.rows, seconds, strict=True)]
+    )
     files = [path for path in item.files if path.name != MODEL]
-    log.finish(dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written)
-    _supersede(client, run, [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time <= written])
+    log.finish(
+        dict(item.final) | results.numbers(item.evaluation), files, run.info.end_time or written
+    )
+    _supersede(
+        client,
+        run,
+        [old for old in earlier if old.info.status != "RUNNING" or old.info.start_time <= written],
+    )
     return run
 
 
@@ -129,7 +173,11 @@ def _supersede(client: Any, run: Any, earlier: Sequence[Any]) -> None:
     for old in earlier:
         named = old.data.tags.get("dvc_experiment")
         other = named is not None and named != run.data.tags.get("dvc_experiment")
-        if old.info.run_id != run.info.run_id and old.info.lifecycle_stage == "active" and not other:
+        if (
+            old.info.run_id != run.info.run_id
+            and old.info.lifecycle_stage == "active"
+            and not other
+        ):
             client.set_tag(old.info.run_id, SUPERSEDED, run.info.run_id)
             client.delete_run(old.info.run_id)
 
@@ -142,8 +190,15 @@ def _is_of(run: Any, item: Result) -> bool:
     """Whether a run belongs to the training that wrote these files."""
     if run.info.run_id == item.made.get("run_id"):
         return True
-    weights, same = item.tags["weights_sha256"], run.data.tags.get("fingerprint") == item.tags.get("fingerprint")
-    return bool(same and run.info.status == "FINISHED" and run.data.tags.get("weights_sha256", weights) == weights)
+    weights, same = (
+        item.tags["weights_sha256"],
+        run.data.tags.get("fingerprint") == item.tags.get("fingerprint"),
+    )
+    return bool(
+        same
+        and run.info.status == "FINISHED"
+        and run.data.tags.get("weights_sha256", weights) == weights
+    )
 
 
 def _digest(item: Result, root: Path) -> str:

@@ -1,4 +1,7 @@
-"""Serves MLflow's pages on this machine only, until Ctrl-C. With a tracking server, only prints the link."""
+"""Serves MLflow's pages on this machine only, until Ctrl-C.
+
+With a tracking server, only prints the link.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from fedml_noniid.plugins.core.errors import UserError
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 5000
-NO_JOBS = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # background jobs for features that are not used here
+NO_JOBS = {
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"
+}  # background jobs for features that are not used here
 
 
 def serve(store: Store, experiment: str, port: int | None = None) -> None:
@@ -29,8 +34,19 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
         sys.stdout.write(f"Compare the runs:  {view.link(store.shown, experiment_id)}\n")
         return
     port = _free(DEFAULT_PORT, 0) if port is None else _free(port)
-    command = [sys.executable, "-m", "mlflow", "server", f"--host={HOST}", f"--port={port}", "--workers=1"]
-    command += [f"--backend-store-uri={store.address}", f"--default-artifact-root={store.folder / 'artifacts'}"]
+    command = [
+        sys.executable,
+        "-m",
+        "mlflow",
+        "server",
+        f"--host={HOST}",
+        f"--port={port}",
+        "--workers=1",
+    ]
+    command += [
+        f"--backend-store-uri={store.address}",
+        f"--default-artifact-root={store.folder / 'artifacts'}",
+    ]
     # A process group of its own: its workers end with it, however this process ends.
     server = subprocess.Popen(command, env=os.environ | NO_JOBS, start_new_session=True)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -41,7 +57,9 @@ def serve(store: Store, experiment: str, port: int | None = None) -> None:
         sys.stdout.write(f"\nCompare the runs:  {link}\nCtrl-C stops the server.\n")
         sys.stdout.flush()
         if server.wait():
-            raise UserError(f"mlflow server: ended with code {server.returncode}; its own messages are above")
+            raise UserError(
+                f"mlflow server: ended with code {server.returncode}; its own messages are above"
+            )
     except KeyboardInterrupt:
         sys.stdout.write("\n")
     finally:

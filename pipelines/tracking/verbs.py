@@ -1,6 +1,7 @@
 """What `noniid sync`, `ui` and `deploy record` do.
 
-Runs go to the store that the variable MLFLOW_TRACKING_URI names; without it, to the database under mlruns/.
+Runs go to the store that the variable MLFLOW_TRACKING_URI names; without it, to the database under
+mlruns/.
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ log = logging.getLogger(__name__)
 
 
 def bring_up_to_date(place: Workspace) -> tuple[Store, str]:
-    """Records finished items and reports. Returns the store and the name of the experiment. UserError."""
-    store, experiment = Store(place.repository, place.tracking_uri), _experiment(place.root / "params.yaml")
-    changed = [*sync(store, place.root, experiment), *deployments.sync_stage(store, place.root, experiment)]
+    """Records finished items and reports.
+
+    Returns the store and the name of the experiment. UserError.
+    """
+    store, experiment = (
+        Store(place.repository, place.tracking_uri),
+        _experiment(place.root / "params.yaml"),
+    )
+    changed = [
+        *sync(store, place.root, experiment),
+        *deployments.sync_stage(store, place.root, experiment),
+    ]
     sync_reports(store, place.root)
     log.info("MLflow: %d of its runs brought up to date", len(changed))
     return store, experiment
@@ -32,21 +42,33 @@ def serve(place: Workspace, port: int | None) -> None:
     ui.serve(*bring_up_to_date(place), port)
 
 
-def record(place: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None) -> None:
-    """Records the output folder of a finished deployment as one run; a second time, it changes nothing. UserError.
+def record(
+    place: Workspace, folder: Path, config: Path, to: str | None, experiment: str | None
+) -> None:
+    """Records the output folder of a finished deployment as one run; a second time, it changes
+    nothing. UserError.
 
-    `config`: the server's fedml_config.yaml. `to`: the store, None for that of all other runs. `experiment`: None for
-    that of params.yaml.
+    `config`: the server's fedml_config.yaml. `to`: the store, None for that of all other runs.
+    `experiment`: None for that of params.yaml.
     """
     found = deployments.read(folder, config)
     store = Store(place.repository, place.tracking_uri if to is None else to)
     experiment = experiment or _experiment(place.root / "params.yaml")
     fresh = deployments.add(store, experiment, found)
-    log.info("%s: %s in experiment %s of %s", found.name, "logged" if fresh else "was there", experiment, store.shown)
+    log.info(
+        "%s: %s in experiment %s of %s",
+        found.name,
+        "logged" if fresh else "was there",
+        experiment,
+        store.shown,
+    )
 
 
 def _experiment(path: Path) -> str:
-    """The experiment's name. It is read alone, since a check of all settings imports torch, which takes seconds."""
+    """The experiment's name.
+
+    It is read alone, since a check of all settings imports torch, which takes seconds.
+    """
     content = read_yaml(path)
     if "experiment" not in content:
         raise UserError(f"{path}: names no experiment; it needs `experiment: <name>`")

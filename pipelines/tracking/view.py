@@ -11,17 +11,45 @@ from typing import Any
 from fedml_noniid.pipelines.tracking import runs
 
 KEY = "overview"
-TAG = f"mlflow.sharedViewState.{KEY}"  # tag of the experiment, as MLflow's own "share" button writes it
+# tag of the experiment, as MLflow's own "share" button writes it
+TAG = f"mlflow.sharedViewState.{KEY}"
 SECTION = "which-method-is-best"
 BY_ROUND = "test_accuracy"
 BARS = ("final/test_accuracy", "final/client_worst", "final/traffic_mib")
 METHOD = "method"  # tag: the name of a run's group in the view
-# The colours of MLflow's pages, in their order. A hash of a group's name selects one: two groups often get the same.
+# The colours of MLflow's pages, in their order. A hash of a group's name selects one: two groups
+# often get the same.
 PALETTE = (
-    "a6630c", "c83243", "b45091", "8a63bf", "434a93", "137dae", "04867d", "308613", "facb66", "1f272d", "445461",
-    "5f7281", "8396a5", "93320b", "be501e", "de7921", "f2be88", "115026", "277c43", "3ba65e", "8ddda8", "9e102c",
-    "c82d4c", "e65b77", "f792a6", "0e538b", "2272b4", "4299e0", "8acaff",
-)  # fmt: skip
+    "a6630c",
+    "c83243",
+    "b45091",
+    "8a63bf",
+    "434a93",
+    "137dae",
+    "04867d",
+    "308613",
+    "facb66",
+    "1f272d",
+    "445461",
+    "5f7281",
+    "8396a5",
+    "93320b",
+    "be501e",
+    "de7921",
+    "f2be88",
+    "115026",
+    "277c43",
+    "3ba65e",
+    "8ddda8",
+    "9e102c",
+    "c82d4c",
+    "e65b77",
+    "f792a6",
+    "0e538b",
+    "2272b4",
+    "4299e0",
+    "8acaff",
+)
 SPACES = 30  # tried at the end of a name
 
 
@@ -32,8 +60,11 @@ def link(address: str, experiment_id: str) -> str:
 
 
 def prepare(client: Any, experiment_id: str) -> None:
-    """Writes the view for the experiment's present runs, and the name of its group into each run."""
-    found = sorted(runs.search(client, experiment_id, runs.ACTIVE), key=lambda run: int(run.info.start_time))
+    """Writes the view for the experiment's present runs, and the name of its group into each
+    run."""
+    found = sorted(
+        runs.search(client, experiment_id, runs.ACTIVE), key=lambda run: int(run.info.start_time)
+    )
     metrics = sorted({name for run in found for name in run.data.metrics})
     several = len({run.data.params.get("scenario") for run in found}) > 1
     names = {run.info.run_id: _name(run, several) for run in found}
@@ -51,40 +82,72 @@ def prepare(client: Any, experiment_id: str) -> None:
     # MLflow adds a chart for every metric without one, so each gets a hidden chart.
     others = [_chart("BAR", name, shown=False) for name in metrics if name not in (BY_ROUND, *BARS)]
     state = {
-        "groupBy": {"aggregateFunction": "average", "groupByKeys": [{"mode": "tag", "groupByData": METHOD}]},
+        "groupBy": {
+            "aggregateFunction": "average",
+            "groupByKeys": [{"mode": "tag", "groupByData": METHOD}],
+        },
         "useGroupedValuesInCharts": True,
         "groupsExpanded": {f"tag.{METHOD}.{name}": False for name in coloured.values()},
-        "compareRunCharts": [_by_round(), *(_chart("BAR", name) for name in BARS if name in metrics), *others],
-        "compareRunSections": [section], "isAccordionReordered": True,
-        "runsHiddenMode": "SHOW_ALL", "hideEmptyCharts": True, "viewMaximized": False, "runListHidden": False,
-        "selectedColumns": ["params.`recipe`", "params.`seed`", *(f"metrics.`{name}`" for name in BARS)],
+        "compareRunCharts": [
+            _by_round(),
+            *(_chart("BAR", name) for name in BARS if name in metrics),
+            *others,
+        ],
+        "compareRunSections": [section],
+        "isAccordionReordered": True,
+        "runsHiddenMode": "SHOW_ALL",
+        "hideEmptyCharts": True,
+        "viewMaximized": False,
+        "runListHidden": False,
+        "selectedColumns": [
+            "params.`recipe`",
+            "params.`seed`",
+            *(f"metrics.`{name}`" for name in BARS),
+        ],
         "chartsSearchFilter": "",
-        "globalLineChartConfig": {"xAxisKey": "step", "lineSmoothness": 0, "selectedXAxisMetricKey": ""},
-    }  # fmt: skip
-    packed = base64.b64encode(zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)).decode()
+        "globalLineChartConfig": {
+            "xAxisKey": "step",
+            "lineSmoothness": 0,
+            "selectedXAxisMetricKey": "",
+        },
+    }
+    packed = base64.b64encode(
+        zlib.compress(json.dumps(state, separators=(",", ":")).encode(), 9)
+    ).decode()
     client.set_experiment_tag(experiment_id, TAG, f"deflate;{packed}")
 
 
 def with_own_colours(names: Iterable[str]) -> dict[str, str]:
-    """Name -> the name with spaces at its end that no page shows, for which MLflow selects a colour of its own.
+    """Name -> the name with spaces at its end that no page shows, for which MLflow selects a colour
+    of its own.
 
-    MLflow keeps the colours of groups in the browser, so a view can't name them. Of the unused colours, a name gets the
-    one that is farthest from the used ones. A new name at the end does not change the others.
+    MLflow keeps the colours of groups in the browser, so a view can't name them. Of the unused
+    colours, a name gets the one that is farthest from the used ones. A new name at the end does not
+    change the others.
     """
     used: list[str] = []
     found = {}
     for name in names:
         colours = {name + k * " ": _colour(f"tag.{METHOD}.{name}{k * ' '}") for k in range(SPACES)}
-        found[name] = max(colours, key=lambda text: min((_distance(colours[text], other) for other in used), default=0))
+        found[name] = max(
+            colours,
+            key=lambda text: min((_distance(colours[text], other) for other in used), default=0),
+        )
         used.append(colours[found[name]])
     return found
 
 
 def _name(run: Any, several: bool) -> str:
-    """The name of a run's group: its recipe, its scenario if there are several, and what keeps it apart from others."""
+    """The name of a run's group: its recipe, its scenario if there are several, and what keeps it
+    apart from others."""
     params, tags = run.data.params, run.data.tags
     # Runs of a DVC experiment, deployments: no mean with the other runs.
-    parts = (params.get("recipe"), several and params.get("scenario"), tags.get("dvc_experiment"), tags.get("kind"))
+    parts = (
+        params.get("recipe"),
+        several and params.get("scenario"),
+        tags.get("dvc_experiment"),
+        tags.get("kind"),
+    )
     return ", ".join(str(part) for part in parts if part) or run.info.run_name
 
 
@@ -105,14 +168,26 @@ def _distance(one: str, other: str) -> int:
 def _by_round() -> dict[str, Any]:
     """One line per group: the mean over its runs, with a band from the smallest to the largest."""
     return _chart("LINE", BY_ROUND) | {
-        "selectedMetricKeys": [BY_ROUND], "scaleType": "linear", "xAxisScaleType": "linear", "xAxisKey": "step",
-        "useGlobalXaxisKey": True, "selectedXAxisMetricKey": "", "selectedYAxisMetricKey": "Metric",
-        "yAxisKey": "metric", "yAxisExpressions": [], "range": dict.fromkeys(("xMin", "xMax", "yMin", "yMax")),
-    }  # fmt: skip
+        "selectedMetricKeys": [BY_ROUND],
+        "scaleType": "linear",
+        "xAxisScaleType": "linear",
+        "xAxisKey": "step",
+        "useGlobalXaxisKey": True,
+        "selectedXAxisMetricKey": "",
+        "selectedYAxisMetricKey": "Metric",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "range": dict.fromkeys(("xMin", "xMax", "yMin", "yMax")),
+    }
 
 
 def _chart(kind: str, metric: str, shown: bool = True) -> dict[str, Any]:
     return {
-        "uuid": f"{kind}-{metric}", "type": kind, "metricKey": metric, "metricSectionId": SECTION,
-        "runsCountToCompare": 100, "deleted": not shown, "isGenerated": not shown,
-    }  # fmt: skip
+        "uuid": f"{kind}-{metric}",
+        "type": kind,
+        "metricKey": metric,
+        "metricSectionId": SECTION,
+        "runsCountToCompare": 100,
+        "deleted": not shown,
+        "isGenerated": not shown,
+    }

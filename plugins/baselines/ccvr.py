@@ -1,18 +1,24 @@
-"""CCVR. Luo, Chen, Hu, Zhang, Liang, Feng: No Fear of Heterogeneity: Classifier Calibration for Federated Learning
-with Non-IID Data, NeurIPS 2021. https://arxiv.org/abs/2106.05001
+"""CCVR.
 
-Section 4. After the last round every client sends the mean and the covariance of its features, and its count, for each
-class. The server pools them, draws virtual features from the Gaussians, and trains the classifier further on these.
-- The covariance is unbiased (n - 1). The pooled one is exactly that of all clients' features together. A client sends
-  the upper triangle: C (d + d (d + 1) / 2 + 1) floats in all, once. A class of fewer than two samples has covariance 0.
-- A draw is mu + Sigma^(1/2) z with the symmetric root, computed from eigenvalues. Eigenvalues below rounding are taken
-  as 0. Cholesky fails where Sigma is singular (fewer samples than d, neurons that are never active), and a jitter would
-  add noise there. The symmetric root does not depend on the eigenvectors' signs or order.
+Luo, Chen, Hu, Zhang, Liang, Feng: No Fear of Heterogeneity: Classifier Calibration for Federated
+Learning with Non-IID Data, NeurIPS 2021. https://arxiv.org/abs/2106.05001
+
+Section 4. After the last round every client sends the mean and the covariance of its features, and
+its count, for each class. The server pools them, draws virtual features from the Gaussians, and
+trains the classifier further on these.
+- The covariance is unbiased (n - 1). The pooled one is exactly that of all clients' features
+  together. A client sends the upper triangle: C (d + d (d + 1) / 2 + 1) floats in all, once. A
+  class of fewer than two samples has covariance 0.
+- A draw is mu + Sigma^(1/2) z with the symmetric root, computed from eigenvalues. Eigenvalues below
+  rounding are taken as 0. Cholesky fails where Sigma is singular (fewer samples than d, neurons
+  that are never active), and a jitter would add noise there. The symmetric root does not depend on
+  the eigenvectors' signs or order.
 - Features behind a ReLU are never negative, but draws may be. As in the paper, nothing is clipped.
-- We found no code of the authors. The numbers of the training are those of https://github.com/smduan/Fed-CCVR.
+- We found no code of the authors. The numbers of the training are those of
+  https://github.com/smduan/Fed-CCVR.
 
-Meeting others: the evaluated model is calibrated. FedBABU freezes the classifier, so FedBABU is refused.
-Its FedML pair is `make_pair("ccvr")`.
+Meeting others: the evaluated model is calibrated. FedBABU freezes the classifier, so FedBABU is
+refused. Its FedML pair is `make_pair("ccvr")`.
 """
 
 from __future__ import annotations
@@ -64,7 +70,8 @@ class CCVR(Component):
         return Exchanges(finish=1 if self.epochs else 0)
 
     def answer(self, client: Client) -> Answer:
-        """n_{c,k}, mu_{c,k}, and Sigma_{c,k} = 1/(n_{c,k} - 1) sum_j (z_j - mu_{c,k})(z_j - mu_{c,k})', z features."""
+        """n_{c,k}, mu_{c,k}, and Sigma_{c,k} = 1/(n_{c,k} - 1) sum_j (z_j - mu_{c,k})(z_j -
+        mu_{c,k})', z features."""
 
         def features(batch: Batch) -> tuple[Tensor, Tensor]:
             z = client.task.eval(client.params, client.buffers, batch.x).features  # [B, d]
@@ -89,7 +96,8 @@ class CCVR(Component):
         return Answer({"mean": mean, "cov": cov[:, i, j], "n": n})
 
     def finish(self, server: Server) -> Asks:
-        """Statistics of everybody under the final model, virtual features, and the classifier that fits them."""
+        """Statistics of everybody under the final model, virtual features, and the classifier that
+        fits them."""
         if not self.epochs:
             return None
         replies = yield Ask("statistics", server.cohort, server.params, server.buffers)
@@ -101,9 +109,14 @@ class CCVR(Component):
         """n_c [C], mu_c [C, d] and Sigma_c [C, d, d] of all clients' features together (section 4):
 
         n_c = sum_k n_{c,k}, mu_c = sum_k n_{c,k} mu_{c,k} / n_c, and Sigma_c = 1/(n_c - 1) sum_k
-        [(n_{c,k} - 1) Sigma_{c,k} + n_{c,k} (mu_{c,k} - mu_c)(mu_{c,k} - mu_c)']. The paper prints it uncentred.
+        [(n_{c,k} - 1) Sigma_{c,k} + n_{c,k} (mu_{c,k} - mu_c)(mu_{c,k} - mu_c)']. The paper prints
+        it uncentred.
         """
-        n_k, mean_k, cov_k = upload["n"], upload["mean"], upload["cov"]  # [M, C], [M, C, d], [M, C, d (d + 1) / 2]
+        n_k, mean_k, cov_k = (
+            upload["n"],
+            upload["mean"],
+            upload["cov"],
+        )  # [M, C], [M, C, d], [M, C, d (d + 1) / 2]
         d = mean_k.shape[2]
         n = n_k.sum(0)
         mean = torch.einsum("mc,mcd->cd", n_k, mean_k) / n.clamp(min=1)[:, None]
@@ -117,7 +130,8 @@ class CCVR(Component):
         return n, mean, (within + between) / (n - 1).clamp(min=1)[:, None, None]
 
     def virtual(self, key: Tensor, n: Tensor, mean: Tensor, cov: Tensor) -> tuple[Tensor, Tensor]:
-        """`samples` features z ~ N(mu_c, Sigma_c) of every class that a client has, and their labels."""
+        """`samples` features z ~ N(mu_c, Sigma_c) of every class that a client has, and their
+        labels."""
         n_classes, d = mean.shape
         values, vectors = torch.linalg.eigh(cov.double())  # [C, d], [C, d, d]
         rounding = d * torch.finfo(cov.dtype).eps * values[:, -1:]
@@ -130,10 +144,15 @@ class CCVR(Component):
         return z[held].flatten(0, 1).to(mean.dtype), y[held].flatten()
 
     def calibrated(self, server: Server, z: Tensor, y: Tensor) -> Params:
-        """SGD on the cross-entropy of the virtual features. Starts at the trained classifier; the encoder stays."""
+        """SGD on the cross-entropy of the virtual features.
+
+        Starts at the trained classifier; the encoder stays.
+        """
 
         def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, None]:
-            return batch.mean(cross_entropies(server.task.classify(server.params | w, batch.x), batch.y)), None
+            return batch.mean(
+                cross_entropies(server.task.classify(server.params | w, batch.x), batch.y)
+            ), None
 
         head = {name: server.params[name] for name in server.task.network.layers[-1].parameters}
         features = Pass(Samples(z, y), torch.arange(len(y), device=y.device))

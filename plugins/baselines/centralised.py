@@ -1,12 +1,16 @@
-"""Centralised training. Robbins, Monro: A Stochastic Approximation Method, Annals of Mathematical Statistics 1951.
+"""Centralised training.
+
+Robbins, Monro: A Stochastic Approximation Method, Annals of Mathematical Statistics 1951.
 https://doi.org/10.1214/aoms/1177729586
 
-No federation: one model is trained on the data of all clients. This control shows what the split over clients costs.
+No federation: one model is trained on the data of all clients. This control shows what the split
+over clients costs.
 
-A round has the same number of epochs as in other recipes, over the union of the clients' data, with the same batch
-size. The optimiser is reset between rounds. A round takes as many steps as all clients together, one after the other.
-Validation data stay out. Public data stay out too, unless `with_public`. It composes with nothing.
-FedML pair: none can be deployed, because in federated learning the data may not leave their silo.
+A round has the same number of epochs as in other recipes, over the union of the clients' data, with
+the same batch size. The optimiser is reset between rounds. A round takes as many steps as all
+clients together, one after the other. Validation data stay out. Public data stay out too, unless
+`with_public`. It composes with nothing. FedML pair: none can be deployed, because in federated
+learning the data may not leave their silo.
 """
 
 from __future__ import annotations
@@ -23,9 +27,15 @@ class Centralised(Component):
 
     name: ClassVar[str] = "centralised"
 
-    with_public: bool = False  # whether the public split is part of the union, as it is for FNR-FL's clients
+    with_public: bool = (
+        False  # whether the public split is part of the union, as it is for FNR-FL's clients
+    )
 
     @property
     def needs(self) -> Needs:
         """All data, and all of the public split if it is part of them."""
-        return Needs(pooled=True, public=Public.LABELLED, shared=1.0) if self.with_public else Needs(pooled=True)
+        return (
+            Needs(pooled=True, public=Public.LABELLED, shared=1.0)
+            if self.with_public
+            else Needs(pooled=True)
+        )

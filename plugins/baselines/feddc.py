@@ -1,19 +1,24 @@
-"""FedDC. Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and
-Correction, CVPR 2022. https://arxiv.org/abs/2203.11751. The authors' code: https://github.com/gaoliang13/FedDC
+"""FedDC.
 
-Algorithm 1. The local loss is f_k(w) + (alpha/2) ||w - (w_t - h_k)||^2 + <w, Delta - Delta_k>. The added terms enter by
-their gradient; the reported loss is f_k. h_k is the client's drift. Delta_k and Delta are SCAFFOLD's c_i and c of the
-whole gradient.
-- As in the authors' code, w = mean over S of w_k + mean over all clients of h_k, both uniform. The server computes the
-  mean of h_k from the received models, so h_k is not sent. The traffic is 4M: w and Delta down, w_k and Delta_k's
-  change up.
-- K is the number of steps that the client took. The authors' code takes the mean client's number for every client.
-- Two details of the authors' code are left out: it divides alpha and Delta by n_k / mean n on the client, and clips
-  gradients at 10. Both change nothing for equal clients and small gradients.
+Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
+and Correction, CVPR 2022. https://arxiv.org/abs/2203.11751. The authors' code:
+https://github.com/gaoliang13/FedDC
+
+Algorithm 1. The local loss is f_k(w) + (alpha/2) ||w - (w_t - h_k)||^2 + <w, Delta - Delta_k>. The
+added terms enter by their gradient; the reported loss is f_k. h_k is the client's drift. Delta_k
+and Delta are SCAFFOLD's c_i and c of the whole gradient.
+- As in the authors' code, w = mean over S of w_k + mean over all clients of h_k, both uniform. The
+  server computes the mean of h_k from the received models, so h_k is not sent. The traffic is 4M: w
+  and Delta down, w_k and Delta_k's change up.
+- K is the number of steps that the client took. The authors' code takes the mean client's number
+  for every client.
+- Two details of the authors' code are left out: it divides alpha and Delta by n_k / mean n on the
+  client, and clips gradients at 10. Both change nothing for equal clients and small gradients.
 - With local momentum the correction is added to the gradient before the momentum.
 
-Meeting others: with FNR-FL, h_k and Delta_k come from the local training and the mean from the refined models. With
-CCN, the mean over S has CCN's weights and the rest stays uniform. FedML pair: `make_pair("feddc")`.
+Meeting others: with FNR-FL, h_k and Delta_k come from the local training and the mean from the
+refined models. With CCN, the mean over S has CCN's weights and the rest stays uniform. FedML pair:
+`make_pair("feddc")`.
 """
 
 from __future__ import annotations
@@ -40,10 +45,13 @@ from fedml_noniid.plugins.core.trees import Params, Tree, add, sub, tree_map, ze
 
 @dataclass(frozen=True)
 class FedDC(Component):
-    """Lets every client learn its own drift from the server's model, and takes it out of the average."""
+    """Lets every client learn its own drift from the server's model, and takes it out of the
+    average."""
 
     name: ClassVar[str] = "feddc"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE})
+    claims: ClassVar[frozenset[Claim]] = frozenset(
+        {Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE}
+    )
     weights: ClassVar[Weights] = "uniform"
 
     alpha: NonNegative = 0.01  # the authors' script for CIFAR-10
@@ -51,7 +59,8 @@ class FedDC(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"feddc: train.optimizer = {setting.optimizer!r} has no fixed step size, which Delta_k divides by; "
+                f"feddc: train.optimizer = {setting.optimizer!r} has no fixed step size, which "
+                "Delta_k divides by; "
                 "allowed: sgd"
             )
 
@@ -67,22 +76,30 @@ class FedDC(Component):
     def prepare(self, client: Client) -> Tree:
         """The constant parts of a round: w_t - h_k and Delta - Delta_k."""
         own = client.memory
-        return {"w_h": sub(client.params, own["h"]), "drift": sub(client.shared["Delta"], own["Delta"])}
+        return {
+            "w_h": sub(client.params, own["h"]),
+            "drift": sub(client.shared["Delta"], own["Delta"]),
+        }
 
     def gradient_term(self, w: Params, client: Client) -> Params:
         """alpha (w - (w_t - h_k)) + Delta - Delta_k."""
         kept = client.prepared
-        return tree_map(lambda w, w_h, drift: self.alpha * (w - w_h) + drift, w, kept["w_h"], kept["drift"])
+        return tree_map(
+            lambda w, w_h, drift: self.alpha * (w - w_h) + drift, w, kept["w_h"], kept["drift"]
+        )
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """h_k <- h_k + w_k - w_t; Delta_k <- Delta_k - Delta + (w_t - w_k) / (K eta)."""
         own, k_eta = client.memory, trace.steps.clamp(min=1) * client.task.lr
         moved = sub(trace.params, client.params)
-        new = tree_map(lambda own, all_, d: own - all_ - d / k_eta, own["Delta"], client.shared["Delta"], moved)
+        new = tree_map(
+            lambda own, all_, d: own - all_ - d / k_eta, own["Delta"], client.shared["Delta"], moved
+        )
         return Answer({"dDelta": sub(new, own["Delta"])}, {"h": add(own["h"], moved), "Delta": new})
 
     def step(self, server: Server) -> Change:
-        """Delta <- Delta + (1/N) sum over S of Delta_k's change; w = mean over S of w_k + (1/N) sum over all of h_k."""
+        """Delta <- Delta + (1/N) sum over S of Delta_k's change; w = mean over S of w_k + (1/N) sum
+        over all of h_k."""
 
         def renewed(mean: Tensor, changes: Tensor) -> Tensor:
             return mean + changes.sum(0) / server.n_clients

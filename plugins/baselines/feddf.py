@@ -1,17 +1,23 @@
-"""FedDF. Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated Learning, NeurIPS 2020.
-https://arxiv.org/abs/2006.07242. The authors' code: https://github.com/epfml/federated-learning-public-code
+"""FedDF.
 
-Algorithm 1. The server starts from the average of the clients' models. It distils the mean of the clients' logits
-(AVGLOGITS) into this model on unlabelled data, here the public split without its labels.
-- The number of steps is fixed. The authors take up to 10,000 steps and stop after 1,000 to 2,000 without progress on a
-  labelled validation set. The server has no labels here.
-- The teachers answer in eval mode, once for the whole split. The student is in train mode, as in the authors' code. The
-  running statistics of its batch norms start from the clients' average and move to the public data.
+Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated Learning,
+NeurIPS 2020. https://arxiv.org/abs/2006.07242. The authors' code:
+https://github.com/epfml/federated-learning-public-code
+
+Algorithm 1. The server starts from the average of the clients' models. It distils the mean of the
+clients' logits (AVGLOGITS) into this model on unlabelled data, here the public split without its
+labels.
+- The number of steps is fixed. The authors take up to 10,000 steps and stop after 1,000 to 2,000
+  without progress on a labelled validation set. The server has no labels here.
+- The teachers answer in eval mode, once for the whole split. The student is in train mode, as in
+  the authors' code. The running statistics of its batch norms start from the clients' average and
+  move to the public data.
 - As in the authors' code, the loss has no factor T^2 and the gradient is clipped.
-- The batches come from epochs over the split, each in a new order. The last batch of an epoch may be short.
+- The batches come from epochs over the split, each in a new order. The last batch of an epoch may
+  be short.
 
-Meeting others: the teachers are the models that enter the average (FNR-FL: the refined ones). The student is the model
-after all methods' server steps. Its FedML pair is `make_pair("feddf")`.
+Meeting others: the teachers are the models that enter the average (FNR-FL: the refined ones). The
+student is the model after all methods' server steps. Its FedML pair is `make_pair("feddf")`.
 """
 
 from __future__ import annotations
@@ -53,7 +59,8 @@ class FedDF(Component):
     clip: Positive = 5.0  # largest norm of the gradient: authors' code
 
     def learn(self, server: Server) -> Change | None:
-        """Algorithm 1, lines 8-10: x <- x - eta_s dKL(softmax(mean_k f(x_k) / T) || softmax(f(x) / T)) / dx."""
+        """Algorithm 1, lines 8-10: x <- x - eta_s dKL(softmax(mean_k f(x_k) / T) || softmax(f(x) /
+        T)) / dx."""
         if not self.steps:
             return None
         x, task, n = server.public.x, server.task, len(server.public.y)
@@ -64,7 +71,9 @@ class FedDF(Component):
 
         def divergence(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
             out = task.train(w, buffers, batch)
-            return F.kl_div(F.log_softmax(out.logits / self.T, dim=1), batch.y, reduction="batchmean"), out
+            return F.kl_div(
+                F.log_softmax(out.logits / self.T, dim=1), batch.y, reduction="batchmean"
+            ), out
 
         adam = Adam(self.server_lr, clip=self.clip)
         found = descend(
@@ -79,9 +88,11 @@ class FedDF(Component):
 
     @staticmethod
     def mean_logits(server: Server) -> Tensor:
-        """1/M sum_k f(x_k) on the public split, [n, C]; one client's model is in memory at a time."""
+        """1/M sum_k f(x_k) on the public split, [n, C]; one client's model is in memory at a
+        time."""
         parts = torch.split(server.public.x, PASS_BATCH)
         logits = (
-            torch.cat([server.task.eval(*model, part).logits for part in parts]) for model in server.client_models()
+            torch.cat([server.task.eval(*model, part).logits for part in parts])
+            for model in server.client_models()
         )
         return reduce(torch.add, logits) / len(server.replies.clients)

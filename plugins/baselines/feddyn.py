@@ -1,16 +1,19 @@
-"""FedDyn. Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic Regularization,
-ICLR 2021. https://arxiv.org/abs/2111.04263
+"""FedDyn.
 
-Algorithm 1. The local loss is f_k(w) - <g_k, w> + (alpha/2) ||w - w_t||^2. The added terms enter by their gradient; the
-reported loss is f_k. Clients are averaged uniformly. h moves by 1/N, where N counts all clients. g_k and h start at 0,
-so h is always the mean of all g_k.
+Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
+Regularization, ICLR 2021. https://arxiv.org/abs/2111.04263
+
+Algorithm 1. The local loss is f_k(w) - <g_k, w> + (alpha/2) ||w - w_t||^2. The added terms enter by
+their gradient; the reported loss is f_k. Clients are averaged uniformly. h moves by 1/N, where N
+counts all clients. g_k and h start at 0, so h is always the mean of all g_k.
 - The evaluated model is the sent one. The authors also report the means of the clients' models.
 - Any local optimiser is allowed: g_k and h are computed from models, without a step size.
 - The options of the authors' code are in `feddyn_authors.py`.
 
-Meeting others: any other method that corrects the gradient is refused. With FNR-FL, g_k and h come from the local
-training and the mean from the refined models. With CCN, the mean over S has CCN's weights and h stays uniform. At the
-fixed point all w_k are equal, so all weights give the same mean. FedML pair: `make_pair("feddyn")`.
+Meeting others: any other method that corrects the gradient is refused. With FNR-FL, g_k and h come
+from the local training and the mean from the refined models. With CCN, the mean over S has CCN's
+weights and h stays uniform. At the fixed point all w_k are equal, so all weights give the same
+mean. FedML pair: `make_pair("feddyn")`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,16 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Trace, Weights
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Server,
+    Trace,
+    Weights,
+)
 from fedml_noniid.plugins.core.options import Positive
 from fedml_noniid.plugins.core.trees import Params, Tree, add, tree_map, zeros_like
 
@@ -51,7 +63,10 @@ class FedDyn(Component):
     def gradient_term(self, w: Params, client: Client) -> Params:
         """Eq. 1: -g_k + alpha (w - w_t)."""
         return tree_map(
-            lambda g_k, w, w_t: self.alpha_k(client, w) * (w - w_t) - g_k, client.memory["g"], w, client.params
+            lambda g_k, w, w_t: self.alpha_k(client, w) * (w - w_t) - g_k,
+            client.memory["g"],
+            w,
+            client.params,
         )
 
     def report(self, trace: Trace, client: Client) -> Answer:
@@ -60,10 +75,17 @@ class FedDyn(Component):
         def renewed(g_k: Tensor, w_k: Tensor, w_t: Tensor) -> Tensor:
             return g_k - self.alpha_k(client, w_k) * (w_k - w_t)
 
-        return Answer(memory={"g": tree_map(renewed, client.memory["g"], trace.params, client.params)})
+        return Answer(
+            memory={"g": tree_map(renewed, client.memory["g"], trace.params, client.params)}
+        )
 
     def step(self, server: Server) -> Change:
         """h <- h - (alpha / N) sum over S of (w_k - w_t); w = mean over S of w_k - h / alpha."""
         fraction = self.alpha / server.n_clients
-        h = tree_map(lambda h, delta: h - fraction * delta.sum(0), server.state["h"], server.trained)
-        return Change({"h": h}, add(server.params, tree_map(lambda u, h: u - h / self.alpha, server.update, h)))
+        h = tree_map(
+            lambda h, delta: h - fraction * delta.sum(0), server.state["h"], server.trained
+        )
+        return Change(
+            {"h": h},
+            add(server.params, tree_map(lambda u, h: u - h / self.alpha, server.update, h)),
+        )

@@ -1,13 +1,14 @@
 """FedDyn as its authors' code has it. The paper is in `feddyn.py`: Acar et al., ICLR 2021.
 https://arxiv.org/abs/2111.04263, https://github.com/alpemreacar/FedDyn
 
-- `alpha_adapt="authors"`: alpha_k = alpha / (n_k / mean n). The server learns the n_k in an exchange before round 1 and
-  sends alpha_k. That exchange carries the model of round 1. The server's h / alpha is -(1/N) sum (w_k - w_t) for any
-  alpha. h keeps the plain alpha and is then the mean of (n_k / mean n) g_k. So the fixed point minimises the mean loss
-  over samples. Without the option it minimises the mean loss over clients.
-- `clip`: the corrected gradient is clipped to this norm before each step. It includes the loss terms of other methods,
-  but not weight decay. In the authors' code it also lacks the part alpha w, which enters as weight decay. `clip=0`: no
-  clipping.
+- `alpha_adapt="authors"`: alpha_k = alpha / (n_k / mean n). The server learns the n_k in an
+  exchange before round 1 and sends alpha_k. That exchange carries the model of round 1. The
+  server's h / alpha is -(1/N) sum (w_k - w_t) for any alpha. h keeps the plain alpha and is then
+  the mean of (n_k / mean n) g_k. So the fixed point minimises the mean loss over samples. Without
+  the option it minimises the mean loss over clients.
+- `clip`: the corrected gradient is clipped to this norm before each step. It includes the loss
+  terms of other methods, but not weight decay. In the authors' code it also lacks the part alpha w,
+  which enters as weight decay. `clip=0`: no clipping.
 FedML pair: `make_pair("feddyn_authors")`.
 """
 
@@ -20,7 +21,17 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.baselines.feddyn import FedDyn
-from fedml_noniid.plugins.core.component import Answer, Ask, Asks, Change, Claim, Client, Exchanges, Server, Setting
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Asks,
+    Change,
+    Claim,
+    Client,
+    Exchanges,
+    Server,
+    Setting,
+)
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.options import NonNegative
 from fedml_noniid.plugins.core.trees import Tree, leading
@@ -62,13 +73,20 @@ class FedDynAuthors(FedDyn):
         return found | {"alpha": some.new_full((server.n_clients,), self.alpha)}
 
     def message(self, server: Server) -> Tree:
-        return {} if self.alpha_adapt == "off" else {"alpha": server.state["alpha"][list(server.cohort)]}  # [M]
+        return (
+            {}
+            if self.alpha_adapt == "off"
+            else {"alpha": server.state["alpha"][list(server.cohort)]}
+        )  # [M]
 
     def survey(self, server: Server) -> Asks:
-        """Before round 1: alpha_k = alpha / (n_k / mean n), [N]; alpha for a client whose answer was dropped."""
+        """Before round 1: alpha_k = alpha / (n_k / mean n), [N]; alpha for a client whose answer
+        was dropped."""
         if server.round > 0 or self.alpha_adapt == "off":
             return Change()
         replies = yield Ask("count", server.cohort, server.params, server.buffers)
         alpha, n = server.state["alpha"], replies.n.double()
         rows = torch.tensor(replies.clients, device=n.device)
-        return Change({"alpha": alpha.index_copy(0, rows, (self.alpha * n.mean() / n).to(alpha.dtype))})
+        return Change(
+            {"alpha": alpha.index_copy(0, rows, (self.alpha * n.mean() / n).to(alpha.dtype))}
+        )

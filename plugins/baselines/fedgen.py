@@ -1,29 +1,33 @@
-"""FedGen. Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
+"""FedGen.
+
+Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdizhu/FedGen
 
-Algorithm 1. The server trains a generator G(y, eps) of features that the clients' classifiers assign to y. From round 2
-on, the clients train with these features too. The terms follow the authors' code for
-MNIST. They are listed with what differs:
-- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)]. The KL has the
-  labels y of the mini-batch and no gradient through the head. w_t = 0.98^(t - 1); alpha' and beta' are `generative_*`.
-  Three things of theirs are left out: the factor gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4
-  under the weights (round 570), and the end of the terms after 20 local epochs. The weights of 10 belong to their local
-  step size of 0.01. With 0.1 on digits they keep the model from learning, and weights of 1 help.
-- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model; theirs
-  is the old one. The teacher term weighs each sample's CE by its own w_k^y. Their product of a column
-  [B, 1] and a row [B] is the mean CE of the batch times the mean weight.
-- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state is kept between rounds. Its step size
-  decays like w_t.
-- y' is uniform over all C classes. The authors draw from the labels that at least one client has. This differs only if
-  a class has no samples at all.
-- The server's y follow the cohort's label counts, as in the paper; their code draws uniformly from labels with counts
-  above 1. The counts are those of the local set. The authors count the labels of the batches and add one.
-- G has no batch norm, because its running statistics would be sent beside the weights. Its output is linear, as in
-  their code. It may be negative, unlike features behind a ReLU.
+Algorithm 1. The server trains a generator G(y, eps) of features that the clients' classifiers
+assign to y. From round 2 on, the clients train with these features too. The terms follow the
+authors' code for MNIST. They are listed with what differs:
+- client: CE + w_t [alpha' CE(head(G(y', eps)), y') + beta' KL(head(G(y, eps)) || own prediction)].
+  The KL has the labels y of the mini-batch and no gradient through the head. w_t = 0.98^(t - 1);
+  alpha' and beta' are `generative_*`. Three things of theirs are left out: the factor
+  gen_batch_size / batch_size, which is 1 by default, the floor of 1e-4 under the weights (round
+  570), and the end of the terms after 20 local epochs. The weights of 10 belong to their local step
+  size of 0.01. With 0.1 on digits they keep the model from learning, and weights of 1 help.
+- server: alpha teacher + eta diversity - beta student, beta = 0. The student is the new model;
+  theirs is the old one. The teacher term weighs each sample's CE by its own w_k^y. Their product of
+  a column [B, 1] and a row [B] is the mean CE of the batch times the mean weight.
+- eps is uniform in [0, 1), as in their code; the paper says normal. Adam's state is kept between
+  rounds. Its step size decays like w_t.
+- y' is uniform over all C classes. The authors draw from the labels that at least one client has.
+  This differs only if a class has no samples at all.
+- The server's y follow the cohort's label counts, as in the paper; their code draws uniformly from
+  labels with counts above 1. The counts are those of the local set. The authors count the labels of
+  the batches and add one.
+- G has no batch norm, because its running statistics would be sent beside the weights. Its output
+  is linear, as in their code. It may be negative, unlike features behind a ReLU.
 
-Meeting others: the teachers are the models that enter the average. The student is the model after a learner such as
-FedDF. "Own prediction" is that of the model, before another method changes the logits. Its FedML pair is
-`make_pair("fedgen")`.
+Meeting others: the teachers are the models that enter the average. The student is the model after a
+learner such as FedDF. "Own prediction" is that of the model, before another method changes the
+logits. Its FedML pair is `make_pair("fedgen")`.
 """
 
 from __future__ import annotations
@@ -36,11 +40,32 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
-from fedml_noniid.plugins.core.component import Answer, Change, Client, Component, Needs, Server, Trace
+from fedml_noniid.plugins.baselines.generators import (
+    diversity,
+    draw_labels,
+    generate,
+    init,
+    label_weights,
+)
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Client,
+    Component,
+    Needs,
+    Server,
+    Trace,
+)
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import Adam
-from fedml_noniid.plugins.core.options import Count, CountOrNone, Decay, NonNegative, Positive, Range
+from fedml_noniid.plugins.core.options import (
+    Count,
+    CountOrNone,
+    Decay,
+    NonNegative,
+    Positive,
+    Range,
+)
 from fedml_noniid.plugins.core.randomness import fold, integers, uniform
 from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.training import Descent, Step, descend
@@ -75,7 +100,9 @@ class FedGen(Component):
 
     def init_server(self, server: Server) -> Tree:
         like, net = next(iter(server.params.values())), server.task.network
-        generator = init(server.key, self.noise_dim, net.n_classes, self.hidden, net.feature_size, like)
+        generator = init(
+            server.key, self.noise_dim, net.n_classes, self.hidden, net.feature_size, like
+        )
         return {"generator": generator, "adam": self.adam.init(generator)}
 
     def broadcast(self, server: Server) -> Tree:
@@ -85,7 +112,8 @@ class FedGen(Component):
         return {"generator": generator, "weight": generator["b1"].new_tensor(weight)}
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor:
-        """w_t [alpha' CE(head(G(y', eps')), y') + beta' mean_B KL(softmax(head(G(y, eps))) || softmax(own logits))]."""
+        """w_t [alpha' CE(head(G(y', eps')), y') + beta' mean_B KL(softmax(head(G(y, eps))) ||
+        softmax(own logits))]."""
         key, n_classes = batch.key, client.task.network.n_classes
         assert key is not None
 
@@ -96,14 +124,20 @@ class FedGen(Component):
         y = integers(fold(key, "y'"), n_classes, self.gen_batch_size)
         teacher = cross_entropies(logits(y, "eps'"), y).mean()
         target = torch.softmax(logits(batch.y, "eps"), dim=1).detach()  # [B, C]
-        apart = (torch.xlogy(target, target) - target * torch.log_softmax(out.logits, dim=1)).sum(1)  # [B]
+        apart = (torch.xlogy(target, target) - target * torch.log_softmax(out.logits, dim=1)).sum(
+            1
+        )  # [B]
         latent = batch.mean(apart)
-        value: Tensor = client.shared["weight"] * (self.generative_alpha * teacher + self.generative_beta * latent)
+        value: Tensor = client.shared["weight"] * (
+            self.generative_alpha * teacher + self.generative_beta * latent
+        )
         return value
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
-        return Answer({"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)})
+        return Answer(
+            {"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)}
+        )
 
     def survey(self, server: Server) -> Change | None:
         """Algorithm 1, lines 10-13: `steps` steps of G on the objective below."""
@@ -111,7 +145,9 @@ class FedGen(Component):
             return None
         counts = server.replies.upload["counts"]  # [M, C]
         head = server.task.network.layers[-1].parameters
-        teachers = [{name: w[name] for name in head if name in w} for w, _ in server.client_models()]
+        teachers = [
+            {name: w[name] for name in head if name in w} for w, _ in server.client_models()
+        ]
 
         def draws() -> Iterator[Batch]:
             for s in range(self.steps):
@@ -121,7 +157,9 @@ class FedGen(Component):
 
         def loss(g: Params, buffers: Params, batch: Batch) -> tuple[Tensor, None]:
             weights = label_weights(counts)[:, batch.y]  # [M, B]
-            return self.objective(server.task, teachers, server.params, weights, batch.y, batch.x, g), None
+            return self.objective(
+                server.task, teachers, server.params, weights, batch.y, batch.x, g
+            ), None
 
         found = descend(
             server.task,
@@ -133,9 +171,17 @@ class FedGen(Component):
         return Change({"generator": found.params, "adam": found.state})
 
     def objective(
-        self, task: Task, teachers: list[Params], student: Params, weights: Tensor, y: Tensor, eps: Tensor, g: Params
+        self,
+        task: Task,
+        teachers: list[Params],
+        student: Params,
+        weights: Tensor,
+        y: Tensor,
+        eps: Tensor,
+        g: Params,
     ) -> Tensor:
-        """alpha mean_B sum_k w_k^y CE(head_k(G), y) + eta diversity - beta KL(sum_k w_k^y head_k(G) || student(G))."""
+        """alpha mean_B sum_k w_k^y CE(head_k(G), y) + eta diversity - beta KL(sum_k w_k^y head_k(G)
+        || student(G))."""
         features = generate(g, eps, y, task.network.n_classes)
         logits = torch.stack([task.classify(w_k, features) for w_k in teachers])  # [M, B, C]
         losses = cross_entropies(logits, y.expand(len(logits), -1))  # [M, B]
@@ -143,5 +189,7 @@ class FedGen(Component):
         if self.beta:
             target = torch.softmax((weights[:, :, None] * logits).sum(0), dim=1)
             prediction = F.log_softmax(task.classify(student, features), dim=1)
-            value = value - self.beta * F.kl_div(prediction, target, reduction="none").mean()  # over B and C, as theirs
+            value = (
+                value - self.beta * F.kl_div(prediction, target, reduction="none").mean()
+            )  # over B and C, as theirs
         return value

@@ -1,16 +1,20 @@
-"""FedLC. Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits Calibration,
-ICML 2022. https://arxiv.org/abs/2209.00189
+"""FedLC.
 
-In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c. n_c is the client's number of samples of that class.
-- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true class. FL-bench calls
-  it the paper's form. It collapses, because the loss has no lower bound.
-- `absent="masked"`: a class without samples is left out of the softmax, which is the limit n_c -> 0. It affects neither
-  loss nor gradient. `absent="floor"`: its n_c counts as 1.
-- "masked" with one class only: "all" gives loss 0 and no gradient, again the limit. "excl" has an empty sum, which the
-  paper does not define; it then equals "all".
+Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits
+Calibration, ICML 2022. https://arxiv.org/abs/2209.00189
+
+In the local loss, z_c = o_c - tau n_c^(-1/4) for each class c. n_c is the client's number of
+samples of that class.
+- `form="all"`: cross-entropy of z over all classes. `form="excl"`: the denominator omits the true
+  class. FL-bench calls it the paper's form. It collapses, because the loss has no lower bound.
+- `absent="masked"`: a class without samples is left out of the softmax, which is the limit n_c ->
+  0. It affects neither loss nor gradient. `absent="floor"`: its n_c counts as 1.
+- "masked" with one class only: "all" gives loss 0 and no gradient, again the limit. "excl" has an
+  empty sum, which the paper does not define; it then equals "all".
 - n_c counts the whole local set. Evaluation uses the plain logits.
 
-Meeting others: a refinement (FNR-FL) trains with the plain logits. Its FedML pair is `make_pair("fedlc")`.
+Meeting others: a refinement (FNR-FL) trains with the plain logits. Its FedML pair is
+`make_pair("fedlc")`.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 
 @dataclass(frozen=True)
 class FedLC(Component):
-    """Gives every class a margin in the local loss; classes that are rare on the client get larger margins."""
+    """Gives every class a margin in the local loss; classes that are rare on the client get larger
+    margins."""
 
     name: ClassVar[str] = "fedlc"
     needs: ClassVar[Needs] = Needs(own=True)
@@ -43,14 +48,18 @@ class FedLC(Component):
     def prepare(self, client: Client) -> Tree:
         """tau n_c^(-1/4), and which classes are in the softmax; both [C]."""
         n = client.own.class_counts(client.task.network.n_classes)
-        return {"margin": self.tau * n.clamp(min=1) ** -0.25, "kept": n > 0 if self.absent == "masked" else n >= 0}
+        return {
+            "margin": self.tau * n.clamp(min=1) ** -0.25,
+            "kept": n > 0 if self.absent == "masked" else n >= 0,
+        }
 
     def logits(self, logits: Tensor, w: Params, client: Client) -> Tensor:
         """z_c = o_c - tau n_c^(-1/4)."""
         return _only(client.prepared["kept"], logits - client.prepared["margin"].to(logits.dtype))
 
     def penalty(self, w: Params, out: Output, batch: Batch, client: Client) -> Tensor | None:
-        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: the loss minus the cross-entropy."""
+        """With "excl", log sum_{c != y} e^{z_c} - log sum_c e^{z_c}: the loss minus the
+        cross-entropy."""
         if self.form == "all":
             return None
         z = self.logits(out.logits, w, client)  # [B, C]

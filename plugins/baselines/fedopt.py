@@ -1,12 +1,17 @@
-"""FedAdagrad, FedAdam, FedYogi. Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated
-Optimization, ICLR 2021. https://arxiv.org/abs/2003.00295
+"""FedAdagrad, FedAdam, FedYogi.
+
+Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
+ICLR 2021. https://arxiv.org/abs/2003.00295
 
 Algorithm 2, without bias correction as there. Choices:
 - v starts at tau^2, the smallest value that the algorithm allows.
-- The weights are n_k / sum n, as in the authors' experiments. `weights="uniform"`: 1/M, as algorithm 2 prints it.
-- The paper tunes `server_lr` (eta) and `tau` for each task. The defaults here are none of its results: tune them.
+- The weights are n_k / sum n, as in the authors' experiments. `weights="uniform"`: 1/M, as
+  algorithm 2 prints it.
+- The paper tunes `server_lr` (eta) and `tau` for each task. The defaults here are none of its
+  results: tune them.
 
-Running statistics of batch norms are averaged as in FedAvg. FedML pairs: `make_pair("fedadam")` and so on.
+Running statistics of batch norms are averaged as in FedAvg. FedML pairs: `make_pair("fedadam")` and
+so on.
 """
 
 from __future__ import annotations
@@ -47,7 +52,9 @@ class FedAdagrad(Component):
         state, update = server.state, server.update
         m = tree_map(lambda m, delta: self.beta1 * m + (1 - self.beta1) * delta, state["m"], update)
         v = tree_map(lambda v, delta: self.second(v, delta.square()), state["v"], update)
-        moved = tree_map(lambda x, m, v: x + self.server_lr * m / (v.sqrt() + self.tau), server.params, m, v)
+        moved = tree_map(
+            lambda x, m, v: x + self.server_lr * m / (v.sqrt() + self.tau), server.params, m, v
+        )
         return Change({"m": m, "v": v}, moved)
 
 

@@ -1,9 +1,11 @@
-"""FedProx. Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys 2020.
-https://arxiv.org/abs/1812.06127
+"""FedProx.
 
-Algorithm 2 with a fixed number of local epochs. The proximal term (mu/2)||w - w_t||^2 enters as its gradient, which is
-exact and costs no autograd. The reported local loss is the cross-entropy without it. Its FedML pair is
-`make_pair("fedprox")`.
+Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys
+2020. https://arxiv.org/abs/1812.06127
+
+Algorithm 2 with a fixed number of local epochs. The proximal term (mu/2)||w - w_t||^2 enters as its
+gradient, which is exact and costs no autograd. The reported local loss is the cross-entropy without
+it. Its FedML pair is `make_pair("fedprox")`.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ class FedProx(Component):
     name: ClassVar[str] = "fedprox"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.PROXIMAL})
 
-    mu: NonNegative = 0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
+    mu: NonNegative = (
+        0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
+    )
 
     def gradient_term(self, w: Params, client: Client) -> Params:
         """Eq. 2: mu (w - w_t)."""

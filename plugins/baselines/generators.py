@@ -1,4 +1,5 @@
-"""Parts that FedGen and FedFTG share: a conditional generator, its diversity loss, and labels drawn by counts."""
+"""Parts that FedGen and FedFTG share: a conditional generator, its diversity loss, and labels drawn
+by counts."""
 
 from __future__ import annotations
 
@@ -13,9 +14,16 @@ from fedml_noniid.plugins.core.randomness import fold, uniform
 from fedml_noniid.plugins.core.trees import Params
 
 
-def init(key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, like: Tensor) -> Params:
+def init(
+    key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, like: Tensor
+) -> Params:
     """The weights of `generate`, as `torch.nn.Linear` draws them: uniform in +-1/sqrt(inputs)."""
-    shapes = {"w1": (hidden, noise_dim + n_classes), "b1": (hidden,), "w2": (n_out, hidden), "b2": (n_out,)}
+    shapes = {
+        "w1": (hidden, noise_dim + n_classes),
+        "b1": (hidden,),
+        "w2": (n_out, hidden),
+        "b2": (n_out,),
+    }
     bounds = {"w1": noise_dim + n_classes, "b1": noise_dim + n_classes, "w2": hidden, "b2": hidden}
     return {
         name: (2 * uniform(fold(key, i), *shape, dtype=like.dtype) - 1) / math.sqrt(bounds[name])
@@ -23,8 +31,11 @@ def init(key: Tensor, noise_dim: int, n_classes: int, hidden: int, n_out: int, l
     }
 
 
-def generate(generator: Params, eps: Tensor, y: Tensor, n_classes: int, slope: float = 0.0) -> Tensor:
-    """W2 a(W1 [eps, onehot(y)] + b1) + b2, where a is the ReLU with `slope` below 0; [B, noise], [B] -> [B, n_out]."""
+def generate(
+    generator: Params, eps: Tensor, y: Tensor, n_classes: int, slope: float = 0.0
+) -> Tensor:
+    """W2 a(W1 [eps, onehot(y)] + b1) + b2, where a is the ReLU with `slope` below 0; [B, noise],
+    [B] -> [B, n_out]."""
     given = torch.cat([eps, one_hot(y, n_classes, eps.dtype)], dim=1)
     h = F.leaky_relu(F.linear(given, generator["w1"], generator["b1"]), slope)
     return F.linear(h, generator["w2"], generator["b2"])

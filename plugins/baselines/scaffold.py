@@ -1,14 +1,18 @@
-"""SCAFFOLD. Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated Learning,
-ICML 2020. https://arxiv.org/abs/1910.06378
+"""SCAFFOLD.
 
-Algorithm 1 with option II for c_i; `scaffold_i` has option I. With local momentum the correction is added to the
-gradient before the momentum.
-- Clients are averaged uniformly, as in the paper. `weights="size"`: the model is averaged by n_k, as in NIID-Bench, and
-  the control variates stay uniform.
-- With eta_g other than 1, SCAFFOLD owns the server step. It is then refused beside other methods that own that step.
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated
+Learning, ICML 2020. https://arxiv.org/abs/1910.06378
 
-Meeting others: with FNR-FL, c_i is computed from the local training only, not from the refinement. With CCN, the model
-step uses CCN's weights and the control variates stay uniform. FedML pair: `make_pair("scaffold")`.
+Algorithm 1 with option II for c_i; `scaffold_i` has option I. With local momentum the correction is
+added to the gradient before the momentum.
+- Clients are averaged uniformly, as in the paper. `weights="size"`: the model is averaged by n_k,
+  as in NIID-Bench, and the control variates stay uniform.
+- With eta_g other than 1, SCAFFOLD owns the server step. It is then refused beside other methods
+  that own that step.
+
+Meeting others: with FNR-FL, c_i is computed from the local training only, not from the refinement.
+With CCN, the model step uses CCN's weights and the control variates stay uniform. FedML pair:
+`make_pair("scaffold")`.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ from fedml_noniid.plugins.core.trees import Params, Tree, add, scale, sub, tree_
 
 @dataclass(frozen=True)
 class Scaffold(Component):
-    """Corrects each local step by the difference of the server's and the client's control variate."""
+    """Corrects each local step by the difference of the server's and the client's control
+    variate."""
 
     name: ClassVar[str] = "scaffold"
 
@@ -47,7 +52,8 @@ class Scaffold(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"scaffold: train.optimizer = {setting.optimizer!r} has no fixed step size, which option II "
+                f"scaffold: train.optimizer = {setting.optimizer!r} has no fixed step size, "
+                "which option II "
                 "of the control variate divides by; allowed: sgd, or the recipe scaffold_i"
             )
 
@@ -69,13 +75,17 @@ class Scaffold(Component):
         """Lines 12-14: c_i+ <- c_i - c + (x - y_i) / (K eta_l); c_i+ - c_i goes up, c_i <- c_i+."""
         k_eta = trace.steps.clamp(min=1) * client.task.lr
         c_i, c = client.memory["c_i"], client.shared["c"]
-        c_plus = tree_map(lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, client.params, trace.params)
+        c_plus = tree_map(
+            lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, client.params, trace.params
+        )
         return Answer({"dc": sub(c_plus, c_i)}, {"c_i": c_plus})
 
     def step(self, server: Server) -> Change:
         """Lines 16-17: x <- x + eta_g mean_S (y_i - x); c <- c + |S|/N mean_S (c_i+ - c_i)."""
         fraction = len(server.replies.clients) / server.n_clients
-        c = tree_map(lambda c, dc: c + fraction * dc.mean(0), server.state["c"], server.replies.upload["dc"])
+        c = tree_map(
+            lambda c, dc: c + fraction * dc.mean(0), server.state["c"], server.replies.upload["dc"]
+        )
         if self.server_lr == 1:
             return Change({"c": c})
         return Change({"c": c}, add(server.params, scale(self.server_lr, server.update)))

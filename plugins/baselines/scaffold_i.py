@@ -1,10 +1,13 @@
-"""SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data. See `scaffold.py`:
-Karimireddy et al., ICML 2020, algorithm 1, line 12 (i). https://arxiv.org/abs/1910.06378
+"""SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data.
 
-- The gradient is that of the mean cross-entropy, from one more pass over the local data. It is taken in eval mode with
-  the received statistics of the batch norms, because batch statistics of a whole set are not defined. Weight decay and
-  other methods' terms are left out.
-- Nothing is divided by a step size, so Adam and RMSProp are allowed. They take the corrected gradient.
+See `scaffold.py`: Karimireddy et al., ICML 2020, algorithm 1, line 12 (i).
+https://arxiv.org/abs/1910.06378
+
+- The gradient is that of the mean cross-entropy, from one more pass over the local data. It is
+  taken in eval mode with the received statistics of the batch norms, because batch statistics of a
+  whole set are not defined. Weight decay and other methods' terms are left out.
+- Nothing is divided by a step size, so Adam and RMSProp are allowed. They take the corrected
+  gradient.
 FedML pair: `make_pair("scaffold_i")`.
 """
 
@@ -37,7 +40,9 @@ class ScaffoldI(Scaffold):
 
         def gradient(batch: Batch) -> Params:
             def total(w: Params) -> tuple[Tensor, Tree]:
-                return batch.sum(cross_entropies(task.eval(w, client.buffers, batch.x).logits, batch.y)), {}
+                return batch.sum(
+                    cross_entropies(task.eval(w, client.buffers, batch.x).logits, batch.y)
+                ), {}
 
             return task.grad(total, x)[0]
 

@@ -1,20 +1,24 @@
-"""SGDM: SGD with momentum. Liu, Chen, Chen, Zhang: Accelerating Federated Learning via Momentum Gradient Descent, IEEE
-TPDS 31(8), 2020. https://arxiv.org/abs/1910.03197
+"""SGDM: SGD with momentum.
+
+Liu, Chen, Chen, Zhang: Accelerating Federated Learning via Momentum Gradient Descent, IEEE TPDS
+31(8), 2020. https://arxiv.org/abs/1910.03197
 
 CCN compares "SGDM" and cites this paper and one without momentum, so there are three methods:
-- `sgdm`, Liu et al.'s MFL: v = gamma v + g, w = w - eta v on the clients. The server averages w and v with the same
-  weights and sends both; clients start from that v. The paper has full batches, and every client takes part in every
-  round. Here clients take mini-batches, and v is the average over the last cohort.
+- `sgdm`, Liu et al.'s MFL: v = gamma v + g, w = w - eta v on the clients. The server averages w and
+  v with the same weights and sends both; clients start from that v. The paper has full batches, and
+  every client takes part in every round. Here clients take mini-batches, and v is the average over
+  the last cohort.
 - `sgdm_local`: the clients' v starts at 0 in every round.
-- `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u. MOON's code multiplies
-  u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
-gamma = 0.9 is our choice; CCN gives none. In the first two methods it is the momentum of local training, and
-train.momentum must not differ from it. `sgdm_server` leaves local training alone.
+- `sgdm_server`: heavy ball on the server, d = gamma d + u, w = w + d, with the average update u.
+  MOON's code multiplies u by 1 - gamma and FL-bench takes Nesterov's step; both are other methods.
+gamma = 0.9 is our choice; CCN gives none. In the first two methods it is the momentum of local
+training, and train.momentum must not differ from it. `sgdm_server` leaves local training alone.
 
-Meeting others: g includes the terms that other methods add. CCN's weights apply to w and v. FNR-FL's refinement runs
-with gamma too, from v = 0, and leaves the averaged v alone. In `sgdm_server`, u is the aggregated update. Its clients
-may be refined or re-weighted, and another method may replace the average.
-FedML pairs: `make_pair("sgdm")`, `make_pair("sgdm_local")`, `make_pair("sgdm_server")`.
+Meeting others: g includes the terms that other methods add. CCN's weights apply to w and v.
+FNR-FL's refinement runs with gamma too, from v = 0, and leaves the averaged v alone. In
+`sgdm_server`, u is the aggregated update. Its clients may be refined or re-weighted, and another
+method may replace the average. FedML pairs: `make_pair("sgdm")`, `make_pair("sgdm_local")`,
+`make_pair("sgdm_server")`.
 """
 
 from __future__ import annotations
@@ -22,7 +26,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Setting, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Server,
+    Setting,
+    Trace,
+)
 from fedml_noniid.plugins.core.optimizers import SGD, Optimizer
 from fedml_noniid.plugins.core.options import Momentum, RecipeError
 from fedml_noniid.plugins.core.trees import Tree, add, tree_map, weighted_sum, zeros_like
@@ -40,7 +53,8 @@ class SGDMLocal(Component):
     def check(self, setting: Setting) -> None:
         if setting.optimizer != "sgd":
             raise RecipeError(
-                f"{self.name}: is SGD with momentum, got train.optimizer = {setting.optimizer!r}; allowed: sgd, or the "
+                f"{self.name}: is SGD with momentum, got train.optimizer = "
+                f"{setting.optimizer!r}; allowed: sgd, or the "
                 "recipe sgdm_server"
             )
 
@@ -49,7 +63,8 @@ class SGDMLocal(Component):
         assert isinstance(given, SGD), "`check` refuses others"
         if given.momentum not in (0, self.gamma):
             raise RecipeError(
-                f"{self.name}: train.momentum = {given.momentum} and {self.name}.gamma = {self.gamma} are the same "
+                f"{self.name}: train.momentum = {given.momentum} and {self.name}.gamma = "
+                f"{self.gamma} are the same "
                 "number of one optimiser; leave train.momentum at null"
             )
         return replace(given, momentum=self.gamma)

@@ -1,16 +1,19 @@
-"""CCN: client contribution normalization. Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for
-Enhanced Federated Learning, 2024. https://arxiv.org/abs/2411.06352
+"""CCN: client contribution normalization.
+
+Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for Enhanced Federated
+Learning, 2024. https://arxiv.org/abs/2411.06352
 
 Eqs. 3-8. Choices where the paper is silent or ambiguous, and their options:
-- z_r is computed after local training, in one extra evaluation pass over the whole local set. Algorithm 1 lists it
-  before training and again in the last epoch, which overwrites it. `z_time="before"`: with the received model.
-  `z_time="last_epoch_running"`: the mean of the training features over the samples of the last epoch, while the model
-  moved; no extra pass.
-- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that cosines may be negative.
-  It is refused with "last_epoch_running", and for models whose classifier does not read a ReLU's output.
+- z_r is computed after local training, in one extra evaluation pass over the whole local set.
+  Algorithm 1 lists it before training and again in the last epoch, which overwrites it.
+  `z_time="before"`: with the received model. `z_time="last_epoch_running"`: the mean of the
+  training features over the samples of the last epoch, while the model moved; no extra pass.
+- z_r is the post-ReLU input of the classifier. `z_act="pre"`: the input of that ReLU, so that
+  cosines may be negative. It is refused with "last_epoch_running", and for models whose classifier
+  does not read a ReLU's output.
 - T = 0.5; the paper says only "less than 1".
-- nu_r is the weight that the recipe gives the client without CCN: n_r/n, or 1/m where a method averages uniformly.
-  `nu="uniform"`: 1/m with every method.
+- nu_r is the weight that the recipe gives the client without CCN: n_r/n, or 1/m where a method
+  averages uniformly. `nu="uniform"`: 1/m with every method.
 - A zero z_r has cosine 0 with the others. A single client has weight 1.
 
 Recorded: S, Lambda, the weights c_r, the extremes of Lambda_r and of c_r / nu_r, and the fraction
@@ -18,12 +21,12 @@ of the total weight that CCN moves, 1/2 sum_r |c_r - nu_r|. At most max_r nu_r c
 fraction is quasi-convex in the softmax, so it is largest where one client has all of it. That
 client loses all of its weight. The largest rise says less: with equal nu_r no c_r / nu_r exceeds
 R / (R - 1), however much others fall.
-Meeting others: FedNova has c_r for p_r, in d and in tau_eff. With FedNova's nu = "weights", Lambda_r multiplies p_r /
-a_r, and CCN's `nu="uniform"` makes p_r = 1/m. SCAFFOLD's model step has nu_r = 1/m; its control variates stay uniform.
-FedDyn's h stays uniform too; its mean of models is weighted. FedBABU's body has nu_r = n_r/n. SGDM averages w and v
-with c_r. q-FedAvg's two sums have factors c_r m. FedNNNN's u and E have c_r. With FNR-FL, z_r is that of the unrefined
-local model, and the weights apply to the refined models.
-FedML pair: `CCNTrainer`, `CCNAggregator`.
+Meeting others: FedNova has c_r for p_r, in d and in tau_eff. With FedNova's nu = "weights",
+Lambda_r multiplies p_r / a_r, and CCN's `nu="uniform"` makes p_r = 1/m. SCAFFOLD's model step has
+nu_r = 1/m; its control variates stay uniform. FedDyn's h stays uniform too; its mean of models is
+weighted. FedBABU's body has nu_r = n_r/n. SGDM averages w and v with c_r. q-FedAvg's two sums have
+factors c_r m. FedNNNN's u and E have c_r. With FNR-FL, z_r is that of the unrefined local model,
+and the weights apply to the refined models. FedML pair: `CCNTrainer`, `CCNAggregator`.
 """
 
 from __future__ import annotations
@@ -75,7 +78,8 @@ class CCN(Component):
     def check(self, setting: Setting) -> None:
         if self.z_act == "pre" and self.z_time == "last_epoch_running":
             raise RecipeError(
-                "ccn: z_act = 'pre' needs a pass of its own, and z_time = 'last_epoch_running' makes none; "
+                "ccn: z_act = 'pre' needs a pass of its own, and z_time = 'last_epoch_running' "
+                "makes none; "
                 "allowed with it: z_act = 'post'"
             )
 
@@ -84,7 +88,9 @@ class CCN(Component):
         if self.z_time == "last_epoch_running":
             return Answer({"z": trace.features})
         before = self.z_time == "before"
-        params, buffers = (client.params, client.buffers) if before else (trace.params, trace.buffers)
+        params, buffers = (
+            (client.params, client.buffers) if before else (trace.params, trace.buffers)
+        )
 
         def final(batch: Batch) -> Tree:
             if self.z_act == "pre":
@@ -105,7 +111,8 @@ class CCN(Component):
         return 1 - torch.softmax(similarity(z).sum(1) / self.T, dim=0)
 
     def step(self, server: Server) -> Change:
-        """Only records: S, Lambda and c of the round, extremes, and 1/2 sum_r |c_r - nu_r| beside its bound."""
+        """Only records: S, Lambda and c of the round, extremes, and 1/2 sum_r |c_r - nu_r| beside
+        its bound."""
         z = server.replies.upload["z"]
         lam = self.contribution(z)
         over_nu = lam / (lam @ server.base)  # c_r / nu_r
@@ -127,7 +134,10 @@ class CCN(Component):
 
 
 def similarity(z: Tensor) -> Tensor:
-    """S of eqs. 3-4, the cosines of the rows of z with 1 on the diagonal, [R, d] -> [R, R] float64."""
+    """S of eqs.
+
+    3-4, the cosines of the rows of z with 1 on the diagonal, [R, d] -> [R, R] float64.
+    """
     z = z.double()
     length = torch.linalg.vector_norm(z, dim=1, keepdim=True)
     unit = z / torch.where(length > 0, length, torch.ones_like(length))
@@ -139,7 +149,8 @@ def pre_activation(client: Client, params: Params, buffers: Params, batch: Batch
     z = client.task.pre_activation(params, buffers, batch.x)
     if z is None:
         raise RecipeError(
-            f"ccn: z_act = 'pre', but the classifier of train.model = {client.task.network.name!r} does not read the "
+            "ccn: z_act = 'pre', but the classifier of train.model = "
+            f"{client.task.network.name!r} does not read the "
             "output of a ReLU, as configured; allowed with it: post"
         )
     return z

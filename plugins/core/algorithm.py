@@ -1,4 +1,7 @@
-"""Algorithm: a set of components, and the federated round as a generator of Asks. FedAvg is the empty set."""
+"""Algorithm: a set of components, and the federated round as a generator of Asks.
+
+FedAvg is the empty set.
+"""
 
 from __future__ import annotations
 
@@ -53,24 +56,35 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True)
 class Algorithm:
-    """The object that every runtime runs. The order of `components` affects rounding only; `compose` fixes it."""
+    """The object that every runtime runs.
+
+    The order of `components` affects rounding only; `compose` fixes it.
+    """
 
     components: tuple[Component, ...] = ()
     setting: Setting = field(default=Setting(1, 1))
 
     @staticmethod
     def compose(components: Iterable[Component], setting: Setting) -> Algorithm:
-        """Composes. RecipeError names two components that own the same thing, that thing, and why both can't own it."""
+        """Composes.
+
+        RecipeError names two components that own the same thing, that thing, and why both can't own
+        it.
+        """
         found = tuple(sorted(components, key=identity))
         for c in found:
             _sound(c, setting)
         for a, b in combinations(sorted(found, key=lambda c: c.name), 2):
             if a.name == b.name:
-                raise RecipeError(f"recipe names {a.name!r} twice; a recipe is a set, name each method once")
+                raise RecipeError(
+                    f"recipe names {a.name!r} twice; a recipe is a set, name each method once"
+                )
             clash = sorted(claim.value for claim in a.claims & b.claims)
             owned = "; ".join(f"both own the {what}, and {reason}" for what, reason in clash)
             if why := _apart(a, b) or _apart(b, a) or owned:
-                raise RecipeError(f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them")
+                raise RecipeError(
+                    f"{a.name!r} and {b.name!r} can't be combined: {why}; drop one of them"
+                )
         return Algorithm(found, setting)
 
     @property
@@ -82,7 +96,9 @@ class Algorithm:
     def needs(self) -> Needs:
         """What the components need together."""
         own = [Needs(), *(c.needs for c in self.components)]
-        return Needs(**{f.name: max(getattr(needs, f.name) for needs in own) for f in fields(Needs)})
+        return Needs(
+            **{f.name: max(getattr(needs, f.name) for needs in own) for f in fields(Needs)}
+        )
 
     @property
     def leak(self) -> str:
@@ -94,10 +110,17 @@ class Algorithm:
     def exchanges(self) -> Exchanges:
         """Asks before the first round, in every round, and after the last."""
         parts = [c.exchanges(self.setting) for c in self.components]
-        return Exchanges(sum(p.begin for p in parts), 1 + sum(p.round for p in parts), sum(p.finish for p in parts))
+        return Exchanges(
+            sum(p.begin for p in parts),
+            1 + sum(p.round for p in parts),
+            sum(p.finish for p in parts),
+        )
 
     def owned(self, claim: Claim, results: dict[Component, T | None]) -> T | None:
-        """The result of the one component that has one. RecipeError if that component has no claim to it."""
+        """The result of the one component that has one.
+
+        RecipeError if that component has no claim to it.
+        """
         for c, result in results.items():
             if result is not None:
                 _claimed(c, claim)
@@ -142,30 +165,46 @@ class Algorithm:
         weights = (torch.ones_like(replies.n) if uniform else replies.n).double()
         base = weights = weights / weights.sum()  # [M]
         for factor in each("weigh").values():
-            weights = weights if factor is None else weights * factor.double() / (weights @ factor.double())
+            weights = (
+                weights
+                if factor is None
+                else weights * factor.double() / (weights @ factor.double())
+            )
         now = replace(now, base=base, weights=weights)
         average = self.owned(Claim.AVERAGE, each("average"))
-        now = replace(now, update=weighted_sum(weights, now.replies.deltas) if average is None else average)
+        now = replace(
+            now, update=weighted_sum(weights, now.replies.deltas) if average is None else average
+        )
 
         steps = each("step")
         slices = {c.name: slices[c.name] | steps[c].state for c in components}
         sent = self.owned(Claim.SERVER_STEP, {c: step.params for c, step in steps.items()})
         evaluated = self.owned(Claim.SERVER_STEP, {c: step.evaluated for c, step in steps.items()})
         buffers = weighted_sum(weights, now.replies.buffers)
-        now = replace(now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers)
+        now = replace(
+            now, params=add(now.start, now.update) if sent is None else sent, buffers=buffers
+        )
 
         learned = each("learn")
         model = self.owned(Claim.SERVER_LEARNING, learned)
         if model is not None:
             slices = {c.name: slices[c.name] | (learned[c] or Change()).state for c in components}
             # The learner went on from the model that would be sent.
-            now, evaluated = replace(now, params=model.params or now.params, buffers=model.buffers or now.buffers), None
+            now, evaluated = (
+                replace(
+                    now, params=model.params or now.params, buffers=model.buffers or now.buffers
+                ),
+                None,
+            )
         slices = yield from self._survey(now, slices)
         metrics = {c: step.metrics for c, step in steps.items()}
-        return Round(State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained)
+        return Round(
+            State(now.params, now.buffers, slices), evaluated, _named(metrics), now.trained
+        )
 
     def finish(self, state: State, at: Server) -> Generator[Ask, Reply, State]:
-        """Exchanges after the last round, with everybody; `state.params` is the evaluated model, which may change."""
+        """Exchanges after the last round, with everybody; `state.params` is the evaluated model,
+        which may change."""
         now, changes = replace(at, params=state.params, buffers=state.buffers), {}
         for c in self.components:
             changes[c] = yield from _asked(c, "finish", _seen(now, state.slices, c))
@@ -182,29 +221,43 @@ class Algorithm:
 
 
 def _sound(c: Component, setting: Setting) -> None:
-    """RecipeError if a component can't run, breaks the contract, or does something without the claim to it."""
+    """RecipeError if a component can't run, breaks the contract, or does something without the
+    claim to it."""
     check_kind(c)
     c.check(setting)
     for hook, claim in OWNS.items():
         if overrides(c, hook):
             _claimed(c, claim)
     if setting.deployed and (c.needs.pooled or c.needs.public is Public.TEST_SET):
-        why = "one model on the data of all, which may not leave their silos" if c.needs.pooled else "on the test set"
+        why = (
+            "one model on the data of all, which may not leave their silos"
+            if c.needs.pooled
+            else "on the test set"
+        )
         raise RecipeError(f"{c.name!r} is for simulations and can't be deployed: it trains {why}")
 
 
 def _apart(a: Component, b: Component) -> str:
     """Why `a` can't be combined with `b`, in what they need; "" if it can."""
     if a.needs.pooled:
-        return f"{a.name!r} trains one model on all data, so there are no clients for another method to act on"
+        return (
+            f"{a.name!r} trains one model on all data, so there are no clients for another "
+            "method to act on"
+        )
     if a.needs.own_norms and b.needs.whole_models:
-        return f"{a.name!r} keeps the batch norms on the clients, and {b.name!r} needs them outside of local training"
+        return (
+            f"{a.name!r} keeps the batch norms on the clients, and {b.name!r} needs them "
+            "outside of local training"
+        )
     return ""
 
 
 def _claimed(c: Component, claim: Claim) -> None:
     if claim not in c.claims:
-        raise RecipeError(f"{c.name!r} changes the {claim.value[0]} and does not claim it; add {claim} to its claims")
+        raise RecipeError(
+            f"{c.name!r} changes the {claim.value[0]} and does not claim it; add {claim} to its "
+            "claims"
+        )
 
 
 def _named(found: dict[Component, T]) -> dict[str, T]:
@@ -212,10 +265,13 @@ def _named(found: dict[Component, T]) -> dict[str, T]:
 
 
 def _seen(now: Server, slices: Tree, c: Component) -> Server:
-    """The server as one component sees it: its own state, key and uploads, and the data that it declares."""
+    """The server as one component sees it: its own state, key and uploads, and the data that it
+    declares."""
     public = now.public if c.needs.public is not Public.NOTHING else Server.public
     replies = _own(now.replies, c) if isinstance(now.replies, Reply) else now.replies
-    return replace(now, state=slices.get(c.name, {}), public=public, replies=replies, scope=identity(c))
+    return replace(
+        now, state=slices.get(c.name, {}), public=public, replies=replies, scope=identity(c)
+    )
 
 
 def _own(reply: Reply, c: Component) -> Reply:
@@ -223,7 +279,8 @@ def _own(reply: Reply, c: Component) -> Reply:
 
 
 def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any]:
-    """Passes the Asks of a hook on, addressed to its component on the clients; returns what the hook returns."""
+    """Passes the Asks of a hook on, addressed to its component on the clients; returns what the
+    hook returns."""
     asks = call(c, hook, server)
     if not isinstance(asks, Generator):
         return asks
@@ -238,4 +295,6 @@ def _asked(c: Component, hook: str, server: Server) -> Generator[Ask, Reply, Any
         if not isinstance(ask, Ask) or ask.job == TRAIN:
             words = "an Ask with a word of its own as the job, which is not 'train'"
             raise RecipeError(f"{c.name!r}: {hook} yielded {shown(ask)}; allowed: {words}")
-        reply = yield ask._replace(shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name)
+        reply = yield ask._replace(
+            shared={c.name: ask.shared}, each={c.name: ask.each}, owner=c.name
+        )

@@ -17,9 +17,10 @@ One round. Every hook stands where it acts. The list is the order; there is no o
              survey *               may ask about the new model; before round 1, about w_0
     last     finish *               may ask about the evaluated model, and replace it
 
-`*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at one place of the list
-every component sees the same server, terms are summed, factors are multiplied, and everything else needs a claim. So no
-component acts before another. A hook that a component does not override costs nothing.
+`*`: a generator that yields Asks. The client's side of an Ask is `answer`. A recipe is a set: at
+one place of the list every component sees the same server, terms are summed, factors are
+multiplied, and everything else needs a claim. So no component acts before another. A hook that a
+component does not override costs nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from fedml_noniid.plugins.core.task import Output, Task
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
 
 Weights = Literal["size", "uniform"]  # n_k / sum n, or 1 / M
-Asks = Generator["Ask", "Reply", Any]  # what a server hook may yield and gets back; returns a Change, `refine` a Reply
+Asks = Generator[
+    "Ask", "Reply", Any
+]  # what a server hook may yield and gets back; returns a Change, `refine` a Reply
 
 
 class Claim(Enum):
@@ -48,16 +51,34 @@ class Claim(Enum):
     AVERAGE = "clients' average", "each puts its own average in place of the weighted mean"
     CLASSIFIER = "classifier", "one freezes it, the other trains it again"
     CLIENT_WEIGHTS = "clients' weights", "each gives every client a weight of its own"
-    DRIFT = "client drift correction", "each corrects the local gradient for the same drift, which together is too much"
-    FEATURE_MEANS = "feature distribution regulariser", "each pulls the same features towards other clients' means"
+    DRIFT = (
+        "client drift correction",
+        "each corrects the local gradient for the same drift, which together is too much",
+    )
+    FEATURE_MEANS = (
+        "feature distribution regulariser",
+        "each pulls the same features towards other clients' means",
+    )
     LOGITS = "logits of the local loss", "each changes the logits for the client's label counts"
     NEURON_RATES = "neurons' learning rates", "each gives every neuron a rate of its own"
     OPTIMIZER = "local optimiser", "each brings its own"
-    OPTIMIZER_MEMORY = "optimiser's memory", "one fills what the other relies on being empty when a round starts"
-    PROXIMAL = "proximal term", "two pulls towards the received model are one, with the sum of their coefficients"
+    OPTIMIZER_MEMORY = (
+        "optimiser's memory",
+        "one fills what the other relies on being empty when a round starts",
+    )
+    PROXIMAL = (
+        "proximal term",
+        "two pulls towards the received model are one, with the sum of their coefficients",
+    )
     REFINEMENT = "refinement on public data", "each trains clients' models on the public split"
-    SERVER_LEARNING = "distillation on the server", "each trains the server's model, the later undoes the earlier"
-    SERVER_STEP = "server step", "each says how far the server moves, by momentum or by an exact combination"
+    SERVER_LEARNING = (
+        "distillation on the server",
+        "each trains the server's model, the later undoes the earlier",
+    )
+    SERVER_STEP = (
+        "server step",
+        "each says how far the server moves, by momentum or by an exact combination",
+    )
 
 
 class Public(IntEnum):
@@ -80,8 +101,12 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
-    own_norms: bool = False  # each client keeps its batch norms to itself: parameters and running statistics
-    whole_models: bool = False  # whole models, batch norms included, outside of the clients' local training
+    own_norms: bool = (
+        False  # each client keeps its batch norms to itself: parameters and running statistics
+    )
+    whole_models: bool = (
+        False  # whole models, batch norms included, outside of the clients' local training
+    )
 
 
 class Exchanges(NamedTuple):
@@ -105,7 +130,8 @@ class Setting(NamedTuple):
 
 
 def absent(why: str) -> Any:
-    """A placeholder for a missing value; it raises an error with the reason when a hook reads it."""
+    """A placeholder for a missing value; it raises an error with the reason when a hook reads
+    it."""
 
     class Absent:
         def __getattr__(self, *_: object) -> Any:
@@ -121,18 +147,23 @@ class Client:
     """All that a client's hook may read."""
 
     task: Task
-    params: Params  # w_t; in `answer` the model of the Ask, or the client's own result if the Ask has none
+    # w_t; in `answer` the model of the Ask, or the client's own result if the Ask has none
+    params: Params
     buffers: Params
     round: int  # 0 before the first
     own: Pass = absent("client.own is there for methods that declare Needs(own=True)")
-    public: Pass = absent("client.public is there for methods that declare Needs(public=...), if there is a split")
+    public: Pass = absent(
+        "client.public is there for methods that declare Needs(public=...), if there is a split"
+    )
     shared: Tree = field(default_factory=dict)  # from `broadcast`
     each: Tree = field(default_factory=dict)  # this client's row of `message`
     memory: Tree = field(default_factory=dict)  # as the client left it when it last took part
     prepared: Tree = field(default_factory=dict)  # from `prepare`
     job: str = "train"  # or that of the Ask
     observing: bool = False  # whether `Answer.metrics` are recorded
-    keys: Tensor = absent("client.key is there in training and in `answer`")  # of this client, round and job
+    keys: Tensor = absent(
+        "client.key is there in training and in `answer`"
+    )  # of this client, round and job
     scope: int = 0  # the component's number among these keys
 
     @property
@@ -149,12 +180,16 @@ class Trace(NamedTuple):
     steps: Tensor  # 0-d, steps taken
     loss: Tensor  # 0-d, mean over the steps
     optimizer: Tree  # its state after the last step
-    features: Tensor  # [d], mean over the samples of the last epoch; for methods that declare `Needs.last_epoch`
+    # [d], mean over the samples of the last epoch; for methods that declare `Needs.last_epoch`
+    features: Tensor
     planned: int  # the most steps that a client of this batch of clients takes
 
 
 class Answer(NamedTuple):
-    """The result of a client's hook. Only what it mentions is sent; memory that it does not mention is kept."""
+    """The result of a client's hook.
+
+    Only what it mentions is sent; memory that it does not mention is kept.
+    """
 
     upload: Tree = {}
     memory: Tree = {}
@@ -164,7 +199,10 @@ class Answer(NamedTuple):
 
 
 class Ask(NamedTuple):
-    """A request of the server to some clients. Without a model they use what they trained in this round."""
+    """A request of the server to some clients.
+
+    Without a model they use what they trained in this round.
+    """
 
     job: str  # "train", a runtime's "test", or a word of the component that asks
     to: tuple[int, ...]  # ascending client ids
@@ -179,8 +217,9 @@ class Ask(NamedTuple):
 class Reply:
     """The answers to one Ask, leaves [M, ...] in ascending client order.
 
-    In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by them, not by `Ask.to`. A
-    client whose answer was dropped keeps the memory that it had before this Ask.
+    In a deployment a defence may drop answers. Then `clients` lack some that were asked: go by
+    them, not by `Ask.to`. A client whose answer was dropped keeps the memory that it had before
+    this Ask.
     """
 
     clients: tuple[int, ...]
@@ -190,7 +229,9 @@ class Reply:
     n: Tensor  # [M], n_k
     steps: Tensor  # [M], local steps
     loss: Tensor  # [M], mean loss over the local steps
-    metrics: Tree = field(default_factory=dict)  # by component; empty in a deployment and where nothing is recorded
+    metrics: Tree = field(
+        default_factory=dict
+    )  # by component; empty in a deployment and where nothing is recorded
 
 
 @dataclass(frozen=True)
@@ -203,14 +244,22 @@ class Server:
     round: int  # 0 before the first
     n_clients: int  # N
     input_shape: tuple[int, ...] = ()  # of one sample
-    public: Samples = absent("server.public is there for methods that declare Needs(public=...), if there is a split")
+    public: Samples = absent(
+        "server.public is there for methods that declare Needs(public=...), if there is a split"
+    )
     state: Tree = field(default_factory=dict)
     cohort: tuple[int, ...] = ()  # ascending ids; in round 0 and in `finish`, everybody
     start: Params = field(default_factory=dict)  # w_t, from `refine` on
     replies: Reply = absent("server.replies is there from `refine` to `survey`")
-    trained: Params = field(default_factory=dict)  # w_k - w_t as local training left them, before a refinement
-    base: Tensor = absent("server.base is there from `average` to `survey`")  # [M], the weights before `weigh`
-    weights: Tensor = absent("server.weights is there from `average` to `survey`")  # [M], float64, sum to one
+    trained: Params = field(
+        default_factory=dict
+    )  # w_k - w_t as local training left them, before a refinement
+    base: Tensor = absent(
+        "server.base is there from `average` to `survey`"
+    )  # [M], the weights before `weigh`
+    weights: Tensor = absent(
+        "server.weights is there from `average` to `survey`"
+    )  # [M], float64, sum to one
     update: Params = field(default_factory=dict)  # the aggregated update, from `step` on
     keys: Tensor = absent("server.key is there in every hook")  # of this round
     scope: int = 0  # the component's number among these keys
@@ -232,8 +281,11 @@ class Change(NamedTuple):
     state: Tree = {}
     params: Params | None = None
     buffers: Params | None = None
-    evaluated: Params | None = None  # `step` only: the model that is evaluated, if it is not the one that is sent
-    metrics: Tree = {}  # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
+    evaluated: Params | None = (
+        None  # `step` only: the model that is evaluated, if it is not the one that is sent
+    )
+    # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
+    metrics: Tree = {}
 
 
 @dataclass(frozen=True)
@@ -241,8 +293,9 @@ class Component:
     """FedAvg's behaviour at every hook. A method overrides what its paper changes."""
 
     name: ClassVar[str]
-    # Uploads, by name, of which the server takes some numbers only, such as what it divides by. In a deployment, an
-    # upload beyond its range costs that silo its place in the exchange. Ends belong to the range.
+    # Uploads, by name, of which the server takes some numbers only, such as what it divides by. In
+    # a deployment, an upload beyond its range costs that silo its place in the exchange. Ends
+    # belong to the range.
     ranges: ClassVar[Mapping[str, Range]] = {}
 
     @property
@@ -261,13 +314,17 @@ class Component:
         return "size"
 
     def check(self, setting: Setting) -> None:
-        """RecipeError if the method can't run in this setting. Types, words and ranges are checked already."""
+        """RecipeError if the method can't run in this setting.
+
+        Types, words and ranges are checked already.
+        """
 
     def exchanges(self, setting: Setting) -> Exchanges:
         """How often the component asks beside the training of every round."""
         return Exchanges()
 
-    # client: leaves have no client axis ---------------------------------------------------------------------------
+    # client: leaves have no client axis
+    # ----------------------------------------------------------------------------------------------
 
     def init_client(self, client: Client) -> Tree:
         """The memory of a client that has not taken part yet; `client.params` is w_0."""
@@ -303,7 +360,8 @@ class Component:
         """The client's side of an Ask of this component; `client.job` says of which."""
         raise RecipeError(f"{self.name} asks {client.job!r} but does not answer it")
 
-    # server: leaves of replies are [M, ...]; a hook that asks nothing is a plain function --------------------------
+    # server: leaves of replies are [M, ...]; a hook that asks nothing is a plain function
+    # ------------------------
 
     def init_server(self, server: Server) -> Tree:
         """The server's state before the first round."""
@@ -318,7 +376,8 @@ class Component:
         return {}
 
     def refine(self, server: Server) -> Asks | None:
-        """Asks the clients again after training; returns the replies as all others see them (a claim)."""
+        """Asks the clients again after training; returns the replies as all others see them (a
+        claim)."""
 
     def weigh(self, server: Server) -> Tensor | None:
         """Factors of the clients' weights, [M]; the core divides by the sum."""
@@ -327,7 +386,8 @@ class Component:
         """The aggregated update in place of sum_k weights_k (w_k - w_t) (a claim)."""
 
     def step(self, server: Server) -> Change:
-        """The next state, and the new model if it is not w_t plus the aggregated update (a claim)."""
+        """The next state, and the new model if it is not w_t plus the aggregated update (a
+        claim)."""
         return Change()
 
     def learn(self, server: Server) -> Change | None:
@@ -340,10 +400,15 @@ class Component:
         """Asks everybody after the last round; may change the evaluated model (a claim)."""
 
 
-# Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and `step`, an option may
-# decide whether the component owns it.
-OWNS = {"logits": Claim.LOGITS, "refine": Claim.REFINEMENT, "average": Claim.AVERAGE, "learn": Claim.SERVER_LEARNING,
-        "finish": Claim.CLASSIFIER}  # fmt: skip
+# Overriding one of these hooks means owning what it changes. For `optimizer`, `warm_start` and
+# `step`, an option may decide whether the component owns it.
+OWNS = {
+    "logits": Claim.LOGITS,
+    "refine": Claim.REFINEMENT,
+    "average": Claim.AVERAGE,
+    "learn": Claim.SERVER_LEARNING,
+    "finish": Claim.CLASSIFIER,
+}
 
 
 def overrides(component: Component, hook: str) -> bool:

@@ -33,19 +33,26 @@ class Batch(NamedTuple):
     y: Tensor  # [B]
     mask: Tensor | None = None  # [B], 0 for padding; None where nothing is padded
     live: Tensor | None = None  # 0-d bool; False: this client has no such step
-    last_epoch: Tensor | None = None  # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
+    last_epoch: Tensor | None = (
+        None  # 0-d, 1 in the last epoch; None unless a component declares `Needs.last_epoch`
+    )
     keys: Tensor | None = None  # 0-d, of this client and job; only in training
     step: int | Tensor = 0
     scope: int = 0  # a component's number among the keys of the step
 
     @property
     def key(self) -> Any:
-        """For `plugins.core.randomness`, 0-d: of this step, in a hook of this component; None if there is none."""
+        """For `plugins.core.randomness`, 0-d: of this step, in a hook of this component; None if
+        there is none."""
         return self.keys if self.keys is None else step_key(self.keys, self.step, self.scope)
 
     def sum(self, values: Tensor) -> Tensor:
         """Over the samples, [B, ...] -> [...]."""
-        return values.sum(0) if self.mask is None else torch.tensordot(self.mask.to(values.dtype), values, dims=1)
+        return (
+            values.sum(0)
+            if self.mask is None
+            else torch.tensordot(self.mask.to(values.dtype), values, dims=1)
+        )
 
     def mean(self, values: Tensor) -> Tensor:
         """Over the samples, [B, ...] -> [...]."""
@@ -56,7 +63,8 @@ class Batch(NamedTuple):
 class Pass:
     """Batches as indices into samples: ragged (`sizes`, one flat index) or padded (`mask`, `live`).
 
-    An engine that trains clients side by side has an axis [M] in front of every batch: [S, M, B] here.
+    An engine that trains clients side by side has an axis [M] in front of every batch: [S, M, B]
+    here.
     """
 
     samples: Samples
@@ -73,12 +81,18 @@ class Pass:
     def __iter__(self) -> Iterator[Batch]:
         parts = torch.split(self.index, list(self.sizes)) if self.sizes is not None else self.index
         for s, index in enumerate(parts):
-            mask, live, last = (None if of is None else of[s] for of in (self.mask, self.live, self.last))
+            mask, live, last = (
+                None if of is None else of[s] for of in (self.mask, self.live, self.last)
+            )
             yield Batch(self.seen(index, s), rows_at(self.samples.y, index), mask, live, last)
 
     def seen(self, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples of a batch, [B, ...]."""
-        return rows_at(self.samples.x, index) if self.read is None else self.read(self.samples, index, step)
+        return (
+            rows_at(self.samples.x, index)
+            if self.read is None
+            else self.read(self.samples, index, step)
+        )
 
     @property
     def n(self) -> int | Tensor:
@@ -92,13 +106,17 @@ class Pass:
             part = fn(batch)
             found = part if found is None else add(found, part)
         if found is None:
-            raise UserError("a client without samples has no mean; every client needs at least one sample")
+            raise UserError(
+                "a client without samples has no mean; every client needs at least one sample"
+            )
         return found
 
     def mean(self, fn: Callable[[Batch], Tree]) -> Tree:
         """The mean over all samples of the trees fn(batch), leaves [B, ...] -> [...]."""
         n = self.n
-        return tree_map(lambda leaf: leaf / n, self.total(lambda batch: tree_map(batch.sum, fn(batch))))
+        return tree_map(
+            lambda leaf: leaf / n, self.total(lambda batch: tree_map(batch.sum, fn(batch)))
+        )
 
     def class_counts(self, n_classes: int) -> Tensor:
         """n_c, the number of samples of each class, [C] float64. Reads labels only."""
@@ -111,7 +129,10 @@ class Pass:
         x, y, _ = self.samples
         for epoch in range(epochs):
             order = self.index[permutation(fold(key, epoch), len(self.index))]
-            yield from (Batch(rows_at(x, index), rows_at(y, index)) for index in torch.split(order, batch_size))
+            yield from (
+                Batch(rows_at(x, index), rows_at(y, index))
+                for index in torch.split(order, batch_size)
+            )
 
 
 def masked_mean(values: Tensor, mask: Tensor | None, axes: int = 0) -> Tensor:
@@ -128,7 +149,10 @@ def masked_mean(values: Tensor, mask: Tensor | None, axes: int = 0) -> Tensor:
 
 
 def one_hot(y: Tensor, n_classes: int, dtype: torch.dtype) -> Tensor:
-    """1 where a label is the class, [...] -> [..., C]. torch's own reads the values, which vmap can't under grad."""
+    """1 where a label is the class, [...] -> [..., C].
+
+    torch's own reads the values, which vmap can't under grad.
+    """
     return (y.unsqueeze(-1) == torch.arange(n_classes, device=y.device)).to(dtype)
 
 
@@ -143,9 +167,11 @@ def cross_entropy(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def log_softmax(logits: Tensor) -> Tensor:
-    """log p, class first, [..., C] -> [C, all the rest]: six times as fast as over the last axis (docs/performance.md).
+    """log p, class first, [..., C] -> [C, all the rest]: six times as fast as over the last axis
+    (docs/performance.md).
 
-    It goes through three axes, because torch transposes a matrix in blocks, which takes twice as long for ten columns.
+    It goes through three axes, because torch transposes a matrix in blocks, which takes twice as
+    long for ten columns.
     """
     by_class = logits.reshape(1, -1, logits.shape[-1]).permute(2, 0, 1).contiguous()
     return torch.log_softmax(by_class.squeeze(1), 0)

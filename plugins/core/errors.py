@@ -21,9 +21,12 @@ class NonFiniteError(UserError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is close.
+    """`" (did you mean 'x'?)"` for the allowed word that is closest to `word`, or `""` if none is
+    close.
 
     Upper and lower case count as the same.
     """
-    close = difflib.get_close_matches(word.casefold(), found := {name.casefold(): name for name in allowed}, n=1)
+    close = difflib.get_close_matches(
+        word.casefold(), found := {name.casefold(): name for name in allowed}, n=1
+    )
     return f" (did you mean {found[close[0]]!r}?)" if close else ""

@@ -1,7 +1,8 @@
-"""Local optimisers as pure init/step pairs on trees; each equals its namesake in `torch.optim` (tested).
+"""Local optimisers as pure init/step pairs on trees; each equals its namesake in `torch.optim`
+(tested).
 
-`step` returns the update to add to the parameters, not the new parameters, so that a method can scale or mask it
-(FedNLR's neuron-wise rates) under any optimiser.
+`step` returns the update to add to the parameters, not the new parameters, so that a method can
+scale or mask it (FedNLR's neuron-wise rates) under any optimiser.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ class Optimizer:
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
-    clip: float = 0.0  # largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_`; 0: no limit
+    clip: float = (
+        0.0  # largest norm of the gradient, as `torch.nn.utils.clip_grad_norm_`; 0: no limit
+    )
 
     def init(self, params: Params) -> Tree:
         """The state before the first step."""
@@ -33,8 +36,14 @@ class Optimizer:
 
     def given(self, grads: Params, params: Params) -> Params:
         """The gradient, clipped, plus weight_decay w."""
-        grads = scale((self.clip / (norm(grads) + 1e-6)).clamp(max=1), grads) if self.clip else grads
-        return tree_map(lambda g, p: g + self.weight_decay * p, grads, params) if self.weight_decay else grads
+        grads = (
+            scale((self.clip / (norm(grads) + 1e-6)).clamp(max=1), grads) if self.clip else grads
+        )
+        return (
+            tree_map(lambda g, p: g + self.weight_decay * p, grads, params)
+            if self.weight_decay
+            else grads
+        )
 
 
 @dataclass(frozen=True)
@@ -53,14 +62,16 @@ class SGD(Optimizer):
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015) with torch's defaults beta = (0.9, 0.999), eps = 1e-8 and coupled weight decay."""
+    """Adam (Kingma and Ba 2015) with torch's defaults beta = (0.9, 0.999), eps = 1e-8 and coupled
+    weight decay."""
 
     momentum: float = 0.9
     beta2: float = 0.999
     eps: float = 1e-8
 
     def init(self, params: Params) -> Tree:
-        # The step count is a tensor: clients of one vectorized batch may have taken different numbers of steps.
+        # The step count is a tensor: clients of one vectorized batch may have taken different
+        # numbers of steps.
         count = torch.zeros((), dtype=torch.float64, device=next(iter(params.values())).device)
         return {"m": zeros_like(params), "v": zeros_like(params), "t": count}
 

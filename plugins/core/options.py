@@ -1,4 +1,7 @@
-"""Ranges of options, as annotations of the fields of a dataclass, and their check. Words are `Literal`s."""
+"""Ranges of options, as annotations of the fields of a dataclass, and their check.
+
+Words are `Literal`s.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,8 @@ class RecipeError(UserError):
 
 @dataclass(frozen=True)
 class Range:
-    """An interval of numbers; `open` names the ends that do not belong to it: "", "(", ")" or "()"."""
+    """An interval of numbers; `open` names the ends that do not belong to it: "", "(", ")" or
+    "()"."""
 
     low: float = -math.inf
     high: float = math.inf
@@ -57,12 +61,18 @@ def fault(hint: Any, value: object) -> str:
         words = get_args(hint)
         if type(value) is not str:
             return "must be text"
-        return "" if value in words else f"is unknown{nearest(value, words)}; allowed: {', '.join(words)}"
+        return (
+            ""
+            if value in words
+            else f"is unknown{nearest(value, words)}; allowed: {', '.join(words)}"
+        )
     if get_origin(hint) is tuple:
         each = get_args(hint)[0]
         if not isinstance(value, tuple | list):
             return "must be a list"
-        return next((f"has {shown(one)}, which {wrong}" for one in value if (wrong := fault(each, one))), "")
+        return next(
+            (f"has {shown(one)}, which {wrong}" for one in value if (wrong := fault(each, one))), ""
+        )
     plain, *ranges = get_args(hint) if get_origin(hint) is Annotated else (hint,)
     if plain not in _KINDS:  # of a user's own class, which checks it itself
         return ""
@@ -72,18 +82,29 @@ def fault(hint: Any, value: object) -> str:
     return next((f"must {allowed}" for allowed in ranges if value not in allowed), "")
 
 
-def check_options(where: str, kind: type, values: Mapping[str, object], also: Iterable[str] = ()) -> None:
-    """UserError unless `values` fit the fields of a dataclass. `also`: further keys that the error names as allowed."""
+def check_options(
+    where: str, kind: type, values: Mapping[str, object], also: Iterable[str] = ()
+) -> None:
+    """UserError unless `values` fit the fields of a dataclass.
+
+    `also`: further keys that the error names as allowed.
+    """
     known = hints(kind)
     for key, value in values.items():
         if key not in known:
             allowed = ", ".join([*known, *also]) or "none"
-            raise UserError(f"{where}: unknown option {key!r}{nearest(str(key), known)}; allowed: {allowed}")
+            raise UserError(
+                f"{where}: unknown option {key!r}{nearest(str(key), known)}; allowed: {allowed}"
+            )
         if wrong := fault(known[key], value):
             raise UserError(f"{where}: {key} = {shown(value)} {wrong}")
     absent = dataclasses.MISSING
     for field in dataclasses.fields(kind):
-        if field.name in known and field.name not in values and field.default is field.default_factory is absent:
+        if (
+            field.name in known
+            and field.name not in values
+            and field.default is field.default_factory is absent
+        ):
             raise UserError(f"{where}: {field.name} is missing; it has no default")
 
 

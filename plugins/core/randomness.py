@@ -1,7 +1,9 @@
-"""Random numbers as pure functions of a key: a draw depends on its purpose, never on the draws before it.
+"""Random numbers as pure functions of a key: a draw depends on its purpose, never on the draws
+before it.
 
-A key is a 0-d int64 tensor. Under vmap every client has its own key and draws the same numbers as by itself.
-The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators, OOPSLA 2014).
+A key is a 0-d int64 tensor. Under vmap every client has its own key and draws the same numbers as
+by itself. The generator is SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+Generators, OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -26,15 +28,21 @@ def _shift(word: Tensor, by: int) -> Tensor:
 
 
 def _mixed(word: Tensor) -> Tensor:
-    # In place after the first operation: page faults of fresh memory take longer than the arithmetic.
+    # In place after the first operation: page faults of fresh memory take longer than the
+    # arithmetic.
     word = _shift(word, 30).bitwise_xor_(word).mul_(_signed(_MIX1))
     word = _shift(word, 27).bitwise_xor_(word).mul_(_signed(_MIX2))
     return _shift(word, 31).bitwise_xor_(word)
 
 
 def fold(key: Tensor, at: int | str | Tensor) -> Tensor:
-    """The key that belongs to `key` and a number or a word. A tensor of numbers gives a tensor of keys."""
-    return _mixed(_mixed(key + _signed(GOLDEN)) + (zlib.crc32(at.encode()) if isinstance(at, str) else at))
+    """The key that belongs to `key` and a number or a word.
+
+    A tensor of numbers gives a tensor of keys.
+    """
+    return _mixed(
+        _mixed(key + _signed(GOLDEN)) + (zlib.crc32(at.encode()) if isinstance(at, str) else at)
+    )
 
 
 def step_key(key: Tensor, step: int | Tensor, scope: int = 0) -> Tensor:
@@ -45,20 +53,32 @@ def step_key(key: Tensor, step: int | Tensor, scope: int = 0) -> Tensor:
 def identity(component: object) -> int:
     """The number of a component, from its class, so that its name in a recipe changes no bit.
 
-    A variant has the number of the method that it inherits. The two then differ only in what the variant changes.
+    A variant has the number of the method that it inherits. The two then differ only in what the
+    variant changes.
     """
     methods = [kind for kind in type(component).__mro__ if "name" in vars(kind)]
     return zlib.crc32((methods or [type(component)])[-1].__name__.encode())
 
 
 def uniform(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Numbers in [0, 1), of 24 random bits each, the same in every dtype. Keys [...] give [..., *shape]."""
+    """Numbers in [0, 1), of 24 random bits each, the same in every dtype.
+
+    Keys [...] give [..., *shape].
+    """
     count = torch.arange(1, math.prod(shape) + 1, device=key.device).mul_(_signed(GOLDEN))
-    return _shift(_mixed(key.unsqueeze(-1) + count), 40).to(dtype).mul_(2.0**-24).reshape(key.shape + shape)
+    return (
+        _shift(_mixed(key.unsqueeze(-1) + count), 40)
+        .to(dtype)
+        .mul_(2.0**-24)
+        .reshape(key.shape + shape)
+    )
 
 
 def normal(key: Tensor, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Standard normal numbers (Box and Muller 1958), two from two uniform ones. A longer draw begins the same way."""
+    """Standard normal numbers (Box and Muller 1958), two from two uniform ones.
+
+    A longer draw begins the same way.
+    """
     count = math.prod(shape)
     one, two = uniform(key, -(-count // 2), 2, dtype=torch.float64).unbind(1)
     radius, angle = torch.sqrt(-2 * torch.log1p(-one)), 2 * math.pi * two

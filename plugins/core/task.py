@@ -43,19 +43,31 @@ class Network(Protocol):
     def feature_size(self) -> int: ...  # d, the input of the classifier
 
     @property
-    def layers(self) -> tuple[Layer, ...]: ...  # the weight layers in forward order, the classifier last
+    def layers(
+        self,
+    ) -> tuple[Layer, ...]: ...  # the weight layers in forward order, the classifier last
 
     @property
     def draws(self) -> bool: ...  # whether a pass in training draws random numbers (dropout)
 
     @property
-    def frozen(self) -> frozenset[str]: ...  # parameters that are given from outside: never trained, sent or averaged
+    def frozen(
+        self,
+    ) -> frozenset[
+        str
+    ]: ...  # parameters that are given from outside: never trained, sent or averaged
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         """(parameters, buffers), float32 on the CPU."""
 
     def __call__(
-        self, params: Params, buffers: Params, x: Tensor, train: bool, mask: Tensor | None, key: Tensor | None
+        self,
+        params: Params,
+        buffers: Params,
+        x: Tensor,
+        train: bool,
+        mask: Tensor | None,
+        key: Tensor | None,
     ) -> Output:
         """The forward pass of a batch `x` [B, ...]; dropout draws from `key`."""
 
@@ -63,10 +75,12 @@ class Network(Protocol):
         """Logits [B, C] of features [B, d]."""
 
     def activations(self, params: Params, buffers: Params, x: Tensor) -> dict[str, Tensor]:
-        """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for the classifier."""
+        """Eval-mode output of every weight layer: [B, M] or [B, M, H, W]; after ReLU, logits for
+        the classifier."""
 
     def pre_activation(self, params: Params, buffers: Params, x: Tensor) -> Tensor | None:
-        """Eval-mode input [B, d] of the ReLU that makes the features; None if no ReLU makes them."""
+        """Eval-mode input [B, d] of the ReLU that makes the features; None if no ReLU makes
+        them."""
 
 
 Loss = Callable[[Params], tuple[Tensor, Tree]]  # w -> (0-d, what else is kept of the pass)
@@ -74,7 +88,10 @@ ValueAndGrad = Callable[[Loss, Params], tuple[Params, Tree]]
 
 
 def autograd(loss: Loss, params: Params) -> tuple[Params, Tree]:
-    """(gradient, detached aux) by the autograd tape. Of losses [M], each depends on its own rows only."""
+    """(gradient, detached aux) by the autograd tape.
+
+    Of losses [M], each depends on its own rows only.
+    """
     with torch.enable_grad():
         watched = {key: value.detach().requires_grad_() for key, value in params.items()}
         value, aux = loss(watched)
@@ -90,8 +107,12 @@ class Task:
 
     network: Network
     optimizer: Optimizer
-    fixed: Params = field(default_factory=dict)  # parameters that nobody trains; they are in no tree elsewhere
-    own: Tree = field(default_factory=dict)  # "params", "buffers" that a client keeps to itself: its own, or w_0's
+    fixed: Params = field(
+        default_factory=dict
+    )  # parameters that nobody trains; they are in no tree elsewhere
+    own: Tree = field(
+        default_factory=dict
+    )  # "params", "buffers" that a client keeps to itself: its own, or w_0's
     grad: ValueAndGrad = autograd
 
     @property

@@ -1,7 +1,8 @@
 """Local training for one client, and the one loop behind it.
 
-`train` is the plain form: one client, one step after the other. Engines bring their own loop for the same local
-problem, and tests prove that it is equal. Refinements and learners on the server call `descend`.
+`train` is the plain form: one client, one step after the other. Engines bring their own loop for
+the same local problem, and tests prove that it is equal. Refinements and learners on the server
+call `descend`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,36 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Answer, Ask, Claim, Client, Component, Public, Trace, absent
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Claim,
+    Client,
+    Component,
+    Public,
+    Trace,
+    absent,
+)
 from fedml_noniid.plugins.core.contract import call
 from fedml_noniid.plugins.core.data import Batch, Pass, cross_entropy
 from fedml_noniid.plugins.core.optimizers import Optimizer
 from fedml_noniid.plugins.core.randomness import identity
 from fedml_noniid.plugins.core.task import Output, Task
-from fedml_noniid.plugins.core.trees import Params, Tree, add, combined, leading, scale, select, tree_map
+from fedml_noniid.plugins.core.trees import (
+    Params,
+    Tree,
+    add,
+    combined,
+    leading,
+    scale,
+    select,
+    tree_map,
+)
 
 Views = Mapping[Component, Client]  # the client as each component sees it
-Loss = Callable[[Params, Params, Batch], tuple[Tensor, Output | None]]  # (w, buffers, batch) -> loss, forward pass
+Loss = Callable[
+    [Params, Params, Batch], tuple[Tensor, Output | None]
+]  # (w, buffers, batch) -> loss, forward pass
 NO_FEATURES = "trace.features is there for methods that declare Needs(last_epoch=True)"
 
 
@@ -50,16 +71,29 @@ class Step:
     def __call__(
         self, grads: Params, params: Params, state: Tree, s: int = 0, out: Params | None = None
     ) -> tuple[Params, Tree]:
-        """(parameters, the optimiser's state) after step `s`. `out`: memory that a faster form may use."""
-        update, state = self.optimizer.step(combined(torch.add, grads, self.term and self.term(params)), state, params)
+        """(parameters, the optimiser's state) after step `s`.
+
+        `out`: memory that a faster form may use.
+        """
+        update, state = self.optimizer.step(
+            combined(torch.add, grads, self.term and self.term(params)), state, params
+        )
         update = scaled(update, self.factor)
         return add(params, update if self.rate is None else scale(self.rate(s), update)), state
 
 
 def descend(
-    task: Task, loss: Loss, start: Descent, batches: Iterable[Batch], step: Step, key: Tensor | None = None
+    task: Task,
+    loss: Loss,
+    start: Descent,
+    batches: Iterable[Batch],
+    step: Step,
+    key: Tensor | None = None,
 ) -> Descent:
-    """Takes a step down the gradient of the loss for each batch. `start`: parameters, buffers and state are read."""
+    """Takes a step down the gradient of the loss for each batch.
+
+    `start`: parameters, buffers and state are read.
+    """
     params, buffers, state, *_ = start
     state = state or step.optimizer.init(params)
     steps = total = next(iter(params.values())).new_zeros(())
@@ -67,9 +101,13 @@ def descend(
     for s, batch in enumerate(batches):
         batch = batch if key is None else batch._replace(keys=key, step=s)
 
-        def value(w: Params, batch: Batch = batch, buffers: Params = buffers) -> tuple[Tensor, Tree]:
+        def value(
+            w: Params, batch: Batch = batch, buffers: Params = buffers
+        ) -> tuple[Tensor, Tree]:
             found, out = loss(w, buffers, batch)
-            return found, {"loss": found} | ({} if out is None else {"buffers": out.buffers, "h": out.features})
+            return found, {"loss": found} | (
+                {} if out is None else {"buffers": out.buffers, "h": out.features}
+            )
 
         grads, left = task.grad(value, params)
         new = dict(zip(("w", "state"), step(grads, params, state, s), strict=True)) | {
@@ -83,17 +121,22 @@ def descend(
         if batch.last_epoch is not None:
             part = {"h": left["h"], "n": torch.ones_like(left["h"][:, 0])}
             seen = combined(torch.add, seen, scale(batch.last_epoch, tree_map(batch.sum, part)))
-    return Descent(params, buffers, state, steps, total, seen["h"] / seen["n"].clamp(min=1) if seen else None)
+    return Descent(
+        params, buffers, state, steps, total, seen["h"] / seen["n"].clamp(min=1) if seen else None
+    )
 
 
 def scaled(update: Params, factor: Params) -> Params:
     """The update with its rows multiplied; parameters without a factor stay as they are."""
-    return {name: leading(factor[name], leaf) * leaf if name in factor else leaf for name, leaf in update.items()}
+    return {
+        name: leading(factor[name], leaf) * leaf if name in factor else leaf
+        for name, leaf in update.items()
+    }
 
 
 def train(
     algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, steps: Pass
-) -> tuple[Trace, dict[str, Answer]]:  # fmt: skip
+) -> tuple[Trace, dict[str, Answer]]:
     """Local training from the received model: (trace, the answers by component), for one client."""
     task, views = client.task, seen(algorithm, client, sent, memory)
     views = {c: replace(view, prepared=call(c, "prepare", view)) for c, view in views.items()}
@@ -109,34 +152,58 @@ def train(
     return ended(algorithm, views, descend(task, loss, start, steps, step, client.keys), len(steps))
 
 
-def seen(algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared: Tree | None = None) -> Views:
-    """The client as each component sees it: its own slices and key, and the data that it declares."""
-    return {c: _seen(client, c, sent, memory, (prepared or {}).get(c.name, {})) for c in algorithm.components}
+def seen(
+    algorithm: Algorithm, client: Client, sent: Ask, memory: Tree, prepared: Tree | None = None
+) -> Views:
+    """The client as each component sees it: its own slices and key, and the data that it
+    declares."""
+    return {
+        c: _seen(client, c, sent, memory, (prepared or {}).get(c.name, {}))
+        for c in algorithm.components
+    }
 
 
 def _seen(client: Client, c: Component, sent: Ask, memory: Tree, prepared: Tree) -> Client:
     own, public = c.needs.own, c.needs.public is not Public.NOTHING
     return Client(
-        client.task, client.params, client.buffers, client.round, client.own if own else Client.own,
-        client.public if public else Client.public, sent.shared.get(c.name, {}), sent.each.get(c.name, {}),
-        memory.get(c.name, {}), prepared, client.job, client.observing, client.keys, identity(c),
-    )  # fmt: skip
+        client.task,
+        client.params,
+        client.buffers,
+        client.round,
+        client.own if own else Client.own,
+        client.public if public else Client.public,
+        sent.shared.get(c.name, {}),
+        sent.each.get(c.name, {}),
+        memory.get(c.name, {}),
+        prepared,
+        client.job,
+        client.observing,
+        client.keys,
+        identity(c),
+    )
 
 
 def started(algorithm: Algorithm, views: Views) -> Tree | None:
     """The optimiser's state before the first step, if it is not empty."""
-    return algorithm.owned(Claim.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()})
+    return algorithm.owned(
+        Claim.OPTIMIZER_MEMORY, {c: call(c, "warm_start", view) for c, view in views.items()}
+    )
 
 
 def adjusted(algorithm: Algorithm, views: Views, logits: Tensor, w: Params) -> Tensor:
     """The logits as the loss sees them."""
-    changed = algorithm.owned(Claim.LOGITS, {c: call(c, "logits", logits, w, view) for c, view in views.items()})
+    changed = algorithm.owned(
+        Claim.LOGITS, {c: call(c, "logits", logits, w, view) for c, view in views.items()}
+    )
     return logits if changed is None else changed
 
 
 def penalty(views: Views, w: Params, out: Output, batch: Batch) -> Tensor | None:
     """The sum of the components' terms of the loss."""
-    found = [call(c, "penalty", w, out, batch._replace(scope=view.scope), view) for c, view in views.items()]
+    found = [
+        call(c, "penalty", w, out, batch._replace(scope=view.scope), view)
+        for c, view in views.items()
+    ]
     terms = [each for each in found if each is not None]
     return torch.stack(terms).sum() if terms else None
 
@@ -151,13 +218,20 @@ def factor(views: Views) -> Params:
     return combined(torch.mul, *(call(c, "update_factor", view) for c, view in views.items()))
 
 
-def ended(algorithm: Algorithm, views: Views, found: Descent, planned: int) -> tuple[Trace, dict[str, Answer]]:
+def ended(
+    algorithm: Algorithm, views: Views, found: Descent, planned: int
+) -> tuple[Trace, dict[str, Answer]]:
     """The trace of training, and the components' answers."""
     # Components that do not declare the need get `bare`, so none of them can read features.
     whole = Trace(
-        found.params, found.buffers, found.steps, found.loss / found.steps.clamp(min=1), found.state,
-        found.features, planned,  # type: ignore[arg-type]
-    )  # fmt: skip
+        found.params,
+        found.buffers,
+        found.steps,
+        found.loss / found.steps.clamp(min=1),
+        found.state,
+        found.features,  # type: ignore[arg-type]
+        planned,
+    )
     bare = whole._replace(features=absent(NO_FEATURES))
     own = ((c, whole if c.needs.last_epoch else bare, view) for c, view in views.items())
     return whole, {c.name: kept(call(c, "report", trace, view), view) for c, trace, view in own}
@@ -171,5 +245,8 @@ def answer(algorithm: Algorithm, client: Client, ask: Ask, memory: Tree) -> Answ
 
 
 def kept(found: Answer, view: Client) -> Answer:
-    """The answer with the memory that it does not mention, and without metrics if they are not recorded."""
-    return found._replace(memory=view.memory | found.memory, metrics=found.metrics if view.observing else {})
+    """The answer with the memory that it does not mention, and without metrics if they are not
+    recorded."""
+    return found._replace(
+        memory=view.memory | found.memory, metrics=found.metrics if view.observing else {}
+    )

@@ -1,6 +1,7 @@
 """Trees: nested dicts of tensors, and the few functions on them that every method needs.
 
-Parameters and buffers are flat trees, `dict[str, Tensor]`; messages and memories may nest. Nothing is changed in place.
+Parameters and buffers are flat trees, `dict[str, Tensor]`; messages and memories may nest. Nothing
+is changed in place.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ PART = 512  # numbers whose squares are added up one after the other
 
 
 def tree_map(fn: Callable[..., Tensor], tree: Tree, *rest: Tree) -> Tree:
-    """Applies `fn` to the tensors that stand at the same place in all trees. KeyError if the structures differ."""
+    """Applies `fn` to the tensors that stand at the same place in all trees.
+
+    KeyError if the structures differ.
+    """
     found = {}
     for key, value in tree.items():
         others = [other[key] for other in rest]
@@ -48,7 +52,8 @@ def sub(a: Tree, b: Tree) -> Tree:
 
 
 def combined(op: Callable[[Tensor, Tensor], Tensor], *trees: Params | None) -> Params:
-    """Flat trees as one: leaves of the same name are combined by `op`, other leaves stay as they are. None is empty."""
+    """Flat trees as one: leaves of the same name are combined by `op`, other leaves stay as they
+    are. None is empty."""
     found: Params = {}
     for tree in trees:
         for name, leaf in (tree or {}).items():
@@ -74,8 +79,9 @@ def row_norms(stacked: Tree) -> Tensor:
 def leaf_row_norms(leaf: Tensor) -> Tensor:
     """The L2 norm of each row of `[M, ...]`, as `[M]`.
 
-    Part by part, because torch's kernel adds up a row's squares in few sums. For a million numbers in float32 these can
-    be off by a thousandth. Storing the squares first would take three times as long.
+    Part by part, because torch's kernel adds up a row's squares in few sums. For a million numbers
+    in float32 these can be off by a thousandth. Storing the squares first would take three times as
+    long.
     """
     rows = leaf.reshape(len(leaf), -1)
     whole = rows.shape[1] // PART * PART
@@ -111,20 +117,29 @@ def row(stacked: Tree, index: int | slice | Tensor) -> Tree:
 
 
 def rows_at(leaf: Tensor, index: Tensor) -> Tensor:
-    """leaf[index], [n, ...] and [...] -> [..., ...]: for whole rows five times as fast (docs/performance.md)."""
+    """leaf[index], [n, ...] and [...] -> [..., ...]: for whole rows five times as fast
+    (docs/performance.md)."""
     if index.ndim == 1:
         return leaf.index_select(0, index)
     return leaf.index_select(0, index.reshape(-1)).reshape(index.shape + leaf.shape[1:])
 
 
 def leading(values: Tensor, like: Tensor) -> Tensor:
-    """`values` [...] with axes of size 1 appended, up to the number of axes of `like` [..., ...]."""
+    """`values` [...] with axes of size 1 appended, up to the number of axes of `like` [...,
+    ...]."""
     return values.reshape(values.shape + (1,) * (like.ndim - values.ndim))
 
 
 def select(condition: Tensor | None, a: Tree, b: Tree) -> Tree:
-    """`a` where the boolean `condition`, 0-d or [M] for leaves [M, ...], holds, else `b`. None: `a`."""
-    return a if condition is None else tree_map(lambda x, y: torch.where(leading(condition, x), x, y), a, b)
+    """`a` where the boolean `condition`, 0-d or [M] for leaves [M, ...], holds, else `b`.
+
+    None: `a`.
+    """
+    return (
+        a
+        if condition is None
+        else tree_map(lambda x, y: torch.where(leading(condition, x), x, y), a, b)
+    )
 
 
 def n_bytes(tree: Tree) -> int:

@@ -1,4 +1,5 @@
-"""The test set, split over the clients like the training set: each client is tested on its own kind of samples."""
+"""The test set, split over the clients like the training set: each client is tested on its own kind
+of samples."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from fedml_noniid.plugins.data.types import Ints
 
 
 def test_parts(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> list[Ints]:
-    """Each client's positions in the test set, for a partition of this `kind`: those of its users, or alike.
+    """Each client's positions in the test set, for a partition of this `kind`: those of its users,
+    or alike.
 
     They are of the client's users if the data name the users and the partition goes by them.
     """
@@ -26,26 +28,31 @@ def test_parts(data: Dataset, clients: Sequence[Ints], kind: str, seed: int) -> 
 
 
 def alike(counts: Ints, test_labels: Ints, rng: np.random.Generator) -> list[Ints]:
-    """The test samples of each class, dealt in proportion to the training samples of that class; positions, ascending.
+    """The test samples of each class, dealt in proportion to the training samples of that class;
+    positions, ascending.
 
-    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Counts are rounded by largest
-    remainders, ties at random. No sample is given to two clients. A class is dealt completely if some client holds it,
-    and not at all otherwise. A client can get no sample. rFedAvg's Fig. 11; BUAA's repository splits its test set as it
-    splits the training set, which for sorted blocks is the same up to rounding.
+    `counts` [N, C] are the clients' training samples by class, `test_labels` is [m]. Counts are
+    rounded by largest remainders, ties at random. No sample is given to two clients. A class is
+    dealt completely if some client holds it, and not at all otherwise. A client can get no sample.
+    rFedAvg's Fig. 11; BUAA's repository splits its test set as it splits the training set, which
+    for sorted blocks is the same up to rounding.
     """
     n_clients, n_classes = counts.shape
     client = np.full(len(test_labels), -1)
     for c in range(n_classes):
         members, held = rng.permutation(np.flatnonzero(test_labels == c)), counts[:, c]
         if held.any():
-            client[members] = np.repeat(np.arange(n_clients), _proportional(held, len(members), rng))
+            client[members] = np.repeat(
+                np.arange(n_clients), _proportional(held, len(members), rng)
+            )
     return dealt(client, n_clients)
 
 
 def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) -> list[Ints]:
     """The test samples of each client's own users; positions, ascending.
 
-    `clients` are positions in the training set; no user is in two clients. The owners are [n] and [m].
+    `clients` are positions in the training set; no user is in two clients. The owners are [n] and
+    [m].
     """
     users = int(max(train_owners.max(), test_owners.max(initial=0))) + 1
     client = np.full(users, -1)
@@ -55,7 +62,10 @@ def of_owners(clients: Sequence[Ints], train_owners: Ints, test_owners: Ints) ->
 
 
 def _proportional(weights: Ints, total: int, rng: np.random.Generator) -> Ints:
-    """`total` in proportion to `weights`, rounded by largest remainders, ties at random. [N] -> [N]"""
+    """`total` in proportion to `weights`, rounded by largest remainders, ties at random.
+
+    [N] -> [N]
+    """
     exact, whole = weights * total, weights.sum()
     shares = exact // whole
     by_remainder = np.lexsort((rng.random(len(weights)), -(exact % whole)))

@@ -1,4 +1,5 @@
-"""Batches as lists of indices: the samples of a client and their order depend only on (seed, round, client)."""
+"""Batches as lists of indices: the samples of a client and their order depend only on (seed, round,
+client)."""
 
 from __future__ import annotations
 
@@ -21,11 +22,18 @@ class Order:
 
 
 def epochs(
-    indices: Ints, n_epochs: int, batch_size: int, rng: np.random.Generator, steps: int = 0, drop_last: bool = False
+    indices: Ints,
+    n_epochs: int,
+    batch_size: int,
+    rng: np.random.Generator,
+    steps: int = 0,
+    drop_last: bool = False,
 ) -> Order:
-    """`n_epochs` passes over `indices`, each in a new order; if `steps` is above 0, that many batches instead.
+    """`n_epochs` passes over `indices`, each in a new order; if `steps` is above 0, that many
+    batches instead.
 
-    The last, short batch of a pass is kept unless `drop_last`. A client with less than one full batch keeps that batch.
+    The last, short batch of a pass is kept unless `drop_last`. A client with less than one full
+    batch keeps that batch.
     """
     n = len(indices)
     sizes, kept = _sizes(n, batch_size, drop_last)
@@ -34,7 +42,9 @@ def epochs(
     if n_epochs == 1:
         index = _shuffled(indices, rng)[:kept]
     else:
-        index = np.concatenate([indices[:0], *(_shuffled(indices, rng)[:kept] for _ in range(n_epochs))])
+        index = np.concatenate(
+            [indices[:0], *(_shuffled(indices, rng)[:kept] for _ in range(n_epochs))]
+        )
     if not steps:
         return Order(index, sizes * n_epochs, len(sizes))
     taken = (sizes * n_epochs)[:steps]
@@ -47,10 +57,13 @@ def in_order(indices: Ints, batch_size: int) -> Order:
 
 
 def padded(orders: list[Order]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Several orders as index [M, S, B] and mask [M, S, B] (True for a sample); padding points at position 0."""
+    """Several orders as index [M, S, B] and mask [M, S, B] (True for a sample); padding points at
+    position 0."""
     sizes = orders[0].sizes
     if all(order.sizes == sizes for order in orders) and len(set(sizes)) == 1:  # nothing to pad
-        index = np.concatenate([order.index for order in orders]).reshape(len(orders), len(sizes), sizes[0])
+        index = np.concatenate([order.index for order in orders]).reshape(
+            len(orders), len(sizes), sizes[0]
+        )
         return index, np.ones(index.shape, dtype=bool)
     n_steps = max(len(order.sizes) for order in orders)
     batch = max(max(order.sizes, default=0) for order in orders)

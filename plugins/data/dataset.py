@@ -26,26 +26,38 @@ LEAK = "LEAK: "  # begins the note that says which test samples training has see
 class Raw:
     """The result of a reader of files: samples as they are, neither scaled nor normalised."""
 
-    train_x: Tensor  # [n, channels, ...] or [n, features], uint8 or float32; [n, tokens] int32 for text
+    train_x: (
+        Tensor  # [n, channels, ...] or [n, features], uint8 or float32; [n, tokens] int32 for text
+    )
     train_y: Tensor  # [n] int64, in [0, C)
     test_x: Tensor
     test_y: Tensor
     classes: Sequence[str]
-    unit: float = 255  # the raw value that is 1 on the scale on which noise is given: 255 for images of 8 bits
-    train_owner: Tensor | None = None  # [n] int64: the owner of each sample (a writer, a user), numbered from 0
+    # the raw value that is 1 on the scale on which noise is given: 255 for images of 8 bits
+    unit: float = 255
+    train_owner: Tensor | None = (
+        None  # [n] int64: the owner of each sample (a writer, a user), numbered from 0
+    )
     test_owner: Tensor | None = None
-    embedding: Tensor | None = None  # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
-    notes: Sequence[str] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
+    embedding: Tensor | None = (
+        None  # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
+    )
+    notes: Sequence[
+        str
+    ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Dataset(Raw):
-    """A data set in memory: raw samples, and how they are normalised, `(x.float() - mean) / std`."""
+    """A data set in memory: raw samples, and how they are normalised, `(x.float() - mean) /
+    std`."""
 
     name: str
     mean: tuple[float, ...]  # per channel, in raw units; empty for text, which is not normalised
     std: tuple[float, ...]  # as mean; 1 for a channel that is constant
-    checksum: str = field(default="", init=False)  # SHA-256 over the tensors' bytes and the fields above, hexadecimal
+    checksum: str = field(
+        default="", init=False
+    )  # SHA-256 over the tensors' bytes and the fields above, hexadecimal
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "checksum", sealed.checksum(self._head, self._tensors))
@@ -54,12 +66,16 @@ class Dataset(Raw):
     def of(name: str, raw: Raw, normalise: object = "channel") -> Dataset:
         """The samples of a reader. `normalise` is one of NORMALISATIONS or [m, s].
 
-        `channel`: each channel of the training samples, or each feature of samples [n, features], gets mean 0 and
-        deviation 1; `half`: (x/unit - 0.5) / 0.5; `none`: x/unit; [m, s]: (x/unit - m) / s in every channel or
-        feature. UserError for anything else.
+        `channel`: each channel of the training samples, or each feature of samples [n, features],
+        gets mean 0 and deviation 1; `half`: (x/unit - 0.5) / 0.5; `none`: x/unit; [m, s]: (x/unit -
+        m) / s in every channel or feature. UserError for anything else.
         """
         mean, std = _scaling(raw, normalise)
-        fields = vars(raw) | {"classes": tuple(raw.classes), "unit": float(raw.unit), "notes": tuple(raw.notes)}
+        fields = vars(raw) | {
+            "classes": tuple(raw.classes),
+            "unit": float(raw.unit),
+            "notes": tuple(raw.notes),
+        }
         return Dataset(name=name, mean=mean, std=std, **fields)
 
     @property
@@ -69,11 +85,17 @@ class Dataset(Raw):
 
     @property
     def scale(self) -> Tensor:
-        """Per channel, what 1 on the scale of `unit` is after normalisation, [channels]; empty for text."""
+        """Per channel, what 1 on the scale of `unit` is after normalisation, [channels]; empty for
+        text."""
         return torch.tensor([self.unit / std for std in self.std], dtype=torch.float32)
 
-    def normalised(self, part: Literal["train", "test"], device: torch.device | str = "cpu") -> Tensor:
-        """The samples of one part, normalised, on `device`. Tokens become float32 too, which holds them exactly."""
+    def normalised(
+        self, part: Literal["train", "test"], device: torch.device | str = "cpu"
+    ) -> Tensor:
+        """The samples of one part, normalised, on `device`.
+
+        Tokens become float32 too, which holds them exactly.
+        """
         raw = self.train_x if part == "train" else self.test_x
         # The raw bytes travel: a quarter of the floats.
         return normalised(raw.to(device).to(torch.float32, copy=True), self.mean, self.std)
@@ -86,37 +108,54 @@ class Dataset(Raw):
     def read(path: Path) -> Dataset:
         """The data set that `save` wrote. UserError if the file is missing or damaged."""
         return sealed.read(
-            Path(path), "dataset", _dataset, what="a saved data set", origin="the prepare stage writes it",
+            Path(path),
+            "dataset",
+            _dataset,
+            what="a saved data set",
+            origin="the prepare stage writes it",
             remedy="delete it and prepare it again",
-        )  # fmt: skip
+        )
 
     @property
     def _head(self) -> dict[str, object]:
-        return {key: getattr(self, key) for key in ("name", "classes", "mean", "std", "unit", "notes")}
+        return {
+            key: getattr(self, key) for key in ("name", "classes", "mean", "std", "unit", "notes")
+        }
 
     @property
     def _tensors(self) -> dict[str, Tensor]:
-        return {key: leaf for key in (*TENSORS, *OPTIONAL) if (leaf := getattr(self, key)) is not None}
+        return {
+            key: leaf for key in (*TENSORS, *OPTIONAL) if (leaf := getattr(self, key)) is not None
+        }
 
 
 def normalised(x: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
-    """The raw samples `x` [n, channels, ...] float32, normalised in place; as they are without `std`, as text is."""
+    """The raw samples `x` [n, channels, ...] float32, normalised in place; as they are without
+    `std`, as text is."""
     if not std:
         return x
     shape = (-1, *[1] * (x.ndim - 2))
-    m, s = (torch.tensor(values, dtype=torch.float32, device=x.device).view(shape) for values in (mean, std))
+    m, s = (
+        torch.tensor(values, dtype=torch.float32, device=x.device).view(shape)
+        for values in (mean, std)
+    )
     return x.sub_(m).div_(s)
 
 
 def _dataset(head: dict[str, Any], tensors: dict[str, Tensor]) -> Dataset:
     """The data set of a file. KeyError or TypeError for other heads and for missing tensors."""
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in head.items()}
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in head.items()
+    }
     fields |= {key: tensors[key] for key in TENSORS} | {key: tensors.get(key) for key in OPTIONAL}
     return Dataset(**fields)
 
 
 def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
-    """m and s of `Dataset.of`; None if the training samples decide. UserError if `normalise` is not allowed."""
+    """m and s of `Dataset.of`; None if the training samples decide.
+
+    UserError if `normalise` is not allowed.
+    """
     match normalise:
         case "channel":
             return None
@@ -128,7 +167,8 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
             return float(mean), float(deviation)
     raise UserError(
         f"normalise {normalise!r} is refused{nearest(str(normalise), NORMALISATIONS)}; allowed: "
-        f"{', '.join(NORMALISATIONS)}, or [mean, deviation] of pixels from 0 to 1 with a deviation above 0"
+        f"{', '.join(NORMALISATIONS)}, or [mean, deviation] of pixels from 0 to 1 with a "
+        "deviation above 0"
     )
 
 
@@ -144,9 +184,11 @@ def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[floa
 
 
 def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of samples [n, channels, ...]; 1 in place of a deviation of 0.
+    """Mean and standard deviation of each channel of samples [n, channels, ...]; 1 in place of a
+    deviation of 0.
 
-    uint8 is summed in whole numbers, so the result doesn't depend on the machine. NumPy sums floats in float64.
+    uint8 is summed in whole numbers, so the result doesn't depend on the machine. NumPy sums floats
+    in float64.
     """
     n = x.numel() // x.shape[1]
     axes = (0, *range(2, x.ndim))
@@ -161,4 +203,6 @@ def _moments(x: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         total += whole.sum(axes)
         squares += whole.square_().sum(axes)
     sums = list(zip(total.tolist(), squares.tolist(), strict=True))
-    return tuple(s / n for s, _ in sums), tuple(math.sqrt(n * q - s * s) / n or 1.0 for s, q in sums)
+    return tuple(s / n for s, _ in sums), tuple(
+        math.sqrt(n * q - s * s) / n or 1.0 for s, q in sums
+    )

@@ -28,24 +28,43 @@ from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
 from fedml_noniid.plugins.data.sources import unreadable
 
-# (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come from.
+# (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come
+# from.
 Reader = Callable[..., Raw]
 READERS: tuple[Reader, ...] = (
-    digits, mnist, emnist, femnist, cifar10, cifar100, cinic10, sent140, made_tweets, table, text, image_folder,
+    digits,
+    mnist,
+    emnist,
+    femnist,
+    cifar10,
+    cifar100,
+    cinic10,
+    sent140,
+    made_tweets,
+    table,
+    text,
+    image_folder,
     arrays,
-)  # fmt: skip
+)
 DATASETS = {reader.__name__: reader for reader in READERS}
 
 
 def check(name: str, options: Mapping[str, object]) -> None:
-    """UserError unless data set `name` exists and takes these options. Only `load` checks them against the files.
+    """UserError unless data set `name` exists and takes these options.
 
-    Beside its own, every data set takes `size` ([h, w], to scale its images to), `normalise` (see `Dataset.of`) and
-    `samples` (how many of the training set are used).
+    Only `load` checks them against the files.
+
+    Beside its own, every data set takes `size` ([h, w], to scale its images to), `normalise` (see
+    `Dataset.of`) and `samples` (how many of the training set are used).
     """
     reader = DATASETS[known("data set", name, DATASETS)]
     shared = {"size", "normalise", "samples"}
-    options_of(reader, f"data set {name}", {k: v for k, v in options.items() if k not in shared}, also=shared)
+    options_of(
+        reader,
+        f"data set {name}",
+        {k: v for k, v in options.items() if k not in shared},
+        also=shared,
+    )
     kinds = get_type_hints(reader)
     for key, value in options.items():
         if get_origin(kinds.get(key)) is Literal:
@@ -56,7 +75,9 @@ def check(name: str, options: Mapping[str, object]) -> None:
             continue
         if str in allowed and not isinstance(value, str):
             raise refusal(f"data set {name}: {key}", value, "text")
-        if list[str] in allowed and not (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+        if list[str] in allowed and not (
+            isinstance(value, list) and all(isinstance(one, str) for one in value)
+        ):
             raise refusal(f"data set {name}: {key}", value, "a list of names")
     fraction_for_test(options.get("test_share"))
     mean_and_deviation(options.get("normalise", "channel"))
@@ -66,7 +87,10 @@ def check(name: str, options: Mapping[str, object]) -> None:
 
 
 def load(name: str, root: Path, **options: object) -> Dataset:
-    """Data set `name`, from files under `root`. UserError for an unknown name or option, and for bad files."""
+    """Data set `name`, from files under `root`.
+
+    UserError for an unknown name or option, and for bad files.
+    """
     check(name, options)
     reader, root = DATASETS[name], Path(root)
     size, normalise = options.pop("size", None), options.pop("normalise", "channel")
@@ -88,8 +112,12 @@ def load(name: str, root: Path, **options: object) -> Dataset:
 def _thinned(raw: Raw, samples: object) -> Raw:
     """With fewer training samples. UserError for a number that the training set does not have."""
     if raw.train_owner is not None:
-        raise refusal("samples", samples, "none, since the data set has owners, who would lose theirs")
+        raise refusal(
+            "samples", samples, "none, since the data set has owners, who would lose theirs"
+        )
     n = len(raw.train_y)
     rows = torch.from_numpy(fewer(raw.train_y.numpy(), whole_number("samples", samples, 1)))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
-    return replace(raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note))
+    return replace(
+        raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note)
+    )

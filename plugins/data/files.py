@@ -1,4 +1,5 @@
-"""Files are written whole or not at all, and they last: a file and the name of a file are on the disk before we go on.
+"""Files are written whole or not at all, and they last: a file and the name of a file are on the
+disk before we go on.
 
 The user's umask decides who may read them. Files with private content are for their owner alone.
 """
@@ -20,19 +21,27 @@ from fedml_noniid.plugins.core.errors import UserError
 
 WRITABLE, FULL = "choose a folder that is writable", "free space on that disk, then start again"
 REMEDIES = {
-    errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EFBIG: FULL,
-    errno.EACCES: WRITABLE, errno.EPERM: WRITABLE, errno.EROFS: WRITABLE,
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EFBIG: FULL,
+    errno.EACCES: WRITABLE,
+    errno.EPERM: WRITABLE,
+    errno.EROFS: WRITABLE,
     errno.ELOOP: "a symbolic link is in its place; remove it",
-}  # fmt: skip
+}
 UNFINISHED = ".unfinished"  # ending of the temporary folders; a killed process leaves one
 
 
-def write_whole(path: Path, content: bytes | str | Callable[[str], None], private: bool = False) -> None:
-    """Writes `content` to `path`. Readers see the old file or the new one, even if the process is killed.
+def write_whole(
+    path: Path, content: bytes | str | Callable[[str], None], private: bool = False
+) -> None:
+    """Writes `content` to `path`.
 
-    `content` may be a function that gets a file name and writes that file, for content that is too large to be held
-    twice. Missing folders are made. `private`: only the owner may read it. Raises UserError if the folder can't be
-    written.
+    Readers see the old file or the new one, even if the process is killed.
+
+    `content` may be a function that gets a file name and writes that file, for content that is too
+    large to be held twice. Missing folders are made. `private`: only the owner may read it. Raises
+    UserError if the folder can't be written.
     """
     with _beside(path) as place:
         fresh = place / "new"
@@ -50,7 +59,9 @@ def write_whole(path: Path, content: bytes | str | Callable[[str], None], privat
 
 
 def append(path: Path, at: int, content: bytes, private: bool = False) -> None:
-    """Writes `content` at the byte `at` of a file, which then ends behind it. At 0 the file may be missing.
+    """Writes `content` at the byte `at` of a file, which then ends behind it.
+
+    At 0 the file may be missing.
 
     Raises UserError if the file can't be written, or is shorter than `at`.
     """
@@ -88,7 +99,10 @@ def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def opened(path: Path, mode: str, private: bool = False) -> IO[Any]:
-    """Opens a file for writing. Raises OSError, also if the file is a symbolic link: it may lead anywhere."""
+    """Opens a file for writing.
+
+    Raises OSError, also if the file is a symbolic link: it may lead anywhere.
+    """
     rights = 0o600 if private else 0o666
     return open(path, mode, opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, rights))
 
@@ -104,20 +118,30 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path, names: Iterable[str]) -> None:
-    """Removes the temporary folders that killed writers of these files, named or by pattern, have left in `folder`.
+    """Removes the temporary folders that killed writers of these files, named or by pattern, have
+    left in `folder`.
 
-    No writer of these files may run. A folder that holds anything else than a writer's one file stays.
+    No writer of these files may run. A folder that holds anything else than a writer's one file
+    stays.
     """
     for name in names:
         for place in folder.glob(f".{name}.*{UNFINISHED}"):
-            if place.is_dir() and not place.is_symlink() and {path.name for path in place.iterdir()} <= {"new"}:
+            if (
+                place.is_dir()
+                and not place.is_symlink()
+                and {path.name for path in place.iterdir()} <= {"new"}
+            ):
                 shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager
 def leaving_nothing() -> Iterator[None]:
-    """Imports FedML without its warnings, which are not ours to mend, and without the folders that wandb leaves."""
-    with warnings.catch_warnings(), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
+    """Imports FedML without its warnings, which are not ours to mend, and without the folders that
+    wandb leaves."""
+    with (
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
+    ):
         warnings.simplefilter("ignore")
         before, tempfile.tempdir = tempfile.tempdir, place
         try:
@@ -128,12 +152,13 @@ def leaving_nothing() -> Iterator[None]:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[Path]:
-    """A temporary folder on the same disk as `path`: a rename from there replaces `path` in one step."""
+    """A temporary folder on the same disk as `path`: a rename from there replaces `path` in one
+    step."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(
             dir=path.parent, prefix=f".{path.name}.", suffix=UNFINISHED, ignore_cleanup_errors=True
-        ) as place:  # fmt: skip
+        ) as place:
             yield Path(place)
 
 

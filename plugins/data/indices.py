@@ -1,4 +1,7 @@
-"""The file of a partition, with the samples of each client. The partition stage writes it; others read it."""
+"""The file of a partition, with the samples of each client.
+
+The partition stage writes it; others read it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,8 @@ DRIFT = ("concepts", "rounds", "clients")  # the fields of a Drift
 
 @dataclass(frozen=True, eq=False)
 class Indices:
-    """The index lists of a partition: into the training set, and for `test_clients` into the test set."""
+    """The index lists of a partition: into the training set, and for `test_clients` into the test
+    set."""
 
     clients: list[Ints]
     validation: Ints
@@ -49,14 +53,20 @@ def read_indices(path: Path) -> Indices:
     """The index lists of a partition. UserError if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text())
-        clients, test_clients = ([_indices(part) for part in found[key]] for key in ("clients", "test_clients"))
+        clients, test_clients = (
+            [_indices(part) for part in found[key]] for key in ("clients", "test_clients")
+        )
         if len(clients) != len(test_clients):
             raise ValueError(f"{len(clients)} clients, but {len(test_clients)} test_clients")
         skew = _skew(found, [len(own) for own in clients])
-        return Indices(clients, _indices(found["validation"]), _indices(found["public"]), test_clients, skew)
+        return Indices(
+            clients, _indices(found["validation"]), _indices(found["public"]), test_clients, skew
+        )
     except (OSError, KeyError, TypeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else " ".join(str(error).split())
-        raise UserError(f"{path}: not a readable partition ({reason}); the partition stage writes it") from None
+        raise UserError(
+            f"{path}: not a readable partition ({reason}); the partition stage writes it"
+        ) from None
 
 
 def _skew(found: dict[str, Any], sizes: list[int]) -> Skew:

@@ -52,12 +52,20 @@ def checksum(head: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
 
 
 def write(
-    path: Path, kind: str, head: Mapping[str, object], tensors: Mapping[str, Tensor], checksum: str,
+    path: Path,
+    kind: str,
+    head: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    checksum: str,
     private: bool = False,
-) -> None:  # fmt: skip
-    """Writes the file, whole or not at all; its metadata name head and checksum by `kind`. Raises UserError."""
-    # safetensors refuses tensors that share memory, such as those of an evaluated model that is the sent one. The later
-    # ones are copied, and only they: the memories of hundreds of clients are gigabytes.
+) -> None:
+    """Writes the file, whole or not at all; its metadata name head and checksum by `kind`.
+
+    Raises UserError.
+    """
+    # safetensors refuses tensors that share memory, such as those of an evaluated model that is the
+    # sent one. The later ones are copied, and only they: the memories of hundreds of clients are
+    # gigabytes.
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()
     for key, tensor in tensors.items():
@@ -65,7 +73,8 @@ def write(
         memory = whole.untyped_storage().data_ptr()
         apart[key] = whole.clone() if memory in seen else whole
         seen.add(memory)
-    # One key: safetensors writes several in any order, and the same content has to give the same bytes.
+    # One key: safetensors writes several in any order, and the same content has to give the same
+    # bytes.
     metadata = {kind: json.dumps({"head": head, "checksum": checksum})}
 
     def save(name: str) -> None:
@@ -73,18 +82,27 @@ def write(
             save_file(apart, name, metadata)
         except SafetensorError as error:  # how it reports a full disk
             number = re.search(r"os error (\d+)", str(error))
-            raise OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error)) from None
+            raise (
+                OSError(int(number[1]), os.strerror(int(number[1])))
+                if number
+                else OSError(str(error))
+            ) from None
 
     write_whole(path, save, private)
 
 
 def read(
-    path: Path, kind: str, made: Callable[[Any, dict[str, Tensor]], Content], what: str, origin: str, remedy: str
+    path: Path,
+    kind: str,
+    made: Callable[[Any, dict[str, Tensor]], Content],
+    what: str,
+    origin: str,
+    remedy: str,
 ) -> Content:
     """`made(head, tensors)` of a file that `write` wrote.
 
-    Raises UserError if the file is missing or damaged. The message says `what` the file should be, its `origin` if it
-    is missing, and the `remedy` if it is damaged.
+    Raises UserError if the file is missing or damaged. The message says `what` the file should be,
+    its `origin` if it is missing, and the `remedy` if it is damaged.
     """
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; {origin}")

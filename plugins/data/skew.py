@@ -1,6 +1,7 @@
 """What a client sees in place of the training samples that it holds: wrong labels, turned images.
 
-It is fixed when the data are dealt, and stands in the partition's file. So a simulation and a silo see the same.
+It is fixed when the data are dealt, and stands in the partition's file. So a simulation and a silo
+see the same.
 """
 
 from __future__ import annotations
@@ -22,12 +23,16 @@ from fedml_noniid.plugins.data.types import Ints
 class Skew:
     """The changes to the clients' samples. Nobody else's samples change."""
 
-    labels: list[Ints] | None = None  # each client's labels of its samples, in the order of its positions
+    labels: list[Ints] | None = (
+        None  # each client's labels of its samples, in the order of its positions
+    )
     turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
     drift: Drift | None = None  # how their labels change with the round
 
     def seen(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The training set as its holders see it before any drift. `clients`: positions in `x` [n, ...], `y` [n].
+        """The training set as its holders see it before any drift.
+
+        `clients`: positions in `x` [n, ...], `y` [n].
 
         No position is in two clients. Positions that no client holds stay as they are.
         """
@@ -35,16 +40,29 @@ class Skew:
             y = y.index_put((_index(clients, y),), _index(self.labels, y))
         if self.turns is not None:
             for quarters in range(1, 4):
-                index = _index([mine for mine, own in zip(clients, self.turns, strict=True) if own == quarters], x)
+                index = _index(
+                    [
+                        mine
+                        for mine, own in zip(clients, self.turns, strict=True)
+                        if own == quarters
+                    ],
+                    x,
+                )
                 if len(index):
                     x = x.index_put((index,), turned(x[index], quarters))
         return x, y
 
     def tests(self, clients: Sequence[Ints], x: Tensor, y: Tensor) -> list[Samples]:
-        """Each client's own test samples as it sees them, with the true labels. `clients`: positions in `x`, `y`."""
+        """Each client's own test samples as it sees them, with the true labels.
+
+        `clients`: positions in `x`, `y`.
+        """
         turns = [0] * len(clients) if self.turns is None else self.turns.tolist()
         indices = [torch.from_numpy(mine).to(y.device) for mine in clients]
-        return [Samples(turned(x[index], turn), y[index]) for index, turn in zip(indices, turns, strict=True)]
+        return [
+            Samples(turned(x[index], turn), y[index])
+            for index, turn in zip(indices, turns, strict=True)
+        ]
 
 
 CLEAN = Skew()

@@ -15,8 +15,8 @@ LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
 def sources(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
-    """The user's own files that `datasets.load` would read with these checked options, by their names relative to
-    `root`.
+    """The user's own files that `datasets.load` would read with these checked options, by their
+    names relative to `root`.
 
     Empty for the data sets that are downloaded. UserError for folders that can't be read.
     """
@@ -33,11 +33,19 @@ def unreadable(root: Path, error: OSError) -> UserError:
 
 
 def _of_table(root: Path, options: Mapping[str, object]) -> list[Path]:
-    return [root / str(options[key]) for key in ("file", "test_file") if options.get(key) is not None]
+    return [
+        root / str(options[key]) for key in ("file", "test_file") if options.get(key) is not None
+    ]
 
 
 def _of_images(root: Path, _: Mapping[str, object]) -> list[Path]:
-    folders = [folder for part in train_and_test(root) if part.is_dir() for folder in entries(part) if folder.is_dir()]
+    folders = [
+        folder
+        for part in train_and_test(root)
+        if part.is_dir()
+        for folder in entries(part)
+        if folder.is_dir()
+    ]
     return [file for folder in folders for file in entries(folder)]
 
 
@@ -55,10 +63,12 @@ def strays(folder: Path) -> list[Path]:
     """What a folder holds beside folders and files with the ending of an image format."""
     endings = _endings()
     return [
-        entry for entry in sorted(folder.iterdir())
-        if entry.name.startswith(".") or entry.name.lower() in LEFTOVERS
+        entry
+        for entry in sorted(folder.iterdir())
+        if entry.name.startswith(".")
+        or entry.name.lower() in LEFTOVERS
         or (entry.suffix.lower() not in endings and not entry.is_dir())
-    ]  # fmt: skip
+    ]
 
 
 @functools.cache
@@ -66,10 +76,13 @@ def _endings() -> frozenset[str]:
     """The endings of the formats that PIL reads, in lower case."""
     from PIL import Image
 
-    return frozenset(ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN)
+    return frozenset(
+        ending for ending, kind in Image.registered_extensions().items() if kind in Image.OPEN
+    )
 
 
-# Data sets of a user's own files -> (root, options) -> the files that the reader reads if they are there.
+# Data sets of a user's own files -> (root, options) -> the files that the reader reads if they are
+# there.
 OWN: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
     "table": _of_table,
     "text": lambda root, options: [*_of_table(root, options), root / GLOVE],

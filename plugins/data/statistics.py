@@ -12,21 +12,27 @@ from fedml_noniid.plugins.data.types import Floats, Ints
 def class_counts(labels: Ints, clients: Sequence[Ints], n_classes: int) -> Ints:
     """Samples per client and class, [N, C]; `labels` [n] of the whole training set."""
     labels = np.asarray(labels)
-    return np.stack([np.bincount(labels[np.asarray(k, np.int64)], minlength=n_classes) for k in clients])
+    return np.stack(
+        [np.bincount(labels[np.asarray(k, np.int64)], minlength=n_classes) for k in clients]
+    )
 
 
 def entropy(counts: Ints) -> Floats:
-    """Entropy of each client's labels in bits: 0 for one class, log2(C) for equal classes. [N, C] -> [N]"""
+    """Entropy of each client's labels in bits: 0 for one class, log2(C) for equal classes.
+
+    [N, C] -> [N]
+    """
     p = _shares(counts)
     # Adding zero turns -0.0 into 0.0.
     return np.asarray(-(p * np.log2(np.where(p > 0, p, 1))).sum(1) + 0.0)
 
 
 def label_distance(counts: Ints) -> Floats:
-    """Total variation distance between each client's label distribution and that of all clients together.
+    """Total variation distance between each client's label distribution and that of all clients
+    together.
 
-    1/2 sum_c |p_k(c) - p(c)|, from 0 (equal) to 1 (no class in common); half of the EMD of Zhao et al. 2018.
-    [N, C] -> [N]
+    1/2 sum_c |p_k(c) - p(c)|, from 0 (equal) to 1 (no class in common); half of the EMD of Zhao et
+    al. 2018. [N, C] -> [N]
     """
     p = counts.sum(0) / counts.sum()
     return np.asarray(0.5 * np.abs(_shares(counts) - p).sum(1))
@@ -42,7 +48,8 @@ def hellinger(counts: Ints) -> Floats:
 
 
 def gini(sizes: Ints) -> float:
-    """Gini coefficient of the clients' sizes [N]: 0 if all are equal, (N-1)/N if one client has everything."""
+    """Gini coefficient of the clients' sizes [N]: 0 if all are equal, (N-1)/N if one client has
+    everything."""
     ascending = np.sort(np.asarray(sizes, np.float64))
     n = len(ascending)
     rank = np.arange(1, n + 1)
@@ -66,7 +73,9 @@ def summary(counts: Ints) -> dict[str, float]:
         "entropy_min": float(bits.min()),
         "label_distance_mean": float(distance.mean()),
         "label_distance_max": float(distance.max()),
-        "label_hellinger_mean": float(f"{hellinger(counts).mean():.10g}"),  # for any order of the sum
+        "label_hellinger_mean": float(
+            f"{hellinger(counts).mean():.10g}"
+        ),  # for any order of the sum
     }
 
 

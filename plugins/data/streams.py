@@ -16,15 +16,18 @@ def _sequence(seed: int, name: str, counters: tuple[int, ...]) -> np.random.Seed
 
 
 def stream(seed: int, name: str, *counters: int) -> np.random.Generator:
-    """The generator of one stream ("partition", "batches", ...), keyed by seed and counters such as (round, client).
+    """The generator of one stream ("partition", "batches", ...), keyed by seed and counters such as
+    (round, client).
 
-    Two calls with the same key give the same numbers; different keys give independent ones (Philox).
+    Two calls with the same key give the same numbers; different keys give independent ones
+    (Philox).
     """
     return np.random.Generator(np.random.Philox(_sequence(seed, name, counters)))
 
 
 class Streams:
-    """Many streams that differ in one more counter, one at a time, at a tenth of the cost of `stream`.
+    """Many streams that differ in one more counter, one at a time, at a tenth of the cost of
+    `stream`.
 
     Each has a Philox key of its own: (a number made of seed, name and counters, `k`).
     """

@@ -1,4 +1,5 @@
-"""From texts to whole numbers: tokens, a vocabulary, sequences of one length, and the vectors of the words."""
+"""From texts to whole numbers: tokens, a vocabulary, sequences of one length, and the vectors of
+the words."""
 
 from __future__ import annotations
 
@@ -16,24 +17,32 @@ from fedml_noniid.plugins.data.sources import GLOVE, WIDTH
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
 
-PAD, UNKNOWN = 0, 1  # the first two entries of every vocabulary; PAD is only at the end of a sequence
+PAD, UNKNOWN = (
+    0,
+    1,
+)  # the first two entries of every vocabulary; PAD is only at the end of a sequence
 SPECIALS = ("<pad>", "<unk>")
 
 # Characters that get blanks around them, are removed, or become a blank.
-_PUNCTUATION = str.maketrans({**{mark: f" {mark} " for mark in "'.,()!?"}, '"': None, ";": " ", ":": " "})
+_PUNCTUATION = str.maketrans(
+    {**{mark: f" {mark} " for mark in "'.,()!?"}, '"': None, ";": " ", ":": " "}
+)
 
 
 def tokenise(text: str) -> list[str]:
-    """The tokens of a text by the rules of torchtext's `basic_english`, as its documentation lists them.
+    """The tokens of a text by the rules of torchtext's `basic_english`, as its documentation lists
+    them.
 
-    Text becomes lower case; ' . , ( ) ! ? are tokens of their own; double quotes vanish; ; and : and <br /> become
-    blanks; blanks separate tokens. Other characters stay as they are ("#fail", "@user", "&quot").
+    Text becomes lower case; ' . , ( ) ! ? are tokens of their own; double quotes vanish; ; and :
+    and <br /> become blanks; blanks separate tokens. Other characters stay as they are ("#fail",
+    "@user", "&quot").
     """
     return text.lower().translate(_PUNCTUATION).replace("<br />", " ").split()
 
 
 def vocabulary(texts: Iterable[Sequence[str]], size: int) -> list[str]:
-    """At most `size` entries: the special ones, then the most frequent tokens, ties in alphabetical order."""
+    """At most `size` entries: the special ones, then the most frequent tokens, ties in alphabetical
+    order."""
     counts = Counter(token for tokens in texts for token in tokens)
     for special in SPECIALS:  # if a text contains one, it is not a word
         counts.pop(special, None)
@@ -42,11 +51,14 @@ def vocabulary(texts: Iterable[Sequence[str]], size: int) -> list[str]:
 
 
 def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) -> Tensor:
-    """Each text's positions in `words`, cut to the first `length` tokens and padded at the end, [n, length] int32.
+    """Each text's positions in `words`, cut to the first `length` tokens and padded at the end, [n,
+    length] int32.
 
     A token that isn't in the vocabulary is UNKNOWN; a text without tokens is one UNKNOWN.
     """
-    number = {word: position for position, word in enumerate(words)} | dict.fromkeys(SPECIALS, UNKNOWN)
+    number = {word: position for position, word in enumerate(words)} | dict.fromkeys(
+        SPECIALS, UNKNOWN
+    )
     found = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, tokens in zip(found, texts, strict=True):
         kept = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
@@ -64,11 +76,19 @@ class Read(NamedTuple):
 
 
 def read_texts(
-    train: Sequence[str], test: Sequence[str], seen: Sequence[str], root: Path, size: int, length: int, noun: str
+    train: Sequence[str],
+    test: Sequence[str],
+    seen: Sequence[str],
+    root: Path,
+    size: int,
+    length: int,
+    noun: str,
 ) -> Read:
-    """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made of `seen` texts.
+    """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made
+    of `seen` texts.
 
-    See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises UserError as these.
+    See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
+    UserError as these.
     """
     first, second = ([tokenise(one) for one in part] for part in (train, test))
     words = vocabulary(first if seen is train else map(tokenise, seen), size)
@@ -85,17 +105,21 @@ def read_texts(
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
-    """(the words' vectors [V, 300] float32, their origin): GloVe's if `root` has its file, otherwise drawn.
+    """(the words' vectors [V, 300] float32, their origin): GloVe's if `root` has its file,
+    otherwise drawn.
 
-    PAD is 0. Drawn vectors are normal with deviation 1, as in torch.nn.Embedding; an LSTM with torch's initial weights
-    is not saturated by them. Words that GloVe lacks are drawn with the deviation of GloVe's vectors. The draws do not
-    depend on an experiment's seed. Raises UserError for a damaged file.
+    PAD is 0. Drawn vectors are normal with deviation 1, as in torch.nn.Embedding; an LSTM with
+    torch's initial weights is not saturated by them. Words that GloVe lacks are drawn with the
+    deviation of GloVe's vectors. The draws do not depend on an experiment's seed. Raises UserError
+    for a damaged file.
     """
     drawn = stream(0, "embedding").standard_normal((len(words), WIDTH))
     drawn[PAD] = 0
     path = root / GLOVE
     if not path.is_file():
-        note = f"word vectors: drawn at random (normal, deviation 1), as {path.name} is not in {root}"
+        note = (
+            f"word vectors: drawn at random (normal, deviation 1), as {path.name} is not in {root}"
+        )
         return torch.from_numpy(drawn.astype(np.float32)), note
     found, n = _glove(path, words), len(words) - len(SPECIALS)
     if not found:
@@ -108,16 +132,24 @@ def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:
 
 
 def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
-    """The vectors that a GloVe file has for `words`, by position. UserError names the first damaged line."""
+    """The vectors that a GloVe file has for `words`, by position.
+
+    UserError names the first damaged line.
+    """
     # As bytes (UTF-8), because only few of the 400,000 lines are needed.
-    wanted = {word.encode(): position for position, word in enumerate(words) if position >= len(SPECIALS)}
+    wanted = {
+        word.encode(): position for position, word in enumerate(words) if position >= len(SPECIALS)
+    }
     found = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             word, _, numbers = line.partition(b" ")
             if numbers.count(b" ") != WIDTH - 1:
                 wrong = len(numbers.split())
-                raise UserError(f"{path}: line {number} has {wrong} numbers, not {WIDTH}; unpack glove.6B.zip again")
+                raise UserError(
+                    f"{path}: line {number} has {wrong} numbers, not {WIDTH}; unpack "
+                    "glove.6B.zip again"
+                )
             position = wanted.get(word)
             if position is not None:
                 try:
@@ -125,6 +157,9 @@ def _glove(path: Path, words: Sequence[str]) -> dict[int, Floats]:
                 except ValueError:
                     vector = np.full(WIDTH, np.nan)
                 if len(vector) != WIDTH or not np.isfinite(vector).all():
-                    raise UserError(f"{path}: line {number}: not a word and {WIDTH} numbers; unpack glove.6B.zip again")
+                    raise UserError(
+                        f"{path}: line {number}: not a word and {WIDTH} numbers; unpack "
+                        "glove.6B.zip again"
+                    )
                 found[position] = vector
     return found

@@ -1,7 +1,8 @@
 """How unlike the samples are that clients hold of one class: feature skew, measured on the data.
 
-The measures take at most MOST samples, evenly spaced in each client's list, as the client sees them: in its noise,
-turned, with its wrong labels. Numbers have six digits, so that they don't depend on how a machine adds.
+The measures take at most MOST samples, evenly spaced in each client's list, as the client sees
+them: in its noise, turned, with its wrong labels. Numbers have six digits, so that they don't
+depend on how a machine adds.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ MOST = 6000  # samples, of all clients together
 LEAST = 2  # samples of a client that are taken, if it has them
 
 
-def measured(data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int) -> dict[str, float]:
-    """`feature_shift`, `feature_spread` and `class_clarity` of the clients' training samples; nothing for text.
+def measured(
+    data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
+) -> dict[str, float]:
+    """`feature_shift`, `feature_spread` and `class_clarity` of the clients' training samples;
+    nothing for text.
 
     `noise`: the standard deviations of the clients' noise in normalised units, [N, ...].
     """
@@ -41,10 +45,12 @@ def measured(data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor |
 
 
 def shift(x: Floats, y: Ints, client: Ints) -> float:
-    """The share of the variance inside classes that lies between clients: 0 if a class looks alike everywhere, to 1.
+    """The share of the variance inside classes that lies between clients: 0 if a class looks alike
+    everywhere, to 1.
 
-    (SSB - df_B MSW) / (SSB + SSW), summed over classes and features: epsilon squared of a one-way analysis of variance
-    (Kelley 1935), which takes off what clients differ by chance. Below 0 it is 0. `x` [n, d], `y` and `client` [n].
+    (SSB - df_B MSW) / (SSB + SSW), summed over classes and features: epsilon squared of a one-way
+    analysis of variance (Kelley 1935), which takes off what clients differ by chance. Below 0 it is
+    0. `x` [n, d], `y` and `client` [n].
     """
     between, within, df_between, df_within = 0.0, 0.0, 0, 0
     for c in np.unique(y):
@@ -64,12 +70,17 @@ def shift(x: Floats, y: Ints, client: Ints) -> float:
 
 
 def spread(x: Floats, y: Ints, client: Ints) -> float:
-    """How unequally the clients' samples of a class scatter: the standard deviation of r_k over clients.
+    """How unequally the clients' samples of a class scatter: the standard deviation of r_k over
+    clients.
 
-    r_k is the deviation of client k's samples from its own class means, divided by that of all clients' samples of
-    these classes. Clients count by their degrees of freedom; those without any are left out. As `shift`.
+    r_k is the deviation of client k's samples from its own class means, divided by that of all
+    clients' samples of these classes. Clients count by their degrees of freedom; those without any
+    are left out. As `shift`.
     """
-    squares, freedom = np.zeros((client.max() + 1, y.max() + 1)), np.zeros((client.max() + 1, y.max() + 1))
+    squares, freedom = (
+        np.zeros((client.max() + 1, y.max() + 1)),
+        np.zeros((client.max() + 1, y.max() + 1)),
+    )
     for k, c in {*zip(client.tolist(), y.tolist(), strict=True)}:
         part = x[(client == k) & (y == c)]
         squares[k, c], freedom[k, c] = ((part - part.mean(0)) ** 2).sum(), len(part) - 1
@@ -83,7 +94,8 @@ def spread(x: Floats, y: Ints, client: Ints) -> float:
 
 
 def clarity(x: Floats, y: Ints) -> float:
-    """The share of samples that are nearest to the mean of their own class: 1 if the means tell the classes apart."""
+    """The share of samples that are nearest to the mean of their own class: 1 if the means tell the
+    classes apart."""
     classes = np.unique(y)
     means = np.stack([x[y == c].mean(0) for c in classes])  # [C, d]
     distance = (means**2).sum(1) - 2 * x @ means.T  # [n, C], less the squared length of x
@@ -93,17 +105,26 @@ def clarity(x: Floats, y: Ints) -> float:
 def _seen(
     data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
 ) -> tuple[Floats, Ints, Ints]:
-    """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are taken."""
+    """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
+    taken."""
     most = max(LEAST, MOST // len(clients))
     taken = [np.linspace(0, len(own) - 1, min(most, len(own))).astype(np.int64) for own in clients]
     positions = np.concatenate([own[places] for own, places in zip(clients, taken, strict=True)])
     ends = np.cumsum([len(places) for places in taken])
-    parts = np.split(np.arange(len(positions)), ends[:-1])  # each client's samples among those that are taken
-    labels = None if skew.labels is None else [own[at] for own, at in zip(skew.labels, taken, strict=True)]
+    parts = np.split(
+        np.arange(len(positions)), ends[:-1]
+    )  # each client's samples among those that are taken
+    labels = (
+        None
+        if skew.labels is None
+        else [own[at] for own, at in zip(skew.labels, taken, strict=True)]
+    )
     index = torch.from_numpy(positions)
     raw = data.train_x[index].to(torch.float32)
     shape = (-1, *[1] * (raw.ndim - 2))
-    mean, std = (torch.tensor(values, dtype=torch.float32).view(shape) for values in (data.mean, data.std))
+    mean, std = (
+        torch.tensor(values, dtype=torch.float32).view(shape) for values in (data.mean, data.std)
+    )
     x, y = Skew(labels, skew.turns).seen(parts, (raw - mean) / std, data.train_y[index])
     if noise is not None:
         samples = Samples(x, y, held(noise, parts, x))

@@ -14,7 +14,9 @@ from fedml_noniid.plugins.core.errors import UserError
 
 
 def read_yaml(path: Path, wanted: str = "it has to hold keys") -> dict[str, Any]:
-    """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number. UserError also for a key that is given twice.
+    """The keys of a file in YAML 1.2, as DVC reads it: 1e-3 is a number.
+
+    UserError also for a key that is given twice.
 
     `wanted` ends the error for a file without keys.
     """
@@ -29,27 +31,36 @@ def parsed(path: Path, name: str) -> object:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"{name}: can't be read ({error.strerror or error}); it belongs into {path.parent}") from None
+        raise UserError(
+            f"{name}: can't be read ({error.strerror or error}); it belongs into {path.parent}"
+        ) from None
     try:
         text = content.decode()
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         byte = f"{content[error.start]:#04x}"
-        raise UserError(f"{name}: line {line}: is not UTF-8 (byte {byte}); save the file as UTF-8") from None
+        raise UserError(
+            f"{name}: line {line}: is not UTF-8 (byte {byte}); save the file as UTF-8"
+        ) from None
     try:
         return YAML(typ="safe", pure=True).load(text)
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise UserError(
-            f"{name}: line {line}: holds the control character {chr(error.character)!r}; remove it, or save the file "
+            f"{name}: line {line}: holds the control character {chr(error.character)!r}; remove "
+            "it, or save the file "
             "as UTF-8"
         ) from None
     except MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         twice = re.match('found duplicate key "(.*?)" with', error.problem or "")
         if twice:
-            raise UserError(f"{name}: line {line}: the key {twice[1]!r} is there twice; keep one of them") from None
+            raise UserError(
+                f"{name}: line {line}: the key {twice[1]!r} is there twice; keep one of them"
+            ) from None
         said = "; ".join(" ".join(part.split()) for part in (error.context, error.problem) if part)
-        raise UserError(f"{name}: line {line}: is not YAML ({said}); correct this line or the one before") from None
+        raise UserError(
+            f"{name}: line {line}: is not YAML ({said}); correct this line or the one before"
+        ) from None
     except YAMLError as error:
         raise UserError(f"{name}: is not YAML ({' '.join(str(error).split())})") from None

@@ -1,4 +1,5 @@
-"""Clients that do not answer: nobody, at random, or as a list says, which may be the record of a deployment."""
+"""Clients that do not answer: nobody, at random, or as a list says, which may be the record of a
+deployment."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.streams import stream
 
-# (round, exchange within the round from 0, clients asked) -> clients that do not answer. Round 0 is before the first.
+# (round, exchange within the round from 0, clients asked) -> clients that do not answer. Round 0 is
+# before the first.
 Absent = Callable[[int, int, tuple[int, ...]], Collection[int]]
 Missing = Mapping[tuple[int, int], Collection[int]]  # (round, exchange) -> clients
 COLUMNS = ("round", "exchange", "client")
@@ -29,10 +31,11 @@ def listed(missing: Missing) -> Absent:
 
 
 def sometimes(rate: float, seed: int) -> Absent:
-    """Every client misses a round with probability `rate`, independently; in round 0 everybody is there.
+    """Every client misses a round with probability `rate`, independently; in round 0 everybody is
+    there.
 
-    The draws depend on seed, round and client, so they are the same for every recipe. If all that are asked would be
-    missing, the one with the highest draw stays, for the whole round.
+    The draws depend on seed, round and client, so they are the same for every recipe. If all that
+    are asked would be missing, the one with the highest draw stays, for the whole round.
     """
     stays: set[int] = set()  # in this round, in spite of its draw
 
@@ -63,11 +66,15 @@ def write(path: Path, missing: Missing) -> None:
     write_whole(path, text(missing))
 
 
-def read(path: Path, rounds: int | None = None, n_clients: int | None = None) -> dict[tuple[int, int], frozenset[int]]:
-    """Reads a file as `write` makes it. An empty cell for the exchange is 0, the whole round; empty lines do not count.
+def read(
+    path: Path, rounds: int | None = None, n_clients: int | None = None
+) -> dict[tuple[int, int], frozenset[int]]:
+    """Reads a file as `write` makes it.
 
-    UserError with file and line for anything else, and for a round or a client that does not exist. `rounds`,
-    `n_clients`: how many there are, if that is known.
+    An empty cell for the exchange is 0, the whole round; empty lines do not count.
+
+    UserError with file and line for anything else, and for a round or a client that does not exist.
+    `rounds`, `n_clients`: how many there are, if that is known.
     """
     try:
         lines = csv.reader(path.read_text(encoding="utf-8-sig").splitlines())
@@ -78,7 +85,9 @@ def read(path: Path, rounds: int | None = None, n_clients: int | None = None) ->
         raise UserError(f"{path}: is not a CSV file ({error})") from None
     head = rows[0][1] if rows else []
     if [cell.strip() for cell in head] != list(COLUMNS):
-        raise UserError(f"{path}, line 1: {shown(','.join(head))} is refused; allowed: {','.join(COLUMNS)}")
+        raise UserError(
+            f"{path}, line 1: {shown(','.join(head))} is refused; allowed: {','.join(COLUMNS)}"
+        )
     most = (rounds, None, None if n_clients is None else n_clients - 1)
     found: dict[tuple[int, int], set[int]] = {}
     for number, row in rows[1:]:
@@ -86,12 +95,18 @@ def read(path: Path, rounds: int | None = None, n_clients: int | None = None) ->
             continue
         where = f"{path}, line {number}"
         if len(row) != len(COLUMNS):
-            raise UserError(f"{where}: has {len(row)} cells; allowed: {len(COLUMNS)} ({','.join(COLUMNS)})")
+            raise UserError(
+                f"{where}: has {len(row)} cells; allowed: {len(COLUMNS)} ({','.join(COLUMNS)})"
+            )
         cells = [row[0], row[1].strip() or "0", row[2]]
-        round_, exchange, client = (_number(where, *given) for given in zip(COLUMNS, cells, most, strict=True))
+        round_, exchange, client = (
+            _number(where, *given) for given in zip(COLUMNS, cells, most, strict=True)
+        )
         clients = found.setdefault((round_, exchange), set())
         if client in clients:
-            raise UserError(f"{where}: client {client} is named twice for round {round_}, exchange {exchange}")
+            raise UserError(
+                f"{where}: client {client} is named twice for round {round_}, exchange {exchange}"
+            )
         clients.add(client)
     return {place: frozenset(clients) for place, clients in found.items()}
 
@@ -99,7 +114,12 @@ def read(path: Path, rounds: int | None = None, n_clients: int | None = None) ->
 def _number(where: str, column: str, cell: str, most: int | None) -> int:
     """The number in a cell, 0 to `most`."""
     digits = cell.strip()
-    if digits.isascii() and digits.isdigit() and len(digits) <= DIGITS and (most is None or int(digits) <= most):
+    if (
+        digits.isascii()
+        and digits.isdigit()
+        and len(digits) <= DIGITS
+        and (most is None or int(digits) <= most)
+    ):
         return int(digits)
     allowed = "a whole number from 0 up" if most is None else f"0 to {most}"
     raise UserError(f"{where}: {column} = {shown(cell)} is refused; allowed: {allowed}")

@@ -1,4 +1,5 @@
-"""Memory laid out by hand: rows for the models of a cohort, and memory that forked processes share."""
+"""Memory laid out by hand: rows for the models of a cohort, and memory that forked processes
+share."""
 
 from __future__ import annotations
 
@@ -19,13 +20,18 @@ ALIGNED = 64  # bytes, as torch aligns tensors: at other addresses matrix produc
 def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None) -> Params:
     """Memory for `m` models, leaves [m, ...]; each row is aligned as a tensor of its own would be.
 
-    `memory`: returns a given number of aligned bytes. None: torch takes the memory, on the device of `like`.
+    `memory`: returns a given number of aligned bytes. None: torch takes the memory, on the device
+    of `like`.
     """
 
     def rows(leaf: Tensor) -> Tensor:
         width = -(-leaf.numel() * leaf.element_size() // ALIGNED) * ALIGNED
         size = m * width
-        flat = torch.empty(size, dtype=torch.uint8, device=leaf.device) if memory is None else memory(size)[:size]
+        flat = (
+            torch.empty(size, dtype=torch.uint8, device=leaf.device)
+            if memory is None
+            else memory(size)[:size]
+        )
         whole = flat.view(leaf.dtype).reshape(m, -1)
         return whole[:, : leaf.numel()].view(m, *leaf.shape)
 
@@ -33,7 +39,8 @@ def rows_for(like: Params, m: int, memory: Callable[[int], Tensor] | None = None
 
 
 def apart(tree: Tree, scratch: Tree) -> Tree:
-    """The tree, with copies of the leaves that lie in the memory of `scratch`, which is used again."""
+    """The tree, with copies of the leaves that lie in the memory of `scratch`, which is used
+    again."""
     used = {_memory(leaf) for leaf in leaves(scratch)}
     if used.isdisjoint(map(_memory, leaves(tree))):
         return tree
@@ -41,13 +48,18 @@ def apart(tree: Tree, scratch: Tree) -> Tree:
 
 
 def _memory(leaf: Tensor) -> int:
-    """Identifies a tensor's memory, which its views share. A fake tensor has no address, but it has a storage."""
+    """Identifies a tensor's memory, which its views share.
+
+    A fake tensor has no address, but it has a storage.
+    """
     found: int = leaf.untyped_storage()._cdata
     return found
 
 
 def shared(size: int) -> Tensor:
-    """`size` bytes that this process shares with those that it forks from here on. Unwritten pages take no memory.
+    """`size` bytes that this process shares with those that it forks from here on.
+
+    Unwritten pages take no memory.
 
     Torch's own shared memory lies in /dev/shm, which containers limit to 64 MB.
     """
@@ -75,12 +87,18 @@ class Arena:
         self._used = 0
 
     def put(self, tree: Tree) -> Tree:
-        """Copies a tree in and returns its places. A leaf that does not fit is returned as an array of numpy's."""
+        """Copies a tree in and returns its places.
+
+        A leaf that does not fit is returned as an array of numpy's.
+        """
         return tree_map(self._leaf, tree)
 
     def get(self, places: Tree) -> Tree:
         """The tree whose places `put` returned, as views."""
-        return tree_map(lambda at: torch.from_numpy(at) if isinstance(at, np.ndarray) else self._view(at), places)
+        return tree_map(
+            lambda at: torch.from_numpy(at) if isinstance(at, np.ndarray) else self._view(at),
+            places,
+        )
 
     def _leaf(self, leaf: Tensor) -> Any:
         """The leaf's Place; where it does not fit, an array of numpy's."""
@@ -98,5 +116,6 @@ class Arena:
 
 
 def replace_row(stacked: Tree, index: int, tree: Tree) -> None:
-    """Writes `tree` into row `index` of a stacked tree, in place: for storage that belongs to the engine."""
+    """Writes `tree` into row `index` of a stacked tree, in place: for storage that belongs to the
+    engine."""
     tree_map(lambda rows, leaf: rows[index].copy_(leaf), stacked, tree)

@@ -1,4 +1,6 @@
-"""Callbacks: what happens around the rounds of a run, in every runtime. In a deployment they run on the server.
+"""Callbacks: what happens around the rounds of a run, in every runtime.
+
+In a deployment they run on the server.
 
     on_start                      once in each process, also in one that goes on from a checkpoint
       each exchange: on_exchange  an Ask and the replies
@@ -6,7 +8,8 @@
                      stop         whether this round is the last
                      on_round     the row is complete
 
-A callback never changes a run but by `stop`. What it keeps from round to round is in its checkpoint.
+A callback never changes a run but by `stop`. What it keeps from round to round is in its
+checkpoint.
 """
 
 from __future__ import annotations
@@ -71,10 +74,16 @@ class RoundEnd:
 
 
 class Callback:
-    """The base of all callbacks. A run has an object of its own: a copy of the one that it is given."""
+    """The base of all callbacks.
+
+    A run has an object of its own: a copy of the one that it is given.
+    """
 
     def on_start(self, run: Run) -> None:
-        """Before the first round of this process. May raise UserError if it does not fit the run."""
+        """Before the first round of this process.
+
+        May raise UserError if it does not fit the run.
+        """
 
     def on_exchange(self, exchange: Exchange) -> None:
         """After each exchange between server and clients."""
@@ -82,8 +91,8 @@ class Callback:
     def measure(self, end: RoundEnd) -> Columns:
         """Values of the round by name, the same names in each round; NaN where nothing is measured.
 
-        Numbers and 0-d tensors become columns of rounds.csv, other tensors are recorded. It may be called twice in the
-        round in which the run is stopped.
+        Numbers and 0-d tensors become columns of rounds.csv, other tensors are recorded. It may be
+        called twice in the round in which the run is stopped.
         """
         return {}
 
@@ -95,7 +104,10 @@ class Callback:
         """After a round; `row` is its row of rounds.csv."""
 
     def state(self) -> dict[str, Any]:
-        """What the callback keeps from round to round, as JSON: its attributes. UserError if they are not JSON."""
+        """What the callback keeps from round to round, as JSON: its attributes.
+
+        UserError if they are not JSON.
+        """
         state = dict(vars(self))
         for name, value in state.items():
             try:
@@ -104,8 +116,10 @@ class Callback:
                 same = False
             if not same:
                 raise UserError(
-                    f"callback {type(self).__name__}: {name} = {shown(value)} can't be kept in a checkpoint as JSON; "
-                    "allowed: numbers, text, lists and dicts of these, or methods `state` and `restore` of its own"
+                    f"callback {type(self).__name__}: {name} = {shown(value)} can't be kept in "
+                    "a checkpoint as JSON; "
+                    "allowed: numbers, text, lists and dicts of these, or methods `state` and "
+                    "`restore` of its own"
                 )
         return state
 
@@ -116,7 +130,9 @@ class Callback:
 
 @dataclass
 class EarlyStop(Callback):
-    """Stops a run that no longer improves on the validation split. Its model is that of the last round.
+    """Stops a run that no longer improves on the validation split.
+
+    Its model is that of the last round.
 
     `patience`: evaluations without an improvement by more than `min_delta`.
     """
@@ -125,15 +141,21 @@ class EarlyStop(Callback):
     on: Literal["validation_loss", "validation_accuracy"] = "validation_loss"
     min_delta: NonNegative = 0.0
     after: Count = 1  # the first round that may be the last
-    best: float = field(default=math.inf, init=False)  # the lowest loss, or minus the highest accuracy
+    best: float = field(
+        default=math.inf, init=False
+    )  # the lowest loss, or minus the highest accuracy
     since: int = field(default=0, init=False)  # evaluations
 
     def on_start(self, run: Run) -> None:
         if run.federation.validation is None:
-            raise UserError("callback early_stop: needs a validation split, and there is none; set data.validation")
+            raise UserError(
+                "callback early_stop: needs a validation split, and there is none; set "
+                "data.validation"
+            )
         if run.start.task.own:
             raise UserError(
-                f"callback early_stop: {run.algorithm.name} leaves a part of the model on the clients, so no model is "
+                f"callback early_stop: {run.algorithm.name} leaves a part of the model on the "
+                "clients, so no model is "
                 "measured on the validation split; leave it out"
             )
 
@@ -166,7 +188,10 @@ CALLBACKS: dict[str, type[Callback]] = {"early_stop": EarlyStop}
 
 
 def callback_of(name: str, options: Mapping[str, object]) -> Callback:
-    """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module.Class`. Raises UserError."""
+    """A callback by name: one of CALLBACKS, or a subclass of `Callback` as `package.module.Class`.
+
+    Raises UserError.
+    """
     kind = find("callback", name, CALLBACKS, Callback)
     if is_dataclass(kind):
         check_options(f"callback {name}", kind, options)
@@ -177,7 +202,10 @@ def callback_of(name: str, options: Mapping[str, object]) -> Callback:
 
 
 def heard(callback: Callback, hook: str, *args: Any) -> Any:
-    """The result of a hook. UserError names the callback and the place, unless the error is in our own words."""
+    """The result of a hook.
+
+    UserError names the callback and the place, unless the error is in our own words.
+    """
     try:
         return getattr(callback, hook)(*args)
     except Exception as error:  # of any kind: the code may be the user's
@@ -185,22 +213,30 @@ def heard(callback: Callback, hook: str, *args: Any) -> Any:
 
 
 def columns_of(callbacks: Sequence[Callback], end: RoundEnd) -> dict[str, Tensor | float]:
-    """The columns of all callbacks. UserError for values that are no numbers, and for a name that two of them give."""
+    """The columns of all callbacks.
+
+    UserError for values that are no numbers, and for a name that two of them give.
+    """
     found: dict[str, Tensor | float] = {}
     for callback in callbacks:
         columns = heard(callback, "measure", end)
         name = type(callback).__name__
         if not isinstance(columns, Mapping):
-            raise UserError(f"callback {name}: measure returned {shown(columns)}; allowed: a dict of numbers")
+            raise UserError(
+                f"callback {name}: measure returned {shown(columns)}; allowed: a dict of numbers"
+            )
         for key, value in columns.items():
             number = isinstance(value, int | float | Tensor) and not isinstance(value, bool)
             if not (isinstance(key, str) and NAME.fullmatch(key) and number):
                 raise UserError(
-                    f"callback {name}: measure returned {shown(key)}: {shown(value)}; allowed: numbers or tensors by "
+                    f"callback {name}: measure returned {shown(key)}: {shown(value)}; allowed: "
+                    "numbers or tensors by "
                     "name, names of letters, digits, '_', '.', '/' and '-'"
                 )
             if key in found or key in ("round", "seconds"):
-                raise UserError(f"callback {name}: measure returned {key!r}, a column that is there already")
+                raise UserError(
+                    f"callback {name}: measure returned {key!r}, a column that is there already"
+                )
         found |= columns
     return found
 

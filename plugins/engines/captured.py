@@ -1,9 +1,11 @@
-"""Local training in CUDA graphs (`train.cuda_graphs`): a step is recorded once, and one launch replays all its kernels.
+"""Local training in CUDA graphs (`train.cuda_graphs`): a step is recorded once, and one launch
+replays all its kernels.
 
-A step of the same shapes comes often. The first runs as always, which also warms the libraries up. The second is
-recorded. It and all further ones are replayed. A graph repeats kernels and addresses. So models, buffers and the
-optimiser's state keep their memory from step to step, and a counter on the device finds the step's batch. Python does
-not run again in a replay: a hook that waits for the device, or copies from the host, can't be recorded, and is refused.
+A step of the same shapes comes often. The first runs as always, which also warms the libraries up.
+The second is recorded. It and all further ones are replayed. A graph repeats kernels and addresses.
+So models, buffers and the optimiser's state keep their memory from step to step, and a counter on
+the device finds the step's batch. Python does not run again in a replay: a hook that waits for the
+device, or copies from the host, can't be recorded, and is refused.
 
 A graph lives for one training of one chunk of clients, because its addresses do.
 """
@@ -28,7 +30,8 @@ from fedml_noniid.plugins.core.training import Descent
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.models.forward import Model
 
-# (began, steps, what is drawn, memory for the parameters, number of the first step) -> where local training ended
+# (began, steps, what is drawn, memory for the parameters, number of the first step) -> where local
+# training ended
 Descend = Callable[[Tree, Pass, Iterator[Params], Params | None, int | Tensor], Descent]
 FEW = 3  # steps of one shape; with fewer of them a graph would be replayed once
 
@@ -41,7 +44,10 @@ class Tape(Protocol):
         ...
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Records `work` without doing it. Returns what does it. UserError if it can't be recorded."""
+        """Records `work` without doing it.
+
+        Returns what does it. UserError if it can't be recorded.
+        """
         ...
 
 
@@ -71,7 +77,8 @@ class CudaTape:
                 raise
             reason = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
             raise UserError(
-                f"cuda_graphs = true is refused: a step can't be recorded ({reason}); allowed: false"
+                f"cuda_graphs = true is refused: a step can't be recorded ({reason}); allowed: "
+                "false"
             ) from error
         return graph.replay
 
@@ -80,23 +87,32 @@ def tape_for(network: Model) -> Tape:
     """What records the steps of a network. UserError if they can't be recorded."""
     if not network.vmappable:
         raise UserError(
-            f"cuda_graphs = true is refused for model {network.name!r}: cuDNN's recurrent layers were never recorded "
+            f"cuda_graphs = true is refused for model {network.name!r}: cuDNN's recurrent "
+            "layers were never recorded "
             "here; allowed: false"
         )
     return CudaTape()
 
 
 def replayed(
-    tape: Tape, descend: Descend, began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None
+    tape: Tape,
+    descend: Descend,
+    began: Tree,
+    steps: Pass,
+    drawn: Iterator[Params],
+    out: Params | None,
 ) -> Descent:
-    """As `descend(began, steps, drawn, out, 0)`; the sums of losses and features may be rounded otherwise."""
+    """As `descend(began, steps, drawn, out, 0)`; the sums of losses and features may be rounded
+    otherwise."""
     shapes = [math.prod(steps.index.shape[1:])] * len(steps) if steps.sizes is None else steps.sizes
     times = Counter(shapes)
     if max(times.values(), default=0) < FEW:
         return descend(began, steps, drawn, out, 0)
     params = began["params"]
     carried: Tree = {
-        "params": tree_map(torch.clone, params) if out is None else tree_map(Tensor.copy_, out, params),
+        "params": tree_map(torch.clone, params)
+        if out is None
+        else tree_map(Tensor.copy_, out, params),
         "buffers": tree_map(torch.clone, began["buffers"]),
         "state": tree_map(torch.clone, began["state"]),
     }
@@ -107,7 +123,11 @@ def replayed(
 
     def one(size: int) -> None:
         found = descend(
-            carried | {"factor": began["factor"]}, _at(steps, at, size, first), iter((given,)), carried["params"], at[0]
+            carried | {"factor": began["factor"]},
+            _at(steps, at, size, first),
+            iter((given,)),
+            carried["params"],
+            at[0],
         )
         if not kept:
             kept["loss"] = found.loss.new_zeros(len(steps), *found.loss.shape)
@@ -135,17 +155,22 @@ def replayed(
             ways[size]()
     loss = kept["loss"].sum(0)
     count = torch.zeros_like(loss) + (len(steps) if steps.live is None else steps.live.sum(0))
-    features = None if weight is None else kept["features"] / weight.sum(0).clamp(min=1).unsqueeze(-1)
+    features = (
+        None if weight is None else kept["features"] / weight.sum(0).clamp(min=1).unsqueeze(-1)
+    )
     return Descent(carried["params"], carried["buffers"], carried["state"], count, loss, features)
 
 
 def _at(steps: Pass, at: Tensor, size: int, first: Tensor | None) -> Pass:
     """The pass of one step, of `size` samples. Its number `at` [1] is on the device."""
     mask, live, last = (
-        None if leaf is None else leaf.index_select(0, at) for leaf in (steps.mask, steps.live, steps.last)
+        None if leaf is None else leaf.index_select(0, at)
+        for leaf in (steps.mask, steps.live, steps.last)
     )
     if first is None:
-        return replace(steps, index=steps.index.index_select(0, at), mask=mask, live=live, last=last)
+        return replace(
+            steps, index=steps.index.index_select(0, at), mask=mask, live=live, last=last
+        )
     places = first.index_select(0, at) + torch.arange(size, device=at.device)
     return replace(steps, index=steps.index.index_select(0, places), sizes=(size,), last=last)
 
@@ -159,10 +184,15 @@ def _first(steps: Pass) -> Tensor | None:
 
 
 def _weight(steps: Pass) -> Tensor | None:
-    """How many samples of the last epoch each step has, [S, ...]; None if nobody asks for that epoch's features."""
+    """How many samples of the last epoch each step has, [S, ...]; None if nobody asks for that
+    epoch's features."""
     if steps.last is None:
         return None
     if steps.mask is not None:
         return steps.last * steps.mask.sum(-1)
-    sizes = steps.index.shape[-1] if steps.sizes is None else torch.tensor(steps.sizes, device=steps.index.device)
+    sizes = (
+        steps.index.shape[-1]
+        if steps.sizes is None
+        else torch.tensor(steps.sizes, device=steps.index.device)
+    )
     return steps.last * sizes

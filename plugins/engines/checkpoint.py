@@ -1,8 +1,9 @@
-"""Checkpoints: the two files of a run that a killed process goes on from, and ends with the same bits.
+"""Checkpoints: the two files of a run that a killed process goes on from, and ends with the same
+bits.
 
-`<name>.safetensors` has the state between two rounds, under a checksum. It is replaced as a whole. `<name>.rounds` has
-what was recorded of each round. It only grows, so a long run does not write all its rounds again and again; the first
-file names its length and SHA-256. Both name the run.
+`<name>.safetensors` has the state between two rounds, under a checksum. It is replaced as a whole.
+`<name>.rounds` has what was recorded of each round. It only grows, so a long run does not write all
+its rounds again and again; the first file names its length and SHA-256. Both name the run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,13 @@ from fedml_noniid.plugins.data import sealed
 from fedml_noniid.plugins.data.files import append
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
-HEAD = ("round", "stopped", "callbacks", "differs", "notes")  # fields of a Checkpoint that are stored as JSON
+HEAD = (
+    "round",
+    "stopped",
+    "callbacks",
+    "differs",
+    "notes",
+)  # fields of a Checkpoint that are stored as JSON
 LENGTH = 8  # bytes of the number before each block of rounds
 
 
@@ -42,7 +49,9 @@ class Checkpoints:
     """The checkpoints of one run."""
 
     def __init__(self, path: Path, fingerprint: str, run: str = "", private: bool = False) -> None:
-        """`fingerprint`: of the run's settings, data and code. `run`: its name, if it begins now; by default at random.
+        """`fingerprint`: of the run's settings, data and code.
+
+        `run`: its name, if it begins now; by default at random.
 
         `private`: whether only the owner may read the files.
         """
@@ -61,7 +70,10 @@ class Checkpoints:
         return self.path.exists()
 
     def write(self, checkpoint: Checkpoint) -> None:
-        """Writes the files. If that fails, the run can go on from the checkpoint before. Raises UserError."""
+        """Writes the files.
+
+        If that fails, the run can go on from the checkpoint before. Raises UserError.
+        """
         rows, recorded = checkpoint.rows[self._written :], checkpoint.recorded[self._written :]
         new = b"" if self._size else f"{self.run}\n".encode()
         new += _packed(rows, recorded) if rows else b""
@@ -70,43 +82,70 @@ class Checkpoints:
         digest.update(new)
         head = {key: getattr(checkpoint, key) for key in HEAD} | self.made_by
         head |= {"run": self.run, "size": size, "sha256": digest.hexdigest()}
-        whole = sealed.Plain(head, {key: leaf.detach().cpu() for key, leaf in flatten(checkpoint.trees).items()})
+        whole = sealed.Plain(
+            head, {key: leaf.detach().cpu() for key, leaf in flatten(checkpoint.trees).items()}
+        )
         sealed.write(self.path, "checkpoint", head, whole.tensors, whole.checksum, self.private)
         self._written, self._size, self._digest = len(checkpoint.rows), size, digest
 
     def read(self, like: Tree) -> Checkpoint:
-        """Reads back into the structure `like`. UserError for a damaged file, or another configuration's."""
+        """Reads back into the structure `like`.
+
+        UserError for a damaged file, or another configuration's.
+        """
         path = self.path
         found = sealed.read(
-            path, "checkpoint", _state, what="a readable checkpoint", origin="", remedy="delete it to start afresh"
+            path,
+            "checkpoint",
+            _state,
+            what="a readable checkpoint",
+            origin="",
+            remedy="delete it to start afresh",
         )
         head, flat = found.head, found.tensors
         made_by = {key: head[key] for key in self.made_by}
         if made_by != self.made_by:
             raise UserError(
-                f"{path}: is a checkpoint of another configuration or of other data ({_shown(made_by)}; this run has "
+                f"{path}: is a checkpoint of another configuration or of other data "
+                f"({_shown(made_by)}; this run has "
                 f"{_shown(self.made_by)}); delete it, or restore what it was made with"
             )
         expected = flatten(like)
-        if expected.keys() != flat.keys() or any(expected[key].shape != flat[key].shape for key in flat):
-            raise UserError(f"{path}: holds another model than this run trains; delete it to start afresh")
+        if expected.keys() != flat.keys() or any(
+            expected[key].shape != flat[key].shape for key in flat
+        ):
+            raise UserError(
+                f"{path}: holds another model than this run trains; delete it to start afresh"
+            )
         rows, recorded = self._read_rounds(head)
-        # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
-        trees = unflatten({key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like)
-        return Checkpoint(trees=trees, rows=rows, recorded=recorded, **{key: head[key] for key in HEAD})
+        # Copies are aligned. The file's tensors need not be, and then matrix products round
+        # differently.
+        trees = unflatten(
+            {key: leaf.to(expected[key].device, copy=True) for key, leaf in flat.items()}, like
+        )
+        return Checkpoint(
+            trees=trees, rows=rows, recorded=recorded, **{key: head[key] for key in HEAD}
+        )
 
     def _read_rounds(self, head: dict[str, Any]) -> tuple[list[dict[str, float]], list[Params]]:
-        """What was recorded of the rounds of a checkpoint. A killed process may have left more: that is cut off."""
+        """What was recorded of the rounds of a checkpoint.
+
+        A killed process may have left more: that is cut off.
+        """
         path = self.rounds
         remedy = f"restore it beside {self.path.name}, or delete both to start afresh"
         try:
             with path.open("rb") as file:
                 content = file.read(head["size"])
         except OSError as error:
-            raise UserError(f"{path}: can't be read ({error.strerror or error}); {remedy}") from None
+            raise UserError(
+                f"{path}: can't be read ({error.strerror or error}); {remedy}"
+            ) from None
         first, _, blocks = content.partition(b"\n")
         if first != head["run"].encode():
-            raise UserError(f"{path}: is not of run {head['run']}, which {self.path.name} is of; {remedy}")
+            raise UserError(
+                f"{path}: is not of run {head['run']}, which {self.path.name} is of; {remedy}"
+            )
         self._digest = hashlib.sha256(content)
         if self._digest.hexdigest() != head["sha256"]:
             raise UserError(f"{path}: damaged (its content doesn't match its checksum); {remedy}")
@@ -126,7 +165,11 @@ def _shown(made_by: dict[str, str]) -> str:
 
 def _packed(rows: list[dict[str, float]], recorded: list[Params]) -> bytes:
     """A block of rounds: its length, then safetensors with the rows in its metadata."""
-    tensors = {f"{n}/{key}": leaf.contiguous() for n, one in enumerate(recorded) for key, leaf in one.items()}
+    tensors = {
+        f"{n}/{key}": leaf.contiguous()
+        for n, one in enumerate(recorded)
+        for key, leaf in one.items()
+    }
     block: bytes = safetensors.torch.save(tensors, {"rows": json.dumps(rows)})
     return len(block).to_bytes(LENGTH, "little") + block
 

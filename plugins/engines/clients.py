@@ -1,4 +1,5 @@
-"""The clients of a simulation, or the one client of a silo: their data, their memory, and what they hold in a round."""
+"""The clients of a simulation, or the one client of a silo: their data, their memory, and what they
+hold in a round."""
 
 from __future__ import annotations
 
@@ -49,13 +50,18 @@ class Clients:
         tests: Mapping[int, Samples] = {}
         if self.task.own:
             given = federation.tests
-            tests = dict.fromkeys(self.indices, federation.test) if given is None else dict(enumerate(given()))
+            tests = (
+                dict.fromkeys(self.indices, federation.test)
+                if given is None
+                else dict(enumerate(given()))
+            )
         self.tests = {client: samples for client, samples in tests.items() if len(samples.y)}
         self.local.check(tuple(self.train.x.shape[1:]), self.device)
         self.tape = tape_for(cast("Model", self.task.network)) if self.local.cuda_graphs else None
         self.row = {client: row for row, client in enumerate(self.indices)}
         n = len(self.indices)
-        # [N, ...], storage of the engines: its rows are replaced in place, everything else here is pure.
+        # [N, ...], storage of the engines: its rows are replaced in place, everything else here is
+        # pure.
         unmet = Client(self.task, start.params, start.buffers, 0)
         first = {c.name: call(c, "init_client", unmet) for c in self.algorithm.components}
         first |= {OWN: self.task.own} if self.task.own else {}
@@ -63,7 +69,9 @@ class Clients:
         self.held: dict[int, tuple[Params, Params]] = {}
         self.w_t: Params = {}  # of the round in which they were trained
         read = self.train.noise is not None or self.local.augment
-        self._draws = bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
+        self._draws = (
+            bool(self.algorithm.components) or cast("Model", self.task.network).draws or read
+        )
         self._drawing: tuple[str, int, Streams] | None = None  # the last ones
 
     @property
@@ -77,7 +85,8 @@ class Clients:
             self.train = train._replace(y=train.y.clone())
 
     def enter(self, round_: int) -> None:
-        """Takes the step size of a round, and its labels, in place: recorded steps go on reading there."""
+        """Takes the step size of a round, and its labels, in place: recorded steps go on reading
+        there."""
         self.task = self.start.task_at(round_)
         if self.drift is not None:
             self.train.y.copy_(self.drift.labels(self._labels, round_))
@@ -89,8 +98,16 @@ class Clients:
     def orders(self, clients: Iterable[int], round_: int) -> list[Order]:
         """The batches of some clients' local training."""
         streams, indices, local = self._streams("batches", round_), self.indices, self.local
-        passes, size, steps, drop_last = local.epochs, local.batch_size, local.steps, local.drop_last
-        return [epochs(indices[client], passes, size, streams(client), steps, drop_last) for client in clients]
+        passes, size, steps, drop_last = (
+            local.epochs,
+            local.batch_size,
+            local.steps,
+            local.drop_last,
+        )
+        return [
+            epochs(indices[client], passes, size, streams(client), steps, drop_last)
+            for client in clients
+        ]
 
     def _streams(self, name: str, round_: int) -> Streams:
         """The clients' streams of a round."""
@@ -109,7 +126,8 @@ class Clients:
         return fold(shared, numbers(ask.to, shared.device))
 
     def drawn(self, ask: Ask, keys: Tensor, orders: Sequence[Order]) -> Iterator[Params]:
-        """What the network draws in each step of training; `keys`: of a client, or of each [M]; `orders`: of the same.
+        """What the network draws in each step of training; `keys`: of a client, or of each [M];
+        `orders`: of the same.
 
         Keys are folded on the host: on a GPU, each of these small operations would be a kernel.
         """
@@ -118,12 +136,16 @@ class Clients:
             return repeat({})
         at = step_key(keys.unsqueeze(-1), torch.arange(max(len(order.sizes) for order in orders)))
         largest = max((size for order in orders for size in order.sizes), default=0)
-        return network.draws_ahead(*self.task.model(ask.params, ask.buffers), self.train.x[:1], at, largest)
+        return network.draws_ahead(
+            *self.task.model(ask.params, ask.buffers), self.train.x[:1], at, largest
+        )
 
     def reads(self, key: Tensor) -> tuple[Read | None, Read | None]:
-        """How a client reads the batches of training, and a pass over its own samples; `key` is the client's.
+        """How a client reads the batches of training, and a pass over its own samples; `key` is the
+        client's.
 
-        Noise is added at every read. Only samples of training steps are cropped and flipped. None: as they are.
+        Noise is added at every read. Only samples of training steps are cropped and flipped. None:
+        as they are.
         """
         noisy, augment = self.train.noise is not None, self.local.augment
         if not (noisy or augment):
@@ -146,7 +168,8 @@ class Clients:
 
     def hold(self, client: int, params: Params, buffers: Params) -> None:
         """Keeps a client's result of training."""
-        # Copies: rows of a stack may be overwritten, and matrix products round differently at their addresses.
+        # Copies: rows of a stack may be overwritten, and matrix products round differently at their
+        # addresses.
         self.held[client] = tree_map(torch.clone, params), tree_map(torch.clone, buffers)
 
 
@@ -156,7 +179,10 @@ class Engine(Protocol):
     clients: Clients
 
     def answer(self, ask: Ask, round_: int) -> Reply:
-        """The stacked replies of the clients `ask.to`, in that order. `round_` is 0 before the first round."""
+        """The stacked replies of the clients `ask.to`, in that order.
+
+        `round_` is 0 before the first round.
+        """
         ...
 
 
@@ -177,7 +203,10 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
 
 
 def _squares(reply: Reply) -> float:
-    """The losses and the squares of all sent numbers, added up. Quick, and finite only if each norm is finite."""
+    """The losses and the squares of all sent numbers, added up.
+
+    Quick, and finite only if each norm is finite.
+    """
     total = reply.loss.sum()
     for leaf in (*leaves(reply.deltas), *leaves(reply.upload)):
         flat = leaf.reshape(-1)

@@ -1,4 +1,7 @@
-"""The clients of a round. Nothing here imports torch: the report of an experiment does without it."""
+"""The clients of a round.
+
+Nothing here imports torch: the report of an experiment does without it.
+"""
 
 from __future__ import annotations
 

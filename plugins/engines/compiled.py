@@ -1,6 +1,7 @@
 """Steps of dense networks in C++: steps.cpp, compiled once for each version of torch.
 
-They have the bits of the steps in Python (tested). docs/performance.md says what they save, and where they pay.
+They have the bits of the steps in Python (tested). docs/performance.md says what they save, and
+where they pay.
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU, Stacked
 
 LOG = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("steps.cpp")
-SWITCH = "FEDML_NONIID_COMPILED"  # environment variable; 0: all steps in Python, 1: compile for short runs too
-ENOUGH = 50_000  # steps of a run: fewer don't save the time that the compiler takes (docs/performance.md)
+# environment variable; 0: all steps in Python, 1: compile for short runs too
+SWITCH = "FEDML_NONIID_COMPILED"
+# steps of a run: fewer don't save the time that the compiler takes (docs/performance.md)
+ENOUGH = 50_000
 
 
 @dataclass(frozen=True)
@@ -40,26 +43,35 @@ class Compiled:
     names: tuple[str, ...]  # weight and bias of each layer
     memory: Params  # of gradients, one chunk's after the other's
 
-    def __call__(self, params: Params, steps: Pass, rate: float, out: Params | None) -> tuple[Params, Tensor]:
+    def __call__(
+        self, params: Params, steps: Pass, rate: float, out: Params | None
+    ) -> tuple[Params, Tensor]:
         """(trained parameters, losses [S, M, B]) from `params` [M, ...] on, by plain SGD.
 
         `out`: memory that the trained parameters may take.
         """
         given = [params[name] for name in self.names]
-        # Where some clients have fewer steps, `local` does not use `out`. The layout decides about the last bits.
+        # Where some clients have fewer steps, `local` does not use `out`. The layout decides about
+        # the last bits.
         into = out if out is not None and steps.live is None else {}
-        trained = {name: into[name] if name in into else leaf.new_empty(leaf.shape) for name, leaf in params.items()}
+        trained = {
+            name: into[name] if name in into else leaf.new_empty(leaf.shape)
+            for name, leaf in params.items()
+        }
         for name, leaf in params.items():
             if name not in self.memory or self.memory[name].shape != leaf.shape:
                 self.memory[name] = leaf.new_empty(leaf.shape)
         grads, left = ([tree[name] for name in self.names] for tree in (self.memory, trained))
         y, x = rows_at(steps.samples.y, steps.index), steps.samples.x.flatten(1)
         run = cast("Callable[..., Tensor]", torch.ops.fedml_noniid.steps)
-        return trained, run(given, x, steps.index, y, _fraction(steps, x), steps.live, rate, grads, left)
+        return trained, run(
+            given, x, steps.index, y, _fraction(steps, x), steps.live, rate, grads, left
+        )
 
 
 def _fraction(steps: Pass, like: Tensor) -> Tensor:
-    """The weight of each sample's log p in its step's loss, [S, M, B]: -1 / the samples of the batch, 0 for padding."""
+    """The weight of each sample's log p in its step's loss, [S, M, B]: -1 / the samples of the
+    batch, 0 for padding."""
     if steps.mask is None:
         return like.new_full(steps.index.shape, -1 / steps.index.shape[-1])
     mask = steps.mask.to(like.dtype)
@@ -67,7 +79,8 @@ def _fraction(steps: Pass, like: Tensor) -> Tensor:
 
 
 def layers_of(network: Model) -> tuple[str, ...] | None:
-    """The names of all weights and biases, if the network is a row of linear layers with a ReLU between each two."""
+    """The names of all weights and biases, if the network is a row of linear layers with a ReLU
+    between each two."""
     if not isinstance(network, Stacked) or network.precision != "float32":
         return None
     first, *blocks = *network.blocks, network.head
@@ -82,13 +95,15 @@ def layers_of(network: Model) -> tuple[str, ...] | None:
 def compiled_for(network: Model, memory: Params, planned: int) -> Compiled | None:
     """The compiled steps, if this network and this machine have any.
 
-    `memory`: as in `Compiled`. `planned`: how many steps the run has. If they are few, the compiler is not called, but
-    what it made before is used. UserError for an unknown value of the environment variable.
+    `memory`: as in `Compiled`. `planned`: how many steps the run has. If they are few, the compiler
+    is not called, but what it made before is used. UserError for an unknown value of the
+    environment variable.
     """
     switch, names = os.environ.get(SWITCH, ""), layers_of(network)
     if switch not in ("", "0", "1"):
         raise UserError(
-            f"environment variable {SWITCH}: {switch!r} is unknown; allowed: 0 (never), 1 (also short runs)"
+            f"environment variable {SWITCH}: {switch!r} is unknown; allowed: 0 (never), 1 (also "
+            "short runs)"
         )
     if names is None or switch == "0":
         return None
@@ -98,13 +113,17 @@ def compiled_for(network: Model, memory: Params, planned: int) -> Compiled | Non
     try:
         torch.ops.load_library(path)  # type: ignore[no-untyped-call]  # torch has no types for it
     except OSError as error:
-        LOG.warning("steps run in Python, because the compiled ones can't be loaded: %s", error.__cause__ or error)
+        LOG.warning(
+            "steps run in Python, because the compiled ones can't be loaded: %s",
+            error.__cause__ or error,
+        )
         return None
     return Compiled(names, memory)
 
 
 def library() -> Path:
-    """Where the compiled steps lie: among torch's extensions, by source, version of torch and kind of processor."""
+    """Where the compiled steps lie: among torch's extensions, by source, version of torch and kind
+    of processor."""
     kind = f"{torch.__version__} {platform.system()} {platform.machine()}"
     key = hashlib.sha256(SOURCE.read_bytes() + kind.encode()).hexdigest()[:16]
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions"
@@ -116,10 +135,18 @@ def _built(path: Path) -> bool:
     """Compiles the steps. False if that fails, which is not tried again."""
     torch_root = Path(torch.__file__).parent
     compiler = shlex.split(os.environ.get("CXX", "c++"))
-    flags = ["-O2", "-std=c++17", "-fPIC", "-shared", f"-I{torch_root / 'include'}", f"-L{torch_root / 'lib'}"]
+    flags = [
+        "-O2",
+        "-std=c++17",
+        "-fPIC",
+        "-shared",
+        f"-I{torch_root / 'include'}",
+        f"-L{torch_root / 'lib'}",
+    ]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Its own folder, so that processes can compile at the same time, and that none finds half a file.
+        # Its own folder, so that processes can compile at the same time, and that none finds half a
+        # file.
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / path.name
             command = [*compiler, *flags, str(SOURCE), "-ltorch_cpu", "-lc10", "-o", str(made)]

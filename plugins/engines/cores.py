@@ -21,7 +21,8 @@ def lend(cores: int) -> None:
 
 @contextmanager
 def all_cores(leaf: Tensor) -> Iterator[None]:
-    """Only for work with the same bits for any number of threads: elementwise operations, or many short sums."""
+    """Only for work with the same bits for any number of threads: elementwise operations, or many
+    short sums."""
     own = torch.get_num_threads()
     if own >= _waiting or leaf.numel() < MANY:
         yield

@@ -1,4 +1,5 @@
-"""Evaluation of one model on a whole data set, batched on the device, with one copy to the host at the end."""
+"""Evaluation of one model on a whole data set, batched on the device, with one copy to the host at
+the end."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def evaluate(
     return _scored(network, predicted.cpu(), samples.y.cpu(), loss.item())
 
 
-def pooled(network: Network, found: Sequence[Evaluation | None], samples: Sequence[Samples]) -> Evaluation | None:
+def pooled(
+    network: Network, found: Sequence[Evaluation | None], samples: Sequence[Samples]
+) -> Evaluation | None:
     """The evaluations of several models as one, over all samples together; None if there are none.
 
     `found[k]` is that of model k on `samples[k]`; None where these are none.
@@ -49,7 +52,10 @@ def pooled(network: Network, found: Sequence[Evaluation | None], samples: Sequen
     known = [(one, of.y.cpu()) for one, of in zip(found, samples, strict=True) if one is not None]
     if not known:
         return None
-    predicted, y = torch.cat([one.predictions for one, _ in known]), torch.cat([labels for _, labels in known])
+    predicted, y = (
+        torch.cat([one.predictions for one, _ in known]),
+        torch.cat([labels for _, labels in known]),
+    )
     loss = sum(one.loss * len(labels) for one, labels in known) / len(y)
     return _scored(network, predicted, y, loss)
 
@@ -62,8 +68,13 @@ def _scored(network: Network, predicted: Tensor, y: Tensor, loss: float) -> Eval
 
 
 @torch.no_grad()
-def scores(network: Network, params: Params, buffers: Params, samples: Samples) -> tuple[Tensor, Tensor]:
-    """(accuracy, mean cross-entropy) as in `evaluate`, 0-d float64. They stay on the device: the host does not wait."""
+def scores(
+    network: Network, params: Params, buffers: Params, samples: Samples
+) -> tuple[Tensor, Tensor]:
+    """(accuracy, mean cross-entropy) as in `evaluate`, 0-d float64.
+
+    They stay on the device: the host does not wait.
+    """
     predicted, loss = _passes(network, params, buffers, samples, BATCH, None)
     return (predicted == samples.y).double().mean(), loss
 
@@ -72,13 +83,21 @@ def scores(network: Network, params: Params, buffers: Params, samples: Samples) 
 def totals(
     network: Network, params: Params, buffers: Params, samples: Samples, read: Read | None = None
 ) -> tuple[Tensor, Tensor]:
-    """(hits, cross-entropy), summed over the samples, 0-d float64. They stay on the device, as in `scores`."""
+    """(hits, cross-entropy), summed over the samples, 0-d float64.
+
+    They stay on the device, as in `scores`.
+    """
     predicted, loss = _passes(network, params, buffers, samples, BATCH, read)
     return (predicted == samples.y).double().sum(), loss * len(samples.y)
 
 
 def _passes(
-    network: Network, params: Params, buffers: Params, samples: Samples, batch_size: int, read: Read | None
+    network: Network,
+    params: Params,
+    buffers: Params,
+    samples: Samples,
+    batch_size: int,
+    read: Read | None,
 ) -> tuple[Tensor, Tensor]:
     """(predictions [n], mean cross-entropy 0-d float64), on the device."""
     predictions, losses = [], []

@@ -20,7 +20,8 @@ from fedml_noniid.plugins.engines.absences import Absent, nobody
 class Federation:
     """N clients and a server. Everything lies on the device of `train`.
 
-    A process of a deployment knows a part: the server has the tests, a silo its own client and samples.
+    A process of a deployment knows a part: the server has the tests, a silo its own client and
+    samples.
     """
 
     size: int  # N
@@ -29,10 +30,14 @@ class Federation:
     test: Samples
     validation: Samples | None = None
     public: Samples | None = None  # training samples that no client holds
-    absent: Absent = nobody  # which clients do not answer; they compute nothing, and their memory stays as it is
-    drift: Drift | None = None  # how the labels of the clients and of the tests change with the round
-    # Each client's own test samples, as it sees them before any drift. They count where clients keep a part of the
-    # model to themselves. None: the whole test set for each.
+    absent: Absent = (
+        nobody  # which clients do not answer; they compute nothing, and their memory stays as it is
+    )
+    drift: Drift | None = (
+        None  # how the labels of the clients and of the tests change with the round
+    )
+    # Each client's own test samples, as it sees them before any drift. They count where clients
+    # keep a part of the model to themselves. None: the whole test set for each.
     tests: Callable[[], Sequence[Samples]] | None = None
     held: Held | None = None  # the drift of `train`
 
@@ -40,7 +45,9 @@ class Federation:
     def of(train: Samples, clients: Sequence[Ints], test: Samples, **more: object) -> Federation:
         """All clients in one process, numbered from 0; `more`: the other fields."""
         found = Federation(len(clients), train, dict(enumerate(clients)), test, **more)  # type: ignore[arg-type]
-        return replace(found, held=None if found.drift is None else found.drift.held(clients, len(train.y)))
+        return replace(
+            found, held=None if found.drift is None else found.drift.held(clients, len(train.y))
+        )
 
     @staticmethod
     def of_server(size: int, test: Samples, **more: object) -> Federation:
@@ -53,7 +60,8 @@ class Federation:
         return 0 if self.public is None else len(self.public.y)
 
     def seen_by(self, algorithm: Algorithm) -> Federation:
-        """As the algorithm uses it: its public split, which it may give to each client; one client if it pools."""
+        """As the algorithm uses it: its public split, which it may give to each client; one client
+        if it pools."""
         found = self
         if algorithm.needs.public is Public.TEST_SET:
             found = replace(found, public=found.test)
@@ -75,11 +83,15 @@ class Federation:
         if noise is not None:
             clean = noise.row.new_full((n,), len(noise.std) - 1)
             noise = noise._replace(row=torch.cat([noise.row, clean]))
-        joined = Samples(torch.cat([train.x, public.x[:n]]), torch.cat([train.y, public.y[:n]]), noise)
+        joined = Samples(
+            torch.cat([train.x, public.x[:n]]), torch.cat([train.y, public.y[:n]]), noise
+        )
         added = np.arange(len(train.y), len(joined.y))
         held = self.held
         if held is not None:
             nobody_s = held.holder.new_full((n,), held.drift.clients.shape[1])
             held = held._replace(holder=torch.cat([held.holder, nobody_s]))
-        clients = {client: np.concatenate([positions, added]) for client, positions in self.clients.items()}
+        clients = {
+            client: np.concatenate([positions, added]) for client, positions in self.clients.items()
+        }
         return replace(self, train=joined, clients=clients, held=held)

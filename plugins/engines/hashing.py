@@ -12,12 +12,15 @@ from fedml_noniid.plugins.core.trees import Params, Tree
 from fedml_noniid.plugins.engines.packing import flatten
 
 
-def model_tensors(params: Params, evaluated: Params, buffers: Params, own: Tree | None = None) -> Params:
-    """The content of `model.safetensors`: `params/<name>`, `buffers/<name>`, and `evaluated/<name>` where it differs.
+def model_tensors(
+    params: Params, evaluated: Params, buffers: Params, own: Tree | None = None
+) -> Params:
+    """The content of `model.safetensors`: `params/<name>`, `buffers/<name>`, and `evaluated/<name>`
+    where it differs.
 
-    Where clients keep a part to themselves, also `own/params/<name>` and `own/buffers/<name>`, [N, ...].
-    The evaluated model differs from the sent one if their values do; object identity would not survive a restart.
-    Tensors are contiguous copies on the CPU.
+    Where clients keep a part to themselves, also `own/params/<name>` and `own/buffers/<name>`, [N,
+    ...]. The evaluated model differs from the sent one if their values do; object identity would
+    not survive a restart. Tensors are contiguous copies on the CPU.
     """
     parts: Tree = {"params": params, "buffers": buffers, "own": flatten(own or {})}
     if any(not torch.equal(evaluated[key], params[key]) for key in params):
@@ -30,7 +33,8 @@ def model_tensors(params: Params, evaluated: Params, buffers: Params, own: Tree 
 
 
 def weights_sha256(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal, over name, dtype, shape and bytes of every tensor, in the order of the names."""
+    """SHA-256, in hexadecimal, over name, dtype, shape and bytes of every tensor, in the order of
+    the names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         leaf = tensors[name].detach().cpu().contiguous()

@@ -1,8 +1,9 @@
-"""Local training as the engines run it: the core's local problem, for one client or for several side by side.
+"""Local training as the engines run it: the core's local problem, for one client or for several
+side by side.
 
-Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis: the engine's `Side`
-lifts functions of one client to several. Training equals `plugins.core.training.train` (tested). docs/performance.md
-says how much each shortcut saves.
+Trees of several clients have an axis [M] in front of every leaf. No function here reads that axis:
+the engine's `Side` lifts functions of one client to several. Training equals
+`plugins.core.training.train` (tested). docs/performance.md says how much each shortcut saves.
 """
 
 from __future__ import annotations
@@ -35,20 +36,30 @@ from fedml_noniid.plugins.core.training import (
     started,
     term,
 )
-from fedml_noniid.plugins.core.trees import Params, Tree, combined, leading, rows_at, select, tree_map
+from fedml_noniid.plugins.core.trees import (
+    Params,
+    Tree,
+    combined,
+    leading,
+    rows_at,
+    select,
+    tree_map,
+)
 from fedml_noniid.plugins.engines.captured import Tape, replayed
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.own import OWN, joined, over, parted, personal
 from fedml_noniid.plugins.models.forward import Model
 
 Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
-# (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the memory of the last
-# gradient, and the second result of `autograd`. Its loss is that of each sample, [..., B].
+# (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the
+# memory of the last gradient, and the second result of `autograd`. Its loss is that of each sample,
+# [..., B].
 Written = Callable[[Params, Params, Batch, Params], tuple[Params, Tree]]
 
 
 class Side(Protocol):
-    """How a function of one client is run: for one client, or for many side by side, leaves [M, ...]."""
+    """How a function of one client is run: for one client, or for many side by side, leaves [M,
+    ...]."""
 
     alone: ClassVar[bool]  # whether there is one client only; then `lift` changes nothing
 
@@ -94,7 +105,8 @@ def forward_of(task: Task, axes: int) -> Forward:
 
 
 def written_of(task: Task, axes: int, memory: Params) -> Written | None:
-    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is written out.
+    """The gradient of the loss of one client, or of several side by side (`axes`: 1), where it is
+    written out.
 
     `memory` of gradients, kept from call to call.
     """
@@ -102,7 +114,9 @@ def written_of(task: Task, axes: int, memory: Params) -> Written | None:
     if task.fixed or not model.written_out:
         return None
 
-    def written(params: Params, buffers: Params, batch: Batch, drawn: Params) -> tuple[Params, Tree]:
+    def written(
+        params: Params, buffers: Params, batch: Batch, drawn: Params
+    ) -> tuple[Params, Tree]:
         grads, losses, found = model.gradient(params, buffers, *batch[:3], drawn, memory, axes)
         return grads, {"loss": losses, "buffers": found.buffers, "features": found.features}
 
@@ -110,24 +124,42 @@ def written_of(task: Task, axes: int, memory: Params) -> Written | None:
 
 
 def train(
-    algorithm: Algorithm, task: Task, sent: Ask, own: Tree, steps: Pass, drawn: Iterator[Params], side: Side,
-    out: Params | None, tape: Tape | None = None,
-) -> tuple[Descent, Tree]:  # fmt: skip
+    algorithm: Algorithm,
+    task: Task,
+    sent: Ask,
+    own: Tree,
+    steps: Pass,
+    drawn: Iterator[Params],
+    side: Side,
+    out: Params | None,
+    tape: Tape | None = None,
+) -> tuple[Descent, Tree]:
     """Local training from the received model: where it ended, and the answers' fields by component.
 
-    `own`: "key", "each" and "memory" of the client, or of all. `drawn`: what the network draws, step by step. `out`:
-    memory that the trained parameters may take. `tape`: records steps; None: each step runs as it comes.
+    `own`: "key", "each" and "memory" of the client, or of all. `drawn`: what the network draws,
+    step by step. `out`: memory that the trained parameters may take. `tape`: records steps; None:
+    each step runs as it comes.
     """
 
     def views(own: Tree) -> Views:
         given = sent._replace(each=own["each"])
-        return seen(algorithm, personal(side.client(own), own["memory"]), given, own["memory"], own.get("prepared"))
+        return seen(
+            algorithm,
+            personal(side.client(own), own["memory"]),
+            given,
+            own["memory"],
+            own.get("prepared"),
+        )
 
     def first(own: Tree) -> Tree:
-        """What is computed before the first step, and where the model, its buffers and the optimiser start."""
+        """What is computed before the first step, and where the model, its buffers and the
+        optimiser start."""
         prepared = {c.name: call(c, "prepare", view) for c, view in views(own).items()}
         given = views(own | {"prepared": prepared})
-        state, (params, buffers) = started(algorithm, given), joined(sent.params, sent.buffers, own["memory"])
+        state, (params, buffers) = (
+            started(algorithm, given),
+            joined(sent.params, sent.buffers, own["memory"]),
+        )
         fresh = task.optimizer.init(params)
         return {
             "prepared": prepared,
@@ -147,7 +179,11 @@ def train(
         out = out and {name: torch.empty_like(leaf) for name, leaf in began["params"].items()} | out
 
     walk = Walk(side, task, own["key"], hooks)
-    found = walk(began, steps, drawn, out) if tape is None else replayed(tape, walk, began, steps, drawn, out)
+    found = (
+        walk(began, steps, drawn, out)
+        if tape is None
+        else replayed(tape, walk, began, steps, drawn, out)
+    )
 
     def last(own: Tree, left: Tree) -> Tree:
         """What is sent, kept and recorded."""
@@ -158,8 +194,13 @@ def train(
         }
 
     if keeps:
-        memory, (params, buffers, state) = parted(own["memory"], found.params, found.buffers, found.state)
-        own, found = own | {"memory": memory}, found._replace(params=params, buffers=buffers, state=state)
+        memory, (params, buffers, state) = parted(
+            own["memory"], found.params, found.buffers, found.state
+        )
+        own, found = (
+            own | {"memory": memory},
+            found._replace(params=params, buffers=buffers, state=state),
+        )
     left = {key: leaf for key, leaf in found._asdict().items() if leaf is not None}
     answers = (side.lift(last) if components else last)(own, left)
     if keeps:
@@ -173,13 +214,18 @@ def _sharing(hooks: Hooks, params: Params) -> Hooks:
     def given(hook: Callable[..., Any] | None, place: int) -> Callable[..., Any] | None:
         if hook is None:
             return None
-        return lambda *args: hook(*args[:place], {name: args[place][name] for name in params}, *args[place + 1 :])
+        return lambda *args: hook(
+            *args[:place], {name: args[place][name] for name in params}, *args[place + 1 :]
+        )
 
     return Hooks(given(hooks.penalty, 0), given(hooks.logits, 1), given(hooks.term, 0))
 
 
 def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side: Side) -> Hooks:
-    """The components' hooks of a step. `gradient_term` is elementwise, so it takes all clients' trees as they are."""
+    """The components' hooks of a step.
+
+    `gradient_term` is elementwise, so it takes all clients' trees as they are.
+    """
 
     if not algorithm.components:
         return Hooks()
@@ -209,8 +255,13 @@ def _hooks(algorithm: Algorithm, own: Tree, views: Callable[[Tree], Views], side
 
 
 def _fields(of: Batch) -> Tree:
-    """The tensors of a batch, as a tree; without the number of the step, which all clients share."""
-    return {key: leaf for key, leaf in of._asdict().items() if isinstance(leaf, Tensor) and key != "step"}
+    """The tensors of a batch, as a tree; without the number of the step, which all clients
+    share."""
+    return {
+        key: leaf
+        for key, leaf in of._asdict().items()
+        if isinstance(leaf, Tensor) and key != "step"
+    }
 
 
 @dataclass(frozen=True)
@@ -223,12 +274,17 @@ class Walk:
     hooks: Hooks
 
     def __call__(
-        self, began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor = 0
+        self,
+        began: Tree,
+        steps: Pass,
+        drawn: Iterator[Params],
+        out: Params | None,
+        first: int | Tensor = 0,
     ) -> Descent:
         """As `plugins.core.training.descend` for the batches of `steps`.
 
-        `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the first step.
-        `drawn`, `out`: as in `train`. `first`: the number of the first step.
+        `began`: "params", "buffers", the optimiser's "state" and the update's "factor" before the
+        first step. `drawn`, `out`: as in `train`. `first`: the number of the first step.
         """
         # The written-out gradient is that of the loss without hooks.
         bare = self.hooks.penalty is None and self.hooks.logits is None
@@ -236,24 +292,37 @@ class Walk:
         rate = plain_rate(self.task.optimizer)
         if written is None or rate is None:
             return self._stepped(began, steps, drawn, out, first, written)
-        plain = self.hooks.term is None and not began["factor"] and steps.read is None and steps.last is None
+        plain = (
+            self.hooks.term is None
+            and not began["factor"]
+            and steps.read is None
+            and steps.last is None
+        )
         compiled = self.side.compiled() if plain and len(steps) else None
         if compiled is not None:
             params, losses = compiled(began["params"], steps, rate, out)
             total = _step_losses(losses.unbind(), steps, True).sum(0)
             count = torch.zeros_like(total) + _length(steps)
             return Descent(params, began["buffers"], began["state"], count, total, None)
-        # No gradient is ever taken of these steps. In this mode torch keeps no record for one: calls get shorter.
+        # No gradient is ever taken of these steps. In this mode torch keeps no record for one:
+        # calls get shorter.
         with torch.inference_mode():
             found = self._stepped(began, steps, drawn, out, first, written)
         # What is made in this mode can't be used where a gradient is taken; a copy can.
         left = {field: tree for field, tree in found._asdict().items() if tree is not None}
-        return found._replace(**tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left))
+        return found._replace(
+            **tree_map(lambda leaf: leaf.clone() if leaf.is_inference() else leaf, left)
+        )
 
     def _stepped(
-        self, began: Tree, steps: Pass, drawn: Iterator[Params], out: Params | None, first: int | Tensor,
+        self,
+        began: Tree,
+        steps: Pass,
+        drawn: Iterator[Params],
+        out: Params | None,
+        first: int | Tensor,
         written: Written | None,
-    ) -> Descent:  # fmt: skip
+    ) -> Descent:
         """As a call, one step after the other. `written`: the gradient, if it is written out."""
         params, buffers, state = (began[name] for name in ("params", "buffers", "state"))
         step_of = step_form(self, began["factor"], owned=written is not None)
@@ -263,8 +332,9 @@ class Walk:
         seen, last = zero, steps.last
         features: Tensor | None = None
         for step, batch in enumerate(_batches(steps, first)):
-            # In place, because the passes over memory take most of a step's time. The received model belongs to
-            # others too, and so do the parameters of a client that has no such step.
+            # In place, because the passes over memory take most of a step's time. The received
+            # model belongs to others too, and so do the parameters of a client that has no such
+            # step.
             into = None if batch.live is not None else params if step > 0 else out
             if written is None:
                 keyed = batch._replace(keys=self.key, step=first + step)
@@ -277,7 +347,10 @@ class Walk:
                 mask = torch.ones_like(batch.y) if batch.mask is None else batch.mask
                 fraction = last[step].unsqueeze(-1) * mask.to(some.dtype)  # [..., B]
                 part = torch.einsum("...b,...bd->...d", fraction, left["features"])
-                features, seen = part if features is None else features + part, seen + fraction.sum(-1)
+                features, seen = (
+                    part if features is None else features + part,
+                    seen + fraction.sum(-1),
+                )
             moved, after = step_of(gradient, params, state, step, into)
             if batch.live is None:
                 params, state, buffers = moved, after, left["buffers"]
@@ -289,8 +362,11 @@ class Walk:
         total = _step_losses(losses, steps, written is not None).sum(0) if losses else zero
         return Descent(params, buffers, state, count, total, mean)
 
-    def _loss(self, batch: Batch, buffers: Params, drawn: Params, features: bool, w: Params) -> tuple[Tensor, Tree]:
-        """The loss of a step, and what else its pass leaves, with the `features` if they are asked for."""
+    def _loss(
+        self, batch: Batch, buffers: Params, drawn: Params, features: bool, w: Params
+    ) -> tuple[Tensor, Tree]:
+        """The loss of a step, and what else its pass leaves, with the `features` if they are asked
+        for."""
         found = self.side.forward(self.task)(w, buffers, batch, drawn)
         logits = found.logits if self.hooks.logits is None else self.hooks.logits(found.logits, w)
         value = cross_entropy(logits, batch.y, batch.mask)
@@ -302,12 +378,15 @@ class Walk:
 
 @dataclass(frozen=True)
 class InMemory(Step):
-    """The core's step in fewer passes over memory: plain SGD adds the gradient in one, and results take old memory.
+    """The core's step in fewer passes over memory: plain SGD adds the gradient in one, and results
+    take old memory.
 
     torch rounds w - eta g of one pass once, and that of two passes twice.
     """
 
-    owned: bool = False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    owned: bool = (
+        False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    )
     fused: float | None = None  # eta of plain SGD
     update: Callable[..., tuple[Params, Tree]] = SGD.step  # the optimiser's, of all clients
 
@@ -325,7 +404,9 @@ class InMemory(Step):
 def step_form(walk: Walk, factor: Params, owned: bool) -> Step:
     """The form of the step equation that local training runs. `owned`: as in `InMemory`."""
     optimizer = walk.task.optimizer
-    update = walk.side.lift(optimizer.step) if optimizer.clip else optimizer.step  # a norm is that of one client
+    update = (
+        walk.side.lift(optimizer.step) if optimizer.clip else optimizer.step
+    )  # a norm is that of one client
     return InMemory(optimizer, walk.hooks.term, factor, None, owned, plain_rate(optimizer), update)
 
 
@@ -335,8 +416,11 @@ def _length(steps: Pass) -> int | Tensor:
 
 
 def plain_rate(optimizer: Optimizer) -> float | None:
-    """eta of plain SGD, whose update is -eta times the gradient and can be added in one pass; None for others."""
-    plain = isinstance(optimizer, SGD) and not (optimizer.momentum or optimizer.weight_decay or optimizer.clip)
+    """eta of plain SGD, whose update is -eta times the gradient and can be added in one pass; None
+    for others."""
+    plain = isinstance(optimizer, SGD) and not (
+        optimizer.momentum or optimizer.weight_decay or optimizer.clip
+    )
     return optimizer.lr if plain else None
 
 
@@ -348,7 +432,9 @@ def _batches(steps: Pass, first: int | Tensor = 0) -> Iterator[Batch]:
     """
     index, sizes = steps.index, steps.sizes
     ys = rows_at(steps.samples.y, index)
-    parts, labels = (of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys))
+    parts, labels = (
+        of.unbind() if sizes is None else torch.split(of, list(sizes)) for of in (index, ys)
+    )
     xs = (steps.seen(of, first + s) for s, of in enumerate(parts))
     masks, lives = (repeat(None) if of is None else of.unbind() for of in (steps.mask, steps.live))
     return map(Batch, xs, labels, masks, lives)
@@ -377,7 +463,9 @@ def _step_losses(losses: Sequence[Tensor], steps: Pass, by_sample: bool) -> Tens
     if steps.sizes is not None:
         return torch.stack([loss.mean() for loss in losses])
     found = torch.stack(list(losses))
-    if by_sample:  # means of all steps at once: step by step, they take longer than the losses themselves
+    if (
+        by_sample
+    ):  # means of all steps at once: step by step, they take longer than the losses themselves
         return masked_mean(found, steps.mask, found.ndim - 1)
     return found if steps.live is None else torch.where(steps.live, found, 0)
 

@@ -1,9 +1,10 @@
 """What a client keeps to itself, where a method declares `Needs(own_norms=True)`: its batch norms.
 
-The own part is {"params": ..., "buffers": ...}. `split` cuts it off w_0. So no model has it that is sent, averaged or
-kept by the server. Each client has its own in its memory, under OWN. It begins with that of w_0. Local training trains
-both parts together. Other methods see the shared part only. Their passes take the client's own part from `client.task`;
-after local training, that is the trained one.
+The own part is {"params": ..., "buffers": ...}. `split` cuts it off w_0. So no model has it that is
+sent, averaged or kept by the server. Each client has its own in its memory, under OWN. It begins
+with that of w_0. Local training trains both parts together. Other methods see the shared part only.
+Their passes take the client's own part from `client.task`; after local training, that is the
+trained one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ OWN = "own"  # among the names of methods in a client's memory
 
 
 def split(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
-    """(shared parameters, shared buffers, own part): own are the layers that have buffers. No own part: {}."""
+    """(shared parameters, shared buffers, own part): own are the layers that have buffers.
+
+    No own part: {}.
+    """
     norms = {name.rpartition(".")[0] for name in buffers}
     own = {name: leaf for name, leaf in params.items() if name.rpartition(".")[0] in norms}
     shared = {name: leaf for name, leaf in params.items() if name not in own}
@@ -43,12 +47,19 @@ def joined(params: Params, buffers: Params, memory: Tree) -> tuple[Params, Param
     return params | own.get("params", {}), buffers | own.get("buffers", {})
 
 
-def parted(memory: Tree, params: Params, buffers: Params, state: Tree) -> tuple[Tree, tuple[Params, Params, Tree]]:
-    """(memory with the trained own part, and without it: parameters, buffers, the optimiser's state)."""
+def parted(
+    memory: Tree, params: Params, buffers: Params, state: Tree
+) -> tuple[Tree, tuple[Params, Params, Tree]]:
+    """(memory with the trained own part, and without it: parameters, buffers, the optimiser's
+    state)."""
     names = {name for tree in memory[OWN].values() for name in tree}
     trained = {"params": params, "buffers": buffers}
     own = {part: {name: trained[part][name] for name in tree} for part, tree in memory[OWN].items()}
-    return memory | {OWN: own}, (without(params, names), without(buffers, names), without(state, names))
+    return memory | {OWN: own}, (
+        without(params, names),
+        without(buffers, names),
+        without(state, names),
+    )
 
 
 def over(base: Tree, top: Tree) -> Tree:
@@ -69,11 +80,18 @@ def without(tree: Tree, names: set[str]) -> Tree:
 
 
 def each(
-    network: Network, params: Params, buffers: Params, own: Tree, tests: Sequence[Samples], seed: int
+    network: Network,
+    params: Params,
+    buffers: Params,
+    own: Tree,
+    tests: Sequence[Samples],
+    seed: int,
 ) -> list[Evaluation | None]:
-    """Each client's model, the given one with its own part, on `tests` of the same client; None without samples.
+    """Each client's model, the given one with its own part, on `tests` of the same client; None
+    without samples.
 
-    `own`: the clients' own parts, leaves [N, ...]. Noise of the test samples is drawn from `seed` and the client.
+    `own`: the clients' own parts, leaves [N, ...]. Noise of the test samples is drawn from `seed`
+    and the client.
     """
     return [
         one(network, params, buffers, own, samples, client, seed) if len(samples.y) else None
@@ -82,10 +100,18 @@ def each(
 
 
 def one(
-    network: Network, params: Params, buffers: Params, own: Tree, samples: Samples, client: int, seed: int
+    network: Network,
+    params: Params,
+    buffers: Params,
+    own: Tree,
+    samples: Samples,
+    client: int,
+    seed: int,
 ) -> Evaluation:
     """The model with a client's own part on samples; as in `each`."""
-    return evaluate(network, *whole(params, buffers, own, client), samples, read=noise_of(samples, client, seed))
+    return evaluate(
+        network, *whole(params, buffers, own, client), samples, read=noise_of(samples, client, seed)
+    )
 
 
 def whole(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:

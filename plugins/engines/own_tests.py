@@ -1,7 +1,10 @@
-"""The test of models that are whole on the clients only. At the end of a round, the run asks every client for its own.
+"""The test of models that are whole on the clients only.
 
-A simulation and a deployment exchange the same: the shared part down, hits and summed cross-entropy up. These exchanges
-are no part of a method, so the bytes of rounds.csv leave them out, as they do all tests.
+At the end of a round, the run asks every client for its own.
+
+A simulation and a deployment exchange the same: the shared part down, hits and summed cross-entropy
+up. These exchanges are no part of a method, so the bytes of rounds.csv leave them out, as they do
+all tests.
 """
 
 from __future__ import annotations
@@ -27,7 +30,11 @@ def asking(
     to: Sequence[int], params: Params, buffers: Params, evaluated: Params | None
 ) -> Generator[Ask, Reply, Reply]:
     """Asks the clients `to`. `evaluated`: None if it is the model that is sent."""
-    return (yield Ask(TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}))
+    return (
+        yield Ask(
+            TEST, tuple(to), params, buffers, {} if evaluated is None else {EVALUATED: evaluated}
+        )
+    )
 
 
 def is_test(ask: Ask) -> bool:
@@ -41,7 +48,8 @@ def answered(engine: Engine, ask: Ask, round_: int) -> Reply:
 
 
 def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
-    """Each client's model on its own test samples with its labels of the round; zeros for one without samples."""
+    """Each client's model on its own test samples with its labels of the round; zeros for one
+    without samples."""
     models = {SENT: ask.params, **ask.shared}
     found: dict[str, list[Tensor]] = {name: [] for name in models}
     held = []
@@ -55,8 +63,12 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
                 found[name] += torch.zeros(2, dtype=torch.float64, device=clients.device)
                 continue
             model = whole(*clients.task.model(params, ask.buffers), clients.memory[OWN], at)
-            found[name] += totals(clients.task.network, *model, samples, noise_of(samples, client, clients.seed))
-    parts: Params = {name: torch.stack(pairs).view(-1, 2) for name, pairs in found.items()}  # [M, 2]: hits, loss
+            found[name] += totals(
+                clients.task.network, *model, samples, noise_of(samples, client, clients.seed)
+            )
+    parts: Params = {
+        name: torch.stack(pairs).view(-1, 2) for name, pairs in found.items()
+    }  # [M, 2]: hits, loss
     sizes = [len(clients.indices[client]) for client in ask.to]
     n, tested = numbers([*sizes, *held], clients.device).view(2, -1)  # one copy to the device
     none = torch.zeros(len(ask.to), device=clients.device)
@@ -64,7 +76,8 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
 
 
 def scores(reply: Reply) -> dict[str, Tensor]:
-    """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN without samples."""
+    """Columns of rounds.csv: over all clients' samples together, 0-d float64 on the device; NaN
+    without samples."""
     parts: Params = reply.upload[TEST]
     n = parts["n"].sum()
     means = {name: parts[name].sum(0) / n for name in (SENT, EVALUATED) if name in parts}  # [2]

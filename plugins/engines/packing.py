@@ -26,8 +26,13 @@ def flatten(tree: Tree, prefix: str = "") -> Params:
 
 
 def unflatten(flat: Params, like: Tree, prefix: str = "") -> Tree:
-    """The inverse of `flatten` for a tree of the structure `like`. KeyError if a tensor is missing."""
+    """The inverse of `flatten` for a tree of the structure `like`.
+
+    KeyError if a tensor is missing.
+    """
     return {
-        key: unflatten(flat, value, f"{prefix}{key}/") if isinstance(value, dict) else flat[prefix + key]
+        key: unflatten(flat, value, f"{prefix}{key}/")
+        if isinstance(value, dict)
+        else flat[prefix + key]
         for key, value in like.items()
     }

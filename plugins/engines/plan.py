@@ -1,4 +1,5 @@
-"""How a run trains: the network, what a client does in a round, how many rounds with which clients, and the engine."""
+"""How a run trains: the network, what a client does in a round, how many rounds with which clients,
+and the engine."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ class LocalTraining:
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
-    cuda_graphs: bool = False  # whether steps are recorded and replayed, see `plugins.engines.captured`
+    cuda_graphs: bool = (
+        False  # whether steps are recorded and replayed, see `plugins.engines.captured`
+    )
 
     @property
     def rate(self) -> Rate:
@@ -58,13 +61,17 @@ class LocalTraining:
         known("precision", self.precision, PRECISIONS)
         if self.precision == "tf32" and device.type != "cuda":
             raise UserError(
-                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; allowed: float32, bf16"
+                f"precision = tf32 is for NVIDIA's matrix units, the device is {device.type}; "
+                "allowed: float32, bf16"
             )
         if self.cuda_graphs and device.type != "cuda":
-            raise UserError(f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false")
+            raise UserError(
+                f"cuda_graphs = true needs device cuda, the device is {device.type}; allowed: false"
+            )
         if self.augment and not (len(shape) == 3 and min(shape[1:]) > PAD):
             raise UserError(
-                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, or images [channels, "
+                f"augment = true is refused for samples of shape {list(shape)}; allowed: false, "
+                "or images [channels, "
                 f"height, width] of at least {PAD + 1} x {PAD + 1} pixels"
             )
 
@@ -81,8 +88,12 @@ class Plan:
     evaluate_every: int = 1  # rounds; the last one always
     engine: str = "auto"  # of a simulation: auto, sequential, vectorized
     memory_mb: int = 2048  # the vectorized engine's bound
-    workers: int = 1  # processes that the sequential engine may take on a CPU; the bits are the same
-    observing: bool = False  # whether quantities that cost further passes over data are recorded too
+    workers: int = (
+        1  # processes that the sequential engine may take on a CPU; the bits are the same
+    )
+    observing: bool = (
+        False  # whether quantities that cost further passes over data are recorded too
+    )
 
     @property
     def evaluations(self) -> int:
@@ -92,10 +103,19 @@ class Plan:
     def setting(self, n_clients: int, n_public: int, deployed: bool = False) -> Setting:
         """The setting that a recipe is composed for. UserError for a cohort that can't be drawn."""
         if not 1 <= self.cohort <= n_clients:
-            raise UserError(f"cohort of {self.cohort} clients: must be at least 1 and at most all {n_clients} clients")
+            raise UserError(
+                f"cohort of {self.cohort} clients: must be at least 1 and at most all "
+                f"{n_clients} clients"
+            )
         local = self.local
         return Setting(
-            n_clients, self.cohort, local.optimizer, local.rate.start, n_public, self.network.tokens, deployed
+            n_clients,
+            self.cohort,
+            local.optimizer,
+            local.rate.start,
+            n_public,
+            self.network.tokens,
+            deployed,
         )
 
     def lr(self, t: int) -> float:
@@ -132,7 +152,8 @@ class Start(NamedTuple):
             trained, buffers, own = split(trained, buffers)
         if not trained:
             raise RecipeError(
-                f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to train, as it has no "
+                f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "
+                "train, as it has no "
                 "layer before its classifier; use a model with a hidden layer, such as mlp"
             )
         configured = replace(cast("Any", network), precision=plan.local.precision)

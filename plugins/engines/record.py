@@ -1,4 +1,5 @@
-"""The built-in callbacks of a run: its evaluation, and the record of every round, in every runtime."""
+"""The built-in callbacks of a run: its evaluation, and the record of every round, in every
+runtime."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.task import Task
-from fedml_noniid.plugins.core.trees import Params, leaf_row_norms, norm, row_norms, together, tree_map
+from fedml_noniid.plugins.core.trees import (
+    Params,
+    leaf_row_norms,
+    norm,
+    row_norms,
+    together,
+    tree_map,
+)
 from fedml_noniid.plugins.engines.callbacks import Callback, Columns, Exchange, RoundEnd, Row
 from fedml_noniid.plugins.engines.clients import numbers
 from fedml_noniid.plugins.engines.evaluation import evaluate, scores
@@ -33,12 +41,18 @@ SCORES = ("accuracy", "loss")
 class Evaluation(Callback):
     """Tests the model of a round on the test set and the validation split.
 
-    Where labels drift, the model is tested with the labels of the round, as the mean over all clients.
+    Where labels drift, the model is tested with the labels of the round, as the mean over all
+    clients.
     """
 
     def __init__(self, federation: Federation, observing: bool = False) -> None:
-        """`observing`: whether it also tests a model before and after a client trains it again in the same round."""
-        self.test, self.validation, self.drift = federation.test, federation.validation, federation.drift
+        """`observing`: whether it also tests a model before and after a client trains it again in
+        the same round."""
+        self.test, self.validation, self.drift = (
+            federation.test,
+            federation.validation,
+            federation.drift,
+        )
         self.observing = observing
         self._observed: Params = {}
 
@@ -69,24 +83,39 @@ class Evaluation(Callback):
         return {}
 
     def _by_class(self, exchange: Exchange, reply: Reply) -> Tensor:
-        """Test accuracy of the models of the clients that answered, by class, [M, C]; NaN for a class without samples.
+        """Test accuracy of the models of the clients that answered, by class, [M, C]; NaN for a
+        class without samples.
 
         The classes are those of the client's own labels. `reply` may have more clients.
         """
         found: list[Tensor] = []
         for client in exchange.reply.clients:
             row = reply.clients.index(client)
-            params = {key: exchange.start.params[key] + leaf[row] for key, leaf in reply.deltas.items()}
+            params = {
+                key: exchange.start.params[key] + leaf[row] for key, leaf in reply.deltas.items()
+            }
             buffers = {key: leaf[row] for key, leaf in reply.buffers.items()}
-            y = self.test.y if self.drift is None else self.drift.seen(self.test.y, client, exchange.round)
+            y = (
+                self.test.y
+                if self.drift is None
+                else self.drift.seen(self.test.y, client, exchange.round)
+            )
             task, own = exchange.task, self.test._replace(y=y)
-            found.append(evaluate(task.network, task.whole(params), buffers, own).per_class_accuracy)
+            found.append(
+                evaluate(task.network, task.whole(params), buffers, own).per_class_accuracy
+            )
         return torch.stack(found)
 
     def _tested(
-        self, name: str, end: RoundEnd, params: Params, samples: Samples | None, of: Sequence[str] = SCORES
+        self,
+        name: str,
+        end: RoundEnd,
+        params: Params,
+        samples: Samples | None,
+        of: Sequence[str] = SCORES,
     ) -> dict[str, Tensor | float]:
-        # Where clients keep a part, no model here is whole: they test their own, and nobody the validation samples.
+        # Where clients keep a part, no model here is whole: they test their own, and nobody the
+        # validation samples.
         if samples is None or end.task.own:
             return {f"{name}_{score}": math.nan for score in of}
         network, model = end.task.network, (end.task.whole(params), end.done.state.buffers)
@@ -95,8 +124,12 @@ class Evaluation(Callback):
         else:
             views = self.drift.views(samples.y, end.number)
             seen = [scores(network, *model, samples._replace(y=y)) for _, y in views]
-            shares = torch.tensor([share for share, _ in views], dtype=torch.float64, device=samples.y.device)
-            accuracy, loss = ((torch.stack(values) * shares).sum() for values in zip(*seen, strict=True))
+            shares = torch.tensor(
+                [share for share, _ in views], dtype=torch.float64, device=samples.y.device
+            )
+            accuracy, loss = (
+                (torch.stack(values) * shares).sum() for values in zip(*seen, strict=True)
+            )
             measured = accuracy, loss
         found = dict(zip(SCORES, measured, strict=True))
         return {f"{name}_{score}": found[score] for score in of}
@@ -106,7 +139,8 @@ class Recording(Callback):
     """Records losses, lengths of updates, traffic, and what the methods measure."""
 
     def __init__(self, observing: bool = False) -> None:
-        """`observing`: whether it also records the similarity of the clients' models to the next one."""
+        """`observing`: whether it also records the similarity of the clients' models to the next
+        one."""
         self.observing = observing
         self.meter = Meter()
         self._observed: Params = {}
@@ -126,16 +160,30 @@ class Recording(Callback):
 
     def measure(self, end: RoundEnd) -> Columns:
         state, trained, start = end.done.state, end.done.trained, end.start.params
-        moved = {key: leaf_row_norms((leaf - start[key]).unsqueeze(0)) for key, leaf in state.params.items()}
-        found: dict[str, Tensor | float] = {"local_loss": end.reply.loss.mean(), **self._lengths(trained, moved)}
-        metrics: dict[str, Tensor] = {key: leaf.detach() for key, leaf in flatten(end.done.metrics).items()}
-        found |= {key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()}
+        moved = {
+            key: leaf_row_norms((leaf - start[key]).unsqueeze(0))
+            for key, leaf in state.params.items()
+        }
+        found: dict[str, Tensor | float] = {
+            "local_loss": end.reply.loss.mean(),
+            **self._lengths(trained, moved),
+        }
+        metrics: dict[str, Tensor] = {
+            key: leaf.detach() for key, leaf in flatten(end.done.metrics).items()
+        }
+        found |= {
+            key if leaf.ndim else key.replace("/", "_"): leaf for key, leaf in metrics.items()
+        }
         found |= self._observed
         if self.observing:
             found["round/similarity_to_global"] = _cosines(trained, start, state.params)
         up, down = self.meter.read()
         clients, cpu = end.reply.clients, torch.device("cpu")
-        columns = {"clients": clients, "bytes_up": [up[k] for k in clients], "bytes_down": [down[k] for k in clients]}
+        columns = {
+            "clients": clients,
+            "bytes_up": [up[k] for k in clients],
+            "bytes_down": [down[k] for k in clients],
+        }
         found |= {f"round/{name}": numbers(values, cpu) for name, values in columns.items()}
         return found | {"bytes_up": sum(up.values()), "bytes_down": sum(down.values())}
 
@@ -150,13 +198,19 @@ class Recording(Callback):
         self.meter.restore(self._run.state.params, state)
 
     def _lengths(self, deltas: Params, moved: Params) -> dict[str, Tensor | float]:
-        """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more than one.
+        """FedNNNN's E, N and room for the integral of N; by group of layers if the model has more
+        than one.
 
         `moved`: the norms of the server's update by parameter, [1].
         """
         norms = {key: leaf_row_norms(leaf) for key, leaf in deltas.items()}
-        columns: dict[str, Tensor | float] = {"update_norm_client": together(list(norms.values())).mean()}
-        columns |= {"update_norm_server": together(list(moved.values())).sum(), "update_norm_server_sum": math.nan}
+        columns: dict[str, Tensor | float] = {
+            "update_norm_client": together(list(norms.values())).mean()
+        }
+        columns |= {
+            "update_norm_server": together(list(moved.values())).sum(),
+            "update_norm_server_sum": math.nan,
+        }
         for group, names in self._groups.items():
             columns[f"update_norm_client_{group}"] = together([norms[key] for key in names]).mean()
             columns[f"update_norm_server_{group}"] = together([moved[key] for key in names]).sum()
@@ -164,23 +218,31 @@ class Recording(Callback):
 
 
 def _cosines(deltas: Params, start: Params, params: Params) -> Tensor:
-    """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b). The models are known by their deltas."""
+    """cos(w_k, w) of all weights as one vector, [M]; CCN's figure 1 (b).
+
+    The models are known by their deltas.
+    """
     models = tree_map(torch.add, deltas, start)
-    dot = torch.stack([leaf.flatten(1) @ params[key].flatten() for key, leaf in models.items()]).sum(0)
+    dot = torch.stack(
+        [leaf.flatten(1) @ params[key].flatten() for key, leaf in models.items()]
+    ).sum(0)
     return dot / (row_norms(models) * norm(params)).clamp(min=1e-30)
 
 
 def split_row(found: Columns) -> tuple[Row, Params]:
-    """(columns of rounds.csv, tensors to record), on the host: one copy from the device for each."""
+    """(columns of rounds.csv, tensors to record), on the host: one copy from the device for
+    each."""
     aside = {key: leaf for key, leaf in found.items() if isinstance(leaf, Tensor) and leaf.ndim}
-    return _on_host({key: value for key, value in found.items() if key not in aside}), _copied(aside)
+    return _on_host({key: value for key, value in found.items() if key not in aside}), _copied(
+        aside
+    )
 
 
 def stacked(recorded: Sequence[Params]) -> Params:
     """What was recorded of all rounds by name, [T, ...], on the CPU.
 
-    A quantity by client changes its shape when the number of clients changes, because some are missing or a defence
-    dropped their answers. Then it has the rounds since its last change only.
+    A quantity by client changes its shape when the number of clients changes, because some are
+    missing or a defence dropped their answers. Then it has the rounds since its last change only.
     """
     series: dict[str, list[Tensor]] = {}
     for one in recorded:
@@ -193,16 +255,24 @@ def stacked(recorded: Sequence[Params]) -> Params:
 
 
 def _on_host(found: Mapping[str, Tensor | float]) -> dict[str, float]:
-    """The numbers, with all 0-d tensors in one copy from the device. float64 holds each of their values exactly."""
+    """The numbers, with all 0-d tensors in one copy from the device.
+
+    float64 holds each of their values exactly.
+    """
     there = {key: value for key, value in found.items() if isinstance(value, Tensor)}
     values = torch.stack([value.double() for value in there.values()]).cpu().tolist()
     whole = {key for key, value in there.items() if not value.is_floating_point()}
-    here = {key: int(value) if key in whole else value for key, value in zip(there, values, strict=True)}
+    here = {
+        key: int(value) if key in whole else value for key, value in zip(there, values, strict=True)
+    }
     return {key: here.get(key, value) for key, value in found.items()}
 
 
 def _copied(found: Params) -> Params:
-    """Copies of the tensors on the host, in one transfer from a device. float64 holds each value exactly."""
+    """Copies of the tensors on the host, in one transfer from a device.
+
+    float64 holds each value exactly.
+    """
     there = {key: leaf.detach() for key, leaf in found.items() if leaf.device.type != "cpu"}
     copies = {key: leaf.detach().clone() for key, leaf in found.items() if key not in there}
     if there:
@@ -223,7 +293,8 @@ def rounds_csv(rows: Sequence[Mapping[str, float]]) -> str:
 
 
 def _groups(task: Task, params: Params) -> dict[str, list[str]]:
-    """Names of the parameters of fully connected and of convolutional layers; empty if there is one kind only."""
+    """Names of the parameters of fully connected and of convolutional layers; empty if there is one
+    kind only."""
     groups: dict[str, list[str]] = {}
     for layer in task.network.layers:
         names = [key for key in layer.parameters if key in params]

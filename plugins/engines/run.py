@@ -1,7 +1,7 @@
 """The one run loop: rounds, cohorts, callbacks. It asks; an engine or FedML's silos answer.
 
 begin ─► round 1 ─► ... ─► round T ─► finish, at the end of round T
-         │ cohort ─► Algorithm.round ─► settle ─► evaluate ─► a row of rounds.csv ─► stop? ─► callbacks
+         │ cohort ─► Algorithm.round ─► settle ─► evaluate ─► a row of rounds.csv ─► callbacks
 
 A callback may make an earlier round the last one.
 """
@@ -22,7 +22,14 @@ from fedml_noniid.plugins.core.trees import Params, Tree, row
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines import own_tests
 from fedml_noniid.plugins.engines.arena import apart
-from fedml_noniid.plugins.engines.callbacks import Callback, Exchange, RoundEnd, Row, columns_of, heard
+from fedml_noniid.plugins.engines.callbacks import (
+    Callback,
+    Exchange,
+    RoundEnd,
+    Row,
+    columns_of,
+    heard,
+)
 from fedml_noniid.plugins.engines.checkpoint import Checkpoint, Checkpoints
 from fedml_noniid.plugins.engines.clients import Clients, numbers, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
@@ -48,7 +55,8 @@ class Outcome(NamedTuple):
 class Run:
     """One recipe with one seed, between rounds.
 
-    A client may be missing: an exchange ends without its answer. It then misses the rest of the round too.
+    A client may be missing: an exchange ends without its answer. It then misses the rest of the
+    round too.
     """
 
     def __init__(
@@ -59,10 +67,12 @@ class Run:
         settle: Callable[[Params], Params] = lambda params: params,
         clients: Clients | None = None,
     ) -> None:
-        """`federation`: as the algorithm uses it, see `Federation.seen_by`. `callbacks`: of this run alone.
+        """`federation`: as the algorithm uses it, see `Federation.seen_by`.
 
-        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
-        `clients`: where their memory is, in a simulation.
+        `callbacks`: of this run alone.
+
+        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy,
+        defences). `clients`: where their memory is, in a simulation.
         """
         self.start, self.federation, self.settle, self.clients = start, federation, settle, clients
         self.algorithm, self.plan = start.algorithm, start.plan
@@ -77,7 +87,9 @@ class Run:
         self.done = 0  # rounds
         self.stopped = ""  # why a callback has ended the run; "" if none has
         self.exchange = 0  # of the round, from 0
-        self.missing: set[int] = set()  # clients, for the rest of the round. It may grow while an Ask is out
+        self.missing: set[int] = (
+            set()
+        )  # clients, for the rest of the round. It may grow while an Ask is out
         self._trained: Reply | None = None  # the replies to local training in this round
         for callback in self.callbacks:
             heard(callback, "on_start", self)
@@ -98,19 +110,25 @@ class Run:
     def begin(self) -> Generator[Ask, Reply, None]:
         """Exchanges before the first round."""
         self.exchange, self.missing, self._trained = 0, set(), None
-        self.state = yield from self._exchanged(self.algorithm.begin(self.state, self._server(0, self.everybody)), 0)
+        self.state = yield from self._exchanged(
+            self.algorithm.begin(self.state, self._server(0, self.everybody)), 0
+        )
 
     def round(self) -> Asking:
         """The next round; returns its row."""
         t, before, began = self.done + 1, self.state, time.perf_counter()
         self.exchange, self.missing, self._trained = 0, set(), None
         cohort = self.plan.draw_cohort(t, len(self.everybody))
-        done: Round = yield from self._exchanged(self.algorithm.round(before, self._server(t, cohort)), t)
+        done: Round = yield from self._exchanged(
+            self.algorithm.round(before, self._server(t, cohort)), t
+        )
         found, last = _kept(done), t == self.plan.rounds
         row, recorded, done = yield from self._ended(before, found, t, last)
         if not last:
             rows = [*self.rows, row]
-            self.stopped = next((why for callback in self.callbacks if (why := heard(callback, "stop", rows))), "")
+            self.stopped = next(
+                (why for callback in self.callbacks if (why := heard(callback, "stop", rows))), ""
+            )
             if self.stopped and self.algorithm.exchanges.finish:
                 row, recorded, done = yield from self._ended(before, found, t, True)
         row["seconds"] = time.perf_counter() - began
@@ -125,13 +143,23 @@ class Run:
         """The run between two rounds."""
         states = [heard(callback, "state") for callback in self.callbacks]
         return Checkpoint(
-            self.done, self.trees, self.stopped, states, self.rows, self.recorded, self.evaluated is not None,
+            self.done,
+            self.trees,
+            self.stopped,
+            states,
+            self.rows,
+            self.recorded,
+            self.evaluated is not None,
             self.notes,
-        )  # fmt: skip
+        )
 
     def restore(self, found: Checkpoint) -> None:
         """Goes on behind the last round of a checkpoint."""
-        self.done, self.state, self.stopped = found.round, State(**found.trees["server"]), found.stopped
+        self.done, self.state, self.stopped = (
+            found.round,
+            State(**found.trees["server"]),
+            found.stopped,
+        )
         self.evaluated = found.trees["evaluated"] if found.differs else None
         self.rows, self.recorded, self.notes = found.rows, found.recorded, found.notes
         if self.clients is not None:
@@ -152,11 +180,16 @@ class Run:
     def _ended(
         self, before: State, done: Round, t: int, last: bool
     ) -> Generator[Ask, Reply, tuple[Row, Params, Round]]:
-        """(row, what else is recorded, the round as it ends): the end of round `t`, which `last` says is the last."""
+        """(row, what else is recorded, the round as it ends): the end of round `t`, which `last`
+        says is the last."""
         if last and self.algorithm.exchanges.finish:
             # No model is sent for training any more, so `finish` works on the evaluated one.
-            state = done.state if done.evaluated is None else done.state._replace(params=done.evaluated)
-            finished = yield from self._exchanged(self.algorithm.finish(state, self._server(t, self.everybody)), t)
+            state = (
+                done.state if done.evaluated is None else done.state._replace(params=done.evaluated)
+            )
+            finished = yield from self._exchanged(
+                self.algorithm.finish(state, self._server(t, self.everybody)), t
+            )
             done = done._replace(state=finished, evaluated=None)
         sent = self.settle(done.state.params)
         evaluated = None if done.evaluated is None else self.settle(done.evaluated)
@@ -164,7 +197,9 @@ class Run:
         task, due = self.start.task, last or t % self.plan.evaluate_every == 0
         own: Reply | None = None
         if due and task.own:
-            own = yield from self._exchanged(own_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t)
+            own = yield from self._exchanged(
+                own_tests.asking(self.everybody, sent, done.state.buffers, evaluated), t
+            )
         assert self._trained is not None, "every round trains"
         end = RoundEnd(t, before, done, self._trained, task, due, own)
         row, recorded = split_row(columns_of(self.callbacks, end))
@@ -172,16 +207,23 @@ class Run:
         length = row["update_norm_server"]
         if not math.isfinite(length):
             raise NonFiniteError(
-                f"round {t}, server: the update is not finite; lower train.lr or the method's coefficients"
+                f"round {t}, server: the update is not finite; lower train.lr or the method's "
+                "coefficients"
             )
         if self.rows and row.keys() ^ self.rows[0].keys() - {"seconds"}:
             changed = ", ".join(sorted(row.keys() ^ self.rows[0].keys() - {"seconds"}))
-            raise UserError(f"round {t}: columns {changed} are not those of round 1; allowed: the same in each round")
-        row["update_norm_server_sum"] = length + (self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0)
+            raise UserError(
+                f"round {t}: columns {changed} are not those of round 1; allowed: the same in "
+                "each round"
+            )
+        row["update_norm_server_sum"] = length + (
+            self.rows[-1]["update_norm_server_sum"] if self.rows else 0.0
+        )
         return row, recorded, done
 
     def _exchanged(self, asks: Generator[Ask, Reply, T], t: int) -> Generator[Ask, Reply, T]:
-        """Passes Asks of round `t` on to the clients that are left, and tells the callbacks of each exchange."""
+        """Passes Asks of round `t` on to the clients that are left, and tells the callbacks of each
+        exchange."""
         try:
             ask = next(asks)
             while True:
@@ -206,7 +248,10 @@ class Run:
             self._trained = reply
 
     def _addressed(self, ask: Ask, t: int) -> Ask:
-        """The Ask without the missing clients; the same object if it asks none of them. UserError if nobody is left."""
+        """The Ask without the missing clients; the same object if it asks none of them.
+
+        UserError if nobody is left.
+        """
         left = [position for position, client in enumerate(ask.to) if client not in self.missing]
         if len(left) == len(ask.to):
             return ask
@@ -217,7 +262,10 @@ class Run:
                 "at least one has to answer"
             )
         device = self.federation.test.x.device
-        return ask._replace(to=tuple(ask.to[position] for position in left), each=row(ask.each, numbers(left, device)))
+        return ask._replace(
+            to=tuple(ask.to[position] for position in left),
+            each=row(ask.each, numbers(left, device)),
+        )
 
     def _server(self, t: int, cohort: tuple[int, ...]) -> Server:
         """The server at the beginning of round `t`; 0 is before the first."""
@@ -233,7 +281,8 @@ class Checkpointing(Callback):
     """Writes the checkpoints of a run, which goes on from the last one if there is one."""
 
     def __init__(self, kept: Checkpoints, every: int = 1) -> None:
-        """`every`: rounds from one checkpoint to the next; there is one after the last round too."""
+        """`every`: rounds from one checkpoint to the next; there is one after the last round
+        too."""
         self.kept, self.every = kept, every
 
     def on_start(self, run: Run) -> None:
@@ -250,7 +299,14 @@ class Checkpointing(Callback):
 
 
 def _kept(done: Round) -> Round:
-    """The round without leaves in the memory of the clients' updates, which the next round overwrites."""
-    trees = {"state": done.state._asdict(), "evaluated": done.evaluated or {}, "metrics": done.metrics}
+    """The round without leaves in the memory of the clients' updates, which the next round
+    overwrites."""
+    trees = {
+        "state": done.state._asdict(),
+        "evaluated": done.evaluated or {},
+        "metrics": done.metrics,
+    }
     found = apart(trees, done.trained)
-    return Round(State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained)
+    return Round(
+        State(**found["state"]), found["evaluated"] or None, found["metrics"], done.trained
+    )

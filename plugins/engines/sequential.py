@@ -51,7 +51,8 @@ class Alone:
 
 
 def plain(task: Task) -> Task:
-    """The task of one client at a time: its passes are plain, see `plugins.models.forward.Forward`."""
+    """The task of one client at a time: its passes are plain, see
+    `plugins.models.forward.Forward`."""
     return replace(task, network=replace(cast("Any", task.network), plain=True))
 
 
@@ -62,7 +63,8 @@ class Sequential:
     """
 
     def __init__(self, clients: Clients, updates: Params | None = None) -> None:
-        """`updates`: memory for the updates of a cohort, as from `rows_for`; made when it is needed if None."""
+        """`updates`: memory for the updates of a cohort, as from `rows_for`; made when it is needed
+        if None."""
         self.clients = clients
         self.updates = updates or {}
         self.gradient: Params = {}
@@ -97,28 +99,44 @@ class Sequential:
             else:
                 one = self._answered(ask, position, round_, keys[position])
             # Row by row: a list of all answers beside their stack would take twice the memory.
-            stacked = stacked or tree_map(lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one)
+            stacked = stacked or tree_map(
+                lambda leaf: leaf.new_empty((len(positions), *leaf.shape)), one
+            )
             replace_row(stacked, n, one)
         return stacked
 
-    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params) -> Tree:
-        """A client's answer to training; its update is put into `out`. `host_key` is the key on the host."""
+    def _trained(
+        self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params
+    ) -> Tree:
+        """A client's answer to training; its update is put into `out`.
+
+        `host_key` is the key on the host.
+        """
         clients, client = self.clients, ask.to[position]
         order = clients.steps(client, round_)
         read, _ = clients.reads(key)
         steps = self._pass(order, clients.train, read, clients.needs.last_epoch)
         # Made once, and only where a component reads it.
-        side = Alone(cache(partial(self._client, ask.params, ask.buffers, round_, key, client)), self.gradient)
+        side = Alone(
+            cache(partial(self._client, ask.params, ask.buffers, round_, key, client)),
+            self.gradient,
+        )
         own: Tree = {"key": key, "each": row(ask.each, position), "memory": self._memory(client)}
         drawn = clients.drawn(ask, host_key, [order])
-        found, answers = train(clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape)
+        found, answers = train(
+            clients.algorithm, self.task, ask, own, steps, drawn, side, out, clients.tape
+        )
         replace_row(clients.memory, clients.row[client], answers.pop("memory"))
         answers = apart(answers, found.params)
         if clients.holds(ask):
             clients.hold(client, found.params, found.buffers)
         for name, leaf in found.params.items():  # a client without a step ends where it began
             torch.sub(leaf, ask.params[name], out=out[name])
-        return {"buffers": found.buffers, **answers, **self._counts(client, found.steps, found.loss)}
+        return {
+            "buffers": found.buffers,
+            **answers,
+            **self._counts(client, found.steps, found.loss),
+        }
 
     def _answered(self, ask: Ask, position: int, round_: int, key: Tensor) -> Tree:
         """A client's answer to an Ask of a component."""
@@ -142,18 +160,29 @@ class Sequential:
         return {"n": n, "steps": steps, "loss": loss / steps.clamp(min=1)}
 
     def _memory(self, client: int) -> Tree:
-        # A copy: what a component uploads may be its memory, which is overwritten before the replies are stacked.
+        # A copy: what a component uploads may be its memory, which is overwritten before the
+        # replies are stacked.
         return tree_map(lambda leaf: leaf[self.clients.row[client]].clone(), self.clients.memory)
 
-    def _client(self, params: Params, buffers: Params, round_: int, key: Tensor, client: int) -> Client:
+    def _client(
+        self, params: Params, buffers: Params, round_: int, key: Tensor, client: int
+    ) -> Client:
         clients, own, public = self.clients, Client.own, Client.public
         if clients.needs.own:
             own = self._pass(clients.own_pass(client), clients.train, clients.reads(key)[1])
         if clients.needs.public and clients.public is not None:
             public = self._pass(clients.public_pass(), clients.public)
-        return Client(self.task, params, buffers, round_, own, public, observing=clients.observing, keys=key)
+        return Client(
+            self.task, params, buffers, round_, own, public, observing=clients.observing, keys=key
+        )
 
-    def _pass(self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False) -> Pass:
+    def _pass(
+        self, order: Order, samples: Samples, read: Reader | None = None, last: bool = False
+    ) -> Pass:
         n, device = len(order.sizes), self.clients.device
-        late = (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
-        return Pass(samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read)
+        late = (
+            (torch.arange(n, device=device) >= n - order.last).to(samples.x.dtype) if last else None
+        )
+        return Pass(
+            samples, to_device(order.index, device), sizes=order.sizes, last=late, read=read
+        )

@@ -28,36 +28,55 @@ from fedml_noniid.plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
-ENOUGH = 2  # clients that move at a time on average; from here on, a dense model is faster side by side
+ENOUGH = (
+    2  # clients that move at a time on average; from here on, a dense model is faster side by side
+)
 
 
 def resolve_device(name: str) -> torch.device:
-    """`auto` is CUDA if there is any. UserError for an unknown device, or for CUDA where there is none."""
+    """`auto` is CUDA if there is any.
+
+    UserError for an unknown device, or for CUDA where there is none.
+    """
     known("device", name, DEVICES)
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise UserError("device 'cuda': this machine has no usable CUDA device; allowed here: auto, cpu")
+        raise UserError(
+            "device 'cuda': this machine has no usable CUDA device; allowed here: auto, cpu"
+        )
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
 def abreast(steps: Sequence[int], cohort: int) -> float:
-    """How many clients of a cohort of `cohort` move at a time on average; `steps`: of every client."""
+    """How many clients of a cohort of `cohort` move at a time on average; `steps`: of every
+    client."""
     drawn = cohort / len(steps)
     one_by_one = sum(steps) * drawn
-    # A group that can run side by side takes the steps of its longest client, if any client of the group is drawn.
-    together = [(max(steps[k] for k in group), 1 - (1 - drawn) ** len(group)) for group in chunks(steps, len(steps))]
+    # A group that can run side by side takes the steps of its longest client, if any client of the
+    # group is drawn.
+    together = [
+        (max(steps[k] for k in group), 1 - (1 - drawn) ** len(group))
+        for group in chunks(steps, len(steps))
+    ]
     return one_by_one / max(sum(longest * chance for longest, chance in together), 1)
 
 
-def choose_engine(name: str, network: Model, device: torch.device, together: float) -> tuple[str, str]:
-    """(engine, why) for `auto | sequential | vectorized`. UserError for another name, or for what vmap can't take.
+def choose_engine(
+    name: str, network: Model, device: torch.device, together: float
+) -> tuple[str, str]:
+    """(engine, why) for `auto | sequential | vectorized`.
 
-    `together`: how many clients move at a time on average if the cohort runs side by side. The choice goes by counts
-    and not by the clock, because it decides about the last bits of a run.
+    UserError for another name, or for what vmap can't take.
+
+    `together`: how many clients move at a time on average if the cohort runs side by side. The
+    choice goes by counts and not by the clock, because it decides about the last bits of a run.
     """
     known("engine", name, ENGINES)
     if name == "vectorized" and not network.vmappable:
-        raise UserError(f"engine 'vectorized': vmap can't take model {network.name!r}; allowed: auto, sequential")
+        raise UserError(
+            f"engine 'vectorized': vmap can't take model {network.name!r}; allowed: auto, "
+            "sequential"
+        )
     if name != "auto":
         return name, "as asked"
     if not network.vmappable:
@@ -65,10 +84,23 @@ def choose_engine(name: str, network: Model, device: torch.device, together: flo
     if device.type == "cuda":
         return "vectorized", "a GPU is busy only with many clients at once"
     if not network.dense:
-        return "sequential", "convolutions on a CPU: grouped ones, over clients, are slower than one client at a time"
+        return (
+            "sequential",
+            (
+                "convolutions on a CPU: grouped ones, over clients, are slower than one client "
+                "at a "
+                "time"
+            ),
+        )
     if together < ENOUGH:
-        return "sequential", f"a dense model on a CPU, but side by side only {together:.1f} clients move at a time"
-    return "vectorized", f"a dense model on a CPU: side by side {together:.0f} clients move at a time"
+        return (
+            "sequential",
+            f"a dense model on a CPU, but side by side only {together:.1f} clients move at a time",
+        )
+    return (
+        "vectorized",
+        f"a dense model on a CPU: side by side {together:.0f} clients move at a time",
+    )
 
 
 def drive(asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply]) -> Any:
@@ -85,7 +117,11 @@ class Simulation:
     """One algorithm on one federation with one seed, in this process."""
 
     def __init__(
-        self, algorithm: Algorithm, federation: Federation, plan: Plan, callbacks: Sequence[Callback] = ()
+        self,
+        algorithm: Algorithm,
+        federation: Federation,
+        plan: Plan,
+        callbacks: Sequence[Callback] = (),
     ) -> None:
         """`algorithm`: composed for `plan.setting` of this federation. Raises UserError."""
         self.algorithm = algorithm
@@ -95,7 +131,9 @@ class Simulation:
         per_round = [plan.steps(len(positions)) for positions in used.clients.values()]
         device = used.train.x.device
         together = abreast(per_round, plan.cohort)
-        self.engine_name, self.engine_reason = choose_engine(plan.engine, plan.network, device, together)
+        self.engine_name, self.engine_reason = choose_engine(
+            plan.engine, plan.network, device, together
+        )
         start = Start.of(algorithm, plan, used.train.x)
         store = Clients(start, used)
         processes = min(plan.workers, plan.cohort) if device.type == "cpu" else 1
@@ -135,15 +173,25 @@ class Simulation:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect", "stopped"."""
-        found = {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"} if self.loop.stopped else {}
+        """Facts that a reader of the accuracies must know, by kind: "own_models", "no_effect",
+        "stopped"."""
+        found = (
+            {"stopped": f"after round {self.loop.done}: {self.loop.stopped}"}
+            if self.loop.stopped
+            else {}
+        )
         if not self.algorithm.needs.own_norms:
             return found
         start = self.loop.start
         if start.task.own:
             own = (
-                "accuracies are those of the clients' own models, each on its own test samples as the "
+                "accuracies are those of the clients' own models, each on its own test samples "
+                "as the "
                 "client sees them; with noise or rotation, compare with others by the noisy test"
             )
             return found | {"own_models": own}
-        return found | {"no_effect": f"{start.task.network.name} has no batch norms that a client could keep to itself"}
+        return found | {
+            "no_effect": (
+                f"{start.task.network.name} has no batch norms that a client could keep to itself"
+            )
+        }

@@ -12,9 +12,9 @@ from fedml_noniid.plugins.core.trees import Params, n_bytes
 class Meter:
     """Bytes up and down, over all addressed clients, since `forget`.
 
-    Counted are models, buffers and side vectors in their own dtype; not counted are a message's few scalars of
-    bookkeeping (n_k, steps, loss). A model that a client already holds, because the last Ask to it carried the same
-    one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice).
+    Counted are models, buffers and side vectors in their own dtype; not counted are a message's few
+    scalars of bookkeeping (n_k, steps, loss). A model that a client already holds, because the last
+    Ask to it carried the same one, is not sent again (rFedAvg+ sends w_{t+1} once, not twice).
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,9 @@ class Meter:
             self._holders.update(ask.to)
         aside = n_bytes(ask.shared) + n_bytes(ask.each) // len(ask.to)
         # All that were asked have answered, also those whose answers a defence dropped.
-        answered = (n_bytes(reply.deltas) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(reply.clients)
+        answered = (n_bytes(reply.deltas) + n_bytes(reply.buffers) + n_bytes(reply.upload)) // len(
+            reply.clients
+        )
         self._down.update(dict.fromkeys(ask.to, aside))
         self._up.update(dict.fromkeys(ask.to, answered))
 

@@ -1,7 +1,8 @@
 """Tries a foreign method before it runs, in every runtime: vmap must take its client's hooks.
 
-Without this, a method that reads a value (`.item()`, `if` on a tensor) would run on silos and fail beside other
-clients. A method that changes in place what it is given would train something else without a word.
+Without this, a method that reads a value (`.item()`, `if` on a tensor) would run on silos and fail
+beside other clients. A method that changes in place what it is given would train something else
+without a word.
 """
 
 from __future__ import annotations
@@ -24,8 +25,15 @@ from fedml_noniid.plugins.models.forward import Model
 
 OURS = "fedml_noniid."  # modules whose methods the tests of this repository hold to the contract
 HOOKS = (
-    "warm_start", "prepare", "logits", "penalty", "gradient_term", "update_factor", "report", "answer",
-)  # fmt: skip
+    "warm_start",
+    "prepare",
+    "logits",
+    "penalty",
+    "gradient_term",
+    "update_factor",
+    "report",
+    "answer",
+)
 
 
 class Trial:
@@ -41,7 +49,8 @@ class Trial:
         self._sent: Ask | None = None  # the last one with a model
 
     def __call__(self, ask: Ask, round_: int) -> None:
-        """RecipeError names the method and the hook that vmap can't take, or that changes a tensor in place."""
+        """RecipeError names the method and the hook that vmap can't take, or that changes a tensor
+        in place."""
         if not self._needed or not (ask.owner or ask.job == TRAIN):
             return
         self._sent = ask if ask.params or self._sent is None else self._sent
@@ -58,7 +67,11 @@ class Trial:
 def _watched(c: Component) -> Component:
     """The component, with hooks that refuse to change in place what they are given."""
     kind = type(c)
-    made = type(kind.__name__, (kind,), {hook: _watching(kind, hook) for hook in HOOKS if overrides(c, hook)})
+    made = type(
+        kind.__name__,
+        (kind,),
+        {hook: _watching(kind, hook) for hook in HOOKS if overrides(c, hook)},
+    )
     found: Component = made(**{field.name: getattr(c, field.name) for field in fields(c)})
     return found
 
@@ -70,7 +83,8 @@ def _watching(kind: type[Component], hook: str) -> Callable[..., Any]:
         found = getattr(kind, hook)(self, *args)
         if before != [leaf._version for leaf in given]:
             raise RecipeError(
-                f"{self.name!r}: {hook} changes a tensor in place that it is given; allowed: operations that make a "
+                f"{self.name!r}: {hook} changes a tensor in place that it is given; allowed: "
+                "operations that make a "
                 "new tensor, such as `a + b` for `a.add_(b)`"
             )
         return found

@@ -1,7 +1,7 @@
 """The fast engine: a chunk of the cohort at once, ragged clients by masks.
 
-Dense networks take the trees of all clients themselves. Every other function of one client goes through
-`torch.func.vmap`. Training takes its gradient outside of vmap, by autograd.
+Dense networks take the trees of all clients themselves. Every other function of one client goes
+through `torch.func.vmap`. Training takes its gradient outside of vmap, by autograd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from fedml_noniid.plugins.engines.own import personal
 from fedml_noniid.plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
-APART = 2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves
+APART = (
+    2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves
+)
 
 
 def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list[int]]:
@@ -78,13 +80,17 @@ class Beside:
 
         def one(params: Params, buffers: Params, given: Tree) -> Output:
             drawn = given["drawn"]
-            return model(task.whole(params), buffers, given["x"], True, given.get("mask"), None, drawn)
+            return model(
+                task.whole(params), buffers, given["x"], True, given.get("mask"), None, drawn
+            )
 
         lifted = torch.func.vmap(one)
 
         def forward(params: Params, buffers: Params, batch: Batch, drawn: Params) -> Output:
             given = {"x": batch.x, "mask": batch.mask, "drawn": drawn}
-            out: Output = lifted(params, buffers, {name: leaf for name, leaf in given.items() if leaf is not None})
+            out: Output = lifted(
+                params, buffers, {name: leaf for name, leaf in given.items() if leaf is not None}
+            )
             return out
 
         return forward
@@ -97,7 +103,9 @@ class Beside:
 
 
 class Vectorized:
-    """Runs clients side by side. Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
+    """Runs clients side by side.
+
+    Equal to `Sequential` up to rounding; chunks keep within `memory_mb`.
 
     As there, the updates and gradients of a round take the memory of the last round's.
     """
@@ -107,7 +115,8 @@ class Vectorized:
         self.clients = clients
         self.memory_mb = memory_mb
         self._sizes: dict[str, int] = {}  # of chunks, by job
-        # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs page faults.
+        # Memory for the updates of a cohort, and for the gradients of a chunk: fresh memory costs
+        # page faults.
         self._updates: Params = {}
         self._gradient: Params = {}
         self._planned = planned
@@ -136,7 +145,11 @@ class Vectorized:
             rows, found = self._piece(ask, round_, chunk, moving, (host, keys), out)
             # Rows of different clients: no two writes meet.
             memory, kept = found.pop("memory"), clients.memory
-            tree_map(lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new), {k: kept[k] for k in memory}, memory)
+            tree_map(
+                lambda leaf, new, rows=rows: leaf.index_copy_(0, rows, new),
+                {k: kept[k] for k in memory},
+                memory,
+            )
             pieces.append(found)
         stacked: Tree = pieces[0]
         if len(parts) > 1:
@@ -175,26 +188,40 @@ class Vectorized:
         keys: tuple[Tensor, Tensor],
         out: Params | None,
     ) -> tuple[Tensor, Tree]:
-        """(rows in the clients' memory, answers) of the clients at the positions `chunk` in `ask.to`.
+        """(rows in the clients' memory, answers) of the clients at the positions `chunk` in
+        `ask.to`.
 
         `keys`: of all clients that are asked, [M], on the host and on the device.
         """
         clients, (host, there) = self.clients, keys
         ids = [ask.to[position] for position in chunk]
-        here, rows = numbers(chunk, clients.device), numbers(map(clients.row.__getitem__, ids), clients.device)
-        own: Tree = {"each": row(ask.each, here), "memory": row(clients.memory, rows), "key": there[here]}
+        here, rows = (
+            numbers(chunk, clients.device),
+            numbers(map(clients.row.__getitem__, ids), clients.device),
+        )
+        own: Tree = {
+            "each": row(ask.each, here),
+            "memory": row(clients.memory, rows),
+            "key": there[here],
+        }
         if clients.needs.own:
             own["own"] = self._batched([clients.own_pass(client) for client in ids], live=False)
         if ask.job != TRAIN:
             return rows, self._answered(ask, round_, own, ids)
-        return rows, self._trained(ask, round_, own, orders, clients.drawn(ask, host[chunk], orders), out)
+        return rows, self._trained(
+            ask, round_, own, orders, clients.drawn(ask, host[chunk], orders), out
+        )
 
     def chunk_size(self, ask: Ask) -> int:
-        """How many clients fit into the memory bound: copies of the model, and a batch's outputs of all layers."""
+        """How many clients fit into the memory bound: copies of the model, and a batch's outputs of
+        all layers."""
         clients = self.clients
         params, buffers = (ask.params, ask.buffers) if ask.params else clients.held[ask.to[0]]
-        outputs = cast("Model", clients.task.network).outputs(*clients.task.model(params, buffers), clients.train.x[:1])
-        # Parameters, gradient, update, their successors and the received model; forward and backward of a batch.
+        outputs = cast("Model", clients.task.network).outputs(
+            *clients.task.model(params, buffers), clients.train.x[:1]
+        )
+        # Parameters, gradient, update, their successors and the received model; forward and
+        # backward of a batch.
         model = 8 * n_bytes(params)
         batch = 3 * outputs * clients.train.x.element_size() * max(clients.local.batch_size, 1)
         return max(1, (self.memory_mb << 20) // (model + batch))
@@ -202,7 +229,10 @@ class Vectorized:
     @cached_property
     def _compiled(self) -> Compiled | None:
         """The steps in C++: found, or even compiled, when they are needed first."""
-        network, on_cpu = cast("Model", self.clients.task.network), self.clients.device.type == "cpu"
+        network, on_cpu = (
+            cast("Model", self.clients.task.network),
+            self.clients.device.type == "cpu",
+        )
         return compiled_for(network, self._gradient, self._planned) if on_cpu else None
 
     def _memory(self, ask: Ask) -> Params:
@@ -219,44 +249,70 @@ class Vectorized:
         model = own.get("model", {"params": ask.params, "buffers": ask.buffers})
         _, read_own = clients.reads(own["key"])
         return Client(
-            self.lifted, model["params"], model["buffers"], round_,
+            self.lifted,
+            model["params"],
+            model["buffers"],
+            round_,
             Pass(clients.train, **own["own"], read=read_own) if "own" in own else Client.own,
-            public, job=ask.job, observing=clients.observing, keys=own["key"],
-        )  # fmt: skip
+            public,
+            job=ask.job,
+            observing=clients.observing,
+            keys=own["key"],
+        )
 
     def _trained(
-        self, ask: Ask, round_: int, own: Tree, orders: list[Order], drawn: Iterator[Params], out: Params | None
+        self,
+        ask: Ask,
+        round_: int,
+        own: Tree,
+        orders: list[Order],
+        drawn: Iterator[Params],
+        out: Params | None,
     ) -> Tree:
         """The answers to training."""
         clients, task = self.clients, self.clients.task
         # [S, M, ...]: a step of all clients is one entry.
         batched: dict[str, Any] = {
-            name: leaf.transpose(0, 1).contiguous() for name, leaf in self._batched(orders, live=True).items()
+            name: leaf.transpose(0, 1).contiguous()
+            for name, leaf in self._batched(orders, live=True).items()
         }
         if clients.needs.last_epoch:
             batched["last"] = self._last(orders, clients.train.x.dtype).t()
         steps = Pass(clients.train, **batched, read=self._reader(own["key"]))
         dense, seen = cast("Model", task.network).dense, partial(self._client, ask, round_)
         side = Beside(len(orders), dense, seen, self._gradient, lambda: self._compiled)
-        found, answers = train(clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape)
-        # The models become differences in place. A component that sends one of their tensors sends a copy.
+        found, answers = train(
+            clients.algorithm, task, ask, own, steps, drawn, side, out, clients.tape
+        )
+        # The models become differences in place. A component that sends one of their tensors sends
+        # a copy.
         answers = apart(answers, found.params)
         mean = found.loss / found.steps.clamp(min=1)
-        return answers | {"params": found.params, "buffers": found.buffers, "steps": found.steps, "loss": mean}
+        return answers | {
+            "params": found.params,
+            "buffers": found.buffers,
+            "steps": found.steps,
+            "loss": mean,
+        }
 
     def _answered(self, ask: Ask, round_: int, own: Tree, ids: list[int]) -> Tree:
         """The answers to an Ask of a component."""
         clients = self.clients
         if not ask.params:
             held = [clients.held[client] for client in ids]
-            models = tree_map(lambda *leaves: torch.stack(leaves), *({"params": p, "buffers": b} for p, b in held))
+            models = tree_map(
+                lambda *leaves: torch.stack(leaves), *({"params": p, "buffers": b} for p, b in held)
+            )
             own = own | {"model": models}
 
         def one(own: Tree) -> Tree:
             sent = ask._replace(each=own["each"])
             seen = personal(self._client(ask, round_, own), own["memory"])
             found = answer(clients.algorithm, seen, sent, own["memory"])
-            named = {field: {ask.owner: getattr(found, field)} for field in ("upload", "memory", "metrics")}
+            named = {
+                field: {ask.owner: getattr(found, field)}
+                for field in ("upload", "memory", "metrics")
+            }
             return named | {"params": found.params, "buffers": found.buffers}
 
         none = own["key"].new_zeros(len(ids), dtype=clients.train.x.dtype)
@@ -280,7 +336,8 @@ class Vectorized:
         return read
 
     def _batched(self, orders: list[Order], live: bool) -> dict[str, Tensor]:
-        """Index [M, S, B]; mask and live if some client has fewer samples or steps than the others."""
+        """Index [M, S, B]; mask and live if some client has fewer samples or steps than the
+        others."""
         index, mask = padded(orders)
         device = self.clients.device
         batched = {"index": to_device(index, device)}
@@ -292,7 +349,8 @@ class Vectorized:
         return batched
 
     def _last(self, orders: list[Order], dtype: torch.dtype) -> Tensor:
-        """1 for the steps of each client's last epoch, [M, S]; padding lies behind them and is masked."""
+        """1 for the steps of each client's last epoch, [M, S]; padding lies behind them and is
+        masked."""
         step = torch.arange(max(len(order.sizes) for order in orders), device=self.clients.device)
         first = numbers((len(order.sizes) - order.last for order in orders), self.clients.device)
         return (step >= first[:, None]).to(dtype)

@@ -1,8 +1,10 @@
-"""The sequential engine in several processes, one thread each, with the same bits: for convolutions on a CPU.
+"""The sequential engine in several processes, one thread each, with the same bits: for convolutions
+on a CPU.
 
-The processes are forked once. They share the memory of the data, the clients' memories, the models and the answers.
-They take clients in pieces that become smaller, so that they end together even where one core is slower than another.
-What a client holds for the rest of a round stays with the process that trained it.
+The processes are forked once. They share the memory of the data, the clients' memories, the models
+and the answers. They take clients in pieces that become smaller, so that they end together even
+where one core is slower than another. What a client holds for the rest of a round stays with the
+process that trained it.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
 
 WATCH_S = 0.5
-SPACE = 4  # an answer's memory, in models per client: the client's own, and what methods send beside it
+SPACE = (
+    4  # an answer's memory, in models per client: the client's own, and what methods send beside it
+)
 
 
 class _Worker(NamedTuple):
@@ -41,7 +45,8 @@ class _Worker(NamedTuple):
 
 
 class Workers:
-    """Answers an Ask with `processes` processes, which end with this object or with the process that made it.
+    """Answers an Ask with `processes` processes, which end with this object or with the process
+    that made it.
 
     `cohort`: how many clients are asked at a time.
     """
@@ -59,7 +64,12 @@ class Workers:
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
-        trees = {"params": ask.params, "buffers": ask.buffers, "shared": ask.shared, "each": ask.each}
+        trees = {
+            "params": ask.params,
+            "buffers": ask.buffers,
+            "shared": ask.shared,
+            "each": ask.each,
+        }
         places = self._asks.put(trees)
         busy: dict[Connection, tuple[int, list[int]]] = {}
         found: list[Tree] = []
@@ -96,7 +106,9 @@ class Workers:
 
     def _start(self, ask: Ask) -> None:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
-        memory = Arena(n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory))))
+        memory = Arena(
+            n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
+        )
         self.clients.memory = memory.get(memory.put(self.clients.memory))
         self._asks = Arena(SPACE * model * (1 + self.cohort))
         self._updates = rows_for(ask.params, self.cohort, shared)
@@ -105,7 +117,14 @@ class Workers:
             ours, theirs = context.Pipe()
             answers = Arena(SPACE * model * self.cohort)
             others = [*(worker.connection for worker in self._workers), ours]
-            given = os.getpid(), Sequential(self.clients, self._updates), self._asks, answers, theirs, others
+            given = (
+                os.getpid(),
+                Sequential(self.clients, self._updates),
+                self._asks,
+                answers,
+                theirs,
+                others,
+            )
             process = context.Process(target=_work, args=given, daemon=True)
             process.start()
             theirs.close()
@@ -113,7 +132,8 @@ class Workers:
         weakref.finalize(self, _end, self._workers)
 
     def _piece(self, ask: Ask, left: list[int], sizes: Sequence[int], number: int) -> list[int]:
-        """Takes from `left`, positions in the Ask, what worker `number` does next; large clients come first."""
+        """Takes from `left`, positions in the Ask, what worker `number` does next; large clients
+        come first."""
         if ask.params:
             piece = left[: portion([sizes[position] for position in left], self.processes)]
         else:  # a client goes on from what it holds
@@ -126,7 +146,8 @@ class Workers:
 
 
 def portion(sizes: Sequence[int], processes: int) -> int:
-    """How many of the remaining clients one process takes at a time: half of its share of their samples."""
+    """How many of the remaining clients one process takes at a time: half of its share of their
+    samples."""
     load, whole = 0, sum(sizes)
     for number, size in enumerate(sizes, start=1):
         load += size
@@ -140,7 +161,9 @@ def _received(worker: _Worker) -> Tree:
     try:
         answered: Tree | BaseException = worker.connection.recv()
     except (EOFError, ConnectionResetError):
-        raise UserError("a worker process ended without an answer; was it killed for lack of memory?") from None
+        raise UserError(
+            "a worker process ended without an answer; was it killed for lack of memory?"
+        ) from None
     if isinstance(answered, BaseException):
         raise answered
     return answered
@@ -150,13 +173,15 @@ def _end(workers: Sequence[_Worker]) -> None:
     lend(1)
     for worker in workers:
         worker.connection.close()
-        worker.process.kill()  # it may be in the middle of a long piece whose answer nobody needs any more
+        # it may be in the middle of a long piece whose answer nobody needs any more
+        worker.process.kill()
     for worker in workers:
         worker.process.join()
 
 
 def end_with(parent: int) -> None:
-    """In a forked process: ends it soon after the process that started it has ended, for whatever reason."""
+    """In a forked process: ends it soon after the process that started it has ended, for whatever
+    reason."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -167,7 +192,12 @@ def end_with(parent: int) -> None:
 
 
 def _work(
-    parent: int, engine: Sequential, asks: Arena, answers: Arena, connection: Connection, others: list[Connection]
+    parent: int,
+    engine: Sequential,
+    asks: Arena,
+    answers: Arena,
+    connection: Connection,
+    others: list[Connection],
 ) -> None:
     """In a worker: answers until the other end is closed."""
     end_with(parent)

@@ -6,7 +6,8 @@ from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
 
 
 class FedNLRTrainer(HostTrainer):
-    """A silo under FedNLR: trains each neuron at a rate that grows with its activation on the silo's data."""
+    """A silo under FedNLR: trains each neuron at a rate that grows with its activation on the
+    silo's data."""
 
     recipe = "fednlr"
 

@@ -1,27 +1,32 @@
-"""FedNNNN. Nagura, Bian, Sato: FedNNNN: Norm-Normalized Neural Network Aggregation for Fast and Accurate
+"""FedNNNN.
+
+Nagura, Bian, Sato: FedNNNN: Norm-Normalized Neural Network Aggregation for Fast and Accurate
 Federated Learning, 2020. https://arxiv.org/abs/2008.04538
 
-Algorithm 3 with eqs. 4-5 and 12-13. `variant` has the two halves that table 2 compares: "norm_norm" is eq. 8 (gamma =
-0), "momentum" is eqs. 10-11 (no E / N, no beta). q_k = 1/m: "n_k/n = 1/n" (section 5.1) is a misprint, n counts
-samples. Choices and their options:
-- The evaluated model is the plain average (step 4 of figure 5), the sent model is the result of step 6. The paper says
-  so for FedNNNN only, here all three do so. `evaluate="sent"` is the usual reading of server momentum.
-- Norms take all trainable parameters as one vector; the paper is silent. `norm="per_layer"`: each layer has its own E /
-  N. Parameters with the same name before the last dot form a layer, so a batch norm's affine pair is one.
-  `norm="with_buffers"`: norms include the changes of the buffers. Buffers are averaged in any case.
-- N is near 0 if it is at most 64 eps max(1, E) with the dtype's eps. The paper then returns w_t as is; it says so
-  before it adds momentum. Here the normalised term is dropped and the momentum goes on, the same if gamma = 0.
-  `n_zero="hold"`: w and d stay as they are. Where clients cancel, rounding leaves noise in N. The sum leaves about eps
-  E. The S local steps of m clients leave about eps/3 ||w|| sqrt(S/m) for any E, so the bound does not go to 0 with E.
-  The factor 64 covers ||w|| sqrt(S/m) up to 200. In float32 the bound is 8e-6 for E up to 1: 40 times the noise that we
-  measured with ||w|| = 5, S = 36, m = 20 (2e-7, at any E from 1e-3 to 1). Unrelated updates of m clients give N = E /
-  sqrt(m): with m = 100 they are above the bound if E is above 8e-5.
+Algorithm 3 with eqs. 4-5 and 12-13. `variant` has the two halves that table 2 compares: "norm_norm"
+is eq. 8 (gamma = 0), "momentum" is eqs. 10-11 (no E / N, no beta). q_k = 1/m: "n_k/n = 1/n"
+(section 5.1) is a misprint, n counts samples. Choices and their options:
+- The evaluated model is the plain average (step 4 of figure 5), the sent model is the result of
+  step 6. The paper says so for FedNNNN only, here all three do so. `evaluate="sent"` is the usual
+  reading of server momentum.
+- Norms take all trainable parameters as one vector; the paper is silent. `norm="per_layer"`: each
+  layer has its own E / N. Parameters with the same name before the last dot form a layer, so a
+  batch norm's affine pair is one. `norm="with_buffers"`: norms include the changes of the buffers.
+  Buffers are averaged in any case.
+- N is near 0 if it is at most 64 eps max(1, E) with the dtype's eps. The paper then returns w_t as
+  is; it says so before it adds momentum. Here the normalised term is dropped and the momentum goes
+  on, the same if gamma = 0. `n_zero="hold"`: w and d stay as they are. Where clients cancel,
+  rounding leaves noise in N. The sum leaves about eps E. The S local steps of m clients leave about
+  eps/3 ||w|| sqrt(S/m) for any E, so the bound does not go to 0 with E. The factor 64 covers ||w||
+  sqrt(S/m) up to 200. In float32 the bound is 8e-6 for E up to 1: 40 times the noise that we
+  measured with ||w|| = 5, S = 36, m = 20 (2e-7, at any E from 1e-3 to 1). Unrelated updates of m
+  clients give N = E / sqrt(m): with m = 100 they are above the bound if E is above 8e-5.
 
-N (eq. 4), E (eq. 5) and E / N (0 where N is near 0) are recorded, by layer with "per_layer". The N of figures 8 and 9
-is ||w_{t+1} - w_t||, which is recorded for every recipe.
-Meeting others: u is the aggregated update. Its clients may be refined or re-weighted, and another method may average.
-q_k are the clients' final weights, so N <= E unless a method stretches the average. The evaluated model is w_t + u.
-FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
+N (eq. 4), E (eq. 5) and E / N (0 where N is near 0) are recorded, by layer with "per_layer". The N
+of figures 8 and 9 is ||w_{t+1} - w_t||, which is recorded for every recipe. Meeting others: u is
+the aggregated update. Its clients may be refined or re-weighted, and another method may average.
+q_k are the clients' final weights, so N <= E unless a method stretches the average. The evaluated
+model is w_t + u. FedML pair: `FedNNNNTrainer`, `FedNNNNAggregator`.
 """
 
 from __future__ import annotations
@@ -35,7 +40,17 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.component import Change, Claim, Component, Server, Weights
 from fedml_noniid.plugins.core.options import Momentum, Positive
-from fedml_noniid.plugins.core.trees import Params, Tree, add, norm, row_norms, sub, tree_map, weighted_sum, zeros_like
+from fedml_noniid.plugins.core.trees import (
+    Params,
+    Tree,
+    add,
+    norm,
+    row_norms,
+    sub,
+    tree_map,
+    weighted_sum,
+    zeros_like,
+)
 
 
 @dataclass(frozen=True)
@@ -46,11 +61,19 @@ class FedNNNN(Component):
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
     weights: ClassVar[Weights] = "uniform"
 
-    beta: Positive = 0.7  # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"
-    gamma: Momentum = 0.8  # table 5, MNIST, non-IID, balanced, with 0.9 for "momentum"; not used by "norm_norm"
+    beta: Positive = (
+        0.7  # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"
+    )
+    gamma: Momentum = (
+        0.8  # table 5, MNIST, non-IID, balanced, with 0.9 for "momentum"; not used by "norm_norm"
+    )
     variant: Literal["fednnnn", "norm_norm", "momentum"] = "fednnnn"
-    n_zero: Literal["skip_term", "hold"] = "skip_term"  # not used by "momentum", which divides by nothing
-    norm: Literal["all", "per_layer", "with_buffers"] = "all"  # with "momentum", it changes the records only
+    n_zero: Literal["skip_term", "hold"] = (
+        "skip_term"  # not used by "momentum", which divides by nothing
+    )
+    norm: Literal["all", "per_layer", "with_buffers"] = (
+        "all"  # with "momentum", it changes the records only
+    )
     evaluate: Literal["average", "sent"] = "average"  # section 4.1
 
     def init_server(self, server: Server) -> Tree:
@@ -58,12 +81,17 @@ class FedNNNN(Component):
         return {"d": zeros_like(server.params)}
 
     def step(self, server: Server) -> Change:
-        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d. Eq. 8: gamma = 0. Eqs. 10-11: d <- gamma d + u."""
+        """Lines 9-12: d <- gamma d + beta (E / N) u; w <- w + d.
+
+        Eq. 8: gamma = 0. Eqs. 10-11: d <- gamma d + u.
+        """
         gamma = 0.0 if self.variant == "norm_norm" else self.gamma
         n, e, d, moved = {}, {}, {}, {}
         for layer, names in self.layers(server.update).items():
             n[layer], e[layer] = self.lengths(server, names)
-            stays = near_zero(n[layer], e[layer]) & (self.n_zero == "hold" and self.variant != "momentum")
+            stays = near_zero(n[layer], e[layer]) & (
+                self.n_zero == "hold" and self.variant != "momentum"
+            )
             factor = 1.0 if self.variant == "momentum" else self.beta * ratio(n[layer], e[layer])
             for name in names:
                 before, u = server.state["d"][name], server.update[name]
@@ -74,18 +102,23 @@ class FedNNNN(Component):
             {"d": d},
             add(server.params, moved),
             evaluated=add(server.params, server.update) if self.evaluate == "average" else None,
-            metrics=found if self.norm == "per_layer" else {key: of["model"] for key, of in found.items()},
+            metrics=found
+            if self.norm == "per_layer"
+            else {key: of["model"] for key, of in found.items()},
         )
 
     def layers(self, names: Iterable[str]) -> dict[str, list[str]]:
         """The parameters of each norm, by layer; "model" for all of them."""
         found: dict[str, list[str]] = {}
         for name in names:
-            found.setdefault(name.rpartition(".")[0] if self.norm == "per_layer" else "model", []).append(name)
+            found.setdefault(
+                name.rpartition(".")[0] if self.norm == "per_layer" else "model", []
+            ).append(name)
         return found
 
     def lengths(self, server: Server, names: Iterable[str]) -> tuple[Tensor, Tensor]:
-        """N = ||u|| (eq. 4) and E = sum_k q_k ||w_k - w_t|| (eq. 5) of the parameters `names`, 0-d."""
+        """N = ||u|| (eq. 4) and E = sum_k q_k ||w_k - w_t|| (eq. 5) of the parameters `names`,
+        0-d."""
         u: Params = {name: server.update[name] for name in names}
         deltas: Params = {name: server.replies.deltas[name] for name in names}
         if self.norm == "with_buffers":
@@ -96,7 +129,8 @@ class FedNNNN(Component):
 
 
 def near_zero(n: Tensor, e: Tensor) -> Tensor:
-    """Whether N is "0 or close to 0" (section 4.2), 0-d: it may be the rounding error of updates that cancel."""
+    """Whether N is "0 or close to 0" (section 4.2), 0-d: it may be the rounding error of updates
+    that cancel."""
     return n <= 64 * torch.finfo(n.dtype).eps * e.clamp(min=1)
 
 

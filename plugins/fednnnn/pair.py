@@ -12,6 +12,7 @@ class FedNNNNTrainer(HostTrainer):
 
 
 class FedNNNNAggregator(HostAggregator):
-    """The server of FedNNNN: stretches the average update to the silos' mean length, with momentum."""
+    """The server of FedNNNN: stretches the average update to the silos' mean length, with
+    momentum."""
 
     recipe = "fednnnn"

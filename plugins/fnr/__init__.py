@@ -1,4 +1,5 @@
-"""FNR-FL: `algorithm` is the paper, `authors` their code, `pair` the FedML pair, imported only on demand."""
+"""FNR-FL: `algorithm` is the paper, `authors` their code, `pair` the FedML pair, imported only on
+demand."""
 
 from __future__ import annotations
 

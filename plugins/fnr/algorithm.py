@@ -1,23 +1,29 @@
-"""FNR-FL. Hu, Qiu, Tang: Feature Norm Regularized Federated Learning: Transforming Skewed Distributions into Global
-Insights, 2023. https://arxiv.org/abs/2312.06951
+"""FNR-FL.
 
-Algorithm 3 with algorithms 1 and 2. `authors.py` has the readings of the authors' code. Departures and choices:
-- The paper does not define D_public. Here it is a class-balanced part of the training data that no client holds.
+Hu, Qiu, Tang: Feature Norm Regularized Federated Learning: Transforming Skewed Distributions into
+Global Insights, 2023. https://arxiv.org/abs/2312.06951
+
+Algorithm 3 with algorithms 1 and 2. `authors.py` has the readings of the authors' code. Departures
+and choices:
+- The paper does not define D_public. Here it is a class-balanced part of the training data that no
+  client holds.
 - The loss is a mean over the batch, as everywhere here, not the sum that Algorithm 3 prints.
-- J (lines 34-38) is kept as published. Delta_j is a constant there, so J has no gradient and lambda has no effect. The
-  gain comes from the fine-tuning on D_public, which has labels.
-- The other clients m are those of Algorithm 2: S without S_re. F_i and A_i are computed in eval mode.
+- J (lines 34-38) is kept as published. Delta_j is a constant there, so J has no gradient and lambda
+  has no effect. The gain comes from the fine-tuning on D_public, which has labels.
+- The other clients m are those of Algorithm 2: S without S_re. F_i and A_i are computed in eval
+  mode.
 - Phase 2 takes the optimiser of local training with an empty memory.
 - p and lambda are not stated in the paper; 0.5 and 1 are the defaults of the authors' code.
-- If A_i are equal, the lower id is refined first. An empty S_re gives FedAvg; with S_re = S, Delta_j is 0.
-- In a deployment a defence may drop a refined model. That client then counts with its model of phase 1: the defence
-  accepted it, and other methods read values of phase 1 (below).
+- If A_i are equal, the lower id is refined first. An empty S_re gives FedAvg; with S_re = S,
+  Delta_j is 0.
+- In a deployment a defence may drop a refined model. That client then counts with its model of
+  phase 1: the defence accepted it, and other methods read values of phase 1 (below).
 
-Meeting others: "X+FNR" refines the models that X trained. The refinement leaves out X's terms, but uses an optimiser
-that X brings (SGDM). The refined models enter the average and the direction of X's step. Reports and memories
-(SCAFFOLD's c_i, FedNova's a_i, FedDyn's g_k and h by `Server.trained`) have phase 1 only. The refinement leaves a fixed
-head (FedBABU) alone too. Buffers of batch norms follow the refinement.
-FedML pair: `FNRTrainer`, `FNRAggregator`.
+Meeting others: "X+FNR" refines the models that X trained. The refinement leaves out X's terms, but
+uses an optimiser that X brings (SGDM). The refined models enter the average and the direction of
+X's step. Reports and memories (SCAFFOLD's c_i, FedNova's a_i, FedDyn's g_k and h by
+`Server.trained`) have phase 1 only. The refinement leaves a fixed head (FedBABU) alone too. Buffers
+of batch norms follow the refinement. FedML pair: `FNRTrainer`, `FNRAggregator`.
 """
 
 from __future__ import annotations
@@ -71,14 +77,18 @@ class FNR(Component):
         return Needs(public=Public.LABELLED, whole_models=True)
 
     def n_refined(self, cohort: int) -> int:
-        """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 = 28.999..."""
+        """|S_re| = floor(n p); the tiny term undoes binary fractions such as 100 * 0.29 =
+        28.999..."""
         return math.floor(cohort * self.p + 1e-9) if self.epochs else 0
 
     def exchanges(self, setting: Setting) -> Exchanges:
         return Exchanges(round=1 if self.n_refined(setting.cohort) else 0)
 
     def report(self, trace: Trace, client: Client) -> Answer:
-        """Lines 26-27 with Algorithm 1: F_i[c], the mean feature norm of class c (eqs. 6-7), and the accuracy A_i."""
+        """Lines 26-27 with Algorithm 1: F_i[c], the mean feature norm of class c (eqs.
+
+        6-7), and the accuracy A_i.
+        """
         norms, hits, count = self.by_class(client, trace.params, trace.buffers)
         return Answer({"F": norms / count.clamp(min=1), "A": hits.sum() / count.sum()})
 
@@ -93,27 +103,37 @@ class FNR(Component):
         return total
 
     def refine(self, server: Server) -> Asks:
-        """Lines 10-14: the floor(n p) clients of lowest A_i refine; their refined models replace the old ones."""
+        """Lines 10-14: the floor(n p) clients of lowest A_i refine; their refined models replace
+        the old ones."""
         replies, sent = server.replies, server.replies.upload
         norms, accuracy = sent["F"], sent["A"]  # [M, C], [M]
-        worst = torch.argsort(accuracy, stable=True)[: self.n_refined(len(accuracy))].sort().values  # S_re, [n_re]
+        worst = (
+            torch.argsort(accuracy, stable=True)[: self.n_refined(len(accuracy))].sort().values
+        )  # S_re, [n_re]
         total, count = self.others(norms, worst)
-        delta = total - count * norms[worst]  # Algorithm 2: Delta_j[c] = sum_m (F_m[c] - F_j[c]), [n_re, C]
+        delta = (
+            total - count * norms[worst]
+        )  # Algorithm 2: Delta_j[c] = sum_m (F_m[c] - F_j[c]), [n_re, C]
         refined = worst
         if len(worst):
             to = tuple(replies.clients[j] for j in worst.tolist())
             answered = yield Ask("refine", to, each=self.each(delta, total, count))
-            refined = torch.tensor([replies.clients.index(k) for k in answered.clients], device=worst.device)
+            refined = torch.tensor(
+                [replies.clients.index(k) for k in answered.clients], device=worst.device
+            )
             old, new = ({"deltas": of.deltas, "buffers": of.buffers} for of in (replies, answered))
             models = tree_map(lambda old, new: old.index_copy(0, refined, new), old, new)
             replies = replace(replies, **models)
         return replace(replies, upload=sent | by_client(norms, worst, delta, refined))
 
     def others(self, norms: Tensor, worst: Tensor) -> tuple[Tensor, int]:
-        """(sum of F_m[c] over the others m, their number) for each j in S_re, [n_re, C]: m in S without S_re."""
+        """(sum of F_m[c] over the others m, their number) for each j in S_re, [n_re, C]: m in S
+        without S_re."""
         count = len(norms) - len(worst)
         is_worst = torch.zeros_like(norms[:, 0], dtype=torch.int8).index_fill(0, worst, 1)
-        rest = is_worst.argsort(stable=True)[:count]  # a boolean mask would make a GPU's host wait for its number
+        rest = is_worst.argsort(stable=True)[
+            :count
+        ]  # a boolean mask would make a GPU's host wait for its number
         return norms[rest].sum(0).expand(len(worst), -1), count
 
     def each(self, delta: Tensor, total: Tensor, count: int) -> Tree:
@@ -121,15 +141,20 @@ class FNR(Component):
         return {"delta": delta}
 
     def answer(self, client: Client) -> Answer:
-        """Lines 29-43: E_re epochs on D_public of CE + lambda J (eq. 9); starts at the client's own model."""
+        """Lines 29-43: E_re epochs on D_public of CE + lambda J (eq. 9); starts at the client's own
+        model."""
 
         def loss(w: Params, buffers: Params, batch: Batch) -> tuple[Tensor, Output]:
             out = client.task.train(w, buffers, batch)
-            return cross_entropy(out.logits, batch.y, None) + self.lam * self.regulariser(out, batch, client), out
+            return cross_entropy(out.logits, batch.y, None) + self.lam * self.regulariser(
+                out, batch, client
+            ), out
 
         given, key = client.task.optimizer, client.key
         batches = client.public.shuffled(key, self.epochs, self.batch_size)
-        end = descend(client.task, loss, Descent(client.params, client.buffers), batches, Step(given), key)
+        end = descend(
+            client.task, loss, Descent(client.params, client.buffers), batches, Step(given), key
+        )
         metrics: Tree = {}
         if client.observing:
             before = self.by_class(client, client.params, client.buffers)
@@ -142,13 +167,18 @@ class FNR(Component):
         return j
 
     def step(self, server: Server) -> Change:
-        """Only records: F [M, C], A [M], the refined clients [M], Delta [M, C] (0 for the others)."""
+        """Only records: F [M, C], A [M], the refined clients [M], Delta [M, C] (0 for the
+        others)."""
         found = server.replies.upload
-        return Change(metrics=found | {"accuracy_mean": found["A"].mean(), "accuracy_worst": found["A"].min()})
+        return Change(
+            metrics=found | {"accuracy_mean": found["A"].mean(), "accuracy_worst": found["A"].min()}
+        )
 
 
 def class_sums(out: Output, batch: Batch) -> Tensor:
     """Sums over a batch by class, [3, C]: ||h||_2, right answers, samples."""
     norms = torch.linalg.vector_norm(out.features, dim=1)  # [B]
     hits = (out.logits.argmax(1) == batch.y).to(norms.dtype)
-    return torch.stack([norms, hits, torch.ones_like(norms)]) @ one_hot(batch.y, out.logits.shape[1], norms.dtype)
+    return torch.stack([norms, hits, torch.ones_like(norms)]) @ one_hot(
+        batch.y, out.logits.shape[1], norms.dtype
+    )

@@ -6,12 +6,14 @@ from fedml_noniid.plugins.silo.host import HostAggregator, HostTrainer
 
 
 class FNRTrainer(HostTrainer):
-    """A silo under FNR-FL: trains, reports feature norms and accuracy on public data, refines on request."""
+    """A silo under FNR-FL: trains, reports feature norms and accuracy on public data, refines on
+    request."""
 
     recipe = "fnr"
 
 
 class FNRAggregator(HostAggregator):
-    """The server of FNR-FL: asks the silos that are worst on public data to refine their models, then averages."""
+    """The server of FNR-FL: asks the silos that are worst on public data to refine their models,
+    then averages."""
 
     recipe = "fnr"

@@ -50,15 +50,19 @@ def build(
 ) -> Model:
     """The network `name` for samples of shape `input_shape`.
 
-    `embedding` [V, width]: the vectors of the tokens, if samples are text. UserError for an unknown name or option, and
-    for a model that can't take such samples.
+    `embedding` [V, width]: the vectors of the tokens, if samples are text. UserError for an unknown
+    name or option, and for a model that can't take such samples.
     """
     check(name, options)
     if embedding is None and name in OF_TEXT:
         allowed = ", ".join(model for model in MODELS if model not in OF_TEXT)
-        raise UserError(f"model {name!r} takes text only, and the data set is none; allowed: {allowed}")
+        raise UserError(
+            f"model {name!r} takes text only, and the data set is none; allowed: {allowed}"
+        )
     if embedding is not None and name not in OF_TEXT:
-        raise UserError(f"model {name!r} can't take text, which the data set is; allowed: {', '.join(OF_TEXT)}")
+        raise UserError(
+            f"model {name!r} can't take text, which the data set is; allowed: {', '.join(OF_TEXT)}"
+        )
     given = {} if embedding is None else {"embedding": embedding}
     return MODELS[name](input_shape, n_classes, **given, **(options or {}))
 
@@ -70,10 +74,14 @@ def check(name: str, options: Mapping[str, int | bool] | None = None) -> None:
     for key, value in (options or {}).items():
         if key not in defaults:
             allowed = ", ".join(defaults) or "none"
-            raise UserError(f"model {name!r} has no option {key!r}{nearest(key, defaults)}; allowed: {allowed}")
+            raise UserError(
+                f"model {name!r} has no option {key!r}{nearest(key, defaults)}; allowed: {allowed}"
+            )
         default = defaults[key]
         least = min(default, 1)  # an option that is off by default may be switched off
-        if type(value) is not type(default) or (not isinstance(value, bool) and not least <= value <= MOST):
+        if type(value) is not type(default) or (
+            not isinstance(value, bool) and not least <= value <= MOST
+        ):
             number = f"a whole number of at least {least} and at most {MOST}"
             kind = "true or false" if isinstance(default, bool) else number
             raise UserError(f"model {name!r}, option {key!r}: {value!r} is not {kind}")

@@ -1,4 +1,5 @@
-"""One forward pass, and the interface of a network to the engines: layouts, client axes, gradients, precision."""
+"""One forward pass, and the interface of a network to the engines: layouts, client axes, gradients,
+precision."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from fedml_noniid.plugins.core.data import log_softmax
 from fedml_noniid.plugins.core.task import Layer, Output
 from fedml_noniid.plugins.core.trees import Params
 
-# Precisions of the matrix products and convolutions of local training. tf32 rounds their inputs to 11 bits, on a GPU
-# only. bf16 rounds inputs and layers' outputs to 8 bits wherever torch's autocast does. Both change a run's bits.
-# Parameters, sums, losses, the server and every evaluation keep their own precision.
+# Precisions of the matrix products and convolutions of local training. tf32 rounds their inputs to
+# 11 bits, on a GPU only. bf16 rounds inputs and layers' outputs to 8 bits wherever torch's autocast
+# does. Both change a run's bits. Parameters, sums, losses, the server and every evaluation keep
+# their own precision.
 PRECISIONS = ("float32", "tf32", "bf16")
 
 
@@ -27,30 +29,48 @@ class Forward:
     buffers: Params
     train: bool
     mask: Tensor | None = None  # [B], 1 for a sample, 0 for padding; None when nothing is padded
-    key: Tensor | None = None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
-    drawn: Params = field(default_factory=dict)  # dropout's factors, where they were drawn before the pass
+    key: Tensor | None = (
+        None  # 0-d, for `plugins.core.randomness`: what dropout draws from in train mode
+    )
+    drawn: Params = field(
+        default_factory=dict
+    )  # dropout's factors, where they were drawn before the pass
     record: bool = False
-    plain: bool = False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
-    out: Params = field(default_factory=dict)  # memory for written-out gradients, kept from pass to pass
-    axes: int = 0  # in front of the batch: 1 if parameters, buffers and samples of several clients lie side by side
+    plain: bool = (
+        False  # no vmap transforms this pass, so it may use kernels that vmap can't transform
+    )
+    out: Params = field(
+        default_factory=dict
+    )  # memory for written-out gradients, kept from pass to pass
+    # in front of the batch: 1 if parameters, buffers and samples of several clients lie side by
+    # side
+    axes: int = 0
     activations: dict[str, Tensor] = field(default_factory=dict)
-    rectified: tuple[Tensor, Tensor] | None = None  # input and output of the last ReLU so far, where `record`
-    dropping: dict[str, tuple[int, ...]] = field(default_factory=dict)  # outside of training: dims by dropout
+    rectified: tuple[Tensor, Tensor] | None = (
+        None  # input and output of the last ReLU so far, where `record`
+    )
+    dropping: dict[str, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # outside of training: dims by dropout
     outputs: int = 0  # numbers that the layers put out, per batch: the engines' measure of memory
 
     def images(self, x: Tensor) -> Tensor:
-        """Images [B, M, H, W] in the fastest layout: on a CPU, the channels of a position lie side by side.
+        """Images [B, M, H, W] in the fastest layout: on a CPU, the channels of a position lie side
+        by side.
 
-        In this layout torch pools ten times as fast, and oneDNN need not reorder images between two convolutions.
+        In this layout torch pools ten times as fast, and oneDNN need not reorder images between two
+        convolutions.
         """
         if not self.plain or x.device.type != "cpu":
             return x
         x = x.contiguous(memory_format=torch.channels_last)
-        # An image of one channel has both layouts at once. Its stride tells torch which one is meant.
+        # An image of one channel has both layouts at once. Its stride tells torch which one is
+        # meant.
         return x.as_strided(x.shape, (x.stride(0), 1, x.stride(2), 1)) if x.shape[1] == 1 else x
 
     def memory(self, name: str, like: Tensor) -> Tensor:
-        """Memory for the gradient of a parameter `like` this: the last pass's, if it has its shape."""
+        """Memory for the gradient of a parameter `like` this: the last pass's, if it has its
+        shape."""
         found = self.out.get(name)
         if found is None or found.shape != like.shape:
             with torch.inference_mode(False):  # it is kept for passes outside of this mode
@@ -70,7 +90,8 @@ class Forward:
             self.activations[layer] = h
 
 
-# (pass, batch) -> features, logits, and a function from the logits' gradient to the gradient of all parameters.
+# (pass, batch) -> features, logits, and a function from the logits' gradient to the gradient of all
+# parameters.
 WithGradient = Callable[[Forward, Tensor], tuple[Tensor, Tensor, Callable[[Tensor], Params]]]
 
 
@@ -81,9 +102,13 @@ class Model(ABC):
     name: str
     _: KW_ONLY
     vmappable: bool = True  # whether torch.func.vmap can take it
-    tokens: bool = False  # whether samples are the numbers of tokens, on which arithmetic has no meaning
+    tokens: bool = (
+        False  # whether samples are the numbers of tokens, on which arithmetic has no meaning
+    )
     frozen: frozenset[str] = frozenset()  # parameters that are given from outside, the same for all
-    plain: bool = False  # whether passes are plain, see `Forward`: one client at a time, without vmap
+    plain: bool = (
+        False  # whether passes are plain, see `Forward`: one client at a time, without vmap
+    )
     precision: str = "float32"  # of training, one of PRECISIONS
 
     @property
@@ -104,7 +129,8 @@ class Model(ABC):
     @property
     @abstractmethod
     def dense(self) -> bool:
-        """Whether the network takes several clients' trees at once (`Forward.axes`), which pays on a CPU.
+        """Whether the network takes several clients' trees at once (`Forward.axes`), which pays on
+        a CPU.
 
         It does if it has only matrix products and functions of single numbers or single neurons.
         """
@@ -115,16 +141,21 @@ class Model(ABC):
         """Whether a pass in training draws from `Forward.key`."""
 
     @abstractmethod
-    def draws_ahead(self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int) -> Iterator[Params]:
-        """What the passes of a training draw, step by step, leaves [..., B, ...]: the same numbers in fewer kernels.
+    def draws_ahead(
+        self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int
+    ) -> Iterator[Params]:
+        """What the passes of a training draw, step by step, leaves [..., B, ...]: the same numbers
+        in fewer kernels.
 
-        `x`: a sample [1, ...]; `keys` [..., S]: of the steps, on the host; `batch`: B, the samples of the largest step.
+        `x`: a sample [1, ...]; `keys` [..., S]: of the steps, on the host; `batch`: B, the samples
+        of the largest step.
         """
 
     @property
     @abstractmethod
     def with_gradient(self) -> WithGradient | None:
-        """The forward pass with its gradient written out; None for networks that leave the gradient to autograd."""
+        """The forward pass with its gradient written out; None for networks that leave the gradient
+        to autograd."""
 
     @abstractmethod
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
@@ -149,11 +180,14 @@ class Model(ABC):
         drawn: Params | None = None,
         axes: int = 0,
     ) -> Output:
-        """The forward pass of a batch [B, ...]; `axes`: 1 for batches of several clients, [M, B, ...].
+        """The forward pass of a batch [B, ...]; `axes`: 1 for batches of several clients, [M, B,
+        ...].
 
         `drawn`: a step of `draws_ahead`, in place of `key`.
         """
-        run = Forward(params, dict(buffers), train, mask, key, drawn or {}, plain=self.plain, axes=axes)
+        run = Forward(
+            params, dict(buffers), train, mask, key, drawn or {}, plain=self.plain, axes=axes
+        )
         if not (train and self.precision == "bf16"):
             h = self.encode(run, x)
             return Output(h, self.logits(run, h), run.buffers)
@@ -205,15 +239,27 @@ class Model(ABC):
         out: Params | None = None,
         axes: int = 0,
     ) -> tuple[Params, Tensor, Output]:
-        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and forward pass in training.
+        """Gradient of the mean cross-entropy of a batch, cross-entropies of its samples, and
+        forward pass in training.
 
-        The gradient equals autograd's to the bit, and is faster. `x` is scratch memory. `out` holds the memory of
-        gradients: the next call overwrites what this one returns. `drawn`: as in `__call__`.
+        The gradient equals autograd's to the bit, and is faster. `x` is scratch memory. `out` holds
+        the memory of gradients: the next call overwrites what this one returns. `drawn`: as in
+        `__call__`.
         """
         forward = self.with_gradient
         assert forward is not None
         out = {} if out is None else out
-        run = Forward(params, dict(buffers), True, mask, None, drawn or {}, plain=self.plain, out=out, axes=axes)
+        run = Forward(
+            params,
+            dict(buffers),
+            True,
+            mask,
+            None,
+            drawn or {},
+            plain=self.plain,
+            out=out,
+            axes=axes,
+        )
         h, logits, back = forward(run, x)
         log_p, target = log_softmax(logits), y.reshape(1, -1)
         losses = log_p.gather(0, target).neg_().reshape(y.shape)

@@ -1,4 +1,5 @@
-"""First values of a weight layer: (weight, bias), drawn from a generator for a weight of shape [n_out, n_in, ...]."""
+"""First values of a weight layer: (weight, bias), drawn from a generator for a weight of shape
+[n_out, n_in, ...]."""
 
 from __future__ import annotations
 

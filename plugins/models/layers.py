@@ -20,20 +20,26 @@ from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.models.forward import Forward, Model, WithGradient
 from fedml_noniid.plugins.models.initial import Initial, as_torch
 
-# From the gradient of a block's output to those of its input (None if it is not needed) and of its parameters.
+# From the gradient of a block's output to those of its input (None if it is not needed) and of its
+# parameters.
 Pull = Callable[[Tensor, bool], tuple[Tensor | None, Params]]
 
-# Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a GPU wants few kernels.
+# Numbers that are drawn at a time, over clients and steps. On a CPU they should fit its cache, a
+# GPU wants few kernels.
 AHEAD = {"cpu": 1 << 16, "cuda": 1 << 25}
 DROPOUT = 0x64726F706F7574  # separates the keys of dropout from other keys of the same step
 VARIANCE = ".var"  # ends the name of a batch norm's running variance
 
 
 class Block:
-    """One block of a network. No ABC: `isinstance` is slow on those, and it is called in every step."""
+    """One block of a network.
+
+    No ABC: `isinstance` is slow on those, and it is called in every step.
+    """
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        """(parameters, buffers), keys carry the block's name; a block has none unless it says so."""
+        """(parameters, buffers), keys carry the block's name; a block has none unless it says
+        so."""
         return {}, {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
@@ -65,7 +71,9 @@ class Linear(Weighted):
     initial: Initial = as_torch
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return dict(zip(self.names, self.initial(generator, (self.n_out, self.n_in)), strict=True)), {}
+        return dict(
+            zip(self.names, self.initial(generator, (self.n_out, self.n_in)), strict=True)
+        ), {}
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         weight, bias = self.own(run)
@@ -82,7 +90,11 @@ class Linear(Weighted):
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             memory = run.memory(of_weight, weight)
             if weight.ndim == 2:
-                found = grad @ weight if through else None, torch.mm(grad.t(), x, out=memory), grad.sum(0)
+                found = (
+                    grad @ weight if through else None,
+                    torch.mm(grad.t(), x, out=memory),
+                    grad.sum(0),
+                )
             else:
                 found = _beside_backward(grad, x, weight, through, memory)
             return found[0], {of_weight: found[1], of_bias: found[2]}
@@ -98,7 +110,8 @@ def _beside(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 def _beside_backward(
     grad: Tensor, x: Tensor, weight: Tensor, through: bool, out: Tensor | None = None
 ) -> tuple[Tensor | None, Tensor, Tensor]:
-    """Gradients of x (if `through`), of W (in `out`, with the layout of W, which torch's own lacks), and of b."""
+    """Gradients of x (if `through`), of W (in `out`, with the layout of W, which torch's own
+    lacks), and of b."""
     of_x = torch.bmm(grad, weight) if through else None
     return of_x, torch.bmm(grad.transpose(1, 2), x, out=out), grad.sum(1)
 
@@ -116,7 +129,9 @@ class _Beside(torch.autograd.Function):
         (grad,) = grads
         x, weight = ctx.saved_tensors
         exact, low = weight.dtype, grad.dtype  # differ under autocast
-        of_x, of_w, of_b = _beside_backward(grad, x.to(low), weight.to(low), ctx.needs_input_grad[0])
+        of_x, of_w, of_b = _beside_backward(
+            grad, x.to(low), weight.to(low), ctx.needs_input_grad[0]
+        )
         return None if of_x is None else of_x.to(x.dtype), of_w.to(exact), of_b.to(exact)
 
 
@@ -142,7 +157,9 @@ class Conv(Weighted):
 
     def __call__(self, run: Forward, x: Tensor) -> Tensor:
         own = self.own(run)
-        return F.conv2d(run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding)
+        return F.conv2d(
+            run.images(x), own[0], own[1] if self.bias else None, self.stride, self.padding
+        )
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         # The weight is laid out once, for both passes.
@@ -150,11 +167,22 @@ class Conv(Weighted):
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             of_x, *own = torch.ops.aten.convolution_backward(
-                grad, seen, weight, [self.n_out], [self.stride] * 2, [self.padding] * 2, [1, 1], False, [0, 0], 1,
+                grad,
+                seen,
+                weight,
+                [self.n_out],
+                [self.stride] * 2,
+                [self.padding] * 2,
+                [1, 1],
+                False,
+                [0, 0],
+                1,
                 [through, True, self.bias],
-            )  # fmt: skip
+            )
             # A gradient can have its input's layout; parameters keep theirs.
-            return of_x, {name: leaf.contiguous() for name, leaf in zip(self.names, own, strict=False)}
+            return of_x, {
+                name: leaf.contiguous() for name, leaf in zip(self.names, own, strict=False)
+            }
 
         bias = run.params[self.names[1]] if self.bias else None
         return F.conv2d(seen, weight, bias, self.stride, self.padding), pull
@@ -162,11 +190,13 @@ class Conv(Weighted):
 
 @dataclass(frozen=True)
 class BatchNorm(Weighted):
-    """Batch normalisation over all axes but the second; momentum 0.1, eps 1e-5, unbiased running variance.
+    """Batch normalisation over all axes but the second; momentum 0.1, eps 1e-5, unbiased running
+    variance.
 
-    Written out where torch's kernel can't be called: padded samples must not count, and vmap can't change running
-    statistics in place. Equals `torch.nn.BatchNorm1d/2d` for batches without padding. torch refuses a batch of one
-    value per channel; here such a batch leaves the running variance's unbiased factor at 1.
+    Written out where torch's kernel can't be called: padded samples must not count, and vmap can't
+    change running statistics in place. Equals `torch.nn.BatchNorm1d/2d` for batches without
+    padding. torch refuses a batch of one value per channel; here such a batch leaves the running
+    variance's unbiased factor at 1.
     """
 
     n: int
@@ -176,7 +206,9 @@ class BatchNorm(Weighted):
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         zeros, ones = torch.zeros(self.n), torch.ones(self.n)
         params, buffers = (ones, zeros), (zeros.clone(), ones.clone())
-        return dict(zip(self.names, params, strict=True)), dict(zip(self.running, buffers, strict=True))
+        return dict(zip(self.names, params, strict=True)), dict(
+            zip(self.running, buffers, strict=True)
+        )
 
     @cached_property
     def running(self) -> tuple[str, str]:
@@ -203,10 +235,13 @@ class BatchNorm(Weighted):
 
     def _beside(self, run: Forward, values: Tensor, x: Tensor) -> Tensor:
         """Values per neuron, [..., n], as they lie in `x` [..., B, n, ...]."""
-        return values.unsqueeze(-2).reshape(*values.shape[:-1], 1, self.n, *[1] * (x.ndim - run.axes - 2))
+        return values.unsqueeze(-2).reshape(
+            *values.shape[:-1], 1, self.n, *[1] * (x.ndim - run.axes - 2)
+        )
 
     def _moments(self, run: Forward, x: Tensor) -> tuple[Tensor, Tensor, float | Tensor]:
-        """Mean and biased variance per channel [..., n], and the factor n / (n - 1) that makes the latter unbiased."""
+        """Mean and biased variance per channel [..., n], and the factor n / (n - 1) that makes the
+        latter unbiased."""
         space = tuple(range(run.axes + 2, x.ndim))
         positions = math.prod(x.shape[run.axes + 2 :])
 
@@ -234,13 +269,16 @@ class ReLU(Block):
         return run.activate(self.of, x)
 
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
-        # In place: no block before it needs its own output, none behind it the gradient of its input.
+        # In place: no block before it needs its own output, none behind it the gradient of its
+        # input.
         h = torch.relu_(x)
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             if grad.stride() == h.stride():
                 return torch.ops.aten.threshold_backward.grad_input(grad, h, 0, grad_input=grad), {}
-            return torch.ops.aten.threshold_backward(grad, h, 0), {}  # in the layout of `h`, as convolutions need it
+            return torch.ops.aten.threshold_backward(
+                grad, h, 0
+            ), {}  # in the layout of `h`, as convolutions need it
 
         return h, pull
 
@@ -274,9 +312,11 @@ class MaxPool(Block):
 
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             given = grad, seen, window, window, [0, 0], [1, 1], False, indices
-            # In the memory of its input, of which it reads the shape only. No block before it needs its own output:
-            # `Order` puts a ReLU, the only block that does, behind the pool.
-            return torch.ops.aten.max_pool2d_with_indices_backward.grad_input(*given, grad_input=seen), {}
+            # In the memory of its input, of which it reads the shape only. No block before it needs
+            # its own output: `Order` puts a ReLU, the only block that does, behind the pool.
+            return torch.ops.aten.max_pool2d_with_indices_backward.grad_input(
+                *given, grad_input=seen
+            ), {}
 
         return h, pull
 
@@ -291,7 +331,8 @@ class Flatten(Block):
     def traced(self, run: Forward, x: Tensor) -> tuple[Tensor, Pull]:
         def pull(grad: Tensor, through: bool) -> tuple[Tensor | None, Params]:
             found = grad.reshape(x.shape)
-            # In the layout of images: in another one, a ReLU takes twice the time and a pool six times.
+            # In the layout of images: in another one, a ReLU takes twice the time and a pool six
+            # times.
             return run.images(found) if x.ndim - run.axes == 4 else found, {}
 
         return x.flatten(run.axes + 1), pull
@@ -307,10 +348,11 @@ class GlobalAverage(Block):
 
 @dataclass(frozen=True)
 class Dropout(Block):
-    """In training sets numbers to 0 with probability `p` and divides the others by 1 - p; otherwise the identity.
+    """In training sets numbers to 0 with probability `p` and divides the others by 1 - p; otherwise
+    the identity.
 
-    The key of the pass, this block's `number` and the position in the batch decide what is dropped. Padding stands
-    behind the samples, so it changes nothing.
+    The key of the pass, this block's `number` and the position in the batch decide what is dropped.
+    Padding stands behind the samples, so it changes nothing.
     """
 
     number: int  # its own in the network
@@ -333,7 +375,8 @@ class Dropout(Block):
             return run.drawn[self.name][: len(x)]
         if run.key is None:
             raise ValueError(
-                f"dropout {self.number}: a pass in train mode needs a key to draw what is dropped, got none"
+                f"dropout {self.number}: a pass in train mode needs a key to draw what is "
+                "dropped, got none"
             )
         return self.factors(self.keys(run.key), len(x), self.dims(x), x.dtype)
 
@@ -349,7 +392,9 @@ class Dropout(Block):
         """The shape of one sample's factors."""
         return (x.shape[1], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape[1:])
 
-    def factors(self, keys: Tensor, batch: int, dims: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def factors(
+        self, keys: Tensor, batch: int, dims: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor:
         """The factors [..., B, *dims] of the keys [...]."""
         return (uniform(keys, batch, *dims) >= self.p).to(dtype).div_(1 - self.p)
 
@@ -357,8 +402,9 @@ class Dropout(Block):
 class Order:
     """Blocks one after the other; a ReLU before max pools runs after them, where it has less to do.
 
-    Values and gradients are the same: a window with a positive maximum has the same maximum in both orders, and no
-    gradient passes any other window. A pass that records keeps the order, because a ReLU records the whole image.
+    Values and gradients are the same: a window with a positive maximum has the same maximum in both
+    orders, and no gradient passes any other window. A pass that records keeps the order, because a
+    ReLU records the whole image.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -379,7 +425,8 @@ class Order:
 
 @dataclass(frozen=True)
 class Residual(Block):
-    """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`, the body's last.
+    """ReLU(body(x) + shortcut(x)) (He, Zhang, Ren, Sun 2016), the activation of weight layer `of`,
+    the body's last.
 
     An empty shortcut is the identity.
     """
@@ -418,7 +465,9 @@ def _initialised(blocks: Iterable[Block], generator: torch.Generator) -> tuple[P
 def _parts(blocks: Iterable[Block]) -> Iterator[Block]:
     """The blocks in forward order, each residual block replaced by its parts."""
     for block in blocks:
-        yield from _parts((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
+        yield from (
+            _parts((*block.body, *block.shortcut)) if isinstance(block, Residual) else (block,)
+        )
 
 
 @dataclass(frozen=True)
@@ -427,7 +476,9 @@ class Stacked(Model):
 
     blocks: tuple[Block, ...]
     head: Linear
-    _seen: dict[tuple[int, ...], dict[Dropout, tuple[int, ...]]] = field(default_factory=dict, init=False, repr=False)
+    _seen: dict[tuple[int, ...], dict[Dropout, tuple[int, ...]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
 
     @property
     def n_classes(self) -> int:
@@ -449,7 +500,9 @@ class Stacked(Model):
     def draws(self) -> bool:
         return bool(self._dropping)
 
-    def draws_ahead(self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int) -> Iterator[Params]:
+    def draws_ahead(
+        self, params: Params, buffers: Params, x: Tensor, keys: Tensor, batch: int
+    ) -> Iterator[Params]:
         dims = self._dims(params, buffers, x)
         own = {block: block.keys(keys).to(x.device) for block in self._dropping}  # [..., S]
         numbers = batch * keys[..., 0].numel() * sum(map(prod, dims.values()))
@@ -465,11 +518,16 @@ class Stacked(Model):
                 yield {name: leaf.select(axis, step) for name, leaf in found.items()}
 
     def _dims(self, params: Params, buffers: Params, x: Tensor) -> dict[Dropout, tuple[int, ...]]:
-        """The shape of one sample's factors in each dropout. A pass of one sample finds them, once per shape."""
+        """The shape of one sample's factors in each dropout.
+
+        A pass of one sample finds them, once per shape.
+        """
         if tuple(x.shape) not in self._seen:
             run = Forward(params, dict(buffers), train=False)
             self.encode(run, x)
-            self._seen[tuple(x.shape)] = {block: run.dropping[block.name] for block in self._dropping}
+            self._seen[tuple(x.shape)] = {
+                block: run.dropping[block.name] for block in self._dropping
+            }
         return self._seen[tuple(x.shape)]
 
     @property
@@ -478,13 +536,17 @@ class Stacked(Model):
         for block in _parts((*self.blocks, self.head)):
             if isinstance(block, Linear | Conv):
                 found.append(Layer(block.name, block.names, block.n_out))
-            elif isinstance(block, BatchNorm):  # its affine pair belongs to the neurons that it normalises
+            elif isinstance(
+                block, BatchNorm
+            ):  # its affine pair belongs to the neurons that it normalises
                 found[-1] = found[-1]._replace(parameters=found[-1].parameters + block.names)
         return tuple(found)
 
     @cached_property
     def with_gradient(self) -> WithGradient | None:
-        return self._with_gradient if all(isinstance(block, CHAIN) for block in self.blocks) else None
+        return (
+            self._with_gradient if all(isinstance(block, CHAIN) for block in self.blocks) else None
+        )
 
     @cached_property
     def _order(self) -> Order:
@@ -493,13 +555,17 @@ class Stacked(Model):
     @cached_property
     def _first(self) -> int:
         """The place of the first block with parameters: no gradient is needed before it."""
-        trained = (n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv))
+        trained = (
+            n for n, block in enumerate(self._order.fast) if isinstance(block, Linear | Conv)
+        )
         return next(trained, len(self._order.fast))
 
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
         return _initialised((*self.blocks, self.head), generator)
 
-    def _with_gradient(self, run: Forward, x: Tensor) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
+    def _with_gradient(
+        self, run: Forward, x: Tensor
+    ) -> tuple[Tensor, Tensor, Callable[[Tensor], Params]]:
         pulls: list[Pull] = []
         for block in self._order.fast:
             assert isinstance(block, CHAIN)

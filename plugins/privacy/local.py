@@ -46,7 +46,9 @@ LENGTH = 32  # bytes of a key
 
 
 def secret(path: Path | None) -> bytes:
-    """The secret in a file that only its owner may read; it is made if there is none. Raises UserError.
+    """The secret in a file that only its owner may read; it is made if there is none.
+
+    Raises UserError.
 
     None: one that only this process knows.
     """
@@ -57,17 +59,23 @@ def secret(path: Path | None) -> bytes:
     try:
         mode, found = path.lstat().st_mode, path.read_bytes()
     except OSError as error:
-        raise UserError(f"{path}: the secret of a silo's noise can't be read ({error.strerror})") from None
+        raise UserError(
+            f"{path}: the secret of a silo's noise can't be read ({error.strerror})"
+        ) from None
     if not stat.S_ISREG(mode) or mode & 0o077 or len(found) != LENGTH:
         raise UserError(
-            f"{path}: is not the secret of a silo's noise ({len(found)} bytes, mode {stat.S_IMODE(mode):o}); allowed: "
+            f"{path}: is not the secret of a silo's noise ({len(found)} bytes, mode "
+            f"{stat.S_IMODE(mode):o}); allowed: "
             f"a file of {LENGTH} bytes with mode 600; restore it, or delete it and begin a new run"
         )
     return found
 
 
 def derived(key: bytes, *fields: bytes) -> bytes:
-    """The key that belongs to these fields. Other fields, or the same bytes cut elsewhere, have another."""
+    """The key that belongs to these fields.
+
+    Other fields, or the same bytes cut elsewhere, have another.
+    """
     made = hashlib.blake2b(key=key, digest_size=LENGTH, person=b"noniid noise 1")
     for field in fields:
         made.update(len(field).to_bytes(8, "little") + field)
@@ -77,8 +85,9 @@ def derived(key: bytes, *fields: bytes) -> bytes:
 def gaussian(key: bytes, shape: Sequence[int]) -> Tensor:
     """Independent standard normal numbers, float64. `key` must be used for nothing else.
 
-    Box and Muller: sqrt(-2 ln u) (cos, sin)(2 pi v) with u in (0, 1] and v in [0, 1), both multiples of 2^-53. So the
-    largest number is sqrt(2 * 53 ln 2) = 8.57. A normal number is beyond it with a probability of 1e-17.
+    Box and Muller: sqrt(-2 ln u) (cos, sin)(2 pi v) with u in (0, 1] and v in [0, 1), both
+    multiples of 2^-53. So the largest number is sqrt(2 * 53 ln 2) = 8.57. A normal number is beyond
+    it with a probability of 1e-17.
     """
     n = math.prod(shape)
     half = -(-n // 2)
@@ -100,19 +109,27 @@ class Noise:
     @staticmethod
     def of(path: Path | None, run: str, silo: int, sensitivity: float, sigma: float) -> Noise:
         """With the secret in the file `path`. Raises UserError."""
-        return Noise(derived(secret(path), run.encode(), str(silo).encode()), sensitivity / 2, sigma)
+        return Noise(
+            derived(secret(path), run.encode(), str(silo).encode()), sensitivity / 2, sigma
+        )
 
     def digest(self, head: Sequence[object], tensors: Params) -> bytes:
         """256 bits that stand for these values and named tensors."""
         return derived(self.key, json.dumps(head).encode(), *_content(tensors))
 
-    def protect(self, answer: Params, question: bytes, known: Params, allowed: Callable[[str], Range]) -> Params:
+    def protect(
+        self, answer: Params, question: bytes, known: Params, allowed: Callable[[str], Range]
+    ) -> Params:
         """The tensors of an answer, clipped and in noise. `question`: the digest of what was asked.
 
-        `known`: values from which tensors count as changes. The server knows them. What comes out is moved into the
-        range that is `allowed` for its name, and rounded if it counts something. Neither costs privacy.
+        `known`: values from which tensors count as changes. The server knows them. What comes out
+        is moved into the range that is `allowed` for its name, and rounded if it counts something.
+        Neither costs privacy.
         """
-        start = {name: known[name].double() if name in known else leaf.new_zeros(()) for name, leaf in answer.items()}
+        start = {
+            name: known[name].double() if name in known else leaf.new_zeros(())
+            for name, leaf in answer.items()
+        }
         moved = {name: leaf.double() - start[name] for name, leaf in answer.items()}
         length = math.sqrt(sum(leaf.square().sum().item() for leaf in moved.values()))
         factor = min(1.0, self.clip / length) if length else 1.0

@@ -1,4 +1,5 @@
-"""rFedAvg and rFedAvg+: `algorithm` has the methods, `pair` their FedML pairs, imported only on demand."""
+"""rFedAvg and rFedAvg+: `algorithm` has the methods, `pair` their FedML pairs, imported only on
+demand."""
 
 from __future__ import annotations
 

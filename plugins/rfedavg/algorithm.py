@@ -1,24 +1,31 @@
-"""rFedAvg and rFedAvg+. Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
+"""rFedAvg and rFedAvg+.
+
+Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
 Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 
-Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with those of the others.
-phi is the input of the classifier. The gradient goes through the mean over the client's own mini-batch. The others'
-delta are constants. Choices where the paper is silent or unclear:
-- rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum; its gradient is that of r with this factor.
+Algorithms 1 and 2: loss = CE + lambda r_k, where r_k compares the client's mean feature phi with
+those of the others. phi is the input of the classifier. The gradient goes through the mean over the
+client's own mini-batch. The others' delta are constants. Choices where the paper is silent or
+unclear:
+- rFedAvg's r is eq. 5 with its factor 1/(N-1). rFedAvg+ has no such sum; its gradient is that of r
+  with this factor.
 - delta is the mean over the full local set (line 10), in eval mode.
-- rFedAvg maps with the local model after training, as the text says; line 10 prints the received one.
+- rFedAvg maps with the local model after training, as the text says; line 10 prints the received
+  one.
 - rFedAvg+ maps with the new global model. Its mean leaves the client itself out (line 18).
 - Under partial participation the last known delta of every client counts.
-- The paper does not define delta_0. Here every client maps its data with w_0 before round 1 and sends d floats.
-- `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0) and adds N(0,
-  (sigma C_0 / L)^2), with n_k for L if that is less. It measures the effect of noise on accuracy. The noise repeats
-  with the run's seed, so anyone with the seed can draw it again: a deployment is refused.
+- The paper does not define delta_0. Here every client maps its data with w_0 before round 1 and
+  sends d floats.
+- `dp="paper"` (section VI-B.8): the client clips delta to C_0 = `clip` ("C_2" there is read as C_0)
+  and adds N(0, (sigma C_0 / L)^2), with n_k for L if that is less. It measures the effect of noise
+  on accuracy. The noise repeats with the run's seed, so anyone with the seed can draw it again: a
+  deployment is refused.
 - `L` is not read from the local training. Set it to its batch size.
 
 The readings of the authors' code are in `authors.py`.
-Meeting others: rFedAvg maps before FNR-FL refines. rFedAvg+ maps with the model that is sent next, also under FedNNNN,
-and after a distillation on the server (FedDF, FedFTG).
-FedML pairs: `RFedAvgTrainer`, `RFedAvgAggregator`, `RFedAvgPlusTrainer`, `RFedAvgPlusAggregator`.
+Meeting others: rFedAvg maps before FNR-FL refines. rFedAvg+ maps with the model that is sent next,
+also under FedNNNN, and after a distillation on the server (FedDF, FedFTG). FedML pairs:
+`RFedAvgTrainer`, `RFedAvgAggregator`, `RFedAvgPlusTrainer`, `RFedAvgPlusAggregator`.
 """
 
 from __future__ import annotations
@@ -53,7 +60,8 @@ from fedml_noniid.plugins.core.trees import Params, Tree, n_bytes, row
 
 @dataclass(frozen=True)
 class MeanFeatures(Component):
-    """What both algorithms share: delta, the clients' mean features, and the server's table of them."""
+    """What both algorithms share: delta, the clients' mean features, and the server's table of
+    them."""
 
     needs: ClassVar[Needs] = Needs(own=True)
 
@@ -72,16 +80,20 @@ class MeanFeatures(Component):
             raise RecipeError(f"{self.name}: dp = 'none' does nothing with sigma and clip; set dp")
         if self.dp == "paper" and not self.clip:
             raise RecipeError(
-                f"{self.name}: clip = {self.clip} must be above 0 with dp = 'paper'; take the median norm of delta, "
+                f"{self.name}: clip = {self.clip} must be above 0 with dp = 'paper'; take the "
+                "median norm of delta, "
                 f"which a run with dp = 'none' records as {self.name}_delta_norm_median"
             )
         if self.dp != "none" and setting.deployed:
             raise RecipeError(
-                f"{self.name}: the noise of dp = {self.dp!r} is drawn from the run's seed, which the server knows, so "
+                f"{self.name}: the noise of dp = {self.dp!r} is drawn from the run's seed, "
+                "which the server knows, so "
                 "it hides nothing from the server; use FedML's local privacy (dp_args)"
             )
         if (fewest := self.fewest(setting)) < 2:
-            raise RecipeError(f"{self.name}: compares clients, so it needs at least 2, got {fewest}")
+            raise RecipeError(
+                f"{self.name}: compares clients, so it needs at least 2, got {fewest}"
+            )
 
     def fewest(self, setting: Setting) -> int:
         """How many clients are compared."""
@@ -92,7 +104,9 @@ class MeanFeatures(Component):
 
     def init_server(self, server: Server) -> Tree:
         some = next(iter(server.params.values()))
-        return {"delta": some.new_zeros(server.n_clients, server.task.network.feature_size)}  # [N, d]
+        return {
+            "delta": some.new_zeros(server.n_clients, server.task.network.feature_size)
+        }  # [N, d]
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """r_k of a mean feature phi [d], 0-d; `others` is what `message` sent."""
@@ -123,7 +137,10 @@ class MeanFeatures(Component):
         return (own.n * like.new_ones(())).clamp(max=self.L)
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
-        """Clients map their data with the server's model. In round 0 the mean answer replaces a dropped one."""
+        """Clients map their data with the server's model.
+
+        In round 0 the mean answer replaces a dropped one.
+        """
         replies = yield Ask("map", to, server.params, server.buffers)
         state, delta = server.state, replies.upload["delta"]
         if server.round == 0:
@@ -136,8 +153,10 @@ class MeanFeatures(Component):
         return state | {"delta": state["delta"].index_copy(0, rows, replies.upload["delta"])}
 
     def recorded(self, server: Server, state: Tree) -> Tree:
-        """MMD between the cohort's clients (eq. 2), the mean of their r, the median norm of all delta, and the size of
-        the delta that one client is sent (table III, bytes). A row of NaN is an unknown delta.
+        """MMD between the cohort's clients (eq.
+
+        2), the mean of their r, the median norm of all delta, and the size of the delta that one
+        client is sent (table III, bytes). A row of NaN is an unknown delta.
         """
         cohort, delta = server.replies.clients, state["delta"]
         own, sent = delta[list(cohort)], self.message(replace(server, state=state, cohort=cohort))
@@ -152,14 +171,19 @@ class MeanFeatures(Component):
 
 @dataclass(frozen=True)
 class RFedAvg(MeanFeatures):
-    """Algorithm 1: pulls the mean feature of each mini-batch towards the delayed means of the other clients."""
+    """Algorithm 1: pulls the mean feature of each mini-batch towards the delayed means of the other
+    clients."""
 
     name: ClassVar[str] = "rfedavg"
 
     def message(self, server: Server) -> Tree:
         """Line 3: every other client's delta, [M, N-1, d]."""
         others = [[j for j in range(server.n_clients) if j != k] for k in server.cohort]
-        return {"others": server.state["delta"][torch.tensor(others, device=server.state["delta"].device)]}
+        return {
+            "others": server.state["delta"][
+                torch.tensor(others, device=server.state["delta"].device)
+            ]
+        }
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5)."""
@@ -182,7 +206,8 @@ class RFedAvg(MeanFeatures):
 
 @dataclass(frozen=True)
 class RFedAvgPlus(MeanFeatures):
-    """Algorithm 2: pulls the mean feature towards the others' mean, mapped with the same global model."""
+    """Algorithm 2: pulls the mean feature towards the others' mean, mapped with the same global
+    model."""
 
     name: ClassVar[str] = "rfedavg_plus"
 
@@ -204,5 +229,6 @@ class RFedAvgPlus(MeanFeatures):
         return Change(metrics=self.recorded(server, server.state))
 
     def survey(self, server: Server) -> Asks | None:
-        """Lines 13-18: the cohort maps its data with the new model; in round 0 every client, with w_0."""
+        """Lines 13-18: the cohort maps its data with the new model; in round 0 every client, with
+        w_0."""
         return self.map(server, server.replies.clients if server.round else server.cohort)

@@ -1,26 +1,33 @@
-"""rFedAvg and rFedAvg+ as their authors' code has them, and other readings of the paper. The paper's methods are in
-`algorithm.py`: Wang et al., Distribution-Regularized Federated Learning on Non-IID Data, ICDE 2022. The authors' code,
-"the repo" below: https://github.com/BUAA-BDA/rfedavg
+"""rFedAvg and rFedAvg+ as their authors' code has them, and other readings of the paper.
+
+The paper's methods are in `algorithm.py`: Wang et al., Distribution-Regularized Federated Learning
+on Non-IID Data, ICDE 2022. The authors' code, "the repo" below: https://github.com/BUAA-BDA/rfedavg
 
 The defaults are the repo's readings. Options:
-- `delta="batch"`: delta is the mean over L of the client's samples, drawn anew for each map (the repo: one random
-  training batch). "full": over the full local set.
-- `delta_scope="sampled"`: only the delta of this round's cohort counts (the repo). In rFedAvg each client's delta is
-  from its last participation. rFedAvg+ needs maps by the model of the round, but the next cohort is not yet known then.
-  So all clients map, and only the cohort counts. "known": the last known delta of every client.
-- `warmup="delta0"`: every client maps its data with w_0 before round 1. The repo has no such exchange: at first its
-  rFedAvg clients map with weights of their own, its rFedAvg+ clients with w_0. "none": no exchange; unknown clients are
-  left out, and lambda is 0 for a client that knows no other.
+- `delta="batch"`: delta is the mean over L of the client's samples, drawn anew for each map (the
+  repo: one random training batch). "full": over the full local set.
+- `delta_scope="sampled"`: only the delta of this round's cohort counts (the repo). In rFedAvg each
+  client's delta is from its last participation. rFedAvg+ needs maps by the model of the round, but
+  the next cohort is not yet known then. So all clients map, and only the cohort counts. "known":
+  the last known delta of every client.
+- `warmup="delta0"`: every client maps its data with w_0 before round 1. The repo has no such
+  exchange: at first its rFedAvg clients map with weights of their own, its rFedAvg+ clients with
+  w_0. "none": no exchange; unknown clients are left out, and lambda is 0 for a client that knows no
+  other.
 - `weights="uniform"`: every client weighs the same (the repo). "size": n_k / n.
-- `opt_state="persist"`: the optimiser keeps its state from the client's last round (the repo). "reset": it starts
-  afresh.
-- `mmd` (rFedAvg): "mean" is eq. 5 and the repo. "sum" has no 1/(N-1), as sections IV-B and V print it.
-- `delta_time` (rFedAvg): "end" maps with the local model after training. "start" maps with the received model, as line
-  10 prints. The repo maps with the model that the client kept from its last round.
-- `plus="incl_self"` (rFedAvg+): the mean includes the client itself (the repo). "exclude": it does not.
-- `dp="repo"`: no clipping; noise of std sigma on every feature of a batch, which is sigma / sqrt(L) on its mean. In
-  rFedAvg the noise is on the client's mean. In rFedAvg+ it is on the average that the server sends, with one draw per
-  round for all clients. That hides nothing from the server. "paper": as in `algorithm.py`.
+- `opt_state="persist"`: the optimiser keeps its state from the client's last round (the repo).
+  "reset": it starts afresh.
+- `mmd` (rFedAvg): "mean" is eq. 5 and the repo. "sum" has no 1/(N-1), as sections IV-B and V print
+  it.
+- `delta_time` (rFedAvg): "end" maps with the local model after training. "start" maps with the
+  received model, as line 10 prints. The repo maps with the model that the client kept from its last
+  round.
+- `plus="incl_self"` (rFedAvg+): the mean includes the client itself (the repo). "exclude": it does
+  not.
+- `dp="repo"`: no clipping; noise of std sigma on every feature of a batch, which is sigma / sqrt(L)
+  on its mean. In rFedAvg the noise is on the client's mean. In rFedAvg+ it is on the average that
+  the server sends, with one draw per round for all clients. That hides nothing from the server.
+  "paper": as in `algorithm.py`.
 
 FedML pairs: `make_pair("rfedavg_authors")`, `make_pair("rfedavg_plus_authors")`.
 """
@@ -54,7 +61,10 @@ from fedml_noniid.plugins.rfedavg.algorithm import MeanFeatures, RFedAvg, RFedAv
 
 @dataclass(frozen=True)
 class Readings(MeanFeatures):
-    """The options that both algorithms share. The server's table has zeros where a delta is not known."""
+    """The options that both algorithms share.
+
+    The server's table has zeros where a delta is not known.
+    """
 
     delta: Literal["batch", "full"] = "batch"
     delta_scope: Literal["sampled", "known"] = "sampled"
@@ -76,7 +86,11 @@ class Readings(MeanFeatures):
     # client
 
     def init_client(self, client: Client) -> Tree:
-        return {"optimizer": client.task.optimizer.init(client.params)} if self.opt_state == "persist" else {}
+        return (
+            {"optimizer": client.task.optimizer.init(client.params)}
+            if self.opt_state == "persist"
+            else {}
+        )
 
     def warm_start(self, client: Client) -> Tree | None:
         found: Tree | None = client.memory.get("optimizer")
@@ -95,7 +109,11 @@ class Readings(MeanFeatures):
 
     def init_server(self, server: Server) -> Tree:
         table = super().init_server(server)
-        return table if self.warmup == "delta0" else table | {"known": torch.zeros_like(table["delta"][:, 0])}
+        return (
+            table
+            if self.warmup == "delta0"
+            else table | {"known": torch.zeros_like(table["delta"][:, 0])}
+        )
 
     def known(self, server: Server) -> Tensor:
         """1 for the clients whose delta is known, [N]."""
@@ -111,16 +129,22 @@ class Readings(MeanFeatures):
         return None if server.round == 0 and self.warmup == "none" else super().survey(server)  # type: ignore[return-value]
 
     def map(self, server: Server, to: tuple[int, ...]) -> Asks:
-        return super().map(server, tuple(range(server.n_clients)) if self.delta_scope == "sampled" else to)
+        return super().map(
+            server, tuple(range(server.n_clients)) if self.delta_scope == "sampled" else to
+        )
 
     def renewed(self, state: Tree, replies: Reply) -> Tree:
         found = super().renewed(state, replies)
         rows = torch.tensor(replies.clients, device=found["delta"].device)
-        return found | {"known": found["known"].index_fill(0, rows, 1)} if "known" in found else found
+        return (
+            found | {"known": found["known"].index_fill(0, rows, 1)} if "known" in found else found
+        )
 
     def recorded(self, server: Server, state: Tree) -> Tree:
         unknown = self.known(replace(server, state=state)).unsqueeze(1) == 0
-        return super().recorded(server, state | {"delta": state["delta"].masked_fill(unknown, torch.nan)})
+        return super().recorded(
+            server, state | {"delta": state["delta"].masked_fill(unknown, torch.nan)}
+        )
 
 
 @dataclass(frozen=True)
@@ -140,10 +164,15 @@ class RFedAvgAuthors(Readings, RFedAvg):
         return sent | ({"known": server.state["known"][index]} if "known" in server.state else {})
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
-        """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5), or without the factor; N - 1 counts the known."""
+        """1/(N-1) sum over j != k of ||phi - delta^j||^2 (eq. 5), or without the factor; N - 1
+        counts the known."""
         distances, known = (phi - others["others"]).square().sum(1), others.get("known")  # [N-1]
         mean = masked_mean(distances, known)
-        return mean if self.mmd == "mean" else mean * (len(distances) if known is None else known.sum())
+        return (
+            mean
+            if self.mmd == "mean"
+            else mean * (len(distances) if known is None else known.sum())
+        )
 
     def protected(self, delta: Tensor, own: Pass, key: Tensor) -> Tensor:
         if self.dp != "repo":
@@ -165,7 +194,8 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
     plus: Literal["incl_self", "exclude"] = "incl_self"
 
     def message(self, server: Server) -> Tree:
-        """Line 18 over the clients that count and are known, [M, d]; whether another such client exists, [M]."""
+        """Line 18 over the clients that count and are known, [M, d]; whether another such client
+        exists, [M]."""
         delta, known = server.state["delta"].nan_to_num(), self.known(server)
         counted, rows = list(self.counted(server)), list(server.cohort)
         total, count = delta[counted].sum(0), known[counted].sum()
@@ -175,8 +205,12 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
         else:
             mean = (total / count.clamp(min=1)).expand(len(rows), -1)
         if self.dp == "repo":
-            mean = mean + noisy(torch.zeros_like(total), self.sigma / math.sqrt(self.L), fold(server.key, "noise"))
-        return {"mean": mean} | ({"known": (others > 0).to(mean.dtype)} if "known" in server.state else {})
+            mean = mean + noisy(
+                torch.zeros_like(total), self.sigma / math.sqrt(self.L), fold(server.key, "noise")
+            )
+        return {"mean": mean} | (
+            {"known": (others > 0).to(mean.dtype)} if "known" in server.state else {}
+        )
 
     def r(self, phi: Tensor, others: Tree) -> Tensor:
         r: Tensor = super().r(phi, others) * others.get("known", 1)
@@ -184,7 +218,8 @@ class RFedAvgPlusAuthors(Readings, RFedAvgPlus):
 
 
 def drawn(own: Pass, size: int, key: Tensor) -> Pass:
-    """One batch of `size` samples of a pass, uniformly without replacement; all if there are fewer."""
+    """One batch of `size` samples of a pass, uniformly without replacement; all if there are
+    fewer."""
     index = own.index.flatten()
     order = uniform(key, len(index))
     if own.mask is None:
@@ -193,4 +228,6 @@ def drawn(own: Pass, size: int, key: Tensor) -> Pass:
     # Padding comes last, so that a client draws the same samples with it and without.
     mask = own.mask.flatten()
     chosen = torch.where(mask, order, torch.ones_like(order)).argsort(stable=True)[:size]
-    return Pass(own.samples, index[chosen].unsqueeze(0), mask=mask[chosen].unsqueeze(0), read=own.read)
+    return Pass(
+        own.samples, index[chosen].unsqueeze(0), mask=mask[chosen].unsqueeze(0), read=own.read
+    )

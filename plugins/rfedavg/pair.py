@@ -1,4 +1,5 @@
-"""The FedML pairs of rFedAvg and rFedAvg+; they only set `recipe`, the behaviour is in `plugins.silo.host`."""
+"""The FedML pairs of rFedAvg and rFedAvg+; they only set `recipe`, the behaviour is in
+`plugins.silo.host`."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ class RFedAvgTrainer(HostTrainer):
 
 
 class RFedAvgAggregator(HostAggregator):
-    """The server of rFedAvg: keeps the silos' mean features and sends each silo those of the others."""
+    """The server of rFedAvg: keeps the silos' mean features and sends each silo those of the
+    others."""
 
     recipe = "rfedavg"
 
@@ -24,6 +26,7 @@ class RFedAvgPlusTrainer(HostTrainer):
 
 
 class RFedAvgPlusAggregator(HostAggregator):
-    """The server of rFedAvg+: averages, then asks the silos to map their data with the new model."""
+    """The server of rFedAvg+: averages, then asks the silos to map their data with the new
+    model."""
 
     recipe = "rfedavg_plus"

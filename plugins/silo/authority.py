@@ -1,4 +1,5 @@
-"""Certificates for mutual TLS: the operator's authority (CA), a kit for each process, and the list of revoked ones."""
+"""Certificates for mutual TLS: the operator's authority (CA), a kit for each process, and the list
+of revoked ones."""
 
 from __future__ import annotations
 
@@ -31,17 +32,30 @@ from fedml_noniid.plugins.silo.certificates import (
 )
 
 Key = ec.EllipticCurvePrivateKey
-MOST_DAYS, CA_DAYS, LIST_DAYS = 3650, 7300, 3650  # of a kit at most, of the CA, until the list's next update
+MOST_DAYS, CA_DAYS, LIST_DAYS = (
+    3650,
+    7300,
+    3650,
+)  # of a kit at most, of the CA, until the list's next update
 EARLY = datetime.timedelta(minutes=5)  # clocks differ
 RESTORE = "restore the ca folder from a copy, or make new kits for everybody in another folder"
 USAGES = (
-    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
-    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
-)  # fmt: skip
+    "digital_signature",
+    "content_commitment",
+    "key_encipherment",
+    "data_encipherment",
+    "key_agreement",
+    "key_cert_sign",
+    "crl_sign",
+    "encipher_only",
+    "decipher_only",
+)
 
 
 def make(folder: Path, silos: int, days: int = 365) -> str:
-    """Makes the CA and the kits of the server and of all silos; what exists stays as it is. Raises UserError.
+    """Makes the CA and the kits of the server and of all silos; what exists stays as it is.
+
+    Raises UserError.
 
     Like the other commands, it returns the text for the operator.
     """
@@ -51,7 +65,10 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
     with _alone(folder, new=True):
         if not (folder / "ca").exists():
             if ranks := _ranks(folder):
-                raise UserError(f"{folder / 'ca'}: is missing, but kit {folder / str(ranks[0])} exists; {RESTORE}")
+                raise UserError(
+                    f"{folder / 'ca'}: is missing, but kit {folder / str(ranks[0])} exists; "
+                    f"{RESTORE}"
+                )
             _write_folder(folder / "ca", _new_ca())
         ca = _CA.read(folder)
         for rank in range(silos + 1):
@@ -65,7 +82,10 @@ def make(folder: Path, silos: int, days: int = 365) -> str:
 
 
 def renew(folder: Path, rank: int, days: int = 365) -> str:
-    """Replaces the kit of `rank` by one with a new key and certificate, and revokes the old. Raises UserError."""
+    """Replaces the kit of `rank` by one with a new key and certificate, and revokes the old.
+
+    Raises UserError.
+    """
     _check_days(days)
     with _alone(folder):
         ca = _CA.read(folder)
@@ -73,11 +93,16 @@ def renew(folder: Path, rank: int, days: int = 365) -> str:
         # Revoked first: after a kill in between, the same command completes the work.
         crl = _revoke(folder, ca, rank)
         _write_folder(folder / str(rank), files | ({"crl.pem": crl} if rank == 0 else {}))
-    return f"{folder / str(rank)} goes to {name(rank)}; its old certificate is revoked\n{_copy_list(folder)}"
+    return (
+        f"{folder / str(rank)} goes to {name(rank)}; its old certificate is "
+        f"revoked\n{_copy_list(folder)}"
+    )
 
 
 def revoke(folder: Path, rank: int) -> str:
-    """Puts the present certificate of `rank` on the list, in folder/ca and in folder/0. Raises UserError.
+    """Puts the present certificate of `rank` on the list, in folder/ca and in folder/0.
+
+    Raises UserError.
 
     Only the server reads the list. After the theft of a server's kit, all need kits of a new CA.
     """
@@ -92,7 +117,10 @@ def show(folder: Path) -> str:
         ca, lines = _CA.read(folder), []
         for rank in _ranks(folder):
             own = _present(folder, ca, rank)
-            state = f"until {own.not_valid_after_utc:%Y-%m-%d}  {'' if ca.lists(own) else 'not '}revoked"
+            state = (
+                f"until {own.not_valid_after_utc:%Y-%m-%d}  "
+                f"{'' if ca.lists(own) else 'not '}revoked"
+            )
             lines.append(f"{rank:4}  {name(rank):10}  {own.serial_number:040x}  {state}\n")
     return "".join(lines)
 
@@ -106,47 +134,71 @@ class _CA:
     @staticmethod
     def read(folder: Path) -> _CA:
         """The CA of the kits in `folder`, checked. Raises UserError."""
-        crt_path, key_path, crl_path = (folder / "ca" / file for file in ("ca.crt", "ca.key", "crl.pem"))
+        crt_path, key_path, crl_path = (
+            folder / "ca" / file for file in ("ca.crt", "ca.key", "crl.pem")
+        )
         certificate = read_certificate(crt_path, RESTORE)
         key = key_of(certificate, key_path, read(key_path, RESTORE, private=True), RESTORE)
         if not isinstance(key, Key):
             raise UserError(f"{key_path}: is not an elliptic-curve key; {RESTORE}")
-        return _CA(certificate, key, list_of(certificate, crl_path, read(crl_path, RESTORE), RESTORE))
+        return _CA(
+            certificate, key, list_of(certificate, crl_path, read(crl_path, RESTORE), RESTORE)
+        )
 
     def lists(self, certificate: x509.Certificate) -> bool:
         """Says whether the certificate is revoked."""
-        return self.crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None
+        return (
+            self.crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None
+        )
 
 
 def _new_ca() -> dict[str, bytes]:
     """The files of a new CA."""
     key, subject = ec.generate_private_key(ec.SECP256R1()), _subject("federation CA")
     certificate = _sign(
-        key, subject, key, subject, CA_DAYS,
+        key,
+        subject,
+        key,
+        subject,
+        CA_DAYS,
         x509.BasicConstraints(ca=True, path_length=0),
         _usage("key_cert_sign", "crl_sign"),
         x509.SubjectKeyIdentifier.from_public_key(key.public_key()),
-    )  # fmt: skip
-    return {"ca.crt": certificate, "ca.key": _private_pem(key), "crl.pem": _sign_list(subject, key, ())}
+    )
+    return {
+        "ca.crt": certificate,
+        "ca.key": _private_pem(key),
+        "crl.pem": _sign_list(subject, key, ()),
+    }
 
 
 def _new_kit(ca: _CA, rank: int, days: int) -> dict[str, bytes]:
     """The files of a new kit. UserError if it would outlive the CA."""
     end = ca.certificate.not_valid_after_utc
     if now() + datetime.timedelta(days=days) > end:
-        raise UserError(f"days = {days}: the CA ends before that, on {end:%Y-%m-%d}; use less, or a new CA")
+        raise UserError(
+            f"days = {days}: the CA ends before that, on {end:%Y-%m-%d}; use less, or a new CA"
+        )
     key = ec.generate_private_key(ec.SECP256R1())
     # The server is a client too: the operator's `status` asks with the server's kit.
     server = [ExtendedKeyUsageOID.SERVER_AUTH] if rank == 0 else []
     certificate = _sign(
-        key, _subject(name(rank)), ca.key, ca.certificate.subject, days,
+        key,
+        _subject(name(rank)),
+        ca.key,
+        ca.certificate.subject,
+        days,
         x509.BasicConstraints(ca=False, path_length=None),
         _usage("digital_signature"),
         x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, *server]),
         x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.key.public_key()),
         x509.SubjectAlternativeName([x509.DNSName(name(rank))]),
-    )  # fmt: skip
-    files = {"ca.crt": ca.certificate.public_bytes(Encoding.PEM), "own.crt": certificate, "own.key": _private_pem(key)}
+    )
+    files = {
+        "ca.crt": ca.certificate.public_bytes(Encoding.PEM),
+        "own.crt": certificate,
+        "own.key": _private_pem(key),
+    }
     return files | ({"crl.pem": ca.crl.public_bytes(Encoding.PEM)} if rank == 0 else {})
 
 
@@ -154,10 +206,14 @@ def _revoke(folder: Path, ca: _CA, rank: int) -> bytes:
     """Writes the list with the present certificate of `rank` on it, and returns it."""
     own, revoked = _present(folder, ca, rank), list(ca.crl)
     if not ca.lists(own):
-        added = x509.RevokedCertificateBuilder().serial_number(own.serial_number).revocation_date(now())
+        added = (
+            x509.RevokedCertificateBuilder().serial_number(own.serial_number).revocation_date(now())
+        )
         revoked.append(added.build())
     crl = _sign_list(ca.certificate.subject, ca.key, revoked)
-    for place in filter(Path.is_dir, (folder / "ca", folder / "0")):  # the server's kit may be on the server only
+    for place in filter(
+        Path.is_dir, (folder / "ca", folder / "0")
+    ):  # the server's kit may be on the server only
         with tempfile.TemporaryDirectory(dir=place, prefix=".") as temporary:
             _write_private(Path(temporary) / "crl.pem", crl)
             (Path(temporary) / "crl.pem").replace(place / "crl.pem")
@@ -185,7 +241,10 @@ def _check_days(days: int) -> None:
 
 def _copy_list(folder: Path) -> str:
     """What the operator does once the list has changed."""
-    return f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is another machine\n"
+    return (
+        f"the server's list is {folder / '0' / 'crl.pem'}; copy it to the server if that is "
+        "another machine\n"
+    )
 
 
 def _subject(text: str) -> x509.Name:
@@ -196,24 +255,43 @@ def _usage(*granted: str) -> x509.KeyUsage:
     return x509.KeyUsage(**{usage: usage in granted for usage in USAGES})
 
 
-def _sign(key: Key, owner: x509.Name, ca_key: Key, ca: x509.Name, days: int, *extensions: x509.ExtensionType) -> bytes:
+def _sign(
+    key: Key,
+    owner: x509.Name,
+    ca_key: Key,
+    ca: x509.Name,
+    days: int,
+    *extensions: x509.ExtensionType,
+) -> bytes:
     """The certificate of `key` as PEM, with a new serial number, for so many days from now."""
     moment = now()
-    builder = x509.CertificateBuilder().subject_name(owner).public_key(key.public_key()).issuer_name(ca)
-    builder = builder.not_valid_before(moment - EARLY).not_valid_after(moment + datetime.timedelta(days=days))
+    builder = (
+        x509.CertificateBuilder().subject_name(owner).public_key(key.public_key()).issuer_name(ca)
+    )
+    builder = builder.not_valid_before(moment - EARLY).not_valid_after(
+        moment + datetime.timedelta(days=days)
+    )
     for extension in extensions:
         critical = isinstance(extension, x509.BasicConstraints | x509.KeyUsage)
         builder = builder.add_extension(extension, critical)
-    return builder.serial_number(x509.random_serial_number()).sign(ca_key, SHA256()).public_bytes(Encoding.PEM)
+    return (
+        builder.serial_number(x509.random_serial_number())
+        .sign(ca_key, SHA256())
+        .public_bytes(Encoding.PEM)
+    )
 
 
 def _sign_list(ca: x509.Name, key: Key, revoked: Sequence[x509.RevokedCertificate]) -> bytes:
     """The list as PEM."""
     moment, issuer = now(), x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
     builder = x509.CertificateRevocationListBuilder(ca, revoked_certificates=list(revoked))
-    builder = builder.last_update(moment - EARLY).next_update(moment + datetime.timedelta(days=LIST_DAYS))
+    builder = builder.last_update(moment - EARLY).next_update(
+        moment + datetime.timedelta(days=LIST_DAYS)
+    )
     # The list only grows, so its length is a number that only grows.
-    builder = builder.add_extension(issuer, critical=False).add_extension(x509.CRLNumber(len(revoked)), critical=False)
+    builder = builder.add_extension(issuer, critical=False).add_extension(
+        x509.CRLNumber(len(revoked)), critical=False
+    )
     return builder.sign(key, SHA256()).public_bytes(Encoding.PEM)
 
 
@@ -223,7 +301,10 @@ def _private_pem(key: Key) -> bytes:
 
 @contextmanager
 def _alone(folder: Path, new: bool = False) -> Iterator[None]:
-    """Keeps other commands off `folder`: two at a time could lose a revocation. `new` makes it if it is missing."""
+    """Keeps other commands off `folder`: two at a time could lose a revocation.
+
+    `new` makes it if it is missing.
+    """
     try:
         if new:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -236,7 +317,9 @@ def _alone(folder: Path, new: bool = False) -> Iterator[None]:
             os.close(place)
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"{folder}: can't be used ({reason}); use a folder that is there and writable") from None
+        raise UserError(
+            f"{folder}: can't be used ({reason}); use a folder that is there and writable"
+        ) from None
 
 
 def _write_private(path: Path, content: bytes) -> None:
@@ -249,7 +332,9 @@ def _write_private(path: Path, content: bytes) -> None:
 
 def _write_folder(folder: Path, files: Mapping[str, bytes]) -> None:
     """Makes or replaces a private folder. A kill leaves the old one, none, or the new one."""
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=UNFINISHED) as place:
+    with tempfile.TemporaryDirectory(
+        dir=folder.parent, prefix=f".{folder.name}.", suffix=UNFINISHED
+    ) as place:
         fresh = Path(place) / "new"
         fresh.mkdir(mode=0o700)
         for file, content in files.items():

@@ -27,7 +27,8 @@ LOG = logging.getLogger(__name__)
 
 AGAIN = "ask the operator for this kit again"
 COPY_LIST = "copy crl.pem from the operator's ca folder"
-# What the library raises for content that is damaged, foreign, encrypted, or of a kind that it does not know.
+# What the library raises for content that is damaged, foreign, encrypted, or of a kind that it does
+# not know.
 BROKEN = (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion)
 
 
@@ -54,7 +55,8 @@ class Kit:
         check_issued(own_path, own, ca, AGAIN)
         if (found := _common_name(own)) != name(rank):
             raise UserError(
-                f"{own_path}: belongs to {shown(found)}, but this process is {name(rank)!r}; use the kit of rank {rank}"
+                f"{own_path}: belongs to {shown(found)}, but this process is {name(rank)!r}; "
+                f"use the kit of rank {rank}"
             )
         _check_dates(ca_path, ca, "kits of a new CA", "make")
         _check_dates(own_path, own, "a new kit", "renew")
@@ -63,10 +65,16 @@ class Kit:
 
 
 class Admission:
-    """Says, at every call, whether the server admits a certificate. TLS asks only when a connection begins."""
+    """Says, at every call, whether the server admits a certificate.
+
+    TLS asks only when a connection begins.
+    """
 
     def __init__(self, ca: bytes, crl: Path | None) -> None:
-        """`ca`: from a kit. `crl`: the list of revoked certificates. Raises UserError if the list is bad."""
+        """`ca`: from a kit.
+
+        `crl`: the list of revoked certificates. Raises UserError if the list is bad.
+        """
         self._ca = x509.load_pem_x509_certificate(ca)
         self._crl, self._lock, self._warned = crl, threading.Lock(), False
         self._stamp: tuple[int, ...] | None = None
@@ -83,7 +91,9 @@ class Admission:
         who, serial, until = peer
         if serial in self._revoked():
             return f"certificate of {who} is revoked"
-        return f"certificate of {who} expired on {until:%Y-%m-%d}" if (moment or now()) > until else ""
+        return (
+            f"certificate of {who} expired on {until:%Y-%m-%d}" if (moment or now()) > until else ""
+        )
 
     def _parsed(self, pem: bytes) -> tuple[str, int, datetime.datetime] | None:
         """(name, serial number, last moment) of a certificate; None if the CA has not signed it."""
@@ -95,7 +105,10 @@ class Admission:
             return None
 
     def _revoked(self) -> frozenset[int]:
-        """The serial numbers on the list, read again if the file has changed. A bad file leaves the last good list."""
+        """The serial numbers on the list, read again if the file has changed.
+
+        A bad file leaves the last good list.
+        """
         if self._crl is None:
             return self._serials
         with self._lock:
@@ -122,14 +135,19 @@ def now() -> datetime.datetime:
 
 
 def read(path: Path, remedy: str, private: bool = False) -> bytes:
-    """The content of a file. UserError if it can't be read, or is `private` and others can read it."""
+    """The content of a file.
+
+    UserError if it can't be read, or is `private` and others can read it.
+    """
     try:
         with path.open("rb") as file:
             mode, content = os.fstat(file.fileno()).st_mode, file.read()
     except OSError as error:
         raise UserError(f"{path}: can't be read ({error.strerror or error}); {remedy}") from None
     if private and mode & 0o077:
-        raise UserError(f"{path}: others can read this key (mode {mode & 0o777:o}); run `chmod 600 {path}`")
+        raise UserError(
+            f"{path}: others can read this key (mode {mode & 0o777:o}); run `chmod 600 {path}`"
+        )
     return content
 
 
@@ -140,8 +158,13 @@ def read_certificate(path: Path, remedy: str) -> x509.Certificate:
         return x509.load_pem_x509_certificate(content)
 
 
-def key_of(certificate: x509.Certificate, path: Path, content: bytes, remedy: str) -> PrivateKeyTypes:
-    """The private key in `content`, read from `path`. UserError if it is damaged, or of another certificate."""
+def key_of(
+    certificate: x509.Certificate, path: Path, content: bytes, remedy: str
+) -> PrivateKeyTypes:
+    """The private key in `content`, read from `path`.
+
+    UserError if it is damaged, or of another certificate.
+    """
     with _unless_broken(f"{path}: is not a private key in PEM format without a password; {remedy}"):
         key = load_pem_private_key(content, password=None)
         belongs = key.public_key() == certificate.public_key()
@@ -150,14 +173,21 @@ def key_of(certificate: x509.Certificate, path: Path, content: bytes, remedy: st
     return key
 
 
-def check_issued(path: Path, certificate: x509.Certificate, ca: x509.Certificate, remedy: str) -> None:
+def check_issued(
+    path: Path, certificate: x509.Certificate, ca: x509.Certificate, remedy: str
+) -> None:
     """UserError if `ca` has not signed the certificate."""
     with _unless_broken(f"{path}: is not signed by the CA of these kits; {remedy}"):
         certificate.verify_directly_issued_by(ca)
 
 
-def list_of(ca: x509.Certificate, path: Path, content: bytes, remedy: str) -> x509.CertificateRevocationList:
-    """The list of revoked certificates in `content`, read from `path`. UserError if it is damaged, or not of `ca`."""
+def list_of(
+    ca: x509.Certificate, path: Path, content: bytes, remedy: str
+) -> x509.CertificateRevocationList:
+    """The list of revoked certificates in `content`, read from `path`.
+
+    UserError if it is damaged, or not of `ca`.
+    """
     with _unless_broken(f"{path}: is not a list of revoked certificates in PEM format; {remedy}"):
         crl = x509.load_pem_x509_crl(content)
         signed = crl.issuer == ca.subject and crl.is_signature_valid(
@@ -181,7 +211,10 @@ def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command
     """UserError if the certificate is not valid now."""
     first, last, moment = certificate.not_valid_before_utc, certificate.not_valid_after_utc, now()
     if moment > last:
-        raise UserError(f"{path} expired on {last:%Y-%m-%d}; ask the operator for {wanted} ({COMMAND} {command})")
+        raise UserError(
+            f"{path} expired on {last:%Y-%m-%d}; ask the operator for {wanted} ({COMMAND} "
+            f"{command})"
+        )
     if moment < first:
         valid = f"{path} is valid from {first:%Y-%m-%d %H:%M} UTC"
         raise UserError(f"{valid}, now is {moment:%Y-%m-%d %H:%M}; set the clock")
@@ -189,7 +222,13 @@ def _check_dates(path: Path, certificate: x509.Certificate, wanted: str, command
 
 def _common_name(certificate: x509.Certificate) -> str:
     """The CN, or "" without one."""
-    return next((str(part.value) for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)), "")
+    return next(
+        (
+            str(part.value)
+            for part in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+        ),
+        "",
+    )
 
 
 def _stamp(path: Path) -> tuple[int, ...] | None:

@@ -1,4 +1,5 @@
-"""The server of a run, without FedML and without a network: the suspended rounds, fed with the uploads of the silos."""
+"""The server of a run, without FedML and without a network: the suspended rounds, fed with the
+uploads of the silos."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ class _Noting(Callback):
 
 
 class Conversation:
-    """The server of a run: `down` is the message to send; `open` and `feed` take the uploads and make the next one."""
+    """The server of a run: `down` is the message to send; `open` and `feed` take the uploads and
+    make the next one."""
 
     def __init__(
         self,
@@ -52,16 +54,22 @@ class Conversation:
         kept: Path | None = None,
         run: str = "",
     ) -> None:
-        """`federation`: what the server has of it. `callbacks`: they hear a round before its checkpoint is written.
+        """`federation`: what the server has of it.
 
-        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy, defences).
+        `callbacks`: they hear a round before its checkpoint is written.
 
-        A checkpoint is written to `kept` before the first Ask and after every round. If that file exists, the run goes
-        on from there, under the name `run` that it had. UserError if the file is damaged or of other settings.
+        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy,
+        defences).
+
+        A checkpoint is written to `kept` before the first Ask and after every round. If that file
+        exists, the run goes on from there, under the name `run` that it had. UserError if the file
+        is damaged or of other settings.
         """
         self.terms = terms
         self.outcome: Outcome | None = None
-        self.missing: dict[tuple[int, int], frozenset[int]] = {}  # (round, exchange in it) -> silos that did not answer
+        self.missing: dict[
+            tuple[int, int], frozenset[int]
+        ] = {}  # (round, exchange in it) -> silos that did not answer
         self._begun, self._round, self._exchange = False, 0, 0
         self._counted: dict[int, int] = {}
         self._samples: dict[int, int] = {}  # n_k of the silos whose answers were counted
@@ -88,7 +96,9 @@ class Conversation:
         else:
             self._save()
         self._asks = self._rounds()
-        self._ask: Ask | None = None  # the algorithm's own object: the meter tells models apart by identity
+        self._ask: Ask | None = (
+            None  # the algorithm's own object: the meter tells models apart by identity
+        )
         self.down = self._next(None)
 
     @property
@@ -102,8 +112,13 @@ class Conversation:
         return {} if self.down.ask is None else self._schemas[wire.name(self.down.ask)]
 
     def open(self, uploads: Mapping[int, Up]) -> dict[int, Tree]:
-        """The checked replies of the clients that were asked, ascending. Raises RefusedError that names a silo."""
-        return {k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None}
+        """The checked replies of the clients that were asked, ascending.
+
+        Raises RefusedError that names a silo.
+        """
+        return {
+            k: reply for k in sorted(uploads) if (reply := self.opened(uploads[k], k)) is not None
+        }
 
     def opened(self, upload: Up, client: int) -> Tree | None:
         """The checked reply of one client; None if it was not asked. Raises RefusedError."""
@@ -115,23 +130,30 @@ class Conversation:
         return reply
 
     def _try(self, reply: Tree, where: str) -> None:
-        """Raises RefusedError if the model of a reply overflows: a deep network multiplies its weights."""
+        """Raises RefusedError if the model of a reply overflows: a deep network multiplies its
+        weights."""
         if reply["deltas"]:
             params = add(self.loop.state.params, reply["deltas"])
             with torch.no_grad():
                 out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
             # Written so that NaN is refused too.
             if not torch.cat([out.features, out.logits], dim=1).abs().max() <= wire.LARGEST**3:
-                raise RefusedError("range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}")
+                raise RefusedError(
+                    "range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}"
+                )
 
     def without(self, late: Collection[int]) -> None:
-        """These clients don't answer the present message: they are left out for the rest of the round."""
+        """These clients don't answer the present message: they are left out for the rest of the
+        round."""
         self.loop.missing.update(late)
         if late:
             self.missing[self._round, self.loop.exchange] = frozenset(late)
 
     def feed(self, replies: Mapping[int, Tree]) -> Down:
-        """Goes on with the replies of all clients that were asked, or of some. Returns the next message."""
+        """Goes on with the replies of all clients that were asked, or of some.
+
+        Returns the next message.
+        """
         if self._ask is None:
             return self.down
         if not replies:
@@ -151,9 +173,13 @@ class Conversation:
         except StopIteration:
             ask = None
         if ask is not None and wire.name(ask) not in self._schemas:
-            self._schemas[wire.name(ask)] = row(Silo.parts(self._probe.reply(ask, 0, self._round)), 0)
+            self._schemas[wire.name(ask)] = row(
+                Silo.parts(self._probe.reply(ask, 0, self._round)), 0
+            )
         self._ask = ask
-        return wire.down(self._exchange, self._round, ask, self.terms.fingerprint, dict(self._counted))
+        return wire.down(
+            self._exchange, self._round, ask, self.terms.fingerprint, dict(self._counted)
+        )
 
     def _rounds(self) -> Generator[Ask, Reply, None]:
         loop = self.loop
@@ -170,10 +196,12 @@ class Conversation:
     def notes(self) -> dict[str, Any]:
         """The part of a checkpoint that the loop does not have, as JSON."""
         return {
-            "begun": self._begun, "exchange": self._exchange,
-            "counted": list(self._counted.items()), "samples": list(self._samples.items()),
+            "begun": self._begun,
+            "exchange": self._exchange,
+            "counted": list(self._counted.items()),
+            "samples": list(self._samples.items()),
             "missing": [[*at, sorted(late)] for at, late in self.missing.items()],
-        }  # fmt: skip
+        }
 
     def _save(self) -> None:
         if self.kept is not None:

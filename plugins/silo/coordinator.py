@@ -1,4 +1,5 @@
-"""What the server's main thread shares with the calls of the silos: who is there, what is asked, who has answered."""
+"""What the server's main thread shares with the calls of the silos: who is there, what is asked,
+who has answered."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ class Coordinator:
         self._known: set[tuple[str, str]] = set()  # (name in the certificate, refusal) in the log
         self._lines = 0
 
-    # the silos' side: called by the threads of gRPC ---------------------------------------------------------------
+    # the silos' side: called by the threads of gRPC
+    # ----------------------------------------------------------------------------------------------
 
     def hello(self, client: int, session: str, terms: str, samples: int) -> dict[str, str]:
         """A silo comes, or comes again. Raises RefusedError."""
@@ -59,12 +61,15 @@ class Coordinator:
         if terms != self.terms:
             raise RefusedError(
                 "configuration",
-                f"{where}: its configuration is not the server's; train_args, model_args, random_seed and threads must "
+                f"{where}: its configuration is not the server's; train_args, model_args, "
+                "random_seed and threads must "
                 "be the same in both files",
             )
         if not 1 <= samples <= self.comm.max_samples:
             allowed = f"1 to comm_args.max_samples = {self.comm.max_samples}"
-            raise RefusedError("samples", f"{where}: says it has {samples} samples; allowed: {allowed}")
+            raise RefusedError(
+                "samples", f"{where}: says it has {samples} samples; allowed: {allowed}"
+            )
         with self._news:
             self._sessions[client], self._samples[client] = session, samples
             self._failed.pop(client, None)  # it may be repaired
@@ -72,13 +77,16 @@ class Coordinator:
         return {"run": self.run, "epoch": self.epoch}
 
     def check(self, client: int, head: dict[str, Any]) -> None:
-        """Raises RefusedError unless the call is of this run, of this server process, and of the silo's last one."""
+        """Raises RefusedError unless the call is of this run, of this server process, and of the
+        silo's last one."""
         # The epoch first: a silo that says hello again then learns that the run is another one.
         for key, own in (("epoch", self.epoch), ("run", self.run)):
             if head[key] != own:
                 raise RefusedError(key, f"{wire.silo(client)}: message is of another {key}")
         if head["session"] != self._sessions.get(client):
-            raise RefusedError("replaced", f"{wire.silo(client)}: another process of this silo has taken over")
+            raise RefusedError(
+                "replaced", f"{wire.silo(client)}: another process of this silo has taken over"
+            )
 
     def attend(self, client: int, session: str, active: Active) -> None:
         """Holds the stream that shows that a silo is there."""
@@ -90,7 +98,12 @@ class Coordinator:
             try:
                 # `active` also changes without news: a certificate is revoked.
                 while not self._news.wait_for(
-                    lambda: not active() or self._sessions.get(client) != session or client in self._told, LOOK_S
+                    lambda: (
+                        not active()
+                        or self._sessions.get(client) != session
+                        or client in self._told
+                    ),
+                    LOOK_S,
                 ):
                     pass
             finally:
@@ -109,7 +122,12 @@ class Coordinator:
         """("ask", message), ("over" | "stop", why), or ("wait", "") after `HOLD_S`."""
 
         def due() -> bool:
-            return self._end is not None or not active() or self._sessions.get(client) != session or self._open(client)
+            return (
+                self._end is not None
+                or not active()
+                or self._sessions.get(client) != session
+                or self._open(client)
+            )
 
         with self._news:
             self._news.wait_for(due, HOLD_S)
@@ -123,7 +141,10 @@ class Coordinator:
             return "wait", ""
 
     def expected(self, client: int, exchange: int) -> tuple[Tree, str]:
-        """(structure of the answer, words for errors). Raises RefusedError if no answer is expected."""
+        """(structure of the answer, words for errors).
+
+        Raises RefusedError if no answer is expected.
+        """
         with self._news:
             self._refuse_unexpected(client, exchange)
             assert self._down is not None, "an open exchange has a message"
@@ -152,12 +173,17 @@ class Coordinator:
             self._news.notify_all()
 
     def refuse(self, who: str, refusal: RefusedError) -> None:
-        """Counts a call or message that was not taken. The first of each caller and kind has a line in the log."""
+        """Counts a call or message that was not taken.
+
+        The first of each caller and kind has a line in the log.
+        """
         with self._news:
             self.refused[refusal.name] += 1
             if (who, refusal.name) not in self._known and len(self._known) < KNOWN:
                 self._known.add((who, refusal.name))
-                LOG.warning("refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal)))
+                LOG.warning(
+                    "refused from %s (%s): %s", one_line(who), refusal.name, one_line(str(refusal))
+                )
 
     def status(self) -> dict[str, Any]:
         """Where the run stands, for an operator."""
@@ -180,10 +206,13 @@ class Coordinator:
                 "bytes_out": self.bytes_out,
             }
 
-    # the server's side: called by the main thread -----------------------------------------------------------------
+    # the server's side: called by the main thread
+    # ----------------------------------------------------------------------------------------------
 
     def gather(self, resumed: bool = False) -> None:
-        """Returns when all silos are there, or after `deadline_s` a quorum. Raises QuorumError after `patience_s`.
+        """Returns when all silos are there, or after `deadline_s` a quorum.
+
+        Raises QuorumError after `patience_s`.
 
         `resumed`: a quorum is enough at once. Those who come later join the exchange.
         """
@@ -195,18 +224,24 @@ class Coordinator:
                     break
                 if now >= comm.patience_s:
                     raise QuorumError(
-                        f"only {len(self._there())} of {self.silos} silos came within {comm.patience_s:g} s; "
+                        f"only {len(self._there())} of {self.silos} silos came within "
+                        f"{comm.patience_s:g} s; "
                         f"the quorum is {quorum}; start the server again to go on"
                     )
-                limit = min(comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s)
+                limit = min(
+                    comm.patience_s, comm.deadline_s if now < comm.deadline_s else comm.patience_s
+                )
                 self._news.wait(min(1.0, max(limit - now, 0.01)))
             self._began = time.monotonic()  # who was never there is gone some time after this
 
     def ask(self, down: Down, schema: Tree, check: Callable[[Up, int], object]) -> dict[int, Up]:
-        """Sends a message and returns the answers, ascending. `check` raises RefusedError for an answer of no use.
+        """Sends a message and returns the answers, ascending.
 
-        The exchange ends when all have answered. With a quorum it also ends at the deadline, or when the others can't
-        answer or are gone. Raises QuorumError if there is no quorum after `patience_s`, or there can't be one.
+        `check` raises RefusedError for an answer of no use.
+
+        The exchange ends when all have answered. With a quorum it also ends at the deadline, or
+        when the others can't answer or are gone. Raises QuorumError if there is no quorum after
+        `patience_s`, or there can't be one.
         """
         assert down.ask is not None, "there is something to do"
         asked, comm = down.ask.to, self.comm
@@ -222,10 +257,14 @@ class Coordinator:
                 ends = [self._gone_at(k) for k in left]
                 if enough and (not left or waited >= comm.deadline_s or max(ends) <= now):
                     break
-                if len(self._answers) + len(left) < quorum or (not enough and waited >= comm.patience_s):
+                if len(self._answers) + len(left) < quorum or (
+                    not enough and waited >= comm.patience_s
+                ):
                     raise QuorumError(self._too_few(down, asked, quorum, waited))
                 limit = self._since + (comm.deadline_s if enough else comm.patience_s)
-                self._news.wait(min(max(min(limit, max(ends) if enough else limit) - now, 0.01), 5.0))
+                self._news.wait(
+                    min(max(min(limit, max(ends) if enough else limit) - now, 0.01), 5.0)
+                )
             self._down = None
             return dict(sorted(self._answers.items()))
 
@@ -234,7 +273,10 @@ class Coordinator:
         with self._news:
             parts = [line]
             if self.refused:
-                parts.append("refused " + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items())))
+                parts.append(
+                    "refused "
+                    + ", ".join(f"{n} {name}" for name, n in sorted(self.refused.items()))
+                )
             if self._lines > LINES:
                 parts.append(f"{self._lines - LINES} more events")
             LOG.info("; ".join(parts))
@@ -242,13 +284,15 @@ class Coordinator:
             self.refused.clear()
 
     def finish(self, kind: str, why: str) -> None:
-        """Tells the silos that the run is over ("over"), or given up ("stop"), and waits a little for them to hear."""
+        """Tells the silos that the run is over ("over"), or given up ("stop"), and waits a little
+        for them to hear."""
         with self._news:
             self._end = kind, why
             self._news.notify_all()
             self._news.wait_for(lambda: self._told.issuperset(self._there()), FAREWELL_S)
 
-    # with the lock ------------------------------------------------------------------------------------------------
+    # with the lock
+    # ----------------------------------------------------------------------------------------------
 
     def _open(self, client: int) -> bool:
         down = self._down
@@ -268,7 +312,8 @@ class Coordinator:
         return sorted(k for k, streams in self._attending.items() if streams)
 
     def _gone_at(self, client: int) -> float:
-        """When a silo is not waited for any more: some time after its last contact; never while it is there."""
+        """When a silo is not waited for any more: some time after its last contact; never while it
+        is there."""
         if self._attending.get(client):
             return float("inf")
         return self._seen.get(client, self._began) + self.comm.gone_s
@@ -276,10 +321,15 @@ class Coordinator:
     def _too_few(self, down: Down, asked: Sequence[int], quorum: int, waited: float) -> str:
         assert down.ask is not None, "there is something to do"
         silent = [wire.silo(k) for k in asked if k not in self._answers and k not in self._failed]
-        reasons = [*self._failed.values(), *([f"no answer from {', '.join(silent)}"] if silent else [])]
+        reasons = [
+            *self._failed.values(),
+            *([f"no answer from {', '.join(silent)}"] if silent else []),
+        ]
         return (
-            f"round {down.round}, job {wire.name(down.ask)!r}: {len(self._answers)} of {len(asked)} silos answered in "
-            f"{waited:.0f} s and the quorum is {quorum} ({'; '.join(reasons)}); start the server again to go on"
+            f"round {down.round}, job {wire.name(down.ask)!r}: {len(self._answers)} of "
+            f"{len(asked)} silos answered in "
+            f"{waited:.0f} s and the quorum is {quorum} ({'; '.join(reasons)}); start the "
+            "server again to go on"
         )
 
     def _note(self, text: str) -> None:

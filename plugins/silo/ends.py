@@ -6,11 +6,15 @@ from fedml_noniid.plugins.core.errors import UserError
 
 
 class QuorumError(UserError):
-    """Too few silos answered, and the server has given the run up. It can be started again, and goes on."""
+    """Too few silos answered, and the server has given the run up.
+
+    It can be started again, and goes on.
+    """
 
 
 class NotAdmittedError(UserError):
-    """The other side refuses this process for good: certificate, configuration, or a second process of one silo."""
+    """The other side refuses this process for good: certificate, configuration, or a second process
+    of one silo."""
 
 
 class SetBackError(UserError):
@@ -18,7 +22,10 @@ class SetBackError(UserError):
 
 
 class BrokenError(UserError):
-    """The process can't go on for a reason that may pass, such as a full disk. It can be started again, and goes on."""
+    """The process can't go on for a reason that may pass, such as a full disk.
+
+    It can be started again, and goes on.
+    """
 
 
 class LostError(UserError):
@@ -26,17 +33,27 @@ class LostError(UserError):
 
 
 class StoppedError(BaseException):
-    """The process was asked to stop. It can be started again, and goes on. Nothing on the way catches this."""
+    """The process was asked to stop.
+
+    It can be started again, and goes on. Nothing on the way catches this.
+    """
 
 
 def one_line(text: str, limit: int = 1000) -> str:
     """The text, cut, with control characters escaped: another machine may have written it."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])[:limit]
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit]
+    )[:limit]
 
 
 CODES: dict[type[BaseException], int] = {
-    BrokenError: 1, UserError: 2, QuorumError: 3, NotAdmittedError: 4, LostError: 5, StoppedError: 6,
-}  # fmt: skip
+    BrokenError: 1,
+    UserError: 2,
+    QuorumError: 3,
+    NotAdmittedError: 4,
+    LostError: 5,
+    StoppedError: 6,
+}
 
 
 def code(error: BaseException) -> int:

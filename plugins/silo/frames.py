@@ -1,7 +1,9 @@
-"""A message on the network: a JSON head, then a safetensors file in chunks. Sizes are checked before memory is taken.
+"""A message on the network: a JSON head, then a safetensors file in chunks.
 
-Nothing here makes objects of a type that the sender chooses: a head has the keys and types that the reader names, a
-table has tensors, and tensors have one of the dtypes below.
+Sizes are checked before memory is taken.
+
+Nothing here makes objects of a type that the sender chooses: a head has the keys and types that the
+reader names, a table has tensors, and tensors have one of the dtypes below.
 """
 
 from __future__ import annotations
@@ -18,17 +20,30 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params
 
 CHUNK = 1 << 20  # bytes of tensors in one frame
-FRAME_LIMIT = 2 << 20  # bytes of the largest frame; gRPC refuses a longer one by its length, before it arrives
+FRAME_LIMIT = (
+    2 << 20
+)  # bytes of the largest frame; gRPC refuses a longer one by its length, before it arrives
 HEAD_LIMIT = 1 << 16  # bytes of a head
 DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
-    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 class RefusedError(UserError):
-    """A message that is not taken. `name` is one word for counts and tests; the message says why."""
+    """A message that is not taken.
+
+    `name` is one word for counts and tests; the message says why.
+    """
 
     def __init__(self, name: str, why: str) -> None:
         super().__init__(why[:1000])  # a name in a table may have megabytes
@@ -63,7 +78,8 @@ def parsed(frame: bytes, kinds: Mapping[str, type]) -> dict[str, Any]:
     for key, kind in kinds.items():
         if type(found[key]) is not kind:
             raise RefusedError(
-                "malformed", f"head's {key!r} is a {type(found[key]).__name__}; expected {kind.__name__}"
+                "malformed",
+                f"head's {key!r} is a {type(found[key]).__name__}; expected {kind.__name__}",
             )
     return found
 
@@ -80,12 +96,15 @@ class Body:
             leaf = tensors[key]
             n = math.prod(leaf.shape) * leaf.element_size()
             entries[key] = {
-                "dtype": NAMES[leaf.dtype], "shape": list(leaf.shape), "data_offsets": [place, place + n],
-            }  # fmt: skip
+                "dtype": NAMES[leaf.dtype],
+                "shape": list(leaf.shape),
+                "data_offsets": [place, place + n],
+            }
             place += n
             if leaf.stride() != _row_major(leaf.shape) and _dense(tuple(leaf.shape), leaf.stride()):
                 strides[key] = list(leaf.stride())
-        # Memory order decides how matrix products round, so strides travel too. Names keep the order of the tree.
+        # Memory order decides how matrix products round, so strides travel too. Names keep the
+        # order of the tree.
         table: dict[str, Any] = {key: entries[key] for key in tensors}
         if strides:
             table = {"__metadata__": {"strides": json.dumps(strides)}, **table}
@@ -107,7 +126,9 @@ class Body:
 def table(frame: bytes, limit: int = FRAME_LIMIT) -> dict[str, Leaf]:
     """The tensors that a body announces, in the sender's order. Raises RefusedError."""
     if len(frame) < 8 or int.from_bytes(frame[:8], "little") != len(frame) - 8:
-        raise RefusedError("malformed", f"table of {len(frame)} bytes doesn't begin with its own length")
+        raise RefusedError(
+            "malformed", f"table of {len(frame)} bytes doesn't begin with its own length"
+        )
     found = _json(frame[8:], limit, "table")
     if type(found) is not dict:
         raise RefusedError("malformed", "table is no JSON object")
@@ -121,8 +142,13 @@ def table(frame: bytes, limit: int = FRAME_LIMIT) -> dict[str, Leaf]:
         raise RefusedError("malformed", "table is not that of a safetensors file") from None
     place = 0
     for leaf in sorted(leaves.values(), key=lambda leaf: (leaf.start, leaf.stop)):
-        if leaf.start != place or leaf.stop - leaf.start != math.prod(leaf.shape) * leaf.dtype.itemsize:
-            raise RefusedError("malformed", "table has holes, overlaps, or sizes that don't match the shapes")
+        if (
+            leaf.start != place
+            or leaf.stop - leaf.start != math.prod(leaf.shape) * leaf.dtype.itemsize
+        ):
+            raise RefusedError(
+                "malformed", "table has holes, overlaps, or sizes that don't match the shapes"
+            )
         place = leaf.stop
     return leaves
 
@@ -143,12 +169,17 @@ def following(frames: Iterator[bytes]) -> bytes:
 
 
 def read(frames: Iterator[bytes], leaves: Mapping[str, Leaf]) -> Params:
-    """The tensors, from the frames behind the table. Raises RefusedError if there are more bytes or fewer."""
+    """The tensors, from the frames behind the table.
+
+    Raises RefusedError if there are more bytes or fewer.
+    """
     size = max((leaf.stop for leaf in leaves.values()), default=0)
     data, place = bytearray(size), 0
     for frame in frames:
         if place + len(frame) > size:
-            raise RefusedError("oversize", f"message has more than the {size} bytes that its table announces")
+            raise RefusedError(
+                "oversize", f"message has more than the {size} bytes that its table announces"
+            )
         data[place : place + len(frame)] = frame
         place += len(frame)
     if place < size:
@@ -163,7 +194,11 @@ def _tensor(data: bytearray, leaf: Leaf) -> Tensor:
         own = torch.empty_strided(leaf.shape, leaf.strides, dtype=leaf.dtype)
     n = math.prod(leaf.shape)
     return (
-        own.copy_(torch.frombuffer(data, dtype=leaf.dtype, count=n, offset=leaf.start).view(leaf.shape)) if n else own
+        own.copy_(
+            torch.frombuffer(data, dtype=leaf.dtype, count=n, offset=leaf.start).view(leaf.shape)
+        )
+        if n
+        else own
     )
 
 
@@ -172,13 +207,23 @@ def _leaf(entry: Any, strides: Any) -> Leaf:
     start, stop = entry["data_offsets"]
     shape = tuple(entry["shape"])
     numbers = (start, stop, *shape, *(strides or ()))
-    if entry.keys() != {"dtype", "shape", "data_offsets"} or len(shape) > 16 or {*map(type, numbers)} != {int}:
+    if (
+        entry.keys() != {"dtype", "shape", "data_offsets"}
+        or len(shape) > 16
+        or {*map(type, numbers)} != {int}
+    ):
         raise ValueError
-    if min(numbers) < 0 or max(numbers) >= 1 << 48 or (strides is not None and not _dense(shape, tuple(strides))):
+    if (
+        min(numbers) < 0
+        or max(numbers) >= 1 << 48
+        or (strides is not None and not _dense(shape, tuple(strides)))
+    ):
         raise ValueError
     if math.prod(max(n, 1) for n in shape) >= 1 << 48:
         raise ValueError  # torch fails on [0, 2^47, 2^47] too
-    return Leaf(DTYPES[entry["dtype"]], shape, None if strides is None else tuple(strides), start, stop)
+    return Leaf(
+        DTYPES[entry["dtype"]], shape, None if strides is None else tuple(strides), start, stop
+    )
 
 
 def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
@@ -190,7 +235,8 @@ def _dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
         if stride != expected:
             return False
         expected *= n
-    # The stride of an axis of length 1 places nothing, but torch looks at it when it chooses a layout.
+    # The stride of an axis of length 1 places nothing, but torch looks at it when it chooses a
+    # layout.
     return all(stride <= expected for stride in strides)
 
 
@@ -202,6 +248,8 @@ def _json(frame: bytes, limit: int, what: str) -> Any:
     if len(frame) > limit:
         raise RefusedError("oversize", f"{what} of {len(frame)} bytes; allowed: {limit}")
     try:
-        return json.loads(frame.decode())  # UTF-8 only: from bytes, json would guess among five encodings
+        return json.loads(
+            frame.decode()
+        )  # UTF-8 only: from bytes, json would guess among five encodings
     except (ValueError, RecursionError):
         raise RefusedError("malformed", f"{what} is not JSON") from None

@@ -1,13 +1,14 @@
 """The FedML trainer and aggregator behind every pair. A pair sets `recipe`; all behaviour is here.
 
-FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and returns their answers to
-the aggregator. Here the "model" is a `wire.Down` and an answer is a `wire.Up`. FedML calls one such exchange a round.
-So `comm_round` is the number of exchanges; the constructors set it.
+FedML asks the aggregator for a model, sends it to the silos, gives it to their trainers, and
+returns their answers to the aggregator. Here the "model" is a `wire.Down` and an answer is a
+`wire.Up`. FedML calls one such exchange a round. So `comm_round` is the number of exchanges; the
+constructors set it.
 
-FedML's own hooks act on plain models. On the server they see the parameters of the silos, and the new model at the end
-of a round. In an exchange that moves no model, they see nothing. On a silo, our own local privacy noise takes the place
-of FedML's (`plugins.privacy`). It covers all that leaves the silo but counts and loss: also control variates, and
-feature means.
+FedML's own hooks act on plain models. On the server they see the parameters of the silos, and the
+new model at the end of a round. In an exchange that moves no model, they see nothing. On a silo,
+our own local privacy noise takes the place of FedML's (`plugins.privacy`). It covers all that
+leaves the silo but counts and loss: also control variates, and feature means.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ with leaving_nothing():
 
 
 # FedML has no code for two of its names.
-DEFENSES = {value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))}
+DEFENSES = {
+    value for name, value in vars(constants).items() if name.startswith(("DEFENSE", "ANOMALY"))
+}
 DEFENSES -= {constants.DEFENSE_DP, constants.DEFENSE_DIFF_CLIPPING}
 
 
@@ -69,7 +72,10 @@ def _terms(pair: type, args: Any, model: Model, n_public: int) -> settings.Terms
     recipe: str = pair.recipe  # type: ignore[attr-defined]  # both hosts have it
     asked = getattr(args, "recipe", recipe)
     if set(recipes.parse(asked)) != set(recipes.parse(recipe)):
-        raise UserError(f"args.recipe = {asked!r}, but {pair.__name__} runs {recipe!r}; use make_pair({asked!r})")
+        raise UserError(
+            f"args.recipe = {asked!r}, but {pair.__name__} runs {recipe!r}; use "
+            f"make_pair({asked!r})"
+        )
     terms = settings.terms(settings.from_args(args), recipe, model.network, n_public)
     args.comm_round = terms.comm_round
     return terms
@@ -89,10 +95,12 @@ class HostTrainer(ClientTrainer):
         drift: Drift | None = None,
         test: Samples | None = None,
     ) -> None:
-        """`public` is the public split, if the recipe needs one. `noise`: the standard deviations [...] of Gaussian
-        noise on the silo's samples, which simulates feature skew. `drift`: how the labels of these samples change with
-        the round, which simulates concept drift. `test`: the silo's own test samples, for a recipe that keeps a part of
-        the model on the silo. Raises UserError.
+        """`public` is the public split, if the recipe needs one.
+
+        `noise`: the standard deviations [...] of Gaussian noise on the silo's samples, which
+        simulates feature skew. `drift`: how the labels of these samples change with the round,
+        which simulates concept drift. `test`: the silo's own test samples, for a recipe that keeps
+        a part of the model on the silo. Raises UserError.
         """
         self.terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
         super().__init__(model, args)
@@ -111,7 +119,10 @@ class HostTrainer(ClientTrainer):
         return wire.up(self.id, self._down.exchange, self._reply)
 
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """Answers the last Ask. FedML's `update_dataset` has stored the data, poisoned if an attack says so."""
+        """Answers the last Ask.
+
+        FedML's `update_dataset` has stored the data, poisoned if an attack says so.
+        """
         assert self._down is not None, "FedML sets a model first"
         data = self.local_train_dataset or train_data
         if self.silo is None:
@@ -122,9 +133,13 @@ class HostTrainer(ClientTrainer):
             self._data = data
         self._reply = self.silo.answer(self._down)
 
-    def begin(self, kept: Path | None = None, run: str = "", data: Any = None, secret: Path | None = None) -> None:
-        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`. `secret`: the file for the
-        secret of its privacy noise, see `plugins.privacy.local`. Raises UserError.
+    def begin(
+        self, kept: Path | None = None, run: str = "", data: Any = None, secret: Path | None = None
+    ) -> None:
+        """Makes the silo; `kept` is the file for its memory in the run `run`, see `Silo`.
+
+        `secret`: the file for the secret of its privacy noise, see `plugins.privacy.local`. Raises
+        UserError.
         """
         local = FedMLDifferentialPrivacy.get_instance()
         if local.is_local_dp_enabled():
@@ -133,7 +148,9 @@ class HostTrainer(ClientTrainer):
         self._data = data or self.local_train_dataset
         public = None if self.public is None else _samples([self.public[:2]])
         test = None if self.tested is None else self._read(batches(self.tested))
-        self.silo = Silo(self.terms, self.id, self._read(self._data), public, kept, run, self.drift, test)
+        self.silo = Silo(
+            self.terms, self.id, self._read(self._data), public, kept, run, self.drift, test
+        )
 
     def _read(self, data: Any) -> Samples:
         """The silo's samples, in its noise."""
@@ -141,18 +158,25 @@ class HostTrainer(ClientTrainer):
         return found if self.noise is None else found._replace(noise=alone(self.noise, found.x))
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's own."""
+        """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's
+        own."""
         down, noise = self._down, self._noise
         if noise is None or self._reply is None:
             return
-        assert down is not None and down.ask is not None and self.silo is not None, "they made the reply"
+        assert down is not None and down.ask is not None and self.silo is not None, (
+            "they made the reply"
+        )
         leaving = {key: self._reply[key] for key in ("deltas", "buffers", "upload")}
-        counted = down.counted.get(self.id, wire.FIRST)  # decides which memory the answer was made with
+        counted = down.counted.get(
+            self.id, wire.FIRST
+        )  # decides which memory the answer was made with
         asked = [down.exchange, down.round, down.ask.job, down.ask.owner, counted, down.terms]
         # Running statistics leave as their change, which is small.
         start = flatten({"buffers": down.ask.buffers or self.silo.initial[1]})
         limits = partial(wire.allowed, ranges=wire.ranges(self.terms.algorithm.components))
-        found = noise.protect(flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits)
+        found = noise.protect(
+            flatten(leaving), noise.digest(asked, wire.tensors(down)), start, limits
+        )
         self._reply |= unflatten(found, leaving)
 
 
@@ -174,9 +198,10 @@ class HostAggregator(ServerAggregator):
         run: str = "",
         drift: Drift | None = None,
     ) -> None:
-        """`public` is the silos' public split; `callbacks`: beside those of the settings. `kept`: the file for the
-        checkpoint of the run `run`, see `Conversation`. `drift`: how the labels of all silos change with the round.
-        Raises UserError.
+        """`public` is the silos' public split; `callbacks`: beside those of the settings.
+
+        `kept`: the file for the checkpoint of the run `run`, see `Conversation`. `drift`: how the
+        labels of all silos change with the round. Raises UserError.
         """
         # First, since it sets `comm_round`: FedML's defences read that.
         terms = _terms(type(self), args, model, 0 if public is None else len(public.y))
@@ -184,7 +209,9 @@ class HostAggregator(ServerAggregator):
             known("defense_args.defense_type", args.defense_type, sorted(DEFENSES))
         super().__init__(model, args)
         _refuse_protection(terms)
-        federation = Federation.of_server(terms.silos, test, validation=validation, public=public, drift=drift)
+        federation = Federation.of_server(
+            terms.silos, test, validation=validation, public=public, drift=drift
+        )
         every = [*settings.from_args(args).train_args.built_callbacks(), *callbacks]
         self.conversation = Conversation(terms, federation, every, self._settle, kept, run)
 
@@ -192,27 +219,43 @@ class HostAggregator(ServerAggregator):
         return self.conversation.down if self._shown is None else self._shown
 
     def set_model_params(self, model_parameters: Any) -> None:
-        """Does nothing: FedML passes the result of `aggregate`, which the conversation already has."""
+        """Does nothing: FedML passes the result of `aggregate`, which the conversation already
+        has."""
 
-    def on_before_aggregation(self, raw_client_model_or_grad_list: list[tuple[float, Up]]) -> tuple[Any, list[int]]:
-        """Checks the uploads. FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos."""
-        replies = self.conversation.open({up["client"]: up for _, up in raw_client_model_or_grad_list})
+    def on_before_aggregation(
+        self, raw_client_model_or_grad_list: list[tuple[float, Up]]
+    ) -> tuple[Any, list[int]]:
+        """Checks the uploads.
+
+        FedML's hook (clipping, attacks, defences) sees the parameters and may drop silos.
+        """
+        replies = self.conversation.open(
+            {up["client"]: up for _, up in raw_client_model_or_grad_list}
+        )
         clients = list(replies)
         if not any(reply["deltas"] for reply in replies.values()):
             return list(replies.items()), clients
-        start = self.conversation.loop.state.params  # w_t: FedML's hooks take models, replies are differences to it
-        models = [(float(reply["n"]), OrderedDict(add(start, reply["deltas"]))) for reply in replies.values()]
+        start = (
+            self.conversation.loop.state.params
+        )  # w_t: FedML's hooks take models, replies are differences to it
+        models = [
+            (float(reply["n"]), OrderedDict(add(start, reply["deltas"])))
+            for reply in replies.values()
+        ]
         self._shown = OrderedDict(start)
         hooked, kept = super().on_before_aggregation(models)
         self._shown = None
         if len(hooked) != len(kept):
             raise UserError(
-                f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they are is unknown"
+                f"FedML's defence kept {len(hooked)} models of {len(kept)} silos, so whose they "
+                "are is unknown"
             )
         found = []
         for i, (_, model) in zip(kept, hooked, strict=True):
             reply = replies[clients[i]]
-            found.append((clients[i], reply | {"deltas": _differences(model, start, reply["deltas"])}))
+            found.append(
+                (clients[i], reply | {"deltas": _differences(model, start, reply["deltas"])})
+            )
         return found, [clients[i] for i in kept]
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[int, Tree]]) -> Down:
@@ -220,7 +263,10 @@ class HostAggregator(ServerAggregator):
         return self.conversation.feed(dict(raw_client_model_or_grad_list))
 
     def on_after_aggregation(self, aggregated_model_or_grad: Any) -> Any:
-        """FedML's hook (central privacy noise, defences) acts on models. A message passes: its model has been here."""
+        """FedML's hook (central privacy noise, defences) acts on models.
+
+        A message passes: its model has been here.
+        """
         if isinstance(aggregated_model_or_grad, Down):
             return aggregated_model_or_grad
         return super().on_after_aggregation(aggregated_model_or_grad)
@@ -228,19 +274,27 @@ class HostAggregator(ServerAggregator):
     def _settle(self, params: Params) -> Params:
         model = OrderedDict(params)
         hooked = self.on_after_aggregation(model)
-        # FedML may replace tensors of the model; if all are the same objects, the hook left the model alone.
+        # FedML may replace tensors of the model; if all are the same objects, the hook left the
+        # model alone.
         return params if all(hooked[key] is leaf for key, leaf in params.items()) else dict(hooked)
 
-    def test(self, test_data: Any, device: torch.device, args: Any) -> tuple[float, float, None, None]:
+    def test(
+        self, test_data: Any, device: torch.device, args: Any
+    ) -> tuple[float, float, None, None]:
         """(accuracy, loss, -, -) of the last round; it was evaluated when it ended."""
         rows = self.conversation.rows
-        return (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None) if rows else (0.0, 0.0, None, None)
+        return (
+            (rows[-1]["test_accuracy"], rows[-1]["test_loss"], None, None)
+            if rows
+            else (0.0, 0.0, None, None)
+        )
 
 
 def _differences(model: Params, start: Params, deltas: Params) -> Params:
     """w - w_t of a hooked model; a leaf that the hook left alone keeps its bits.
 
-    Values are compared, not objects: FedML clips in place, and its attacks put new tensors into the model.
+    Values are compared, not objects: FedML clips in place, and its attacks put new tensors into the
+    model.
     """
     return {
         key: delta if torch.equal(model[key], start[key] + delta) else model[key] - start[key]
@@ -250,7 +304,12 @@ def _differences(model: Params, start: Params, deltas: Params) -> Params:
 
 def _samples(data: Any) -> Samples:
     """FedML's batches as one tensor each, on the CPU; a single batch is not copied."""
-    return Samples(*(leaves[0] if len(leaves) == 1 else torch.cat(leaves) for leaves in zip(*data, strict=True)))
+    return Samples(
+        *(
+            leaves[0] if len(leaves) == 1 else torch.cat(leaves)
+            for leaves in zip(*data, strict=True)
+        )
+    )
 
 
 def _refuse_protection(terms: settings.Terms) -> None:
@@ -258,7 +317,8 @@ def _refuse_protection(terms: settings.Terms) -> None:
     defender = FedMLDefender.get_instance()
     if defender.is_defense_on_aggregation():
         raise UserError(
-            f"defense_args.defense_type = {defender.defense_type!r} replaces the average, which the recipe makes; "
+            f"defense_args.defense_type = {defender.defense_type!r} replaces the average, which "
+            "the recipe makes; "
             "allowed: defences before or after aggregation"
         )
     central = FedMLDifferentialPrivacy.get_instance().is_global_dp_enabled()
@@ -268,7 +328,9 @@ def _refuse_protection(terms: settings.Terms) -> None:
         asks = component.exchanges(terms.algorithm.setting)
         if (overrides(component, "survey") and asks.round) or asks.finish:
             raise UserError(
-                f"recipe {terms.algorithm.name!r}: {component.name} sends the new model out once more before FedML's "
-                "central privacy noise or defence is added at its end; allowed: local privacy, defences before "
+                f"recipe {terms.algorithm.name!r}: {component.name} sends the new model out "
+                "once more before FedML's "
+                "central privacy noise or defence is added at its end; allowed: local privacy, "
+                "defences before "
                 "aggregation"
             )

@@ -1,8 +1,9 @@
-"""One process of a cross-silo run: `noniid deploy server --config fedml_config.yaml`, or `silo --rank 1`.
+"""One process of a cross-silo run: `noniid deploy server --config fedml_config.yaml`, or `silo
+--rank 1`.
 
-Errors are one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too few silos answered,
-4 not admitted, 5 no contact with the server, 6 stopped on request. After 1, 3, 5 and 6 the process can be started again
-and goes on.
+Errors are one line on stderr. Exit codes: 0 the run is over, 1 it broke down, 2 wrong input, 3 too
+few silos answered, 4 not admitted, 5 no contact with the server, 6 stopped on request. After 1, 3,
+5 and 6 the process can be started again and goes on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.files import append, leaving_nothing, opened, remove_abandoned, write_whole, writing
+from fedml_noniid.plugins.data.files import (
+    append,
+    leaving_nothing,
+    opened,
+    remove_abandoned,
+    write_whole,
+    writing,
+)
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.callbacks import Hear
 from fedml_noniid.plugins.engines.record import rounds_csv
@@ -59,13 +67,19 @@ class Process:
         deployment = settings.read(config)
         if not 0 <= rank <= deployment.silos:
             raise UserError(
-                f"--rank {rank}: allowed: 1 to {deployment.silos} (train_args.client_num_in_total in {config})"
+                f"--rank {rank}: allowed: 1 to {deployment.silos} "
+                f"(train_args.client_num_in_total in {config})"
             )
-        process = Process(rank, config, deployment, shards.read(deployment.shard(rank), rank, deployment.silos))
-        terms = settings.terms(deployment, deployment.train_args.recipe, process.network, process.shard.n_public)
+        process = Process(
+            rank, config, deployment, shards.read(deployment.shard(rank), rank, deployment.silos)
+        )
+        terms = settings.terms(
+            deployment, deployment.train_args.recipe, process.network, process.shard.n_public
+        )
         terms.plan.local.check(process.input_shape, torch.device("cpu"))
         if rank == 0:
-            deployment.comm_args.check_free()  # FedML takes 11 s to import; the endpoint checks it again
+            # FedML takes 11 s to import; the endpoint checks it again
+            deployment.comm_args.check_free()
         return process
 
     @property
@@ -84,14 +98,18 @@ class Process:
         with writing(log):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             logging.basicConfig(
-                handlers=[LogFile(log)], level=logging.INFO, format="%(asctime)s %(message)s", force=True
+                handlers=[LogFile(log)],
+                level=logging.INFO,
+                format="%(asctime)s %(message)s",
+                force=True,
             )
             file = opened(log, "a", private=True)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UserError(
-                f"tracking_args.output_dir = {str(self.folder)!r}: another process of rank {self.rank} runs there"
+                f"tracking_args.output_dir = {str(self.folder)!r}: another process of rank "
+                f"{self.rank} runs there"
             ) from None
         # What a stranger causes is counted by the coordinator.
         logging.getLogger("grpc").setLevel(logging.CRITICAL)
@@ -99,7 +117,9 @@ class Process:
             handler.addFilter(_logged)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _stop)
-        remove_abandoned(self.folder, WRITTEN if self.rank == 0 else [f"silo-{self.rank}.safetensors"])
+        remove_abandoned(
+            self.folder, WRITTEN if self.rank == 0 else [f"silo-{self.rank}.safetensors"]
+        )
         torch.set_num_threads(self.deployment.device_args.threads)
         with file, redirect_stdout(file):  # FedML prints
             try:
@@ -109,7 +129,9 @@ class Process:
                     self._server(console)
             except UserError:
                 raise
-            except Exception as error:  # of FedML or the pair: the log gets the traceback, the user one line
+            except (
+                Exception
+            ) as error:  # of FedML or the pair: the log gets the traceback, the user one line
                 LOG.exception("unexpected")
                 said = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 raise ends.BrokenError(f"{said}; see {log}") from error
@@ -127,10 +149,14 @@ class Process:
         def on_round(row: Mapping[str, float]) -> None:
             assert aggregator is not None and coordinator is not None, "they call this"
             measured = f"test accuracy {row['test_accuracy']:.4f}, loss {row['test_loss']:.4f}"
-            found = measured if math.isfinite(row["test_accuracy"]) else "test accuracy not measured"
+            found = (
+                measured if math.isfinite(row["test_accuracy"]) else "test accuracy not measured"
+            )
             line = f"round {row['round']:.0f} of {rounds}: {found}, {row['seconds']:.1f} s"
             missing = aggregator.conversation.missing
-            late = sorted({k for (t, _), clients in missing.items() if t == row["round"] for k in clients})
+            late = sorted(
+                {k for (t, _), clients in missing.items() if t == row["round"] for k in clients}
+            )
             self._tables(aggregator)
             line += f", without {', '.join(map(wire.silo, late))}" if late else ""
             coordinator.round_over(line)
@@ -144,28 +170,38 @@ class Process:
         conversation = aggregator.conversation
         if conversation.loop.start.task.own:
             LOG.warning(
-                "recipe %s: each silo keeps its batch norms to itself and tests its own model; accuracies are over "
+                "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
+                "accuracies are over "
                 "the test samples in the silos' files (noniid deploy shards --test)",
                 conversation.terms.algorithm.name,
             )
         if conversation.rows:  # a kill may have come between the checkpoint and the tables
             self._tables(aggregator, again=True)
-        coordinator = Coordinator(comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds)
+        coordinator = Coordinator(
+            comm, self.deployment.silos, conversation.terms.fingerprint, conversation.run, rounds
+        )
         endpoint = Endpoint(comm, self.deployment.kit(0), coordinator)
         start = conversation.loop.done + 1
-        LOG.info("run %s: round %d of %d is next, at %s", conversation.run, start, rounds, comm.server)
+        LOG.info(
+            "run %s: round %d of %d is next, at %s", conversation.run, start, rounds, comm.server
+        )
         try:
             with endpoint:
                 self._run(args, model, ServerRole(aggregator, coordinator))
             outcome = conversation.outcome or conversation.loop.outcome
             digest = results.write_model(self.folder / results.MODEL, outcome)
         except UserError as error:  # the settings were right when the run began
-            raise error if isinstance(error, ends.QuorumError) else ends.BrokenError(str(error)) from None
+            raise (
+                error if isinstance(error, ends.QuorumError) else ends.BrokenError(str(error))
+            ) from None
         console.write(f"weights {digest} in {self.folder / results.MODEL}\n")
         console.flush()
 
     def _tables(self, aggregator: HostAggregator, again: bool = False) -> None:
-        """Writes rounds.csv and absent.csv. Without `again`, rounds.csv only grows by its last row."""
+        """Writes rounds.csv and absent.csv.
+
+        Without `again`, rounds.csv only grows by its last row.
+        """
         rows, place = aggregator.conversation.rows, self.folder / results.ROUNDS
         if again or len(rows) == 1 or not place.is_file():
             write_whole(place, rounds_csv(rows))
@@ -184,16 +220,22 @@ class Process:
 
         parts, k = self.shard.parts, self.rank - 1
         train, device = parts["train"], torch.device("cpu")
-        trainer = pair[0](model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test"))
+        trainer = pair[0](
+            model, args, parts.get("public"), self.shard.noise, self.shard.drift, parts.get("test")
+        )
         # As answers count: with the public samples that every client trains on.
         public = parts["public"].y if "public" in parts else ()
         n = len(train.y) + round(trainer.terms.algorithm.needs.shared * len(public))
-        adapter = TrainerDistAdapter(args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer)
+        adapter = TrainerDistAdapter(
+            args, device, self.rank, model, n, {k: n}, {k: batches(train)}, None, trainer
+        )
         kit = self.deployment.kit(self.rank)
         with Link(self.deployment.comm_args, kit, k, trainer.terms.fingerprint, n) as link:
             LOG.info("run %s: %s has joined", link.run, wire.silo(k))
             adapter.update_dataset(k)
-            beside = kit or self.folder / f"silo-{self.rank}"  # without certificates there is no kit
+            beside = (
+                kit or self.folder / f"silo-{self.rank}"
+            )  # without certificates there is no kit
             secret = beside.with_name(f"{beside.name}.noise.key")
             trainer.begin(self.folder / f"silo-{self.rank}.safetensors", link.run, secret=secret)
             self._run(args, model, SiloRole(adapter, link))
@@ -202,8 +244,8 @@ class Process:
     def _fedml(self) -> tuple[Any, Any, tuple[Any, Any]]:
         """(args, model, pair): the first steps of a FedML user's main.py, without `fedml.init`.
 
-        That would ask FedML's host for its configuration, and seed the generators that privacy noise is drawn from
-        with the seed that every participant knows.
+        That would ask FedML's host for its configuration, and seed the generators that privacy
+        noise is drawn from with the seed that every participant knows.
         """
         with leaving_nothing():
             from fedml.arguments import Arguments
@@ -212,9 +254,15 @@ class Process:
         from fedml_noniid.plugins.silo.pair import make_pair
 
         command = argparse.Namespace(
-            yaml_config_file=str(self.config), run_id="0", rank=self.rank, local_rank=0, node_rank=0,
-            role="client" if self.rank else "server", run_device_id="0", using_mlops=False,
-        )  # fmt: skip
+            yaml_config_file=str(self.config),
+            run_id="0",
+            rank=self.rank,
+            local_rank=0,
+            node_rank=0,
+            role="client" if self.rank else "server",
+            run_device_id="0",
+            using_mlops=False,
+        )
         args = Arguments(command, training_type="cross_silo", comm_backend="GRPC")
         args.worker_num = self.deployment.silos
         return args, Model(self.network), make_pair(self.deployment.train_args.recipe)
@@ -227,7 +275,10 @@ class Process:
 
 
 class LogFile(logging.FileHandler):
-    """A log for its owner alone. It follows no symbolic link, which may lead to a file that is not ours."""
+    """A log for its owner alone.
+
+    It follows no symbolic link, which may lead to a file that is not ours.
+    """
 
     def _open(self) -> Any:
         return opened(Path(self.baseFilename), "a", private=True)
@@ -239,7 +290,8 @@ def log_file(folder: Path, rank: int) -> Path:
 
 
 def _logged(record: logging.LogRecord) -> bool:
-    """Makes a record one line, as others may have written its text; False for FedML's, all "root", many per message."""
+    """Makes a record one line, as others may have written its text; False for FedML's, all "root",
+    many per message."""
     record.msg, record.args = ends.one_line(record.getMessage()), ()
     return record.name != "root" or record.levelno >= logging.WARNING
 
@@ -258,12 +310,16 @@ def leave(code: int) -> NoReturn:
 
 def run(rank: int, config: Path) -> int:
     """Runs one process and returns the exit code. An error is one line on stderr and in the log."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC's own lines; errors that matter are raised
+    os.environ.setdefault(
+        "GRPC_VERBOSITY", "NONE"
+    )  # gRPC's own lines; errors that matter are raised
     try:
         Process.of(rank, config).run(sys.stdout)
     except (UserError, ends.StoppedError) as error:
         # Without a log file, logging would print the line a second time.
-        if any(isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers):
+        if any(
+            isinstance(handler, logging.FileHandler) for handler in logging.getLogger().handlers
+        ):
             LOG.error("error: %s", error)
         sys.stderr.write(f"error: {ends.one_line(str(error))}\n")
         return ends.code(error)
@@ -282,5 +338,9 @@ def status(config: Path) -> str:
         if not (folder / results.MODEL).is_file():
             raise
         # The server ends with the run. On its machine, its files tell.
-        found = {"over": True, "rounds": deployment.train_args.rounds, "model": str(folder / results.MODEL)}
+        found = {
+            "over": True,
+            "rounds": deployment.train_args.rounds,
+            "model": str(folder / results.MODEL),
+        }
     return json.dumps(found, indent=2)

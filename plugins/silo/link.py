@@ -1,4 +1,7 @@
-"""A silo's connection to the server. The silo only calls: it has no open port, and works behind NAT and firewalls."""
+"""A silo's connection to the server.
+
+The silo only calls: it has no open port, and works behind NAT and firewalls.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,22 @@ from fedml_noniid.plugins.silo.settings import CommArgs
 from fedml_noniid.plugins.silo.wire import Down, Up
 
 LOG = logging.getLogger(__name__)
-FOR_GOOD = ("configuration", "samples", "replaced", "identity")  # refusals that another try doesn't change
+FOR_GOOD = (
+    "configuration",
+    "samples",
+    "replaced",
+    "identity",
+)  # refusals that another try doesn't change
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0  # between two tries, before jitter
 PAUSE = 0.1  # of the time that the server has been away
 OPTIONS = [
-    *KEEPALIVE, ("grpc.enable_http_proxy", 0), ("grpc.enable_retries", 0),
+    *KEEPALIVE,
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
     # gRPC's own pauses between connections grow to two minutes.
-    ("grpc.initial_reconnect_backoff_ms", 200), ("grpc.max_reconnect_backoff_ms", 1_000),
-]  # fmt: skip
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+]
 T = TypeVar("T")
 
 
@@ -53,18 +64,30 @@ def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
     with channel(comm, kit, 0) as line:
         call = line.unary_unary(f"/{SERVICE}/Status")
         try:
-            return dict(json.loads(call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),))))
+            return dict(
+                json.loads(call(b"{}", timeout=5.0, metadata=(("name", certificates.SERVER),)))
+            )
         except grpc.RpcError as error:
-            raise LostError(f"no answer from {comm.server} ({_reason(error)}); is the server running?") from None
+            raise LostError(
+                f"no answer from {comm.server} ({_reason(error)}); is the server running?"
+            ) from None
         except (ValueError, TypeError):
-            raise LostError(f"{comm.server} answers, but not as a server of this package does") from None
+            raise LostError(
+                f"{comm.server} answers, but not as a server of this package does"
+            ) from None
 
 
 class Link:
-    """One silo's calls. Each is repeated until the server answers, with pauses that grow and are jittered."""
+    """One silo's calls.
 
-    def __init__(self, comm: CommArgs, kit: Path | None, client: int, terms: str, samples: int) -> None:
-        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `samples` is n_k."""
+    Each is repeated until the server answers, with pauses that grow and are jittered.
+    """
+
+    def __init__(
+        self, comm: CommArgs, kit: Path | None, client: int, terms: str, samples: int
+    ) -> None:
+        """`client` counts from 0; `terms` is the fingerprint of the silo's configuration; `samples`
+        is n_k."""
         self._comm, self._client, self._terms, self._samples = comm, client, terms, samples
         self._session, self._jitter = secrets.token_hex(8), random.Random()
         self._metadata = (("name", certificates.name(client + 1)),)  # read in plaintext only
@@ -85,25 +108,34 @@ class Link:
     def hello(self) -> None:
         """Introduces this process. Raises NotAdmittedError, LostError."""
         values = (self._client, self._session, self._terms, self._samples)
-        head, call = frames.head(dict(zip(HELLO, values, strict=True))), self._channel.unary_unary(f"/{SERVICE}/Hello")
+        head, call = (
+            frames.head(dict(zip(HELLO, values, strict=True))),
+            self._channel.unary_unary(f"/{SERVICE}/Hello"),
+        )
         welcome = self._patiently(
             lambda: frames.parsed(call(head, timeout=30.0, metadata=self._metadata) or b"", WELCOME)
         )
         if self.run and welcome["run"] != self.run:
             raise UserError(
-                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; delete this silo's file "
+                f"the server has lost run {self.run} and is at run {shown(welcome['run'])}; "
+                "delete this silo's file "
                 "of the old run and start it again"
             )
         self.run = welcome["run"]
         self._head = {**welcome, "session": self._session, "client": self._client}
 
     def task(self) -> Down | None:
-        """The next message; None when the run is over. Raises UserError if the server has given the run up."""
+        """The next message; None when the run is over.
+
+        Raises UserError if the server has given the run up.
+        """
         call = self._channel.unary_stream(f"/{SERVICE}/Task")
         began = time.monotonic()
         while True:
             try:
-                found = self._patiently(lambda: self._read(call(frames.head(self._head), **self._long)))
+                found = self._patiently(
+                    lambda: self._read(call(frames.head(self._head), **self._long))
+                )
             except RefusedError as refusal:
                 if refusal.name != "epoch":
                     raise
@@ -125,7 +157,9 @@ class Link:
 
     def fail(self, exchange: int, why: str) -> None:
         """Tells the server that this silo can't answer."""
-        self._upload(lambda: iter([frames.head(self._head | {"exchange": exchange, "failed": why[:500]})]))
+        self._upload(
+            lambda: iter([frames.head(self._head | {"exchange": exchange, "failed": why[:500]})])
+        )
 
     @property
     def _long(self) -> dict[str, Any]:
@@ -137,8 +171,13 @@ class Link:
         try:
             self._patiently(lambda: call(sent(), **self._long))
         except RefusedError as refusal:
-            # Late, or sent twice because the first reply was lost, or the server was started again and will ask again.
-            level = logging.DEBUG if refusal.name in ("stale", "duplicate", "epoch") else logging.WARNING
+            # Late, or sent twice because the first reply was lost, or the server was started again
+            # and will ask again.
+            level = (
+                logging.DEBUG
+                if refusal.name in ("stale", "duplicate", "epoch")
+                else logging.WARNING
+            )
             LOG.log(level, "the server refused this answer: %s", refusal)
             if refusal.name == "epoch":
                 self.hello()
@@ -149,7 +188,9 @@ class Link:
         head = frames.parsed(frames.following(received), ASK)
         if head["kind"] == "stop":
             raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
-        early = time.monotonic() - began < HOLD_S / 2  # our server holds a call before it says "wait"
+        early = (
+            time.monotonic() - began < HOLD_S / 2
+        )  # our server holds a call before it says "wait"
         if head["kind"] == "over" or (head["kind"] == "wait" and not early):
             return str(head["kind"])
         if head["kind"] != "ask":
@@ -158,7 +199,9 @@ class Link:
         frames.check_size(leaves, self._comm.max_message_mb << 20)
         trees = wire.nested(frames.read(received, leaves))
         ask = Ask(head["job"], (self._client,), **trees, owner=head["owner"])
-        return Down(head["exchange"], head["round"], ask, head["terms"], {self._client: head["counted"]})
+        return Down(
+            head["exchange"], head["round"], ask, head["terms"], {self._client: head["counted"]}
+        )
 
     def _attend(self) -> None:
         """Keeps the stream open that shows the server that this silo is there."""
@@ -171,7 +214,10 @@ class Link:
             self._over.wait(self._jitter.uniform(0.5, 1.0))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """What `call` returns, once the server answers. Raises RefusedError, NotAdmittedError, LostError."""
+        """What `call` returns, once the server answers.
+
+        Raises RefusedError, NotAdmittedError, LostError.
+        """
         began, comm = time.monotonic(), self._comm
         while True:
             try:
@@ -184,25 +230,35 @@ class Link:
             except RefusedError as refusal:
                 if refusal.name not in ("malformed", "truncated"):
                     raise
-                reason = f"its reply makes no sense: {refusal}"  # a broken line, a proxy, or another program
+                # a broken line, a proxy, or another program
+                reason = f"its reply makes no sense: {refusal}"
             waited = time.monotonic() - began
             if waited > comm.lost_s:
-                raise LostError(f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})")
+                raise LostError(
+                    f"no contact with the server at {comm.server} for {comm.lost_s:g} s ({reason})"
+                )
             self._pause(waited)
 
     def _pause(self, waited: float) -> None:
         """Sleeps for longer, the longer this silo has waited (seconds)."""
-        time.sleep(min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S) * self._jitter.uniform(0.5, 1.5))
+        time.sleep(
+            min(max(PAUSE * waited, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            * self._jitter.uniform(0.5, 1.5)
+        )
 
 
 def _refusal(error: grpc.RpcError) -> RefusedError | None:
-    """The server's refusal, if that is the error. Raises NotAdmittedError if another try can't change it."""
+    """The server's refusal, if that is the error.
+
+    Raises NotAdmittedError if another try can't change it.
+    """
     code, details = error.code(), error.details() or ""
     if code is grpc.StatusCode.PERMISSION_DENIED:
         raise NotAdmittedError(f"the server does not admit this silo: {details[:300]}") from None
     if "CERTIFICATE_VERIFY_FAILED" in details:
         raise NotAdmittedError(
-            "the process at comm_args.server has no certificate of this federation; check address and ca.crt"
+            "the process at comm_args.server has no certificate of this federation; check "
+            "address and ca.crt"
         ) from None
     if code is not grpc.StatusCode.FAILED_PRECONDITION:
         return None

@@ -1,4 +1,5 @@
-"""A whole cross-silo run on this machine: server and silos are processes over loopback gRPC, watched and ended."""
+"""A whole cross-silo run on this machine: server and silos are processes over loopback gRPC,
+watched and ended."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ from fedml_noniid.plugins.simulate import simulate as simulated
 
 CONFIG = Path(__file__).with_name("fedml_config.yaml")
 RECEIPT = "loopback.txt"
-# How processes start. A process that has imported FedML, and that runs nothing beside it, may set "fork".
+# How processes start. A process that has imported FedML, and that runs nothing beside it, may set
+# "fork".
 METHOD = "forkserver"
 Main = Callable[[int, str, str], None]
 DEADLINE_S = 900.0
@@ -49,14 +51,19 @@ PUBLIC = 100  # samples of the public split, where a recipe needs one
 class Processes:
     """A server and its silos as processes on this machine. All are ended at the end."""
 
-    def __init__(self, deployment: settings.Deployment, parts: Parts, folder: Path, main: Main | None = None) -> None:
-        """Writes the files of all processes under `folder`; starts nothing. Raises UserError, also if it is not ours.
+    def __init__(
+        self, deployment: settings.Deployment, parts: Parts, folder: Path, main: Main | None = None
+    ) -> None:
+        """Writes the files of all processes under `folder`; starts nothing.
+
+        Raises UserError, also if it is not ours.
 
         `main`: what each process runs, with (rank, configuration, folder for its output).
         """
         if deployment.silos != len(parts.clients):
             raise UserError(
-                f"train_args.client_num_in_total = {deployment.silos}, but the partition has {len(parts.clients)} "
+                f"train_args.client_num_in_total = {deployment.silos}, but the partition has "
+                f"{len(parts.clients)} "
                 "clients"
             )
         _claim(folder)
@@ -73,10 +80,14 @@ class Processes:
         self._main = main or process
         # One clean process imports FedML once (11 s, 1 GB) and forks the others.
         self._context: Any = multiprocessing.get_context(METHOD)
-        self._context.set_forkserver_preload(["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"])
-        # gRPC itself writes a line on each connection that ends. Errors that matter are raised and logged.
+        self._context.set_forkserver_preload(
+            ["fedml_noniid.plugins.silo.pair", "fedml_noniid.plugins.silo.roles"]
+        )
+        # gRPC itself writes a line on each connection that ends. Errors that matter are raised and
+        # logged.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-        # An interrupt ends this process, and it ends the others. Hidden from them, it costs no traceback of their own.
+        # An interrupt ends this process, and it ends the others. Hidden from them, it costs no
+        # traceback of their own.
         resource_tracker.ensure_running()  # first: it makes interrupts visible again
         hidden = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         if METHOD == "forkserver":
@@ -92,7 +103,9 @@ class Processes:
 
     def start(self, rank: int) -> None:
         """Starts the process of a rank."""
-        process = self._context.Process(target=self._main, args=(rank, str(self.config), str(self.output)), daemon=True)
+        process = self._context.Process(
+            target=self._main, args=(rank, str(self.config), str(self.output)), daemon=True
+        )
         process.start()
         self.running[rank] = process
 
@@ -108,25 +121,34 @@ class Processes:
             return weights_sha256({key: file.get_tensor(key) for key in file.keys()})  # noqa: SIM118, not a dict
 
 
-def run(deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S) -> str:
+def run(
+    deployment: settings.Deployment, parts: Parts, folder: Path, deadline_s: float = DEADLINE_S
+) -> str:
     """Runs a deployment with processes on this machine; all files are written under `folder`.
 
-    Returns the SHA-256 of the final weights. Raises UserError that says which process failed and why. In every case,
-    all processes are ended.
+    Returns the SHA-256 of the final weights. Raises UserError that says which process failed and
+    why. In every case, all processes are ended.
     """
     with Processes(deployment, parts, folder) as processes:
         for rank in range(deployment.silos + 1):
             processes.start(rank)
-        _watch([processes.running[rank] for rank in range(deployment.silos + 1)], deadline_s, processes.output)
+        _watch(
+            [processes.running[rank] for rank in range(deployment.silos + 1)],
+            deadline_s,
+            processes.output,
+        )
         return processes.digest()
 
 
 def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | None = None) -> str:
-    """The same run in the sequential simulation, with the same absences; returns the SHA-256 of the final weights."""
+    """The same run in the sequential simulation, with the same absences; returns the SHA-256 of the
+    final weights."""
     train, threads = deployment.train_args, torch.get_num_threads()
     torch.set_num_threads(deployment.device_args.threads)
     try:
-        network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding)
+        network = deployment.network(
+            tuple(parts.train.x.shape[1:]), parts.n_classes, parts.embedding
+        )
         federation = Federation.of(
             parts.train,
             parts.clients,
@@ -138,24 +160,36 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
             tests=parts.own_tests,
         )
         plan = replace(deployment.plan(network), engine="sequential")
-        outcome = simulated(train.recipe, train.settings, federation, plan, train.built_callbacks()).run()
+        outcome = simulated(
+            train.recipe, train.settings, federation, plan, train.built_callbacks()
+        ).run()
     finally:
         torch.set_num_threads(threads)
     return weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
 
 
 def needs_public(recipe: str) -> bool:
-    """Whether a method of the recipe needs the public split. A method that only records facts about it does not."""
-    return any(recipes.METHODS[method]().needs.public >= Public.UNLABELLED for method in recipes.parse(recipe))
+    """Whether a method of the recipe needs the public split.
+
+    A method that only records facts about it does not.
+    """
+    return any(
+        recipes.METHODS[method]().needs.public >= Public.UNLABELLED
+        for method in recipes.parse(recipe)
+    )
 
 
 def keeps_own(recipe: str) -> bool:
-    """Whether a method of the recipe keeps a part of the model on the silos, so that they test it themselves."""
+    """Whether a method of the recipe keeps a part of the model on the silos, so that they test it
+    themselves."""
     return any(recipes.METHODS[method]().needs.own_norms for method in recipes.parse(recipe))
 
 
 def process(rank: int, config: str, output: str) -> None:
-    """The main function of a forked process. Its error goes to its log, where `failure` reads it."""
+    """The main function of a forked process.
+
+    Its error goes to its log, where `failure` reads it.
+    """
     threading.Thread(target=_die_with_parent, daemon=True).start()
     logging.basicConfig(handlers=[launch.LogFile(launch.log_file(Path(output), rank))])
     sys.stderr = open(os.devnull, "w")  # noqa: SIM115, until the process ends
@@ -163,7 +197,8 @@ def process(rank: int, config: str, output: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """Ends this process as soon as its parent is gone, for any reason; otherwise it would keep its port."""
+    """Ends this process as soon as its parent is gone, for any reason; otherwise it would keep its
+    port."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "runs within a process that was started here"
     wait([parent.sentinel])
@@ -193,7 +228,8 @@ def _watch(processes: Sequence[BaseProcess], deadline_s: float, output: Path) ->
 
 
 def failure(codes: Sequence[int | None], output: Path) -> str:
-    """The process that is the likely cause: one that was killed, otherwise the server, otherwise a silo."""
+    """The process that is the likely cause: one that was killed, otherwise the server, otherwise a
+    silo."""
     bad = {rank: code for rank, code in enumerate(codes) if code}
     rank = next((rank for rank, code in bad.items() if code < 0), min(bad))
     log = launch.log_file(output, rank)
@@ -210,23 +246,39 @@ def name(rank: int) -> str:
 
 
 def _claim(folder: Path) -> None:
-    """Makes a folder one that runs here may empty. UserError if it holds what none of them wrote."""
+    """Makes a folder one that runs here may empty.
+
+    UserError if it holds what none of them wrote.
+    """
     receipt = folder / RECEIPT
-    if folder.is_dir() and not receipt.is_file() and (found := sorted(path.name for path in folder.iterdir())):
+    if (
+        folder.is_dir()
+        and not receipt.is_file()
+        and (found := sorted(path.name for path in folder.iterdir()))
+    ):
         raise UserError(
-            f"{folder}: holds {found[0]}, and no run on this machine wrote that; allowed: a new or an empty folder"
+            f"{folder}: holds {found[0]}, and no run on this machine wrote that; allowed: a new "
+            "or an empty folder"
         )
-    write_whole(receipt, "Runs of a server and its silos on one machine replace the files of this folder.\n")
+    write_whole(
+        receipt, "Runs of a server and its silos on one machine replace the files of this folder.\n"
+    )
 
 
 def _moved(deployment: settings.Deployment, folder: Path) -> settings.Deployment:
     """The deployment with every path under `folder`, at a free port."""
-    data = deployment.data_args.model_copy(update={"shard": str(folder / "shards" / "{rank}.safetensors")})
+    data = deployment.data_args.model_copy(
+        update={"shard": str(folder / "shards" / "{rank}.safetensors")}
+    )
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
-    comm = deployment.comm_args.model_copy(update={"server": address, "kit": str(folder / "kits" / "{rank}")})
+    comm = deployment.comm_args.model_copy(
+        update={"server": address, "kit": str(folder / "kits" / "{rank}")}
+    )
     tracking = deployment.tracking_args.model_copy(update={"output_dir": str(folder / "run")})
-    return deployment.model_copy(update={"data_args": data, "comm_args": comm, "tracking_args": tracking})
+    return deployment.model_copy(
+        update={"data_args": data, "comm_args": comm, "tracking_args": tracking}
+    )
 
 
 def _overridden(
@@ -237,7 +289,9 @@ def _overridden(
     train = content["train_args"]
     if recipe is not None:
         train["recipe"] = recipe
-        train["settings"] = {m: v for m, v in train["settings"].items() if m in recipes.parse(recipe)}
+        train["settings"] = {
+            m: v for m, v in train["settings"].items() if m in recipes.parse(recipe)
+        }
     if silos is not None:
         train["client_num_in_total"] = train["client_num_per_round"] = silos
     return settings.check(content, where)
@@ -248,26 +302,45 @@ def _parts(deployment: settings.Deployment) -> Parts:
     data_args, seed = deployment.data_args, deployment.common_args.random_seed
     data = datasets.load(data_args.dataset, Path(data_args.data_cache_dir))
     split = splits.hold_out(data.train_y.numpy(), 0.1, PUBLIC, seed)
-    params = {"alpha": data_args.partition_alpha} if data_args.partition_method == "dirichlet" else {}
+    params = (
+        {"alpha": data_args.partition_alpha} if data_args.partition_method == "dirichlet" else {}
+    )
     clients = partitions.partition(
-        data_args.partition_method, data.train_y.numpy(), split.train, deployment.silos, seed, data.train_owner,
-        f"data set {data.name!r}", **params,
-    )  # fmt: skip
+        data_args.partition_method,
+        data.train_y.numpy(),
+        split.train,
+        deployment.silos,
+        seed,
+        data.train_owner,
+        f"data set {data.name!r}",
+        **params,
+    )
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
     tests = (
-        test_parts(data, clients, data_args.partition_method, seed) if keeps_own(deployment.train_args.recipe) else None
+        test_parts(data, clients, data_args.partition_method, seed)
+        if keeps_own(deployment.train_args.recipe)
+        else None
     )
     return Parts.cut(data, clients, split.validation, public, tests=tests)
 
 
-def of_file(config: Path, recipe: str | None, silos: int | None) -> tuple[settings.Deployment, Parts]:
-    """The deployment of a file, and its data set cut for it. `recipe`, `silos`: instead of the file's. UserError."""
+def of_file(
+    config: Path, recipe: str | None, silos: int | None
+) -> tuple[settings.Deployment, Parts]:
+    """The deployment of a file, and its data set cut for it.
+
+    `recipe`, `silos`: instead of the file's. UserError.
+    """
     deployment = _overridden(settings.read(config), recipe, silos, "loopback")
     return deployment, _parts(deployment)
 
 
-def compare(deployment: settings.Deployment, parts: Parts, out: Path, say: Callable[[str], object]) -> None:
-    """Runs a deployment over loopback, simulates the same, and compares the weights. UserError if they differ.
+def compare(
+    deployment: settings.Deployment, parts: Parts, out: Path, say: Callable[[str], object]
+) -> None:
+    """Runs a deployment over loopback, simulates the same, and compares the weights.
+
+    UserError if they differ.
 
     `out`: folder for all files. `say` gets two lines.
     """

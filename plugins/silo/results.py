@@ -10,7 +10,12 @@ from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.hashing import model_tensors, weights_sha256
 from fedml_noniid.plugins.engines.run import Outcome
 
-ROUNDS, MODEL, ABSENT, CHECKPOINT = "rounds.csv", "model.safetensors", "absent.csv", "checkpoint.safetensors"
+ROUNDS, MODEL, ABSENT, CHECKPOINT = (
+    "rounds.csv",
+    "model.safetensors",
+    "absent.csv",
+    "checkpoint.safetensors",
+)
 
 
 def write_model(path: Path, outcome: Outcome) -> str:

@@ -1,4 +1,5 @@
-"""FedML's two roles over our transport: each has the `run()` that `FedMLRunner(..., algorithm_flow=...)` calls.
+"""FedML's two roles over our transport: each has the `run()` that `FedMLRunner(...,
+algorithm_flow=...)` calls.
 
 They call trainer and aggregator in the order in which FedML's own managers do.
 """
@@ -34,7 +35,9 @@ class ServerRole:
         except UserError as error:
             # The reason may quote a silo's own words, which are not for the others.
             few = isinstance(error, QuorumError)
-            self._coordinator.finish("stop", "too few silos answered" if few else "the server has failed")
+            self._coordinator.finish(
+                "stop", "too few silos answered" if few else "the server has failed"
+            )
             raise
         self._coordinator.finish("over", "")
 
@@ -43,7 +46,9 @@ class ServerRole:
         if conversation.down.ask is not None:
             self._coordinator.gather(conversation.resumed)
         while (ask := conversation.down.ask) is not None:
-            found = self._coordinator.ask(conversation.down, conversation.schema, conversation.opened)
+            found = self._coordinator.ask(
+                conversation.down, conversation.schema, conversation.opened
+            )
             conversation.without([client for client in ask.to if client not in found])
             uploads: list[Any] = [(float(up["leaves"]["n"]), up) for up in found.values()]
             kept, _ = aggregator.on_before_aggregation(uploads)

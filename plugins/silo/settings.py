@@ -23,7 +23,14 @@ from fedml_noniid.plugins.engines.hashing import weights_sha256
 from fedml_noniid.plugins.engines.plan import Plan, initial_model
 from fedml_noniid.plugins.models.forward import Model
 from fedml_noniid.plugins.own_code import look_in
-from fedml_noniid.plugins.settings import Count, CountOrNone, LearningRate, LocalSettings, Section, mistakes
+from fedml_noniid.plugins.settings import (
+    Count,
+    CountOrNone,
+    LearningRate,
+    LocalSettings,
+    Section,
+    mistakes,
+)
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -82,9 +89,15 @@ class CommArgs(Section):
     kit: str = "kits/{rank}"  # certificates of this process
     plaintext: bool = False  # without certificates; on the machine's own addresses only
     quorum: CountOrNone = 0  # answers without which an exchange can't end; 0: of all that are asked
-    deadline_s: float = Field(default=600.0, gt=0)  # seconds that an exchange waits for more answers than the quorum
-    patience_s: float = Field(default=3600.0, gt=0)  # seconds that an exchange waits for its quorum; then the run ends
-    gone_s: float = Field(default=10.0, ge=0)  # seconds without contact after which a silo is not waited for
+    deadline_s: float = Field(
+        default=600.0, gt=0
+    )  # seconds that an exchange waits for more answers than the quorum
+    patience_s: float = Field(
+        default=3600.0, gt=0
+    )  # seconds that an exchange waits for its quorum; then the run ends
+    gone_s: float = Field(
+        default=10.0, ge=0
+    )  # seconds without contact after which a silo is not waited for
     lost_s: float = Field(default=3600.0, gt=0)  # seconds that a silo looks for the server
     max_samples: Count = 10_000_000  # the most that a silo may say it has
     max_message_mb: Count = 2048  # the most that a silo takes at once
@@ -98,10 +111,13 @@ class CommArgs(Section):
     def check_free(self) -> None:
         """UserError unless a server can listen at `server`."""
         try:
-            socket.create_server(self.place, family=socket.AF_INET6 if ":" in self.place[0] else socket.AF_INET).close()
+            socket.create_server(
+                self.place, family=socket.AF_INET6 if ":" in self.place[0] else socket.AF_INET
+            ).close()
         except OSError as error:
             raise UserError(
-                f"comm_args.server = {self.server!r}: can't listen there ({error.strerror or error}); choose an "
+                f"comm_args.server = {self.server!r}: can't listen there "
+                f"({error.strerror or error}); choose an "
                 "address of this machine and a port that is free"
             ) from None
 
@@ -120,14 +136,24 @@ class DpArgs(Section):
     @model_validator(mode="after")
     def _acts(self) -> DpArgs:
         if self.enable_dp:
-            known("dp_solution_type", self.dp_solution_type, ["ldp", "cdp"])  # FedML's others would do nothing here
+            known(
+                "dp_solution_type", self.dp_solution_type, ["ldp", "cdp"]
+            )  # FedML's others would do nothing here
             if self.mechanism_type == "laplace":
-                raise UserError("mechanism_type = 'laplace' is refused: FedML's gives float64; allowed: gaussian")
+                raise UserError(
+                    "mechanism_type = 'laplace' is refused: FedML's gives float64; allowed: "
+                    "gaussian"
+                )
             known("mechanism_type", self.mechanism_type, ["gaussian"])
-            if missing := [key for key in ("epsilon", "delta", "sensitivity") if getattr(self, key) is None]:
+            if missing := [
+                key for key in ("epsilon", "delta", "sensitivity") if getattr(self, key) is None
+            ]:
                 raise UserError(f"enable_dp = true needs {missing[0]}, a number above 0")
             if self.dp_solution_type == "ldp" and self.max_grad_norm is not None:
-                raise UserError("max_grad_norm is refused with ldp, which clips to sensitivity / 2; leave it out")
+                raise UserError(
+                    "max_grad_norm is refused with ldp, which clips to sensitivity / 2; leave "
+                    "it out"
+                )
         return self
 
 
@@ -169,11 +195,15 @@ class Deployment(BaseModel):
         train, silos = self.train_args, self.silos
         if train.client_num_per_round != silos:
             raise UserError(
-                f"train_args.client_num_per_round = {train.client_num_per_round} must equal client_num_in_total = "
-                f"{silos}: every silo is connected; train_args.cohort says how many train in a round"
+                f"train_args.client_num_per_round = {train.client_num_per_round} must equal "
+                "client_num_in_total = "
+                f"{silos}: every silo is connected; train_args.cohort says how many train in a "
+                "round"
             )
         if train.cohort > silos:
-            raise UserError(f"train_args.cohort = {train.cohort}; allowed: 0 (all) to {silos} silos")
+            raise UserError(
+                f"train_args.cohort = {train.cohort}; allowed: 0 (all) to {silos} silos"
+            )
         comm = self.comm_args
         for key, path in (("data_args.shard", self.data_args.shard), ("comm_args.kit", comm.kit)):
             if "{rank}" not in path:
@@ -181,11 +211,13 @@ class Deployment(BaseModel):
         host, _, port = comm.server.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
             raise UserError(
-                f"comm_args.server = {comm.server!r} is no address; allowed: host:port, such as 10.0.0.7:8890"
+                f"comm_args.server = {comm.server!r} is no address; allowed: host:port, such as "
+                "10.0.0.7:8890"
             )
         if comm.plaintext and host.strip("[]") not in LOOPBACK:
             raise UserError(
-                f"comm_args.plaintext = true is refused for comm_args.server = {comm.server!r}: it has no encryption "
+                f"comm_args.plaintext = true is refused for comm_args.server = {comm.server!r}: "
+                "it has no encryption "
                 f"and no proof of identity; allowed: {', '.join(LOOPBACK)}"
             )
         if comm.quorum > silos:
@@ -211,9 +243,14 @@ class Deployment(BaseModel):
         local.build()  # refuses settings that can't be built, before anything runs
         return Plan(network, local, train.rounds, self.cohort, self.common_args.random_seed)
 
-    def network(self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None) -> Model:
-        """The network that the file describes, for samples of this shape; `embedding` [V, width] for text only."""
-        return models.build(self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding)
+    def network(
+        self, input_shape: tuple[int, ...], n_classes: int, embedding: Tensor | None
+    ) -> Model:
+        """The network that the file describes, for samples of this shape; `embedding` [V, width]
+        for text only."""
+        return models.build(
+            self.model_args.model, input_shape, n_classes, self.model_args.model_options, embedding
+        )
 
     def shard(self, rank: int) -> Path:
         """The data file of a process."""
@@ -221,7 +258,11 @@ class Deployment(BaseModel):
 
     def kit(self, rank: int) -> Path | None:
         """The folder with the certificates of a process; None without certificates."""
-        return None if self.comm_args.plaintext else Path(self.comm_args.kit.replace("{rank}", str(rank)))
+        return (
+            None
+            if self.comm_args.plaintext
+            else Path(self.comm_args.kit.replace("{rank}", str(rank)))
+        )
 
     def yaml(self) -> str:
         """The file's text."""
@@ -229,18 +270,28 @@ class Deployment(BaseModel):
 
 
 SECTIONS: dict[str, type[BaseModel]] = {
-    name: type(field.default) for name, field in Deployment.model_fields.items() if isinstance(field.default, Section)
+    name: type(field.default)
+    for name, field in Deployment.model_fields.items()
+    if isinstance(field.default, Section)
 }
 # Keys of FedML that we refuse, and why.
 REFUSED = {
-    "comm_round": "it is computed from train_args.rounds, because a round may take several exchanges; leave it out",
+    "comm_round": (
+        "it is computed from train_args.rounds, because a round may take several "
+        "exchanges; leave it out"
+    ),
     "enable_fhe": "FedML 0.8.30 never switches its homomorphic encryption on; leave it out",
-    "enable_contribution": "its assessment repeats FedAvg's average, which is not what the recipe does; leave it out",
+    "enable_contribution": (
+        "its assessment repeats FedAvg's average, which is not what the recipe does; leave it out"
+    ),
 }
 
 
 def read(path: Path) -> Deployment:
-    """The deployment that a file describes. UserError, naming file, key, value and what is allowed."""
+    """The deployment that a file describes.
+
+    UserError, naming file, key, value and what is allowed.
+    """
     look_in(path.parent)
     parsed(path, str(path))  # refuses bad files: PyYAML takes the last of two keys without a word
     try:
@@ -268,7 +319,9 @@ def from_args(args: object) -> Deployment:
     content["train_args"]["client_id_list"] = "[]"
     refused = [key for key in REFUSED if key != "comm_round" and getattr(args, key, None)]
     if refused:
-        raise UserError(f"{refused[0]} = {getattr(args, refused[0])!r} is refused: {REFUSED[refused[0]]}")
+        raise UserError(
+            f"{refused[0]} = {getattr(args, refused[0])!r} is refused: {REFUSED[refused[0]]}"
+        )
     return check(content, "args")
 
 
@@ -284,7 +337,10 @@ class Terms:
 
     @property
     def comm_round(self) -> int:
-        """The exchanges of a whole run: what FedML calls rounds. A callback may end the run earlier."""
+        """The exchanges of a whole run: what FedML calls rounds.
+
+        A callback may end the run earlier.
+        """
         asks = self.algorithm.exchanges
         return asks.begin + self.plan.rounds * asks.round + asks.finish + self.tests
 
@@ -292,7 +348,9 @@ class Terms:
 def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) -> Terms:
     """The terms of a deployment; `recipe` is that of the pair. Raises UserError."""
     train, plan = deployment.train_args, deployment.plan(network)
-    algorithm = recipes.build(recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True))
+    algorithm = recipes.build(
+        recipe, train.settings, plan.setting(deployment.silos, n_public, deployed=True)
+    )
     # Frozen parameters are never sent, so every process must have the same ones.
     initial = initial_model(network, 0, torch.zeros(()))[0] if network.frozen else {}
     frozen = {key: initial[key] for key in network.frozen}
@@ -307,5 +365,7 @@ def terms(deployment: Deployment, recipe: str, network: Model, n_public: int) ->
         "own_code": {name: sha for name, sha in own.items() if name not in train.callbacks},
     }
     fingerprint = hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()
-    normed = algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]  # batch norms have buffers
+    normed = (
+        algorithm.needs.own_norms and initial_model(network, 0, torch.zeros(()))[1]
+    )  # batch norms have buffers
     return Terms(algorithm, plan, deployment.silos, fingerprint, plan.evaluations if normed else 0)

@@ -33,9 +33,13 @@ class Parts:
     validation: Samples | None
     public: Samples | None
     n_classes: int
-    embedding: torch.Tensor | None = None  # [V, width], for text only: every process has it, none sends it
+    embedding: torch.Tensor | None = (
+        None  # [V, width], for text only: every process has it, none sends it
+    )
     drift: Drift | None = None  # how the labels of all clients change with the round
-    tests: Sequence[Samples] | None = None  # each client's own test samples, as it sees them without noise and drift
+    tests: Sequence[Samples] | None = (
+        None  # each client's own test samples, as it sees them without noise and drift
+    )
 
     @staticmethod
     def cut(
@@ -47,26 +51,38 @@ class Parts:
         skew: Skew = CLEAN,
         tests: Sequence[Ints] | None = None,
     ) -> Parts:
-        """The parts of a data set. All arrays are indices into the training set; an empty array leaves its part out.
+        """The parts of a data set.
 
-        `std`: the standard deviations [N, ...] of the clients' noise, if they have any (`plugins.data.noise`).
-        `skew`: what they see in place of their samples. `tests`: each client's positions in the test set, if silos test
-        models of their own.
+        All arrays are indices into the training set; an empty array leaves its part out.
+
+        `std`: the standard deviations [N, ...] of the clients' noise, if they have any
+        (`plugins.data.noise`). `skew`: what they see in place of their samples. `tests`: each
+        client's positions in the test set, if silos test models of their own.
         """
         x, y = data.normalised("train"), data.train_y
-        train = Samples(*skew.seen(clients, x, y), None if std is None else noises.held(std, clients, x))
+        train = Samples(
+            *skew.seen(clients, x, y), None if std is None else noises.held(std, clients, x)
+        )
 
         def samples(indices: Ints) -> Samples | None:
             return Samples(x[indices], y[indices]) if len(indices) else None
 
         test = Samples(data.normalised("test"), data.test_y)
         return Parts(
-            train, clients, test, samples(validation), samples(public), len(data.classes), data.embedding, skew.drift,
+            train,
+            clients,
+            test,
+            samples(validation),
+            samples(public),
+            len(data.classes),
+            data.embedding,
+            skew.drift,
             None if tests is None else skew.tests(tests, test.x, test.y),
-        )  # fmt: skip
+        )
 
     def own_tests(self) -> list[Samples]:
-        """Each client's own test samples in its noise, without any drift; none if nobody has some."""
+        """Each client's own test samples in its noise, without any drift; none if nobody has
+        some."""
         noise = self.train.noise
         return [
             own if noise is None else own._replace(noise=noises.alone(noise.std[k], own.x))
@@ -76,15 +92,20 @@ class Parts:
 
 @dataclass(frozen=True, eq=False)
 class Shard:
-    """The data of one process: rank 0 has the server's test and validation data, rank k + 1 the samples of client k."""
+    """The data of one process: rank 0 has the server's test and validation data, rank k + 1 the
+    samples of client k."""
 
     rank: int
     silos: int
     n_classes: int
     parts: dict[
         str, Samples
-    ]  # test and perhaps validation on rank 0, train and perhaps test on others, on all perhaps public
-    noise: torch.Tensor | None = None  # standard deviations [...] of the client's noise, if there is any
+        # test and perhaps validation on rank 0, train and perhaps test on others, on all perhaps
+        # public
+    ]
+    noise: torch.Tensor | None = (
+        None  # standard deviations [...] of the client's noise, if there is any
+    )
     embedding: torch.Tensor | None = None  # as in `Parts`
     drift: Drift | None = None  # of all clients on rank 0, on others of the client
 
@@ -101,19 +122,32 @@ class Shard:
     @property
     def head(self) -> dict[str, Any]:
         """What its file holds beside the tensors."""
-        return {key: getattr(self, key) for key in ("rank", "silos", "n_classes")} | {"parts": sorted(self.parts)}
+        return {key: getattr(self, key) for key in ("rank", "silos", "n_classes")} | {
+            "parts": sorted(self.parts)
+        }
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
         """The tensors of its file, by name."""
-        found = {f"{part}/{axis}": getattr(self.parts[part], axis) for part in sorted(self.parts) for axis in "xy"}
+        found = {
+            f"{part}/{axis}": getattr(self.parts[part], axis)
+            for part in sorted(self.parts)
+            for axis in "xy"
+        }
         found |= {key: leaf for key in OPTIONAL if (leaf := getattr(self, key)) is not None}
-        drift = {} if self.drift is None else {key: torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
+        drift = (
+            {}
+            if self.drift is None
+            else {key: torch.from_numpy(getattr(self.drift, key)) for key in DRIFT}
+        )
         return found | {f"drift/{key}": leaf for key, leaf in drift.items()}
 
 
 def write(template: str, parts: Parts) -> None:
-    """Writes the files of all ranks; `template` contains {rank}. A part that is None is left out."""
+    """Writes the files of all ranks; `template` contains {rank}.
+
+    A part that is None is left out.
+    """
     for rank in range(len(parts.clients) + 1):
         std, drift = None, parts.drift
         if rank == 0:
@@ -121,11 +155,17 @@ def write(template: str, parts: Parts) -> None:
         else:
             index = torch.from_numpy(np.asarray(parts.clients[rank - 1], dtype=np.int64))
             test = None if parts.tests is None else parts.tests[rank - 1]
-            held = {"train": Samples(parts.train.x[index], parts.train.y[index]), "test": test, "public": parts.public}
+            held = {
+                "train": Samples(parts.train.x[index], parts.train.y[index]),
+                "test": test,
+                "public": parts.public,
+            }
             std = None if parts.train.noise is None else parts.train.noise.std[rank - 1]
             drift = drift and drift.only(rank - 1)
         present = {key: samples for key, samples in held.items() if samples is not None}
-        shard = Shard(rank, len(parts.clients), parts.n_classes, present, std, parts.embedding, drift)
+        shard = Shard(
+            rank, len(parts.clients), parts.n_classes, present, std, parts.embedding, drift
+        )
         save(Path(template.replace("{rank}", str(rank))), shard)
 
 
@@ -137,23 +177,41 @@ def save(path: Path, shard: Shard) -> None:
 def read(path: Path, rank: int, silos: int) -> Shard:
     """The file of a process. UserError if it is missing, damaged, or another process's."""
     shard = sealed.read(
-        path, "shard", _shard, what="a shard", origin=f"data_args.shard names the data file of rank {rank}",
+        path,
+        "shard",
+        _shard,
+        what="a shard",
+        origin=f"data_args.shard names the data file of rank {rank}",
         remedy="write the shards again",
-    )  # fmt: skip
+    )
     if (shard.rank, shard.silos) != (rank, silos):
         raise UserError(
-            f"{path}: is the shard of rank {shard.rank} of {shard.silos} silos; this is rank {rank} of {silos} silos"
+            f"{path}: is the shard of rank {shard.rank} of {shard.silos} silos; this is rank "
+            f"{rank} of {silos} silos"
         )
     return shard
 
 
 def _shard(head: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Shard:
-    # Copies: the file's tensors lie at addresses of any alignment, and matrix products round differently there.
+    # Copies: the file's tensors lie at addresses of any alignment, and matrix products round
+    # differently there.
     own = {key: leaf.clone() for key, leaf in tensors.items()}
     parts = {key: Samples(own[f"{key}/x"], own[f"{key}/y"]) for key in head["parts"]}
     noise, embedding = (own.get(key) for key in OPTIONAL)
-    drift = Drift(*(own[f"drift/{key}"].numpy() for key in DRIFT)) if f"drift/{DRIFT[0]}" in own else None
-    return Shard(int(head["rank"]), int(head["silos"]), int(head["n_classes"]), parts, noise, embedding, drift)
+    drift = (
+        Drift(*(own[f"drift/{key}"].numpy() for key in DRIFT))
+        if f"drift/{DRIFT[0]}" in own
+        else None
+    )
+    return Shard(
+        int(head["rank"]),
+        int(head["silos"]),
+        int(head["n_classes"]),
+        parts,
+        noise,
+        embedding,
+        drift,
+    )
 
 
 def cut(
@@ -165,16 +223,20 @@ def cut(
     form: str = noises.FORMS[0],
     tests: bool = False,
 ) -> int:
-    """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of silos. UserError.
+    """Writes <out>/<rank>.safetensors for every process of a partition; returns the number of
+    silos. UserError.
 
-    `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every silo gets the public
-    split. `sigma`, `form`: of the noise on the silos' samples, if they have any. Label noise, rotation and drift
-    stand in `indices`. `tests`: whether every silo gets its own test samples.
+    `data`: a prepared data set. `indices`: indices.json of the partition. `public`: whether every
+    silo gets the public split. `sigma`, `form`: of the noise on the silos' samples, if they have
+    any. Label noise, rotation and drift stand in `indices`. `tests`: whether every silo gets its
+    own test samples.
     """
     held, whole = read_indices(indices), Dataset.read(data)
     std = None
     if sigma is not None:
-        std = noises.deviations(form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale)
+        std = noises.deviations(
+            form, sigma, len(held.clients), tuple(whole.train_x.shape[1:]), whole.scale
+        )
     given = held.public if public else held.public[:0]
     own = held.test_clients if tests else None
     parts = Parts.cut(whole, held.clients, held.validation, given, std, held.skew, own)

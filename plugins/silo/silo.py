@@ -33,17 +33,19 @@ class _OwnShard(Clients):
     """The one client of a silo."""
 
     def holds(self, ask: Ask) -> bool:
-        """Always for training: the whole cohort decides whether a round goes on, and a silo sees only itself."""
+        """Always for training: the whole cohort decides whether a round goes on, and a silo sees
+        only itself."""
         return ask.job == "train"
 
 
 class Silo:
     """Answers from its own shard, with the sequential engine.
 
-    An answer changes the silo's memory. The silo keeps the memory from after each answer of the round, and the one from
-    before the round. Every message says which answer was the last that the server counted, and the silo goes on from
-    the memory after that one. So the states of server and silos, such as SCAFFOLD's c and c_i, always match: after a
-    defence has dropped an answer, after one came too late, and after the server was started again.
+    An answer changes the silo's memory. The silo keeps the memory from after each answer of the
+    round, and the one from before the round. Every message says which answer was the last that the
+    server counted, and the silo goes on from the memory after that one. So the states of server and
+    silos, such as SCAFFOLD's c and c_i, always match: after a defence has dropped an answer, after
+    one came too late, and after the server was started again.
     """
 
     def __init__(
@@ -57,28 +59,40 @@ class Silo:
         drift: Drift | None = None,
         test: Samples | None = None,
     ) -> None:
-        """`client` counts from 0; `train` is this silo's shard. `drift`: how the labels of this client change. `test`:
-        its own test samples, for a recipe that keeps a part of the model here.
+        """`client` counts from 0; `train` is this silo's shard.
 
-        The silo's memory is kept in the file `kept` for the run `run`, and goes on from there. UserError if that file
-        is damaged, or of another run.
+        `drift`: how the labels of this client change. `test`: its own test samples, for a recipe
+        that keeps a part of the model here.
+
+        The silo's memory is kept in the file `kept` for the run `run`, and goes on from there.
+        UserError if that file is damaged, or of another run.
         """
         self.terms, self.client = terms, client
         start = Start.of(terms.algorithm, terms.plan, train.x)
-        # Batches are drawn as positions within a shard. So this shard is read in the same order as in a simulation.
+        # Batches are drawn as positions within a shard. So this shard is read in the same order as
+        # in a simulation.
         positions = np.arange(len(train.y))
         held = None if drift is None else drift.held([positions], len(train.y))
         none = Samples(train.x[:0], train.y[:0])
         self._shard = Federation(
-            terms.silos, train, {client: positions}, test or none, public=public, drift=drift, held=held
+            terms.silos,
+            train,
+            {client: positions},
+            test or none,
+            public=public,
+            drift=drift,
+            held=held,
         )
         self.engine = Sequential(_OwnShard(start, self._shard.seen_by(terms.algorithm)))
         self._trial = Trial(self.engine.clients)
-        self._states: dict[int, Tree] = {FIRST: self.engine.clients.memory}  # by exchange: the memory after its answer
+        self._states: dict[int, Tree] = {
+            FIRST: self.engine.clients.memory
+        }  # by exchange: the memory after its answer
         self._round = 0
         self._trained = FIRST  # the exchange of the training that `clients.held` is from
         self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
-        # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no file is written.
+        # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
+        # file is written.
         self._further = terms.algorithm.exchanges.round > 1
         self._remembers = self._further or any(True for _ in leaves(self.engine.clients.memory))
         if kept is not None and kept.exists():
@@ -86,10 +100,15 @@ class Silo:
 
     def read(self, train: Samples) -> None:
         """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
-        self.engine.clients.read(replace(self._shard, train=train).seen_by(self.terms.algorithm).train)
+        self.engine.clients.read(
+            replace(self._shard, train=train).seen_by(self.terms.algorithm).train
+        )
 
     def answer(self, down: Down) -> Tree | None:
-        """This silo's reply, keys as in `wire.PARTS`; None if it was not asked. Raises NonFiniteError, UserError."""
+        """This silo's reply, keys as in `wire.PARTS`; None if it was not asked.
+
+        Raises NonFiniteError, UserError.
+        """
         if down.terms != self.terms.fingerprint:
             raise UserError(
                 f"{wire.silo(self.client)}: its configuration is not the server's; train_args, "
@@ -113,8 +132,10 @@ class Silo:
         counted = down.counted.get(self.client, FIRST) if self._remembers else FIRST
         if counted not in self._states:
             raise SetBackError(
-                f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and this silo's memory is of "
-                f"exchange {max(self._states)}: one side was set back; restore its files, or start a new run on all "
+                f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and "
+                "this silo's memory is of "
+                f"exchange {max(self._states)}: one side was set back; restore its files, or "
+                "start a new run on all "
                 "sides"
             )
         clients = self.engine.clients
@@ -131,7 +152,9 @@ class Silo:
         """The reply [1, ...] to the row `position` of an Ask."""
         device = self.engine.clients.device
         here = wire.mapped(lambda leaf: leaf.to(device), ask)
-        own = here._replace(to=(self.client,), each=row(here.each, torch.tensor([position], device=device)))
+        own = here._replace(
+            to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
+        )
         self._trial(own, round_)
         return answered(self.engine, own, round_)
 
@@ -151,9 +174,13 @@ class Silo:
             params, buffers = clients.held[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
-            "run": self._run, "silo": self.client, "round": self._round, "trained": self._trained,
-            "states": list(self._states), "held": "params" in trees,
-        }  # fmt: skip
+            "run": self._run,
+            "silo": self.client,
+            "round": self._round,
+            "trained": self._trained,
+            "states": list(self._states),
+            "held": "params" in trees,
+        }
         made = sealed.Plain(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
         sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
 
@@ -172,7 +199,8 @@ class Silo:
                 f"{path}: is the memory of {wire.silo(head['silo'])} in run {head['run']}; this is "
                 f"{wire.silo(self.client)} in run {self._run}; delete it to join this run"
             )
-        # Copies are aligned. The file's tensors need not be, and then matrix products round differently.
+        # Copies are aligned. The file's tensors need not be, and then matrix products round
+        # differently.
         own = {key: leaf.clone().to(clients.device) for key, leaf in found.tensors.items()}
 
         def part(prefix: str, like: Tree) -> Tree:

@@ -1,8 +1,10 @@
 """The messages between server and silos, and the check of the uploads.
 
 Under stock FedML 0.8.30 the type of a message's content matters. This file alone deals with that:
-- Down, to the silos: never a plain `dict`; FedML would send one of its values to each silo. A `Down` is a NamedTuple.
-- Up, to the server: always a plain `dict`; FedML would call `.to(device)` on the values of anything else.
+- Down, to the silos: never a plain `dict`; FedML would send one of its values to each silo. A
+  `Down` is a NamedTuple.
+- Up, to the server: always a plain `dict`; FedML would call `.to(device)` on the values of anything
+  else.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ PARTS = ("deltas", "buffers", "upload", "n", "steps", "loss")
 KEYS = {"client", "exchange", "leaves"}
 TREES = ("params", "buffers", "shared", "each")  # the tensors of an Ask
 FIRST = -1  # the exchange before any: no answer has been counted yet
-# No number of an upload is larger. The server's arithmetic then stays finite in float32: a product of three such
-# numbers is 2^90, and float32 ends at 2^128, so 2^38 of them may be added up. An update that helps is far smaller.
+# No number of an upload is larger. The server's arithmetic then stays finite in float32: a product
+# of three such numbers is 2^90, and float32 ends at 2^128, so 2^38 of them may be added up. An
+# update that helps is far smaller.
 LARGEST = 2.0**30
 REMEDY = "lower the learning rate or the method's coefficients"
 Ranges = Mapping[str, Range]  # by name of a tensor of an upload, or of a tree of them
@@ -51,9 +54,17 @@ def mapped(fn: Callable[[Tensor], Tensor], ask: Ask) -> Ask:
     return ask._replace(**trees)
 
 
-def down(exchange: int, round_: int, ask: Ask | None, terms: str, counted: Mapping[int, int] | None = None) -> Down:
+def down(
+    exchange: int,
+    round_: int,
+    ask: Ask | None,
+    terms: str,
+    counted: Mapping[int, int] | None = None,
+) -> Down:
     """A message to the silos, without unused memory behind its tensors."""
-    return Down(exchange, round_, None if ask is None else mapped(_compact, ask), terms, counted or {})
+    return Down(
+        exchange, round_, None if ask is None else mapped(_compact, ask), terms, counted or {}
+    )
 
 
 def name(ask: Ask) -> str:
@@ -82,7 +93,10 @@ def tensors(down: Down) -> Params:
 
 
 def nested(flat: Params) -> dict[str, Tree]:
-    """The trees of an Ask from its flat tensors. Raises RefusedError for a name that is none of an Ask's."""
+    """The trees of an Ask from its flat tensors.
+
+    Raises RefusedError for a name that is none of an Ask's.
+    """
     trees: dict[str, Tree] = {key: {} for key in TREES}
     for key, leaf in flat.items():
         *path, last = key.split("/")
@@ -96,7 +110,8 @@ def nested(flat: Params) -> dict[str, Tree]:
 
 
 def up(client: int, exchange: int, reply: Tree | None) -> Up:
-    """A silo's answer; `reply` has the keys of PARTS, or is None if the Ask was not to this silo."""
+    """A silo's answer; `reply` has the keys of PARTS, or is None if the Ask was not to this
+    silo."""
     leaves = {} if reply is None else tree_map(_compact, flatten(reply))
     return {"client": client, "exchange": exchange, "leaves": leaves}
 
@@ -105,7 +120,9 @@ def ranges(components: Iterable[Component]) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
     found = {"n": Range(1), "steps": Range(0)}
     found |= {f"upload/{key}": allowed for key, allowed in own_tests.RANGES.items()}
-    return found | {f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()}
+    return found | {
+        f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
+    }
 
 
 def allowed(key: str, ranges: Ranges) -> Range:
@@ -118,14 +135,18 @@ def allowed(key: str, ranges: Ranges) -> Range:
 
 
 def opened(message: object, client: int, sent: Down, schema: Tree, limits: Ranges) -> Tree | None:
-    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None if the silo was not asked.
+    """The reply in a silo's upload, in the structure of `schema` (one silo's reply); None if the
+    silo was not asked.
 
-    Raises RefusedError that names the silo if the upload is no answer to `sent`: a tensor is missing or unknown, a
-    shape or dtype is wrong, a number is not finite or beyond its range.
+    Raises RefusedError that names the silo if the upload is no answer to `sent`: a tensor is
+    missing or unknown, a shape or dtype is wrong, a number is not finite or beyond its range.
     """
     where = f"round {sent.round}, {silo(client)}"
     if type(message) is not dict or message.keys() != KEYS:
-        raise RefusedError("malformed", f"{where}: upload is not one of this protocol; all silos must run this release")
+        raise RefusedError(
+            "malformed",
+            f"{where}: upload is not one of this protocol; all silos must run this release",
+        )
     if message["client"] != client or message["exchange"] != sent.exchange:
         raise RefusedError(
             "stale",
@@ -135,7 +156,9 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
     leaves: Params = message["leaves"]
     if sent.ask is None or client not in sent.ask.to:
         if leaves:
-            raise RefusedError("extra", f"{where}: upload has {len(leaves)} tensors, but this silo was not asked")
+            raise RefusedError(
+                "extra", f"{where}: upload has {len(leaves)} tensors, but this silo was not asked"
+            )
         return None
     where = f"{where}, job {name(sent.ask)!r}"
     fit(leaves, schema, where)
@@ -143,32 +166,43 @@ def opened(message: object, client: int, sent: Down, schema: Tree, limits: Range
         limit = allowed(key, limits)
         for number in leaf.aminmax() if leaf.numel() else ():
             if not number.isfinite():
-                raise RefusedError("non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}")
-            if not limit.low <= number <= limit.high:  # of tensors: the ends are rounded to the dtype
+                raise RefusedError(
+                    "non-finite", f"{where}: upload's {key!r} is not finite; {REMEDY}"
+                )
+            if (
+                not limit.low <= number <= limit.high
+            ):  # of tensors: the ends are rounded to the dtype
                 why = f"upload's {key!r} has {number.item():g}, which must {limit}; {REMEDY}"
                 raise RefusedError("range", f"{where}: {why}")
     return unflatten(leaves, schema)
 
 
 def fit(leaves: Mapping[str, Leaf] | Params, schema: Tree, where: str) -> None:
-    """Raises RefusedError unless tensors, or the entries of a table, have names, dtypes and shapes of the schema."""
+    """Raises RefusedError unless tensors, or the entries of a table, have names, dtypes and shapes
+    of the schema."""
     expected = flatten(schema)
     for key in (*expected, *leaves):
         if key not in leaves:
-            raise RefusedError("missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}")
+            raise RefusedError(
+                "missing", f"{where}: upload lacks {key!r}; expected {form(expected[key])}"
+            )
         if key not in expected:
-            raise RefusedError("extra", f"{where}: upload has {key!r}, which the server did not ask for")
+            raise RefusedError(
+                "extra", f"{where}: upload has {key!r}, which the server did not ask for"
+            )
         found: object = leaves[key]
         told = form(found) if isinstance(found, Leaf | Tensor) else type(found).__name__
         if told != form(expected[key]):
             same = isinstance(found, Leaf | Tensor) and found.dtype == expected[key].dtype
             raise RefusedError(
-                "shape" if same else "dtype", f"{where}: upload's {key!r} is {told}; expected {form(expected[key])}"
+                "shape" if same else "dtype",
+                f"{where}: upload's {key!r} is {told}; expected {form(expected[key])}",
             )
 
 
 def _compact(leaf: Tensor) -> Tensor:
-    """The same values and strides, without unused memory: pickling a view would send the whole storage."""
+    """The same values and strides, without unused memory: pickling a view would send the whole
+    storage."""
     tight = leaf.untyped_storage().nbytes() == math.prod(leaf.shape) * leaf.element_size()
     return leaf if tight else leaf.clone()
 
@@ -177,5 +211,6 @@ def same_samples(n: int, known: int | None, where: str) -> None:
     """Raises RefusedError if a silo counts another number of samples than it did before."""
     if known is not None and n != known:
         raise RefusedError(
-            "samples", f"{where}: upload counts n = {n} samples; it was {known} before, and may not change"
+            "samples",
+            f"{where}: upload counts n = {n} samples; it was {known} before, and may not change",
         )

@@ -26,11 +26,16 @@ def test_hellinger_distance_by_hand() -> None:
     """Against (1/2, 1/2), one class alone has sqrt(1 - sqrt(1/2)); equal classes have 0."""
     assert hellinger(np.array([[4, 0], [0, 4]])) == pytest.approx([np.sqrt(1 - np.sqrt(0.5))] * 2)
     assert hellinger(np.array([[3, 3], [1, 1]])) == pytest.approx([0, 0], abs=1e-7)
-    assert summary(np.array([[4, 0], [0, 4]]))["label_hellinger_mean"] == pytest.approx(np.sqrt(1 - np.sqrt(0.5)))
+    assert summary(np.array([[4, 0], [0, 4]]))["label_hellinger_mean"] == pytest.approx(
+        np.sqrt(1 - np.sqrt(0.5))
+    )
 
 
 def test_shift_by_hand() -> None:
-    """Means 1 and 5 around 3: SSB = 2 * 2 * 4 = 16. SSW = 2 + 2 with 2 degrees of freedom: (16 - 1 * 2) / 20."""
+    """Means 1 and 5 around 3: SSB = 2 * 2 * 4 = 16.
+
+    SSW = 2 + 2 with 2 degrees of freedom: (16 - 1 * 2) / 20.
+    """
     assert shift(column(0, 2, 4, 6), np.zeros(4, int), np.array([0, 0, 1, 1])) == pytest.approx(0.7)
 
 
@@ -43,12 +48,15 @@ def test_shift_by_hand() -> None:
         ((3, 3), (0, 0), (0, 1)),
     ],
 )
-def test_no_shift(values: tuple[float, ...], labels: tuple[int, ...], clients: tuple[int, ...]) -> None:
+def test_no_shift(
+    values: tuple[float, ...], labels: tuple[int, ...], clients: tuple[int, ...]
+) -> None:
     assert shift(column(*values), np.array(labels), np.array(clients)) == 0
 
 
 def test_spread_by_hand() -> None:
-    """Squares 2 and 18 with 1 degree each, together 20 / 2: r = sqrt(0.2), sqrt(1.8), which deviate by sqrt(0.2)."""
+    """Squares 2 and 18 with 1 degree each, together 20 / 2: r = sqrt(0.2), sqrt(1.8), which deviate
+    by sqrt(0.2)."""
     x, labels, clients = column(-1, 1, -3, 3), np.zeros(4, int), np.array([0, 0, 1, 1])
     assert spread(x, labels, clients) == pytest.approx(np.sqrt(0.2))
     # A class that scatters more is no spread, if a client has only that class.
@@ -71,17 +79,39 @@ def plain() -> dict[str, float]:
 @pytest.mark.parametrize(
     ("skew", "moved", "by", "kept"),
     [
-        ({"rotation": {"degrees": [0, 90]}}, "feature_shift", 0.2, ("feature_spread", "label_hellinger_mean")),
-        ({"noise": {"sigma": 0.5}}, "feature_spread", 0.2, ("feature_shift", "label_hellinger_mean")),
-        ({"label_noise": {"rate": 0.3}}, "class_clarity", -0.2, ("feature_shift", "label_hellinger_mean")),
-        ({"partition": "shards_equal"}, "label_hellinger_mean", 0.5, ("feature_shift", "feature_spread")),
+        (
+            {"rotation": {"degrees": [0, 90]}},
+            "feature_shift",
+            0.2,
+            ("feature_spread", "label_hellinger_mean"),
+        ),
+        (
+            {"noise": {"sigma": 0.5}},
+            "feature_spread",
+            0.2,
+            ("feature_shift", "label_hellinger_mean"),
+        ),
+        (
+            {"label_noise": {"rate": 0.3}},
+            "class_clarity",
+            -0.2,
+            ("feature_shift", "label_hellinger_mean"),
+        ),
+        (
+            {"partition": "shards_equal"},
+            "label_hellinger_mean",
+            0.5,
+            ("feature_shift", "feature_spread"),
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_each_skew_moves_its_own_measure(
     plain: dict[str, float], skew: dict[str, Any], moved: str, by: float, kept: tuple[str, ...]
 ) -> None:
-    found = nd.partition(nd.load("digits"), **({"partition": "iid", "clients": 10} | skew)).statistics
+    found = nd.partition(
+        nd.load("digits"), **({"partition": "iid", "clients": 10} | skew)
+    ).statistics
     assert (found[moved] - plain[moved]) / by > 1
     assert all(abs(found[name] - plain[name]) < 0.05 for name in kept)
     assert found["classes"] == 10
@@ -92,7 +122,9 @@ def test_texts_have_no_features_and_a_file_of_absences_no_share(tmp_path: Path) 
     clients = [np.arange(5), np.arange(5, 10)]
     assert measured(texts, clients, CLEAN, None, 0) == {}
     rest = dict.fromkeys(set(MEASURES) - {"share", "feature_shift"}, 1.0)
-    listed = Scenario.model_validate({"partition": "iid", "clients": 4, "availability": {"file": "missing.csv"}})
+    listed = Scenario.model_validate(
+        {"partition": "iid", "clients": 4, "availability": {"file": "missing.csv"}}
+    )
     found = measures.of([rest], measures.share_of(listed))
     assert set(measures.missing(found)) == {"fraction of clients per round", "feature shift"}
 
@@ -102,5 +134,7 @@ def test_a_scenario_s_measures_are_means_over_its_partitions() -> None:
         {"partition": "iid", "clients": 10, "participation": 0.4, "availability": {"rate": 0.25}}
     )
     assert measures.share_of(halved) == pytest.approx(0.3)  # 4 of 10, of which a quarter is missing
-    found = measures.of([{"clients": 10, "size_gini": 0.2}, {"clients": 10, "size_gini": 0.4, "classes": 3}], 0.3)
+    found = measures.of(
+        [{"clients": 10, "size_gini": 0.2}, {"clients": 10, "size_gini": 0.4, "classes": 3}], 0.3
+    )
     assert found == pytest.approx({"clients": 10, "share": 0.3, "size_gini": 0.3})

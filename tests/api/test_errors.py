@@ -1,4 +1,5 @@
-"""Bad input to the API ends in a UserError: a line for each mistake, which names the argument and what is allowed."""
+"""Bad input to the API ends in a UserError: a line for each mistake, which names the argument and
+what is allowed."""
 
 from __future__ import annotations
 
@@ -44,8 +45,14 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     # names
     (lambda: nd.load("digit"), ("data set 'digit' is unknown", "did you mean 'digits'")),
     (lambda: nd.load("digits", sise=8), ("'sise'", "did you mean 'size'")),
-    (partition("dirichlett", alpha=1.0), ("partition: partition 'dirichlett'", "did you mean 'dirichlet'")),
-    (partition(alpa=1.0), ("partition: unknown argument 'alpa'", "did you mean 'alpha'", "allowed: seed, validation")),
+    (
+        partition("dirichlett", alpha=1.0),
+        ("partition: partition 'dirichlett'", "did you mean 'dirichlet'"),
+    ),
+    (
+        partition(alpa=1.0),
+        ("partition: unknown argument 'alpa'", "did you mean 'alpha'", "allowed: seed, validation"),
+    ),
     (partition(), ("partition: dirichlet: alpha is missing",)),
     (partition("iid", alpha=1.0), ("partition: iid: option 'alpha' is unknown", "allowed: none")),
     (partition(alpha=1.0, lr=0.1), ("partition: lr = 0.1 is refused", "allowed: in `run`")),
@@ -62,13 +69,22 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run("scaffold+scaffold"), ("run:", "names a method twice")),
     (run(None), ("run: recipe = None is refused", "allowed: a name")),
     (run(["fedavg"]), ("run: recipe = ['fedavg'] is refused",)),
-    (run(epoch=1), ("run: unknown argument 'epoch'", "did you mean 'epochs'", "allowed: seeds, validation")),
+    (
+        run(epoch=1),
+        ("run: unknown argument 'epoch'", "did you mean 'epochs'", "allowed: seeds, validation"),
+    ),
     (run(seed=0), ("run: unknown argument 'seed'", "did you mean 'seeds'")),
     (run("scaffold+fedprox", mu=0.1), ("run: unknown argument 'mu'", "fedprox={'mu': ...}")),
-    (run("fedprox", fedprox={"muu": 0.1}), ("fedprox has no hyper-parameter 'muu'", "did you mean 'mu'")),
+    (
+        run("fedprox", fedprox={"muu": 0.1}),
+        ("fedprox has no hyper-parameter 'muu'", "did you mean 'mu'"),
+    ),
     (run(fnr={"p": 0.3}), ("run: settings for 'fnr'", "recipes: fedavg")),
     (run(model="mlpp"), ("run: model", "'mlpp'", "did you mean 'mlp'")),
-    (run(model_options={"hiden": 3}), ("run: model 'mlp' has no option 'hiden'", "did you mean 'hidden'")),
+    (
+        run(model_options={"hiden": 3}),
+        ("run: model 'mlp' has no option 'hiden'", "did you mean 'hidden'"),
+    ),
     # what belongs together
     (run(data=DATA), ("run: partition is missing", "what `partition` returned")),
     (run(data=DATA, partition="iid"), ("run: clients is missing",)),
@@ -81,17 +97,27 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(rounds="3"), ("run: rounds = '3' is refused", "integer")),
     (run(rounds=True), ("run: rounds = True is refused", "integer")),
     (run(lr=float("nan")), ("run: lr = nan is refused", "finite")),
-    (run(lr=-1, epochs=0), ("run: epochs = 0 is refused",), ("run: lr = -1 is refused", "greater than 0")),
+    (
+        run(lr=-1, epochs=0),
+        ("run: epochs = 0 is refused",),
+        ("run: lr = -1 is refused", "greater than 0"),
+    ),
     (run(participation=1.5), ("run: participation = 1.5 is refused",)),
     (run(availability={"rate": 2}), ("run: availability.rate = 2 is refused",)),
     (run(availability={"file": "none.csv"}), ("run: none.csv: can't be read",)),
     (run(device="tpu"), ("run: device", "'tpu' is unknown", "allowed: auto, cpu")),
     (run(processes=0), ("run: processes = 0 is refused",)),
-    (run("fedprox", fedprox=0.3), ("fedprox = 0.3 is refused", "allowed: {hyper-parameter: value}")),
+    (
+        run("fedprox", fedprox=0.3),
+        ("fedprox = 0.3 is refused", "allowed: {hyper-parameter: value}"),
+    ),
     (run("fedprox", fedprox={"mu": "a"}), ("fedprox: mu = 'a' must be a finite number",)),
     (partition(alpha=-1), ("partition: alpha=-1 is refused", "allowed: a number above 0")),
     (partition(alpha=1.0, clients=0), ("partition: clients = 0 is refused",)),
-    (partition("iid", clients=10**6), ("partition: clients=1000000 is refused", "allowed: 1 to 1437")),
+    (
+        partition("iid", clients=10**6),
+        ("partition: clients=1000000 is refused", "allowed: 1 to 1437"),
+    ),
     (partition("iid", seed=-1), ("partition: seed=-1 is refused", "allowed: 0 to")),
     (partition("iid", seed=[0]), ("partition: seed=[0] is refused",)),
     (partition("iid", validation=1.0), ("partition: validation = 1.0 is refused",)),
@@ -101,7 +127,10 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
         ("partition: noise.sigma is missing",),
         ("partition: unknown key 'noise.sigm'", "did you mean 'sigma'"),
     ),
-    (partition("natural"), ("partition: partition natural", "'digits' doesn't say whose samples are whose")),
+    (
+        partition("natural"),
+        ("partition: partition natural", "'digits' doesn't say whose samples are whose"),
+    ),
     # seeds
     (run(seeds=0), ("run: seeds = 0 is refused", "list")),
     (run(seeds=[]), ("run: seeds = [] is refused",)),
@@ -110,9 +139,15 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (run(seeds=[0.5]), ("run: seeds[0] = 0.5 is refused", "integer")),
     (sweep(seeds="012"), ("sweep: seeds = '012' is refused", "list")),
     # the kind of the data
-    (run(data="digits"), ("run: data is of type str", "load, from_frame, from_texts, from_arrays, partition")),
+    (
+        run(data="digits"),
+        ("run: data is of type str", "load, from_frame, from_texts, from_arrays, partition"),
+    ),
     (sweep(data=FRAME), ("sweep: data is of type DataFrame", "from_frame")),
-    (partition("iid", data=SPLIT), ("partition: data is of type Split", "load, from_frame, from_texts, from_arrays")),
+    (
+        partition("iid", data=SPLIT),
+        ("partition: data is of type Split", "load, from_frame, from_texts, from_arrays"),
+    ),
     (lambda: nd.load("digits", root=5), ("root = 5 is refused", "allowed: a path")),
     (frame(FRAME.to_dict()), ("frame is a dict", "allowed: a pandas.DataFrame")),
     (frame(label="il"), ("label: column 'il' is unknown", "did you mean 'ill'")),
@@ -121,9 +156,18 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (frame(features="age"), ("features='age' is refused", "allowed: a list of columns")),
     (frame(test_share=2), ("test_share=2 is refused", "allowed: a number between 0 and 1")),
     (frame(normalise=3), ("normalise 3 is refused", "allowed: channel, half, none")),
-    (lambda: nd.from_texts(FRAME, text="wart", label="ill"), ("text: column 'wart'", "did you mean 'ward'")),
-    (lambda: nd.from_texts(FRAME, text="ward", label="ill", length=0), ("length=0 is refused", "allowed: 1 to")),
-    (lambda: nd.from_texts(FRAME, text="ward", label="ill", vectors=5), ("vectors = 5 is refused",)),  # type: ignore[arg-type]  # that is the mistake
+    (
+        lambda: nd.from_texts(FRAME, text="wart", label="ill"),
+        ("text: column 'wart'", "did you mean 'ward'"),
+    ),
+    (
+        lambda: nd.from_texts(FRAME, text="ward", label="ill", length=0),
+        ("length=0 is refused", "allowed: 1 to"),
+    ),
+    (
+        lambda: nd.from_texts(FRAME, text="ward", label="ill", vectors=5),
+        ("vectors = 5 is refused",),
+    ),  # type: ignore[arg-type]  # that is the mistake
     (arrays(y=Y[:3]), ("y is int64 [3]", "one for each of x")),
     (arrays(x=X * np.nan), ("x[0, 0]=nan is refused", "allowed: finite numbers")),
     (arrays([[1.0, 2.0], [3.0]]), ("x is no array", "allowed: what numpy.asarray takes")),
@@ -137,11 +181,17 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
     (sweep(["fedavg", "fnr", "fedavg"]), ("sweep: recipes: fedavg is named twice",)),
     (sweep({"weak": 5}), ("sweep: recipes: weak = 5 is refused", "allowed: {'recipe': name")),
     (sweep({"weak": None}), ("sweep: recipe 'weak': method 'weak' is unknown",)),
-    (sweep({"a": {"recipe": "fedavg", "train": {"epochs": 1}}}), ("sweep: a.train: 'epochs' can't be set for one",)),
+    (
+        sweep({"a": {"recipe": "fedavg", "train": {"epochs": 1}}}),
+        ("sweep: a.train: 'epochs' can't be set for one",),
+    ),
     (sweep(over=["lr"]), ("sweep: over = ['lr'] is refused", "allowed: argument -> values")),
     (sweep(over={"lrr": [1]}), ("sweep: unknown argument 'lrr'", "did you mean 'lr'")),
     (sweep(over={"lr": 0.1}), ("sweep: over: lr = 0.1 is refused", "allowed: a list of values")),
-    (sweep(over={"lr": [0.1, 0.1]}), ("sweep: over: lr = [0.1, 0.1] is refused", "each of them once")),
+    (
+        sweep(over={"lr": [0.1, 0.1]}),
+        ("sweep: over: lr = [0.1, 0.1] is refused", "each of them once"),
+    ),
     (sweep(over={"lr": [0.1, "x"]}), ("sweep: lr = 'x' is refused", "number")),
     (sweep(over={"lr": [0.1]}, lr=0.1), ("sweep: over: 'lr' is refused", "given only here")),
     (sweep(over={"alpha": [0.1]}), ("sweep: alpha is given twice", "allowed: in `partition` only")),
@@ -153,7 +203,7 @@ CASES: list[tuple[Call, *tuple[tuple[str, ...], ...]]] = [
         ("sweep: lr-1e+29-fedavg-0: round 1", "not finite"),
         ("sweep: lr-1e+30-fedavg-0: round 1", "not finite"),
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(
@@ -167,11 +217,15 @@ def test_one_clear_line_per_mistake(call: Call, wanted: list[tuple[str, ...]]) -
     for line, words in zip(lines, wanted, strict=True):
         assert [word for word in words if word not in line] == [], line
         # Arguments, and not the sections of params.yaml.
-        assert not any(key in line for key in ("params.yaml", "train.", "scenarios", "recipe_names", "deploy")), line
+        assert not any(
+            key in line for key in ("params.yaml", "train.", "scenarios", "recipe_names", "deploy")
+        ), line
 
 
 @pytest.mark.parametrize("folder", [5, "file", "file/below"])
-def test_a_folder_that_cant_be_written_is_refused_before_training(tmp_path: Path, folder: Any) -> None:
+def test_a_folder_that_cant_be_written_is_refused_before_training(
+    tmp_path: Path, folder: Any
+) -> None:
     (tmp_path / "file").write_text("")
     folder = folder if isinstance(folder, int) else tmp_path / folder
     with pytest.raises(nd.UserError, match=r"^run: folder .*(can't be written|allowed: a path)"):

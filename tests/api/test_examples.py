@@ -16,7 +16,10 @@ from matplotlib import pyplot
 import fedml_noniid
 from fedml_noniid import api
 
-MODULES = [importlib.import_module(f"{api.__name__}.{found.name}") for found in pkgutil.iter_modules(api.__path__)]
+MODULES = [
+    importlib.import_module(f"{api.__name__}.{found.name}")
+    for found in pkgutil.iter_modules(api.__path__)
+]
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +47,9 @@ def public() -> dict[str, object]:
             functions = inspect.getmembers(one, inspect.isfunction)
             found |= {f"{name}.{key}": value for key, value in functions if not key.startswith("_")}
     # What a `Sequence` has.
-    return {name: one for name, one in found.items() if name not in ("Results.count", "Results.index")}
+    return {
+        name: one for name, one in found.items() if name not in ("Results.count", "Results.index")
+    }
 
 
 @pytest.mark.parametrize(("name", "one"), public().items())

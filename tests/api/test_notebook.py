@@ -26,7 +26,9 @@ def executed(tmp_path_factory: pytest.TempPathFactory) -> nbformat.NotebookNode:
     nbformat.validate(notebook)
     folder = tmp_path_factory.mktemp("notebook")
     began = time.monotonic()
-    NotebookClient(notebook, timeout=40, kernel_name="python3", resources={"metadata": {"path": str(folder)}}).execute()
+    NotebookClient(
+        notebook, timeout=40, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+    ).execute()
     assert time.monotonic() - began < 40
     return notebook
 
@@ -49,7 +51,9 @@ def test_it_comes_with_the_package(tmp_path: Path) -> None:
 
 
 def test_its_pictures_come_out(executed: nbformat.NotebookNode) -> None:
-    pictures = [imread(io.BytesIO(base64.b64decode(text))) for text in outputs(executed, "image/png")]
+    pictures = [
+        imread(io.BytesIO(base64.b64decode(text))) for text in outputs(executed, "image/png")
+    ]
     assert len(pictures) == 4  # the split, the curves, the clients of two sweeps
     for picture in pictures:
         assert min(picture.shape[:2]) > 100
@@ -58,7 +62,11 @@ def test_its_pictures_come_out(executed: nbformat.NotebookNode) -> None:
 
 def test_no_cell_warns_or_fails(executed: nbformat.NotebookNode) -> None:
     found = [output for cell in executed.cells for output in cell.get("outputs", [])]
-    assert not [output for output in found if output.output_type == "error" or output.get("name") == "stderr"]
+    assert not [
+        output
+        for output in found
+        if output.output_type == "error" or output.get("name") == "stderr"
+    ]
 
 
 def test_what_its_text_says_is_so(executed: nbformat.NotebookNode) -> None:

@@ -1,4 +1,5 @@
-"""A user's own partition: index lists that are checked, kept for every seed, and run as any partition."""
+"""A user's own partition: index lists that are checked, kept for every seed, and run as any
+partition."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def test_given_lists_run_as_the_partition_that_they_are() -> None:
 
 def test_held_out_samples_are_those_of_no_client() -> None:
     own = nd.partition(DATA, indices=[range(100), range(300, 500)], validation=0.5, public=20)
-    held = [set(part.tolist()) for part in (*own.indices.clients, own.indices.validation, own.indices.public)]
+    held = [
+        set(part.tolist())
+        for part in (*own.indices.clients, own.indices.validation, own.indices.public)
+    ]
     assert held[:2] == [set(range(100)), set(range(300, 500))]
     free = LAST + 1 - 300
     assert [len(part) for part in held] == [100, 200, round(0.5 * free), 20]
@@ -49,13 +53,22 @@ def test_held_out_samples_are_those_of_no_client() -> None:
         ("ab", "indices = 'ab' is refused"),
         (5, "indices = 5 is refused"),
         ({0: [1]}, "indices = .* is refused"),
-        ([[0, 1], []], r"indices\[1\] is float64 \[0\]; allowed: positions, whole numbers \[n\], n > 0"),
+        (
+            [[0, 1], []],
+            r"indices\[1\] is float64 \[0\]; allowed: positions, whole numbers \[n\], n > 0",
+        ),
         ([[0.5]], r"indices\[0\] is float64 \[1\]; allowed"),
         ([[True, False]], r"indices\[0\] is bool \[2\]; allowed"),
         ([0, 1], r"indices\[0\] is int64 \[\]; allowed"),
-        ([[0], [LAST + 1]], rf"indices\[1\] has {LAST + 1}; allowed: 0 to {LAST}, positions in the training set"),
+        (
+            [[0], [LAST + 1]],
+            rf"indices\[1\] has {LAST + 1}; allowed: 0 to {LAST}, positions in the training set",
+        ),
         ([[-1]], r"indices\[0\] has -1; allowed: 0 to"),
-        ([[1, 2], [3, 2]], r"indices\[1\] has 2, as has indices\[0\]; allowed: a sample in one client"),
+        (
+            [[1, 2], [3, 2]],
+            r"indices\[1\] has 2, as has indices\[0\]; allowed: a sample in one client",
+        ),
         ([[1, 2, 2]], r"indices\[0\] has 2 twice; allowed: once"),
     ],
 )
@@ -66,11 +79,18 @@ def test_lists_that_are_no_partition(indices: Any, words: str) -> None:
 
 def test_lists_stand_alone() -> None:
     for given in ({"partition": "iid"}, {"clients": 2}, {"alpha": 0.1}):
-        with pytest.raises(nd.UserError, match=r"^partition: \w+ = .* is refused; allowed: nothing of it beside"):
+        with pytest.raises(
+            nd.UserError, match=r"^partition: \w+ = .* is refused; allowed: nothing of it beside"
+        ):
             nd.partition(DATA, indices=[[0], [1]], **given)
-    with pytest.raises(nd.UserError, match=r"^partition: public = 10 is refused; allowed: 0, as the clients have all"):
+    with pytest.raises(
+        nd.UserError,
+        match=r"^partition: public = 10 is refused; allowed: 0, as the clients have all",
+    ):
         nd.partition(DATA, indices=[np.arange(LAST + 1)], public=10)
     with pytest.raises(nd.UserError, match=r"^run: .*partition 'given-12' is unknown"):
         nd.run("fedavg", DATA, partition="given-12", clients=3, **QUIET)
-    with pytest.raises(nd.UserError, match=r"^partition: unknown argument 'client' .did you mean 'clients'"):
+    with pytest.raises(
+        nd.UserError, match=r"^partition: unknown argument 'client' .did you mean 'clients'"
+    ):
         nd.partition(DATA, "iid", client=3)

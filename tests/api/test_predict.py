@@ -1,4 +1,5 @@
-"""Final models in use: the predictions of `Result.predict` are those that the evaluation has counted."""
+"""Final models in use: the predictions of `Result.predict` are those that the evaluation has
+counted."""
 
 from __future__ import annotations
 
@@ -16,9 +17,13 @@ from fedml_noniid.plugins.core.errors import UserError
 RNG = np.random.default_rng(0)
 QUIET: dict[str, Any] = {"partition": "iid", "clients": 4, "rounds": 2, "progress": False}
 DIGITS = nd.load("digits")
-ROWS = pd.DataFrame({"age": RNG.integers(20, 80, 200), "ward": RNG.choice(["north", "south", "east"], 200)})
+ROWS = pd.DataFrame(
+    {"age": RNG.integers(20, 80, 200), "ward": RNG.choice(["north", "south", "east"], 200)}
+)
 ROWS = ROWS.assign(ill=np.where(ROWS.age + 20 * (ROWS.ward == "east") > 55, "yes", "no"))
-TABLE = nd.from_frame(ROWS[:150], ROWS[150:], label="ill", owner="ward", features=["age"], one_hot=None)
+TABLE = nd.from_frame(
+    ROWS[:150], ROWS[150:], label="ill", owner="ward", features=["age"], one_hot=None
+)
 
 
 def accuracy(result: nd.Result, x: object, seed: int, **given: int) -> float:
@@ -32,7 +37,9 @@ def test_predictions_have_the_accuracy_of_the_evaluation(model: str) -> None:
     x = DIGITS.dataset.test_x
     for seed, row in result.metrics.set_index("seed").iterrows():
         assert accuracy(result, x, seed) == accuracy(result, x.numpy(), seed) == row["accuracy"]
-    assert result.predict(x).tolist() == result.predict(x, 3).tolist() != result.predict(x, 5).tolist()
+    assert (
+        result.predict(x).tolist() == result.predict(x, 3).tolist() != result.predict(x, 5).tolist()
+    )
 
 
 def test_the_model_is_a_module_with_the_weights() -> None:
@@ -45,7 +52,9 @@ def test_the_model_is_a_module_with_the_weights() -> None:
         k: v.tolist() for k, v in state.items()
     }
     before = x.clone()
-    hidden = torch.relu(DIGITS.dataset.normalised("test").flatten(1) @ state["fc1.weight"].T + state["fc1.bias"])
+    hidden = torch.relu(
+        DIGITS.dataset.normalised("test").flatten(1) @ state["fc1.weight"].T + state["fc1.bias"]
+    )
     torch.testing.assert_close(model(x), hidden @ state["fc2.weight"].T + state["fc2.bias"])
     assert torch.equal(x, before)
     model(x).sum().backward()  # it can be trained further
@@ -57,40 +66,64 @@ def test_rows_of_a_table_are_read_as_its_test_rows() -> None:
     """One-hot columns and the cut test set: categories are those of the training rows."""
     for data, rows in (
         (TABLE, ROWS[150:]),
-        (nd.from_frame(ROWS[:150], ROWS[150:], label="ill", features=["age"], one_hot=["ward"]), ROWS[150:]),
+        (
+            nd.from_frame(ROWS[:150], ROWS[150:], label="ill", features=["age"], one_hot=["ward"]),
+            ROWS[150:],
+        ),
     ):
         result = nd.run("fedavg", data, model="logistic_regression", **QUIET)
         assert torch.equal(data.samples(rows), data.dataset.test_x)
-        assert accuracy(result, rows[["ward", "age"]], 0) == result.metrics["accuracy"][0]  # no label, another order
+        assert (
+            accuracy(result, rows[["ward", "age"]], 0) == result.metrics["accuracy"][0]
+        )  # no label, another order
     drawn = nd.from_frame(
-        ROWS.assign(ward=[f"w{row}" if row % 9 == 0 else "w" for row in range(200)]), label="ill", one_hot=["ward"]
+        ROWS.assign(ward=[f"w{row}" if row % 9 == 0 else "w" for row in range(200)]),
+        label="ill",
+        one_hot=["ward"],
     )
-    assert drawn.samples(pd.DataFrame({"age": [30], "ward": ["w"]})).shape[1:] == drawn.dataset.train_x.shape[1:]
+    assert (
+        drawn.samples(pd.DataFrame({"age": [30], "ward": ["w"]})).shape[1:]
+        == drawn.dataset.train_x.shape[1:]
+    )
 
 
 def test_texts_and_arrays_are_read_as_the_data_were() -> None:
-    lines = pd.DataFrame([("a good day", "glad"), ("a bad day", "sad")] * 10, columns=["line", "mood"])
+    lines = pd.DataFrame(
+        [("a good day", "glad"), ("a bad day", "sad")] * 10, columns=["line", "mood"]
+    )
     texts = nd.from_texts(lines, lines[:4], text="line", label="mood", length=5)
-    assert torch.equal(texts.samples(["a good day", "A bad, bad thing"])[0].int(), texts.dataset.test_x[0])
+    assert torch.equal(
+        texts.samples(["a good day", "A bad, bad thing"])[0].int(), texts.dataset.test_x[0]
+    )
     images = RNG.integers(0, 256, (40, 6, 5, 3), dtype=np.uint8)
     data = nd.from_arrays(images, np.arange(40) % 2, images[:9], np.arange(9) % 2, layout="HWC")
     assert torch.equal(data.samples(images[:9]), data.dataset.test_x)
 
 
 def test_clients_with_a_model_of_their_own() -> None:
-    result = nd.run("fedbn", DIGITS, model="resnet18", **{**QUIET, "rounds": 1, "clients": 2, "epochs": 1})
+    result = nd.run(
+        "fedbn", DIGITS, model="resnet18", **{**QUIET, "rounds": 1, "clients": 2, "epochs": 1}
+    )
     own = [result.model(0, client).state_dict() for client in (0, 1)]
     assert any(not torch.equal(own[0][name], own[1][name]) for name in own[0])
     for client in (None, 2, -1):
-        with pytest.raises(nd.UserError, match=r"model: client = .* is refused; allowed: 0 to 1, as each"):
+        with pytest.raises(
+            nd.UserError, match=r"model: client = .* is refused; allowed: 0 to 1, as each"
+        ):
             result.model(0, client)
 
 
 @pytest.mark.parametrize(
     ("x", "words"),
     [
-        (np.zeros((2, 8, 8)), r"predict: x is float64 \[2, 8, 8\]; allowed: numbers \[n, 1, 8, 8\]"),
-        (np.full((2, 1, 8, 8), 0.5), r"predict: x\[0, 0, 0, 0\]=0.5 is refused; allowed: whole numbers from 0 to 255"),
+        (
+            np.zeros((2, 8, 8)),
+            r"predict: x is float64 \[2, 8, 8\]; allowed: numbers \[n, 1, 8, 8\]",
+        ),
+        (
+            np.full((2, 1, 8, 8), 0.5),
+            r"predict: x\[0, 0, 0, 0\]=0.5 is refused; allowed: whole numbers from 0 to 255",
+        ),
         (np.full((1, 1, 8, 8), -1), "predict: x.* is refused; allowed: whole numbers from 0"),
         ("text", "predict: x is <U4"),
         (pd.DataFrame({"a": [1]}), "predict: x is int64"),
@@ -107,7 +140,9 @@ RESULT = nd.run("fedavg", DIGITS, **QUIET)
 def test_a_seed_a_client_and_a_column_that_are_not_there() -> None:
     with pytest.raises(nd.UserError, match=r"model: seed = 7 has no result; allowed: 0"):
         RESULT.model(7)
-    with pytest.raises(nd.UserError, match=r"model: client = 1 is refused; allowed: none, as all have one model"):
+    with pytest.raises(
+        nd.UserError, match=r"model: client = 1 is refused; allowed: none, as all have one model"
+    ):
         RESULT.predict(DIGITS.dataset.test_x, client=1)
     result = nd.run("fedavg", TABLE, **QUIET)
     with pytest.raises(nd.UserError, match=r"^predict: x: column 'age' is unknown"):
@@ -117,10 +152,13 @@ def test_a_seed_a_client_and_a_column_that_are_not_there() -> None:
 
 
 def test_no_row_is_left_out_without_a_word() -> None:
-    """With `missing="drop"` a row with an empty cell has no sample, so the classes behind it would move up."""
+    """With `missing="drop"` a row with an empty cell has no sample, so the classes behind it would
+    move up."""
     frame = pd.DataFrame({"a": [-1.0, 1.0] * 40, "b": [0.0, 2.0] * 40, "y": ["low", "high"] * 40})
     data = nd.from_frame(frame, label="y", missing="drop")
     rows = pd.DataFrame({"a": [1.0, None, -1.0], "b": [2.0, 0.0, 0.0]})
-    with pytest.raises(UserError, match=r"x has 3 rows, and 1 of them has an empty cell; allowed: .*missing"):
+    with pytest.raises(
+        UserError, match=r"x has 3 rows, and 1 of them has an empty cell; allowed: .*missing"
+    ):
         data.samples(rows)
     assert len(data.samples(rows.dropna())) == 2

@@ -1,4 +1,5 @@
-"""Results of the API: sweeps, comparisons, saved files, seeds that diverge, leaks; and what a run leaves behind."""
+"""Results of the API: sweeps, comparisons, saved files, seeds that diverge, leaks; and what a run
+leaves behind."""
 
 from __future__ import annotations
 
@@ -27,13 +28,23 @@ QUIET = {"rounds": 2, "progress": False}
 def grid() -> nd.Results:
     """Two recipes at four settings. SCAFFOLD's name has the values of one argument."""
     return nd.sweep(
-        ["fedavg", "scaffold"], DATA, partition="dirichlet", clients=5, over={"alpha": [0.1, 1.0], "lr": [0.05, 0.1]},
-        seeds=[3, 4], **QUIET,
-    )  # fmt: skip
+        ["fedavg", "scaffold"],
+        DATA,
+        partition="dirichlet",
+        clients=5,
+        over={"alpha": [0.1, 1.0], "lr": [0.05, 0.1]},
+        seeds=[3, 4],
+        **QUIET,
+    )
 
 
 def test_a_sweep_has_every_combination(grid: nd.Results) -> None:
-    points = [(alpha, lr, recipe) for alpha in (0.1, 1.0) for lr in (0.05, 0.1) for recipe in ("fedavg", "scaffold")]
+    points = [
+        (alpha, lr, recipe)
+        for alpha in (0.1, 1.0)
+        for lr in (0.05, 0.1)
+        for recipe in ("fedavg", "scaffold")
+    ]
     assert [(result.point["alpha"], result.point["lr"], result.recipe) for result in grid] == points
     assert len({result.sha256[3] for result in grid}) == 8
     assert list(grid.rounds.columns[:4]) == ["alpha", "lr", "recipe", "seed"]
@@ -43,15 +54,30 @@ def test_a_sweep_has_every_combination(grid: nd.Results) -> None:
 
 
 def test_a_run_of_a_sweep_is_the_run_alone(grid: nd.Results) -> None:
-    alone = nd.run("scaffold", DATA, partition="dirichlet", clients=5, alpha=1.0, lr=0.05, seeds=[3, 4], **QUIET)
-    same = next(found for found in grid if found.recipe == "scaffold" and found.point == {"alpha": 1.0, "lr": 0.05})
+    alone = nd.run(
+        "scaffold",
+        DATA,
+        partition="dirichlet",
+        clients=5,
+        alpha=1.0,
+        lr=0.05,
+        seeds=[3, 4],
+        **QUIET,
+    )
+    same = next(
+        found
+        for found in grid
+        if found.recipe == "scaffold" and found.point == {"alpha": 1.0, "lr": 0.05}
+    )
     assert alone.sha256 == same.sha256
     for name, leaf in alone.weights[4].items():
         assert torch.equal(leaf, same.weights[4][name])
 
 
 def test_the_summary_is_that_of_the_rounds(grid: nd.Results) -> None:
-    last = grid.rounds[grid.rounds["round"] == 2].groupby(["alpha", "lr", "recipe"])["test_accuracy"]
+    last = grid.rounds[grid.rounds["round"] == 2].groupby(["alpha", "lr", "recipe"])[
+        "test_accuracy"
+    ]
     rows = grid.summary.set_index(["alpha", "lr", "recipe"])
     assert len(rows) == 8
     for point, row in rows.iterrows():
@@ -68,9 +94,14 @@ def test_compare_pairs_the_seeds(grid: nd.Results) -> None:
     table = grid.compare("fedavg")
     assert table[["alpha", "lr", "recipe"]].drop_duplicates().shape == (4, 3)
     assert set(table["recipe"]) == {"scaffold"}
-    last = grid.rounds[grid.rounds["round"] == 2].set_index(["alpha", "lr", "recipe", "seed"])["test_accuracy"]
+    last = grid.rounds[grid.rounds["round"] == 2].set_index(["alpha", "lr", "recipe", "seed"])[
+        "test_accuracy"
+    ]
     for row in table.itertuples():
-        pairs = [last[row.alpha, row.lr, "scaffold", s] - last[row.alpha, row.lr, "fedavg", s] for s in (3, 4)]
+        pairs = [
+            last[row.alpha, row.lr, "scaffold", s] - last[row.alpha, row.lr, "fedavg", s]
+            for s in (3, 4)
+        ]
         assert row.difference == pytest.approx(np.mean(pairs))
         assert row.higher == sum(pair > 0 for pair in pairs)
         assert row.low <= row.difference <= row.high
@@ -78,9 +109,13 @@ def test_compare_pairs_the_seeds(grid: nd.Results) -> None:
     assert back["difference"].tolist() == pytest.approx((-table["difference"]).tolist())
 
 
-def test_a_printed_comparison_shows_its_interval(grid: nd.Results, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_printed_comparison_shows_its_interval(
+    grid: nd.Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    with pd.option_context("display.max_columns", 0, "display.width", 80):  # as pandas has them in a terminal
+    with pd.option_context(
+        "display.max_columns", 0, "display.width", 80
+    ):  # as pandas has them in a terminal
         printed = str(grid[:2].compare("fedavg"))
     row = grid[:2].compare("fedavg").iloc[0]
     titles, values = (line.split() for line in printed.splitlines())
@@ -97,7 +132,9 @@ def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
         {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
         for root in (tmp_path / "during", tmp_path / "after")
     )
-    assert after.pop(Path("summary.csv")).decode().splitlines()[0].startswith("recipe,seeds,accuracy")
+    assert (
+        after.pop(Path("summary.csv")).decode().splitlines()[0].startswith("recipe,seeds,accuracy")
+    )
     assert during == after
     assert len(after) == 2 * 7
     grid.save(tmp_path / "grid")
@@ -108,7 +145,11 @@ def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
 
 
 def test_recipes_may_be_entries_of_params_yaml() -> None:
-    entries = {"weak": {"recipe": "fedprox", "fedprox": {"mu": 0.0}}, "fedprox": None, "slow": {"recipe": "fedavg"}}
+    entries = {
+        "weak": {"recipe": "fedprox", "fedprox": {"mu": 0.0}},
+        "fedprox": None,
+        "slow": {"recipe": "fedavg"},
+    }
     results = nd.sweep(entries, SPLIT, fedprox={"mu": 1.0}, **QUIET)
     weak, strong, slow = (result.sha256[0] for result in results)
     assert weak == slow != strong  # mu = 0 is FedAvg; the entry's own value comes first
@@ -119,15 +160,24 @@ def test_a_seed_that_diverges_is_left_out_and_named(tmp_path: Path) -> None:
     mpl.use("agg")
     results = nd.sweep(["fedavg", "fedbabu"], SPLIT, over={"lr": [0.1, 1e30]}, **QUIET)
     assert list(results.failed) == ["lr-1e+30-fedavg-0", "lr-1e+30-fedbabu-0"]
-    assert all("round 1, client 0" in reason and "not finite" in reason for reason in results.failed.values())
+    assert all(
+        "round 1, client 0" in reason and "not finite" in reason
+        for reason in results.failed.values()
+    )
     gone = results[2]
     assert repr(gone) == "fedavg, lr 1e+30, no result of seed 0"
     assert gone.seeds == ()
     assert gone.weights == gone.sha256 == {}
-    assert all(frame.empty for frame in (gone.rounds, gone.clients, gone.classes, gone.metrics, gone.summary))
+    assert all(
+        frame.empty
+        for frame in (gone.rounds, gone.clients, gone.classes, gone.metrics, gone.summary)
+    )
     assert set(results.summary["lr"]) == set(results.compare("fedavg")["lr"]) == {0.1}
     results.save(tmp_path)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["lr-0_1-fedavg-0", "lr-0_1-fedbabu-0"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        "lr-0_1-fedavg-0",
+        "lr-0_1-fedbabu-0",
+    ]
     # The panels share an axis: those of the other setting keep their curves and names.
     there, empty = results.plot()
     assert len(there.get_lines()) == 2
@@ -141,7 +191,9 @@ def test_a_seed_that_diverges_is_left_out_and_named(tmp_path: Path) -> None:
 
 
 def test_a_sweep_warns_of_what_diverges() -> None:
-    with pytest.warns(UserWarning, match="^lr-1e.30-fedavg-0 has no result: round 1, client 0: .* not finite"):
+    with pytest.warns(
+        UserWarning, match="^lr-1e.30-fedavg-0 has no result: round 1, client 0: .* not finite"
+    ):
         nd.sweep(["fedavg"], SPLIT, over={"lr": [0.1, 1e30]}, **QUIET)
 
 
@@ -153,7 +205,11 @@ def test_a_leak_is_in_every_name() -> None:
     assert rows.loc["fnr_authors-leak", "note"] == "LEAK: fnr_authors trains on the test set"
     assert rows.loc["fnr", "note"] == "sees labelled public data"
     assert rows.loc["fedavg", "note"] == ""
-    assert rows["rank"].isna().to_dict() == {"fedavg": False, "fnr": False, "fnr_authors-leak": True}
+    assert rows["rank"].isna().to_dict() == {
+        "fedavg": False,
+        "fnr": False,
+        "fnr_authors-leak": True,
+    }
     assert results.compare("fedavg")["recipe"].tolist() == ["fnr"]
     assert nd.run("fnr_authors", split, **QUIET).recipe == "fnr_authors-leak"
 
@@ -181,11 +237,18 @@ def test_nothing_global_stays_changed(lr: float, processes: int) -> None:
     def state() -> list[object]:
         backends = torch.backends
         return [
-            torch.get_num_threads(), backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32,
-            backends.cudnn.benchmark, backends.cudnn.deterministic, torch.are_deterministic_algorithms_enabled(),
-            torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_rng_state().tolist(), random.getstate(),
+            torch.get_num_threads(),
+            backends.cuda.matmul.allow_tf32,
+            backends.cudnn.allow_tf32,
+            backends.cudnn.benchmark,
+            backends.cudnn.deterministic,
+            torch.are_deterministic_algorithms_enabled(),
+            torch.get_default_dtype(),
+            torch.is_grad_enabled(),
+            torch.get_rng_state().tolist(),
+            random.getstate(),
             str(np.random.get_state()),
-        ]  # fmt: skip
+        ]
 
     threads = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -211,7 +274,8 @@ try:
     fedml_noniid.runn
 except AttributeError as error:
     assert "'runn'" in str(error)
-    assert error.name == "runn" and error.obj is fedml_noniid  # by these, Python names the near miss
+    assert error.name == "runn" and error.obj is fedml_noniid  # by these, Python names the near \
+miss
 else:
     raise AssertionError
 """

@@ -1,4 +1,5 @@
-"""The API computes what the stages of an experiment compute: the same settings give the same files."""
+"""The API computes what the stages of an experiment compute: the same settings give the same
+files."""
 
 from __future__ import annotations
 
@@ -12,21 +13,38 @@ import fedml_noniid as nd
 from fedml_noniid.api.result import EXACT
 from tests.pipelines.small import run_stages
 
-pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of mlflow's own use of SQLAlchemy
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy"
+)  # of mlflow's own use of SQLAlchemy
 SEEDS = [0, 1]
-TRAIN = {"model": "mlp", "rounds": 3, "epochs": 1, "batch_size": 32, "optimizer": "sgd", "lr": 0.1, "device": "cpu"}
+TRAIN = {
+    "model": "mlp",
+    "rounds": 3,
+    "epochs": 1,
+    "batch_size": 32,
+    "optimizer": "sgd",
+    "lr": 0.1,
+    "device": "cpu",
+}
 HELD_OUT = {"validation": 0.1, "public": 50}
 # The names are those that the API gives.
 SCENARIOS = {
     "dirichlet": {
-        "partition": "dirichlet", "clients": 4, "alpha": 0.5, "label_noise": {"rate": 0.2},
+        "partition": "dirichlet",
+        "clients": 4,
+        "alpha": 0.5,
+        "label_noise": {"rate": 0.2},
         "rotation": {"degrees": [0, 90]},
     },
     "similarity": {
-        "partition": "similarity", "clients": 6, "s": 0.3, "participation": 0.5, "noise": {"sigma": 0.4},
+        "partition": "similarity",
+        "clients": 6,
+        "s": 0.3,
+        "participation": 0.5,
+        "noise": {"sigma": 0.4},
         "availability": {"rate": 0.2},
     },
-}  # fmt: skip
+}
 RECIPES = {"fedavg": {}, "scaffold+fnr": {"fnr": {"p": 0.5}}}
 
 
@@ -35,11 +53,17 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The experiment of these settings, as `dvc repro` runs it."""
     folder = tmp_path_factory.mktemp("experiment")
     settings = {
-        "experiment": "same", "data": {"name": "digits", "root": "data/raw", **HELD_OUT},
-        "scenario_names": list(SCENARIOS), "scenarios": SCENARIOS, "recipe_names": list(RECIPES), "recipes": RECIPES,
-        "seeds": SEEDS, "train": TRAIN, "machine": {"processes": 1},
+        "experiment": "same",
+        "data": {"name": "digits", "root": "data/raw", **HELD_OUT},
+        "scenario_names": list(SCENARIOS),
+        "scenarios": SCENARIOS,
+        "recipe_names": list(RECIPES),
+        "recipes": RECIPES,
+        "seeds": SEEDS,
+        "train": TRAIN,
+        "machine": {"processes": 1},
         "deploy": {"recipe": "fedavg", "scenario": "dirichlet", "silos": 2},
-    }  # fmt: skip
+    }
     (folder / "params.yaml").write_text(json.dumps(settings))  # JSON is YAML
     run_stages(folder, ("prepare", "partition", "train", "evaluate"))
     return folder
@@ -47,9 +71,16 @@ def stages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_same_partitions(stages: Path, scenario: str) -> None:
-    given = {key: value for key, value in SCENARIOS[scenario].items() if key not in ("participation", "availability")}
+    given = {
+        key: value
+        for key, value in SCENARIOS[scenario].items()
+        if key not in ("participation", "availability")
+    }
     for seed in SEEDS:
-        split, folder = nd.partition(nd.load("digits"), **given, **HELD_OUT, seed=seed), stages / "partitions"
+        split, folder = (
+            nd.partition(nd.load("digits"), **given, **HELD_OUT, seed=seed),
+            stages / "partitions",
+        )
         written = json.loads((folder / f"{scenario}-{seed}" / "indices.json").read_text())
         assert [part.tolist() for part in split.indices.clients] == written["clients"]
         assert [part.tolist() for part in split.indices.test_clients] == written["test_clients"]
@@ -75,7 +106,10 @@ def test_the_same_files(stages: Path, tmp_path: Path, scenario: str, processes: 
                     wanted = (stages / part / key / path.name).read_bytes()
                     if path.name != "run.json":
                         assert path.read_bytes() == wanted, path
-            ours, theirs = (json.loads((at / "runs" / key / "run.json").read_text()) for at in (tmp_path, stages))
+            ours, theirs = (
+                json.loads((at / "runs" / key / "run.json").read_text())
+                for at in (tmp_path, stages)
+            )
             assert ours["tags"].pop("fingerprint") == "" != theirs["tags"].pop("fingerprint")
             assert ours == theirs
             assert len(list((tmp_path / "runs" / key).iterdir())) == 4
@@ -84,7 +118,13 @@ def test_the_same_files(stages: Path, tmp_path: Path, scenario: str, processes: 
 def test_the_same_tables(stages: Path) -> None:
     """The data frames hold the numbers of the files, and a sweep those of its runs."""
     split = nd.partition(nd.load("digits"), **SCENARIOS["dirichlet"], **HELD_OUT)
-    results = nd.sweep(RECIPES, split, over={"lr": [0.1]}, seeds=SEEDS, **{k: v for k, v in TRAIN.items() if k != "lr"})
+    results = nd.sweep(
+        RECIPES,
+        split,
+        over={"lr": [0.1]},
+        seeds=SEEDS,
+        **{k: v for k, v in TRAIN.items() if k != "lr"},
+    )
     for result in results:
         for seed in SEEDS:
             key = f"dirichlet-{result.recipe}-{seed}"
@@ -99,4 +139,6 @@ def test_the_same_tables(stages: Path) -> None:
             assert result.sha256[seed] == run["weights_sha256"]
             metrics = json.loads((stages / "evaluation" / key / "metrics.json").read_text())
             row = result.metrics.set_index("seed").loc[seed]
-            assert row.to_dict() == {name: value for name, value in metrics.items() if name != "weights_sha256"}
+            assert row.to_dict() == {
+                name: value for name, value in metrics.items() if name != "weights_sha256"
+            }

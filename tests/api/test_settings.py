@@ -6,7 +6,12 @@ import inspect
 
 import fedml_noniid as nd
 from fedml_noniid.api import settings
-from fedml_noniid.pipelines.experiment.config import MachineSettings, Scenario, TrainSettings, read_yaml
+from fedml_noniid.pipelines.experiment.config import (
+    MachineSettings,
+    Scenario,
+    TrainSettings,
+    read_yaml,
+)
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.recipes import METHODS
 from tests.pipelines.small import ROOT
@@ -43,13 +48,21 @@ def test_the_defaults_are_those_of_the_experiment() -> None:
 
 
 def test_run_shows_the_defaults() -> None:
-    given = {key: parameter.default for key, parameter in inspect.signature(nd.run).parameters.items()}
+    given = {
+        key: parameter.default for key, parameter in inspect.signature(nd.run).parameters.items()
+    }
     shown = {key: value for key, value in given.items() if settings.options().get(key) == "train"}
     assert settings.TRAIN.items() <= shown.items()
-    others = {key: TrainSettings.model_fields[key].default for key in shown.keys() - settings.TRAIN.keys()}
+    others = {
+        key: TrainSettings.model_fields[key].default for key in shown.keys() - settings.TRAIN.keys()
+    }
     assert others.items() <= shown.items()
     assert given["participation"] == Scenario.model_fields["participation"].default
     # What is None is left to the split, or is nothing.
     assert [key for key, value in given.items() if value is None] == [
-        "partition", "clients", "validation", "public", "folder",
-    ]  # fmt: skip
+        "partition",
+        "clients",
+        "validation",
+        "public",
+        "folder",
+    ]

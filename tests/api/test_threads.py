@@ -1,4 +1,5 @@
-"""Runs in several threads of one process: each has the weights that it has alone, and torch's settings stay."""
+"""Runs in several threads of one process: each has the weights that it has alone, and torch's
+settings stay."""
 
 from __future__ import annotations
 
@@ -44,10 +45,15 @@ def test_each_run_has_the_weights_that_it_has_alone(processes: int) -> None:
     recipes = ("fedavg", "fedprox", "scaffold")
     alone = [run(recipe) for recipe in recipes]
     assert len({sha for found in alone for sha in found.values()}) == len(recipes) * len(SEEDS)
-    assert at_once(*(lambda recipe=recipe: run(recipe, processes=processes) for recipe in recipes)) == alone
+    assert (
+        at_once(*(lambda recipe=recipe: run(recipe, processes=processes) for recipe in recipes))
+        == alone
+    )
 
 
-def test_a_run_has_its_own_threads_and_leaves_those_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_has_its_own_threads_and_leaves_those_of_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Runs that want other numbers of threads, in threads that torch counts one by one."""
     seen, measure = [], running.measure
 
@@ -60,7 +66,9 @@ def test_a_run_has_its_own_threads_and_leaves_those_of_the_process(monkeypatch: 
     torch.set_num_threads(3)
     torch.backends.cudnn.allow_tf32 = True
     try:
-        at_once(*(lambda threads=threads: run("fedavg", threads=threads) for threads in (1, 2, 1, 2)))
+        at_once(
+            *(lambda threads=threads: run("fedavg", threads=threads) for threads in (1, 2, 1, 2))
+        )
         assert seen
         assert all(wanted == found for wanted, found in seen)
         assert [settings(), *at_once(settings)] == [(3, False, True)] * 2

@@ -25,7 +25,13 @@ from tests.pipelines.small import ROOT
 
 Path_ = tuple[str, ...]
 WIDTH = 100
-LOADED = "torch", "mlflow", "fedml", "pandas", "grpc"  # each takes seconds or half a second to import
+LOADED = (
+    "torch",
+    "mlflow",
+    "fedml",
+    "pandas",
+    "grpc",
+)  # each takes seconds or half a second to import
 
 
 def walk(command: Any, path: Path_ = ()) -> Iterator[tuple[Path_, Any]]:
@@ -40,7 +46,8 @@ VERBS = dict(walk(typer.main.get_command(app)))
 
 
 def examples() -> Iterator[list[str]]:
-    """The words behind `noniid` of each command line in the examples; comments and other programs are left out."""
+    """The words behind `noniid` of each command line in the examples; comments and other programs
+    are left out."""
     for verb in VERBS.values():
         for line in "\n".join(verb.examples).replace("\\\n", " ").splitlines():
             for command in re.split(r" && | \| ", line):
@@ -68,7 +75,9 @@ def test_every_help_teaches_by_example(path: Path_, capsys: pytest.CaptureFixtur
     head, _, examples = said.out.partition("\nExamples:\n")
     assert len(examples.splitlines()) >= 2, "two examples or more"
     assert " ".join(("noniid", *path)) in examples
-    assert re.search(r"^  [A-Z].*?[a-z]\.", head, re.MULTILINE | re.DOTALL), "a sentence that says what it does"
+    assert re.search(r"^  [A-Z].*?[a-z]\.", head, re.MULTILINE | re.DOTALL), (
+        "a sentence that says what it does"
+    )
     assert "..." not in head.replace("[ARGS]...", ""), "the list of verbs has whole sentences"
 
 
@@ -86,8 +95,10 @@ def test_every_help_fits_the_terminal(
     assert "..." not in said.replace("[ARGS]...", "") and not set("╭│╰") & set(said)
     words = said.split()
     verb = VERBS[path]
-    for name in [*(name for one in verb.params for name in one.opts if name.startswith("--")),
-                 *getattr(verb, "commands", {})]:  # fmt: skip
+    for name in [
+        *(name for one in verb.params for name in one.opts if name.startswith("--")),
+        *getattr(verb, "commands", {}),
+    ]:
         assert name in words
     shown = said.partition("\nExamples:\n")[2].replace("\\\n", " ")
     shown = "\n".join(" ".join(line.partition("#")[0].split()) for line in shown.splitlines())
@@ -99,17 +110,31 @@ def test_every_help_fits_the_terminal(
 
 def test_a_wheel_does_not_offer_what_needs_a_checkout(tmp_path: Any) -> None:
     """A copy of the package, with files in place of links, has no folder `benchmarks` beside it."""
-    shutil.copytree(ROOT / "fedml_noniid", tmp_path / "fedml_noniid", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "fedml_noniid",
+        tmp_path / "fedml_noniid",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "fedml_noniid"]
 
     def told(*words: str) -> str:
-        done = subprocess.run([*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [*command, *words], cwd=tmp_path, env=environment, capture_output=True, text=True
+        )
         return done.stdout + done.stderr
 
     listed = re.findall(r"^  (\w+)  ", told("--help").partition("Commands:")[2], re.MULTILINE)
-    assert {"run", "papers", "claims"} < set(listed) and not {"keep", "bench", "budget", "chaos"} & set(listed)
-    assert f"noniid chaos needs a checkout of the repository; this package is installed in {tmp_path}" in told("chaos")
+    assert {"run", "papers", "claims"} < set(listed) and not {
+        "keep",
+        "bench",
+        "budget",
+        "chaos",
+    } & set(listed)
+    assert (
+        f"noniid chaos needs a checkout of the repository; this package is installed in {tmp_path}"
+        in told("chaos")
+    )
     wrong = told("benhc")
     assert "verb 'benhc' is unknown" in wrong and "bench" not in wrong.replace("benhc", "")
 
@@ -127,10 +152,14 @@ def test_every_example_is_a_command_line() -> None:
         assert not isinstance(command, TyperGroup), words
         context = command.make_context("noniid", left, resilient_parsing=True)
         assert not context.args, words
-        assert not [one.name for one in command.params if one.required and context.params[one.name] is None], words
+        assert not [
+            one.name for one in command.params if one.required and context.params[one.name] is None
+        ], words
 
 
-@pytest.mark.parametrize("path", [path for path, verb in VERBS.items() if isinstance(verb, TyperGroup)], ids=" ".join)
+@pytest.mark.parametrize(
+    "path", [path for path, verb in VERBS.items() if isinstance(verb, TyperGroup)], ids=" ".join
+)
 def test_a_group_alone_shows_its_help(path: Path_, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(list(path)) == 0
     alone = capsys.readouterr().out
@@ -147,50 +176,92 @@ def test_help_comes_at_once() -> None:
     """No heavy library is imported for help and for errors of the command line."""
     code = (
         "import sys\nfrom fedml_noniid.cli.app import main\n"
-        "codes = [main(words) for words in (['--help'], ['run', '--help'], ['rnu'], ['papers', 'run', 'cnn'])]\n"
-        f"assert codes == [0, 0, 2, 2], codes\nsys.exit(','.join(set({LOADED}) & set(sys.modules)) or 0)"
+        "codes = [main(words) for words in (['--help'], ['run', '--help'], ['rnu'], ['papers', "
+        "'run', 'cnn'])]\n"
+        f"assert codes == [0, 0, 2, 2], codes\nsys.exit(','.join(set({LOADED}) & "
+        "set(sys.modules)) or 0)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
 def test_python_m_is_the_same_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "fedml_noniid", "rnu"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fedml_noniid", "rnu"], cwd=ROOT, capture_output=True, text=True
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: verb 'rnu' is unknown (did you mean 'run'?); allowed: init, check, ")
+    assert done.stderr.startswith(
+        "error: verb 'rnu' is unknown (did you mean 'run'?); allowed: init, check, "
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         ("rnu", "verb 'rnu' is unknown (did you mean 'run'?); allowed: init, "),
-        ("deploy sevrer", "verb of deploy 'sevrer' is unknown (did you mean 'server'?); allowed: config, "),
-        ("deploy kits mkae", "verb of deploy kits 'mkae' is unknown (did you mean 'make'?); allowed: make, renew"),
-        ("--versoin", "option '--versoin' is unknown (did you mean '--version'?); allowed: --version"),
-        ("run --rot x", "option '--rot' is unknown (did you mean '--root'?); allowed: --root, --help"),
+        (
+            "deploy sevrer",
+            "verb of deploy 'sevrer' is unknown (did you mean 'server'?); allowed: config, ",
+        ),
+        (
+            "deploy kits mkae",
+            "verb of deploy kits 'mkae' is unknown (did you mean 'make'?); allowed: make, renew",
+        ),
+        (
+            "--versoin",
+            "option '--versoin' is unknown (did you mean '--version'?); allowed: --version",
+        ),
+        (
+            "run --rot x",
+            "option '--rot' is unknown (did you mean '--root'?); allowed: --root, --help",
+        ),
         ("run trian", "stage 'trian' is unknown (did you mean 'train'?); allowed: plan, prepare"),
-        ("run train evaluate", "got unexpected extra argument(s) (evaluate); allowed: noniid run [OPTIONS] [STAGE]"),
+        (
+            "run train evaluate",
+            "got unexpected extra argument(s) (evaluate); allowed: noniid run [OPTIONS] [STAGE]",
+        ),
         ("papers run", f"PAPER is missing; needed: One of {', '.join(PAPERS)}"),
         ("papers run cnn", "paper 'cnn' is unknown (did you mean 'ccn'?); allowed: fnr"),
-        ("papers run ccn --size smok", "size 'smok' is unknown (did you mean 'smoke'?); allowed: smoke, small, paper"),
+        (
+            "papers run ccn --size smok",
+            "size 'smok' is unknown (did you mean 'smoke'?); allowed: smoke, small, paper",
+        ),
         ("papers run ccn --size", "option '--size' requires an argument"),
-        ("papers build ccn-tab11", "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)"),
-        ("papers tune ccn digits --on tset", "split 'tset' is unknown (did you mean 'test'?); allowed: validation"),
+        (
+            "papers build ccn-tab11",
+            "table or figure 'ccn-tab11' is unknown (did you mean 'ccn-tab1'?)",
+        ),
+        (
+            "papers tune ccn digits --on tset",
+            "split 'tset' is unknown (did you mean 'test'?); allowed: validation",
+        ),
         ("methods fnrr", "method 'fnrr' is unknown (did you mean 'fnr'?)"),
         ("methods fnr --pairs", "--pairs shows all pairs; allowed: --pairs alone, or 'fnr' alone"),
         ("deploy silo --rank x --config c", "--rank = 'x' is refused; allowed: a valid integer"),
         ("deploy silo --config c", "--rank is missing; needed: 1 to the number of silos"),
-        ("deploy status --config nowhere.yaml", "nowhere.yaml: can't be read (No such file or directory)"),
-        ("deploy config pyproject.toml", "pyproject.toml: exists; allowed: another path, or --force to replace it"),
+        (
+            "deploy status --config nowhere.yaml",
+            "nowhere.yaml: can't be read (No such file or directory)",
+        ),
+        (
+            "deploy config pyproject.toml",
+            "pyproject.toml: exists; allowed: another path, or --force to replace it",
+        ),
         ("check --root /nowhere", "--root /nowhere: there is no such folder"),
-        ("check --root tests", "params.yaml: can't be read (No such file or directory); it belongs into "),
-        ("run --root tests", "params.yaml: is missing; `noniid init` makes the folder of an experiment"),
+        (
+            "check --root tests",
+            "params.yaml: can't be read (No such file or directory); it belongs into ",
+        ),
+        (
+            "run --root tests",
+            "params.yaml: is missing; `noniid init` makes the folder of an experiment",
+        ),
         ("table --root tests", "table.txt: is missing; `noniid run` makes the report"),
         ("ui --port http", "--port = 'http' is refused; allowed: a valid integer"),
         ("bench --only mpl", "workload 'mpl' is unknown (did you mean 'mlp'?); allowed: mlp"),
         ("chaos --runs -1", "--runs = '-1' is refused; allowed: greater than or equal to 0"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, said: str
 ) -> None:
@@ -203,8 +274,9 @@ def test_verbs_of_the_repository_need_a_checkout(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any, words: str
 ) -> None:
     monkeypatch.setattr(checkout, "CHECKOUT", tmp_path)
-    assert f"needs a checkout of the repository; this package is installed in {tmp_path}" in one_line(
-        capsys, *words.split()
+    assert (
+        f"needs a checkout of the repository; this package is installed in {tmp_path}"
+        in one_line(capsys, *words.split())
     )
 
 
@@ -219,7 +291,9 @@ def test_an_interrupt_ends_with_130_and_a_line(
     assert capsys.readouterr().err == "interrupted; the same command goes on from here\n"
 
 
-def test_several_mistakes_are_a_line_each(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_mistakes_are_a_line_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: object) -> None:
         raise UserError("first\nsecond")
 
@@ -266,9 +340,13 @@ def test_the_makefile_s_verbs_exist_and_its_help_has_every_target() -> None:
             if isinstance(VERBS[path], TyperGroup):
                 path = (*path, word)
         assert path in VERBS, words
-    done = subprocess.run(["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run(
+        ["make", "--no-print-directory", "help"], cwd=ROOT, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    targets = set(re.findall(r"^([a-z][a-z -]*):(?!=)", text.partition("\nstages:")[0], re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z][a-z -]*):(?!=)", text.partition("\nstages:")[0], re.MULTILINE)
+    )
     listed = {line[:14].strip() for line in done.stdout.splitlines()}
     assert targets <= listed and "paper-<name>" in listed
 
@@ -282,9 +360,14 @@ OPTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "option"), OPTIONS, ids=lambda part: getattr(part, "name", None) or " ".join(part))
+@pytest.mark.parametrize(
+    ("path", "option"), OPTIONS, ids=lambda part: getattr(part, "name", None) or " ".join(part)
+)
 def test_an_option_that_is_given_twice_counts_twice_or_is_refused(path: Path_, option: Any) -> None:
-    """The last of two values never replaces the first without a word. The command line is parsed, and nothing runs."""
+    """The last of two values never replaces the first without a word.
+
+    The command line is parsed, and nothing runs.
+    """
     name, verb = option.opts[0], VERBS[path]
     if option.multiple:
         with verb.make_context("noniid", [name, "a", name, "b"]) as context:

@@ -1,4 +1,5 @@
-"""`noniid init`: settings that fit the data, nothing half-written, and a run outside the checkout."""
+"""`noniid init`: settings that fit the data, nothing half-written, and a run outside the
+checkout."""
 
 from __future__ import annotations
 
@@ -29,14 +30,19 @@ def patients(folder: Path) -> None:
     rng = np.random.default_rng(0)
     age, hospital = rng.normal(50, 10, ROWS), rng.choice(list("ABCDE"), ROWS)
     ill = np.where(age + rng.normal(0, 5, ROWS) > 50, "ill", "well")
-    table = pd.DataFrame({"age": age, "pressure": rng.normal(120, 9, ROWS), "hospital": hospital, "diagnosis": ill})
+    table = pd.DataFrame(
+        {"age": age, "pressure": rng.normal(120, 9, ROWS), "hospital": hospital, "diagnosis": ill}
+    )
     table.to_csv(folder / "patients.csv", index=False)
 
 
 def reviews(folder: Path) -> None:
     """A text of four words, and a class in the column that is called label."""
     rng = np.random.default_rng(0)
-    words = [" ".join(rng.choice(["good", "bad", "film", "book", "long", "short"], 4)) for _ in range(ROWS)]
+    words = [
+        " ".join(rng.choice(["good", "bad", "film", "book", "long", "short"], 4))
+        for _ in range(ROWS)
+    ]
     table = pd.DataFrame({"words": words, "label": [int("good" in text) for text in words]})
     table.to_csv(folder / "reviews.csv", index=False)
 
@@ -58,12 +64,21 @@ def signals(folder: Path) -> None:
     (folder / "signals").mkdir()
     for part, n in (("train", 200), ("test", 40)):
         y = np.arange(n) % 3
-        np.savez(folder / "signals" / f"{part}.npz", x=rng.normal(y[:, None], 1, (n, 8)), y=y, client=np.arange(n) % 6)
+        np.savez(
+            folder / "signals" / f"{part}.npz",
+            x=rng.normal(y[:, None], 1, (n, 8)),
+            y=y,
+            client=np.arange(n) % 6,
+        )
 
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file below a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -85,7 +100,10 @@ def test_a_folder_whose_files_the_stages_would_remove_is_refused(
     (folder / name).write_text("mine")
     assert main(["init", "--yes", *force]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid") and said.count("\n") == 1
+    assert (
+        said.startswith(f"error: {'/'.join(name.split('/')[:2])}: not written by noniid")
+        and said.count("\n") == 1
+    )
     assert content(folder) == {name: b"mine"}
 
 
@@ -98,24 +116,58 @@ def train(settings: config.Config) -> tuple[str, str]:
     [
         (None, "", ("digits", "dirichlet", 20), ("mlp", "sgd")),
         (None, "--data cifar10 --partition iid --clients 5", ("cifar10", "iid", 5), ("cnn", "sgd")),
-        (None, "--data made_tweets --methods fedavg,scaffold", ("made_tweets", "dirichlet", 20), ("lstm", "sgd")),
-        (patients, "--table patients.csv --label diagnosis --owner hospital --methods fedavg,scaffold+fnr",
-         ("table", "natural", 5), ("mlp", "sgd")),
-        (patients, "--table patients.csv --label diagnosis --owner hospital --alpha 0.1 --clients 4",
-         ("table", "dirichlet", 4), ("mlp", "sgd")),
-        (patients, "--table patients.csv --label diagnosis --one-hot hospital",
-         ("table", "dirichlet", 3), ("mlp", "sgd")),
-        (patients, "--table patients.csv --label diagnosis --features age,pressure --model logistic_regression",
-         ("table", "dirichlet", 3), ("logistic_regression", "sgd")),
-        (reviews, "--text reviews.csv --text-column words", ("text", "dirichlet", 3), ("lstm", "rmsprop")),
+        (
+            None,
+            "--data made_tweets --methods fedavg,scaffold",
+            ("made_tweets", "dirichlet", 20),
+            ("lstm", "sgd"),
+        ),
+        (
+            patients,
+            "--table patients.csv --label diagnosis --owner hospital --methods fedavg,scaffold+fnr",
+            ("table", "natural", 5),
+            ("mlp", "sgd"),
+        ),
+        (
+            patients,
+            "--table patients.csv --label diagnosis --owner hospital --alpha 0.1 --clients 4",
+            ("table", "dirichlet", 4),
+            ("mlp", "sgd"),
+        ),
+        (
+            patients,
+            "--table patients.csv --label diagnosis --one-hot hospital",
+            ("table", "dirichlet", 3),
+            ("mlp", "sgd"),
+        ),
+        (
+            patients,
+            (
+                "--table patients.csv --label diagnosis --features age,pressure --model "
+                "logistic_regression"
+            ),
+            ("table", "dirichlet", 3),
+            ("logistic_regression", "sgd"),
+        ),
+        (
+            reviews,
+            "--text reviews.csv --text-column words",
+            ("text", "dirichlet", 3),
+            ("lstm", "rmsprop"),
+        ),
         (photos, "--images photos", ("image_folder", "dirichlet", 2), ("cnn", "sgd")),
         (signals, "--arrays signals", ("arrays", "natural", 6), ("mlp", "sgd")),
     ],
-)  # fmt: skip
+)
 def test_the_settings_fit_the_data_and_pass_the_check(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Path], None] | None, words: str, expected: tuple[str, str, int], network: tuple[str, str],
-) -> None:  # fmt: skip
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[Path], None] | None,
+    words: str,
+    expected: tuple[str, str, int],
+    network: tuple[str, str],
+) -> None:
     """git and DVC take two seconds: they are for the tests below."""
     monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
@@ -132,14 +184,25 @@ def test_the_settings_fit_the_data_and_pass_the_check(
     assert "noniid run" in capsys.readouterr().out
 
 
-def test_lists_of_names_are_given_at_once_or_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lists_of_names_are_given_at_once_or_one_by_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A column's name may have a comma."""
     monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     patients(folder)
     table = pd.read_csv(folder / "patients.csv").rename(columns={"hospital": "town, land"})
     table.assign(sex="f", ward="w").to_csv(folder / "patients.csv", index=False)
-    given = ["--one-hot", "town, land", "--one-hot", "sex,ward", "--methods", "fedavg", "--methods", "fedprox,scaffold"]
+    given = [
+        "--one-hot",
+        "town, land",
+        "--one-hot",
+        "sex,ward",
+        "--methods",
+        "fedavg",
+        "--methods",
+        "fedprox,scaffold",
+    ]
     assert main(["init", "--yes", "--table", "patients.csv", "--label", "diagnosis", *given]) == 0
     settings = config.load(folder)
     assert settings.data.options["one_hot"] == ["town, land", "sex", "ward"]
@@ -151,14 +214,35 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(folder: Path, monkeypatc
     [
         ("--table no.csv --label x", "no.csv: there is no such file"),
         ("--images nowhere", "nowhere: there is no such folder"),
-        ("--table patients.csv", "--label is missing; allowed: a column of patients.csv: age, pressure, hospital, "),
-        ("--table patients.csv --label diagnosys", "--label 'diagnosys' is unknown (did you mean 'diagnosis'?)"),
-        ("--table patients.csv --label diagnosis --owner hospitl", "--owner 'hospitl' is unknown (did you mean"),
-        ("--table patients.csv --label diagnosis", "column 'hospital' is 'C' in row 1; allowed: numbers"),
-        ("--table patients.csv --label diagnosis --owner hospital --clients 9", "clients=9 is refused"),
-        ("--table patients.csv --text patients.csv", "--table and --text exclude each other; allowed: one of"),
+        (
+            "--table patients.csv",
+            "--label is missing; allowed: a column of patients.csv: age, pressure, hospital, ",
+        ),
+        (
+            "--table patients.csv --label diagnosys",
+            "--label 'diagnosys' is unknown (did you mean 'diagnosis'?)",
+        ),
+        (
+            "--table patients.csv --label diagnosis --owner hospitl",
+            "--owner 'hospitl' is unknown (did you mean",
+        ),
+        (
+            "--table patients.csv --label diagnosis",
+            "column 'hospital' is 'C' in row 1; allowed: numbers",
+        ),
+        (
+            "--table patients.csv --label diagnosis --owner hospital --clients 9",
+            "clients=9 is refused",
+        ),
+        (
+            "--table patients.csv --text patients.csv",
+            "--table and --text exclude each other; allowed: one of",
+        ),
         ("--label diagnosis", "--label='diagnosis' is refused; allowed: with --table or --text"),
-        ("--table patients.csv --text-column age", "--text-column='age' is refused; allowed: with --text"),
+        (
+            "--table patients.csv --text-column age",
+            "--text-column='age' is refused; allowed: with --text",
+        ),
         ("--data digits --one-hot a", "--one-hot='a' is refused; allowed: with --table"),
         ("--table patients.csv --label diagnosis --features aeg", "aeg"),
         ("--data digts", "data set 'digts' is unknown (did you mean 'digits'?)"),
@@ -167,12 +251,18 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(folder: Path, monkeypatc
         ("--methods fedavg,fedavg", "recipe_names: fedavg is named twice; allowed: once"),
         ("--methods scaffold+feddyn,fedavg", "'feddyn' and 'scaffold' can't be combined"),
         ("--partition dirchlet", "partition 'dirchlet' is unknown (did you mean 'dirichlet'?)"),
-        ("--partition natural", "partition 'natural' needs owners, which the data do not name; allowed: iid"),
+        (
+            "--partition natural",
+            "partition 'natural' needs owners, which the data do not name; allowed: iid",
+        ),
         ("--partition shards", "shards: classes_per_client is missing; it has no default"),
         ("--partition iid --alpha 1", "alpha"),
         ("--alpha -1", "alpha=-1.0 is refused; allowed: a number above 0"),
         ("--model mpl", "model 'mpl' is unknown (did you mean 'mlp'?)"),
-        ("--model lstm", "model 'lstm' does not take data set 'digits'; allowed: logistic_regression"),
+        (
+            "--model lstm",
+            "model 'lstm' does not take data set 'digits'; allowed: logistic_regression",
+        ),
         ("--rounds 0", "--rounds = '0' is refused; allowed: greater than or equal to 1"),
     ],
 )
@@ -192,7 +282,8 @@ def test_a_mistake_is_one_line_and_nothing_is_written(
 def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names with blanks, quotes and commas; the command makes the study, and the pasted words are taken as they are."""
+    """Names with blanks, quotes and commas; the command makes the study, and the pasted words are
+    taken as they are."""
     monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     patients(folder)
@@ -201,20 +292,34 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
     frame["height, cm"] = [None if i % 9 == 0 else i % 7 for i in range(ROWS)]
     frame['"day"'] = "2024-02-03"
     frame.to_csv(folder / "patients.csv", index=False)
-    assert main(["init", "--table", "patients.csv", "--label", "diagnosis", "--yes", "--seeds", "1"]) == 2
+    assert (
+        main(["init", "--table", "patients.csv", "--label", "diagnosis", "--yes", "--seeds", "1"])
+        == 2
+    )
     said = capsys.readouterr()
     *errors, intro, command = said.err.splitlines()
     assert (
-        said.out == "" and len(errors) == 4 and all(line.startswith("error: patients.csv: column ") for line in errors)
+        said.out == ""
+        and len(errors) == 4
+        and all(line.startswith("error: patients.csv: column ") for line in errors)
     )
-    assert intro == "One decision for each, to change as you like:" and not (folder / "params.yaml").exists()
+    assert (
+        intro == "One decision for each, to change as you like:"
+        and not (folder / "params.yaml").exists()
+    )
     name, *words = shlex.split(command)
     assert name == "noniid" and main(words) == 0, capsys.readouterr().err
     assert config.load(folder).data.options == {
-        "file": "patients.csv", "label": "diagnosis", "missing": "median", "one_hot": ["hospital"],
+        "file": "patients.csv",
+        "label": "diagnosis",
+        "missing": "median",
+        "one_hot": ["hospital"],
         "drop": ["patient's id", '"day"'],
-    }  # fmt: skip
-    assert "filled with the median of the training rows of all clients together" in capsys.readouterr().out
+    }
+    assert (
+        "filled with the median of the training rows of all clients together"
+        in capsys.readouterr().out
+    )
     assert main(["check"]) == 0
 
 
@@ -236,8 +341,11 @@ def test_a_study_has_a_deployment_only_if_asked(
         assert "has no stage deploy; `noniid init --deploy`" in capsys.readouterr().err
 
 
-def test_nothing_is_replaced_unless_it_is_forced(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In a git repository of one's own: its .gitignore keeps its lines, and DVC's folder is the subfolder's."""
+def test_nothing_is_replaced_unless_it_is_forced(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In a git repository of one's own: its .gitignore keeps its lines, and DVC's folder is the
+    subfolder's."""
     subprocess.run(["git", "init", "--quiet"], check=True)
     study = folder / "study"
     study.mkdir()
@@ -245,9 +353,14 @@ def test_nothing_is_replaced_unless_it_is_forced(folder: Path, capsys: pytest.Ca
     (study / "params.yaml").write_text("mine: 1\n")
     before = content(study)
     assert main(["init", "study", "--yes"]) == 2
-    assert "params.yaml: exists; allowed: another folder, or --force to replace it" in capsys.readouterr().err
+    assert (
+        "params.yaml: exists; allowed: another folder, or --force to replace it"
+        in capsys.readouterr().err
+    )
     assert content(study) == before
-    assert main(["init", "study", "--yes", "--force", "--clients", "7"]) == 0, capsys.readouterr().err
+    assert main(["init", "study", "--yes", "--force", "--clients", "7"]) == 0, (
+        capsys.readouterr().err
+    )
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()
     assert lines[:2] == ["mine", "/runs/"] and "/data/" in lines and lines.count("/runs/") == 1
@@ -257,7 +370,8 @@ def test_nothing_is_replaced_unless_it_is_forced(folder: Path, capsys: pytest.Ca
 def test_questions_fill_in_what_is_missing(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The answers of a terminal: data, file, column of the class, column of the client, methods, rounds, seeds."""
+    """The answers of a terminal: data, file, column of the class, column of the client, methods,
+    rounds, seeds."""
     patients(folder)
     monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
@@ -270,8 +384,16 @@ def test_questions_fill_in_what_is_missing(
     monkeypatch.setattr(sys, "stdin", Terminal(answers))
     assert main(["init"]) == 0, capsys.readouterr().err
     settings = config.load(folder)
-    assert settings.data.options == {"file": "patients.csv", "label": "diagnosis", "owner": "hospital"}
-    assert (settings.recipe_names, settings.train.rounds, settings.seeds) == (["fedavg", "fnr"], 20, [0, 1])
+    assert settings.data.options == {
+        "file": "patients.csv",
+        "label": "diagnosis",
+        "owner": "hospital",
+    }
+    assert (settings.recipe_names, settings.train.rounds, settings.seeds) == (
+        ["fedavg", "fnr"],
+        20,
+        [0, 1],
+    )
 
 
 def test_answers_that_end_early_write_nothing(
@@ -288,24 +410,39 @@ def test_answers_that_end_early_write_nothing(
 
 @pytest.mark.slow  # DVC, all stages, and FedML's processes: a minute
 def test_an_experiment_outside_the_checkout_runs(tmp_path: Path) -> None:
-    """`noniid` as a program, in a folder of its own: partition, run, table; then nothing is left to do."""
+    """`noniid` as a program, in a folder of its own: partition, run, table; then nothing is left to
+    do."""
     patients(tmp_path)
     more: dict[str, Any] = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
     def noniid(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "fedml_noniid", *words], cwd=tmp_path, env=environment() | more, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=550,
-        )  # fmt: skip
+            [sys.executable, "-m", "fedml_noniid", *words],
+            cwd=tmp_path,
+            env=environment() | more,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=550,
+        )
         assert done.returncode == 0, done.stdout
         return done.stdout
 
     own = ("--table", "patients.csv", "--label", "diagnosis", "--owner", "hospital")
-    noniid("init", "--yes", *own, "--methods", "fedavg,scaffold+fnr", "--rounds", "2", "--seeds", "1")
+    noniid(
+        "init", "--yes", *own, "--methods", "fedavg,scaffold+fnr", "--rounds", "2", "--seeds", "1"
+    )
     said = noniid("partition")
-    assert "| label distance" in said and "Heat maps: partitions/natural-0/" in said and "stage 'train'" not in said
+    assert (
+        "| label distance" in said
+        and "Heat maps: partitions/natural-0/" in said
+        and "stage 'train'" not in said
+    )
     said = noniid("run")
-    assert "scaffold+fnr" in said.partition("natural: 5 clients")[2] and "dvc.lock is the certificate" in said
+    assert (
+        "scaffold+fnr" in said.partition("natural: 5 clients")[2]
+        and "dvc.lock is the certificate" in said
+    )
     assert noniid("table") in said
     again = noniid("run")
     assert all(f"Stage '{name}' didn't change" in again for name in ("prepare", "train", "report"))

@@ -56,7 +56,9 @@ class Counts(Component):
         return {"rounds": torch.zeros(())}
 
     def step(self, server: Server) -> Change:
-        return Change({"rounds": server.state["rounds"] + 1}, metrics={"round": torch.tensor(server.round)})
+        return Change(
+            {"rounds": server.state["rounds"] + 1}, metrics={"round": torch.tensor(server.round)}
+        )
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,14 @@ def reply(ask: Ask) -> Reply:
     m = len(ask.to)
     moved = {"w": torch.tensor([[1.0], [2.0], [5.0]])} if ask.job == "train" else {}
     buffers = {"mean": torch.tensor([[4.0], [8.0], [0.0]])} if ask.job == "train" else {}
-    return Reply(ask.to, moved, buffers, {}, torch.tensor([1, 2, 1])[:m], torch.ones(m), torch.zeros(m))
+    return Reply(
+        ask.to, moved, buffers, {}, torch.tensor([1, 2, 1])[:m], torch.ones(m), torch.zeros(m)
+    )
 
 
-def play(asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply] = reply) -> tuple[list[Ask], Any]:
+def play(
+    asks: Generator[Ask, Reply, Any], answer: Callable[[Ask], Reply] = reply
+) -> tuple[list[Ask], Any]:
     """(what was asked, what came out)."""
     said: list[Ask] = []
     try:
@@ -223,7 +229,9 @@ def test_what_learns_goes_on_from_the_new_model_which_is_then_the_evaluated_one(
             return {"learned": torch.zeros(1)}
 
         def learn(self, server: Server) -> Change:
-            return Change({"learned": torch.ones(1)}, scale(2, server.params), scale(2, server.buffers))
+            return Change(
+                {"learned": torch.ones(1)}, scale(2, server.params), scale(2, server.buffers)
+            )
 
     _, done = round_of(Averages(), Learns())
     assert done.state.params["w"].tolist() == [30.0] and done.evaluated is None
@@ -234,14 +242,22 @@ def test_what_learns_goes_on_from_the_new_model_which_is_then_the_evaluated_one(
 def test_a_component_may_ask_at_every_point() -> None:
     algorithm, state = started(Inquires())
     said, state = play(algorithm.begin(state, server(0)))
-    assert [(ask.owner, ask.job) for ask in said] == [("asks", "surveyed")] and said[0].params is state.params
+    assert [(ask.owner, ask.job) for ask in said] == [("asks", "surveyed")] and said[
+        0
+    ].params is state.params
     assert state.slices["asks"]["seen"].tolist() == [1.0], "round 0"
     said, done = play(algorithm.round(state, server()))
     assert [(ask.owner, ask.job, ask.to) for ask in said] == [
-        ("", "train", (0, 2, 5)), ("asks", "trained", (0,)), ("asks", "surveyed", (0, 2, 5)),
-    ]  # fmt: skip
-    assert done.state.params["w"].tolist() == [10.0], "the update is over the replies as `refine` left them"
-    assert done.trained["w"].tolist() == [[1.0], [2.0], [5.0]], "and those of training are still there"
+        ("", "train", (0, 2, 5)),
+        ("asks", "trained", (0,)),
+        ("asks", "surveyed", (0, 2, 5)),
+    ]
+    assert done.state.params["w"].tolist() == [10.0], (
+        "the update is over the replies as `refine` left them"
+    )
+    assert done.trained["w"].tolist() == [[1.0], [2.0], [5.0]], (
+        "and those of training are still there"
+    )
     assert said[2].params is done.state.params, "`survey` sees the new model"
     assert done.state.slices["asks"]["seen"].tolist() == [2.0]
     said, final = play(algorithm.finish(done.state, server()))
@@ -257,7 +273,9 @@ def test_refined_replies_keep_what_others_sent_up() -> None:
             yield
 
     def answer(ask: Ask) -> Reply:
-        return replace(reply(ask), upload={"reads": {"x": torch.arange(3.0)}} if ask.job == "train" else {})
+        return replace(
+            reply(ask), upload={"reads": {"x": torch.arange(3.0)}} if ask.job == "train" else {}
+        )
 
     @dataclass(frozen=True)
     class Reads(Component):
@@ -306,7 +324,10 @@ def test_a_round_changes_nothing_that_was_passed_in() -> None:
 @pytest.mark.parametrize(
     ("hook", "words"),
     [
-        ("broadcast", ["server.replies is there from `refine`", "server.weights is there from `average`"]),
+        (
+            "broadcast",
+            ["server.replies is there from `refine`", "server.weights is there from `average`"],
+        ),
         ("weigh", ["server.weights is there from `average`"]),
     ],
 )
@@ -323,7 +344,9 @@ def test_what_a_round_has_not_reached_is_absent_and_says_so(hook: str, words: li
 
     early = dataclass(frozen=True)(type("Early", (Component,), {"name": "early", hook: look}))
     round_of(early())
-    assert len(said) == len(words) and all(word in message for word, message in zip(words, said, strict=True))
+    assert len(said) == len(words) and all(
+        word in message for word, message in zip(words, said, strict=True)
+    )
 
 
 def test_two_claims_on_one_thing_are_refused_with_both_names_and_the_reason() -> None:
@@ -340,7 +363,9 @@ def test_every_claim_has_its_reason() -> None:
 
 @pytest.mark.parametrize("pair", ["rfedavg+rfedavg_plus", "rfedavg_plus+rfedavg"])
 def test_two_feature_regularisers_are_refused(pair: str) -> None:
-    with pytest.raises(RecipeError, match=r"'rfedavg' and 'rfedavg_plus'.*feature distribution regulariser"):
+    with pytest.raises(
+        RecipeError, match=r"'rfedavg' and 'rfedavg_plus'.*feature distribution regulariser"
+    ):
         build(pair, {}, SETTING)
 
 
@@ -349,7 +374,9 @@ def test_a_component_twice_is_refused() -> None:
         Algorithm.compose([Counts(), Counts()], SETTING)
 
 
-@pytest.mark.parametrize("recipe", ["scaffold+fnr+ccn", "fednnnn+fednlr+fedprox", "rfedavg_plus+ccn"])
+@pytest.mark.parametrize(
+    "recipe", ["scaffold+fnr+ccn", "fednnnn+fednlr+fedprox", "rfedavg_plus+ccn"]
+)
 def test_a_recipe_is_a_set(recipe: str) -> None:
     algorithms = [build("+".join(order), {}, SETTING) for order in permutations(recipe.split("+"))]
     assert all(algorithm == algorithms[0] for algorithm in algorithms)
@@ -363,8 +390,13 @@ def test_every_pair_is_composed_or_refused_with_a_reason() -> None:
         if alone[a].needs.pooled or alone[b].needs.pooled:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*no clients"):
                 build(f"{a}+{b}", {}, SETTING)
-        elif any(alone[one].needs.own_norms and alone[other].needs.whole_models for one, other in ((a, b), (b, a))):
-            with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the batch norms on the clients"):
+        elif any(
+            alone[one].needs.own_norms and alone[other].needs.whole_models
+            for one, other in ((a, b), (b, a))
+        ):
+            with pytest.raises(
+                RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*keeps the batch norms on the clients"
+            ):
                 build(f"{a}+{b}", {}, SETTING)
         elif shared:
             with pytest.raises(RecipeError, match=rf"^(?=.*'{a}')(?=.*'{b}').*both own") as error:
@@ -397,7 +429,9 @@ def test_the_needs_of_a_recipe_are_those_of_its_components_together() -> None:
     @dataclass(frozen=True)
     class Last(Component):
         name: ClassVar[str] = "last"
-        needs: ClassVar[Needs] = Needs(public=Public.LABELLED, last_epoch=True, fixed_classifier=True, shared=0.5)
+        needs: ClassVar[Needs] = Needs(
+            public=Public.LABELLED, last_epoch=True, fixed_classifier=True, shared=0.5
+        )
 
     together = Needs(True, Public.LABELLED, True, False, 0.5, True)
     assert Algorithm.compose([Own(), Last()], SETTING).needs == together
@@ -406,10 +440,15 @@ def test_the_needs_of_a_recipe_are_those_of_its_components_together() -> None:
 
 @pytest.mark.parametrize(
     ("needs", "words"),
-    [(Needs(pooled=True), "may not leave their silos"), (Needs(public=Public.TEST_SET), "trains on the test set")],
+    [
+        (Needs(pooled=True), "may not leave their silos"),
+        (Needs(public=Public.TEST_SET), "trains on the test set"),
+    ],
 )
 def test_what_only_a_simulation_may_do_is_refused_on_real_silos(needs: Needs, words: str) -> None:
-    leaking = dataclass(frozen=True)(type("Leaking", (Component,), {"name": "leaking", "needs": needs}))
+    leaking = dataclass(frozen=True)(
+        type("Leaking", (Component,), {"name": "leaking", "needs": needs})
+    )
     Algorithm.compose([leaking()], SETTING)
     with pytest.raises(RecipeError, match=rf"'leaking' .*{words}"):
         Algorithm.compose([leaking()], SETTING._replace(deployed=True))
@@ -419,5 +458,7 @@ def test_a_leak_has_its_words() -> None:
     leaking = dataclass(frozen=True)(
         type("Leaking", (Component,), {"name": "leaking", "needs": Needs(public=Public.TEST_SET)})
     )
-    assert Algorithm.compose([leaking(), Counts()], SETTING).leak == "leaking trains on the test set"
+    assert (
+        Algorithm.compose([leaking(), Counts()], SETTING).leak == "leaking trains on the test set"
+    )
     assert Algorithm.compose([Counts()], SETTING).leak == ""

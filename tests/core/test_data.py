@@ -5,29 +5,47 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.data import Batch, Pass, Samples, cross_entropies, cross_entropy, masked_mean, one_hot
+from fedml_noniid.plugins.core.data import (
+    Batch,
+    Pass,
+    Samples,
+    cross_entropies,
+    cross_entropy,
+    masked_mean,
+    one_hot,
+)
 from fedml_noniid.plugins.core.errors import UserError
 
-SAMPLES = Samples(torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3)  # sample i is (3 i, 3 i + 1, 3 i + 2)
+SAMPLES = Samples(
+    torch.arange(24.0).reshape(8, 3), torch.arange(8) % 3
+)  # sample i is (3 i, 3 i + 1, 3 i + 2)
 RAGGED = Pass(SAMPLES, torch.tensor([5, 2, 7, 0, 1]), sizes=(2, 2, 1))
-PADDED = Pass(SAMPLES, torch.tensor([[5, 2], [7, 0], [1, 1]]), mask=torch.tensor([[1, 1], [1, 1], [1, 0]]))
+PADDED = Pass(
+    SAMPLES, torch.tensor([[5, 2], [7, 0], [1, 1]]), mask=torch.tensor([[1, 1], [1, 1], [1, 0]])
+)
 BESIDE = Pass(SAMPLES, torch.tensor([[[5, 2], [1, 3]], [[7, 0], [4, 6]]]))  # [S, M, B]
 BOTH = pytest.mark.parametrize("of", [RAGGED, PADDED], ids=["ragged", "padded"])
 
 
-@pytest.mark.parametrize("of", [RAGGED, PADDED, BESIDE], ids=["ragged", "padded", "several clients"])
+@pytest.mark.parametrize(
+    "of", [RAGGED, PADDED, BESIDE], ids=["ragged", "padded", "several clients"]
+)
 def test_a_batch_has_the_samples_of_its_positions(of: Pass) -> None:
     found = [(batch.x[..., 0] / 3).long().tolist() for batch in of]
     assert found == (of.index.tolist() if of.sizes is None else [[5, 2], [7, 0], [1]])
     for batch in of:
-        assert torch.equal(batch.x, batch.x[..., :1] + torch.arange(3)) and batch.x.shape[:-1] == batch.y.shape
+        assert (
+            torch.equal(batch.x, batch.x[..., :1] + torch.arange(3))
+            and batch.x.shape[:-1] == batch.y.shape
+        )
         assert torch.equal(batch.y, (batch.x[..., 0] / 3).long() % 3)
     assert len(of) == len(found)
 
 
 @BOTH
 def test_sums_and_means_count_each_sample_once(of: Pass) -> None:
-    """Samples 5, 2, 7, 0, 1: the first column adds up to 3 * 15 = 45, its mean is 9; padding counts for nothing."""
+    """Samples 5, 2, 7, 0, 1: the first column adds up to 3 * 15 = 45, its mean is 9; padding counts
+    for nothing."""
     assert int(of.n) == 5
     assert of.total(lambda batch: {"x": batch.sum(batch.x)})["x"].tolist() == [45.0, 50.0, 55.0]
     assert of.mean(lambda batch: {"x": batch.x})["x"].tolist() == [9.0, 10.0, 11.0]
@@ -44,14 +62,18 @@ def test_class_counts_are_those_of_the_labels(of: Pass) -> None:
 
 def test_a_mean_over_nothing_is_refused() -> None:
     with pytest.raises(UserError, match="without samples has no mean"):
-        Pass(SAMPLES, torch.empty(0, dtype=torch.int64), sizes=()).mean(lambda batch: {"x": batch.x})
+        Pass(SAMPLES, torch.empty(0, dtype=torch.int64), sizes=()).mean(
+            lambda batch: {"x": batch.x}
+        )
 
 
 def test_a_shuffled_pass_meets_every_sample_once_per_epoch_in_a_new_order() -> None:
     of = Pass(SAMPLES, torch.arange(7), sizes=(7,))
     batches = list(of.shuffled(torch.tensor(3), epochs=2, batch_size=3))
     assert [len(batch.y) for batch in batches] == [3, 3, 1] * 2
-    met = [torch.cat([batch.x[:, 0] for batch in part]).tolist() for part in (batches[:3], batches[3:])]
+    met = [
+        torch.cat([batch.x[:, 0] for batch in part]).tolist() for part in (batches[:3], batches[3:])
+    ]
     assert sorted(met[0]) == sorted(met[1]) == [3.0 * i for i in range(7)] and met[0] != met[1]
 
 
@@ -75,4 +97,7 @@ def test_cross_entropy_is_torchs() -> None:
 
 
 def test_one_hot_has_one_row_per_label() -> None:
-    assert one_hot(torch.tensor([[2], [0]]), 3, torch.float32).tolist() == [[[0, 0, 1]], [[1, 0, 0]]]
+    assert one_hot(torch.tensor([[2], [0]]), 3, torch.float32).tolist() == [
+        [[0, 0, 1]],
+        [[1, 0, 0]],
+    ]

@@ -1,4 +1,5 @@
-"""A component that does not declare what it takes, or does not claim what it owns, is told what to add."""
+"""A component that does not declare what it takes, or does not claim what it owns, is told what to
+add."""
 
 from __future__ import annotations
 
@@ -87,7 +88,9 @@ class ReadsFeatures(Component):
 
 
 @pytest.mark.parametrize(
-    "use", [iter, len, lambda own: own[0], lambda own: own.n], ids=["iter", "len", "item", "attribute"]
+    "use",
+    [iter, len, lambda own: own[0], lambda own: own.n],
+    ids=["iter", "len", "item", "attribute"],
 )
 def test_what_is_absent_says_why_in_every_use(use: Callable[[Any], object]) -> None:
     with pytest.raises(RecipeError, match=r"Needs\(own=True\)"):
@@ -97,13 +100,19 @@ def test_what_is_absent_says_why_in_every_use(use: Callable[[Any], object]) -> N
 READS = [
     (ReadsOwn, Needs(own=True), r"client\.own .*Needs\(own=True\)"),
     (ReadsPublic, Needs(public=Public.UNLABELLED), r"client\.public .*Needs\(public=\.\.\.\)"),
-    (ReadsPublicOnTheServer, Needs(public=Public.UNLABELLED), r"server\.public .*Needs\(public=\.\.\.\)"),
+    (
+        ReadsPublicOnTheServer,
+        Needs(public=Public.UNLABELLED),
+        r"server\.public .*Needs\(public=\.\.\.\)",
+    ),
     (ReadsFeatures, Needs(last_epoch=True), r"trace\.features .*Needs\(last_epoch=True\)"),
 ]
 
 
 @ENGINES
-@pytest.mark.parametrize(("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS])
+@pytest.mark.parametrize(
+    ("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS]
+)
 def test_what_is_read_must_be_declared(
     kind: type[Component], needs: Needs, words: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,12 +122,16 @@ def test_what_is_read_must_be_declared(
 
 
 @ENGINES
-@pytest.mark.parametrize(("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS])
+@pytest.mark.parametrize(
+    ("kind", "needs", "words"), READS, ids=[kind.__name__ for kind, *_ in READS]
+)
 def test_what_another_component_declares_does_not_help(
     kind: type[Component], needs: Needs, words: str, engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everything = Needs(own=True, public=Public.LABELLED, last_epoch=True)
-    declares = dataclass(frozen=True)(type("Declares", (Component,), {"name": "declares", "needs": everything}))
+    declares = dataclass(frozen=True)(
+        type("Declares", (Component,), {"name": "declares", "needs": everything})
+    )
     monkeypatch.setitem(METHODS, "declares", declares)
     monkeypatch.setitem(METHODS, kind.name, kind)
     with pytest.raises(RecipeError, match=words):
@@ -168,14 +181,20 @@ class Finish(Component):
 
 
 OWNERS: dict[str, type[Component]] = {
-    "logits": Logits, "refine": Refine, "average": Average, "learn": Learn, "finish": Finish,
-}  # fmt: skip
+    "logits": Logits,
+    "refine": Refine,
+    "average": Average,
+    "learn": Learn,
+    "finish": Finish,
+}
 
 
 @pytest.mark.parametrize("hook", OWNS)
 def test_overriding_what_only_one_may_own_is_refused_when_composed(hook: str) -> None:
     kind, claim = OWNERS[hook], OWNS[hook]
-    with pytest.raises(RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"):
+    with pytest.raises(
+        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"
+    ):
         Algorithm.compose([kind()], SETTING)
     Algorithm.compose([type("Claims", (kind,), {"claims": frozenset({claim})})()], SETTING)
 
@@ -227,7 +246,9 @@ def test_a_result_that_is_not_claimed_is_refused_in_the_first_round(
 ) -> None:
     """An option may decide about these, so composing can't tell."""
     Algorithm.compose([kind()], SETTING)
-    with pytest.raises(RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"):
+    with pytest.raises(
+        RecipeError, match=rf"'made' changes the {claim.value[0]} .*add {claim} to its claims"
+    ):
         run(kind, monkeypatch, engine=engine)
     run(type("Claims", (kind,), {"claims": frozenset({claim})}), monkeypatch, engine=engine)
 
@@ -240,7 +261,9 @@ def test_what_is_asked_must_be_answered(monkeypatch: pytest.MonkeyPatch) -> None
         run(made("survey", survey), monkeypatch)
 
 
-def test_a_component_sees_its_own_messages_memory_and_state_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_component_sees_its_own_messages_memory_and_state_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: list[tuple[set[str], ...]] = []
 
     @dataclass(frozen=True)
@@ -254,7 +277,9 @@ def test_a_component_sees_its_own_messages_memory_and_state_only(monkeypatch: py
             return {"down": torch.zeros(())}
 
         def report(self, trace: Trace, client: Client) -> Answer:
-            seen.append((set(client.shared), set(client.each), set(client.memory), set(client.prepared)))
+            seen.append(
+                (set(client.shared), set(client.each), set(client.memory), set(client.prepared))
+            )
             return Answer({"up": torch.zeros(())})
 
         def step(self, server: Server) -> Change:

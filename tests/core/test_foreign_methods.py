@@ -1,4 +1,7 @@
-"""A method of someone else with a mistake is refused by method and hook, in every engine. It never runs as FedAvg."""
+"""A method of someone else with a mistake is refused by method and hook, in every engine.
+
+It never runs as FedAvg.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,17 @@ from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
 ENGINES = pytest.mark.parametrize(
-    "how", [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
+    "how",
+    [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
     ids=["sequential", "workers", "vectorized"],
-)  # fmt: skip
+)
 
 
 def made(**members: Any) -> type[Component]:
     """A method with these members, in a module that is not ours."""
-    return dataclass(frozen=True)(type("Made", (Component,), {"name": "made", "__module__": "someone", **members}))
+    return dataclass(frozen=True)(
+        type("Made", (Component,), {"name": "made", "__module__": "someone", **members})
+    )
 
 
 def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> None:
@@ -36,10 +42,19 @@ def run(kind: type[Component], monkeypatch: pytest.MonkeyPatch, **how: Any) -> N
 @pytest.mark.parametrize(
     ("members", "words"),
     [
-        ({"penalti": lambda self, w, out, batch, client: None}, "'penalti' is no hook.*did you mean 'penalty'"),
-        ({"raport": lambda self, trace, client: Answer()}, "'raport' is no hook.*did you mean 'report'"),
+        (
+            {"penalti": lambda self, w, out, batch, client: None},
+            "'penalti' is no hook.*did you mean 'penalty'",
+        ),
+        (
+            {"raport": lambda self, trace, client: Answer()},
+            "'raport' is no hook.*did you mean 'report'",
+        ),
         ({"need": Needs(own=True)}, "'need' is no hook.*did you mean 'needs'"),
-        ({"gradient_terms": property(lambda self: {})}, "'gradient_terms' is no hook.*did you mean 'gradient_term'"),
+        (
+            {"gradient_terms": property(lambda self: {})},
+            "'gradient_terms' is no hook.*did you mean 'gradient_term'",
+        ),
         ({"weights": "unifrom"}, "weights = 'unifrom' is refused; allowed: size, uniform"),
         ({"needs": Needs}, "needs = .* is refused"),
         ({"claims": frozenset({"average"})}, "claims = .* is refused"),
@@ -65,7 +80,9 @@ def test_a_misspelt_name_of_a_parent_is_refused() -> None:
 
 def test_what_a_component_uses_itself_is_no_hook_and_allowed() -> None:
     def report(self: Any, trace: Any, client: Any) -> Answer:
-        return Answer(upload=next(self.reported(leaf) for leaf in ({},)))  # read by a function inside
+        return Answer(
+            upload=next(self.reported(leaf) for leaf in ({},))
+        )  # read by a function inside
 
     kind = made(report=report, reported=lambda self, leaf: leaf, _penalti=1)
     Algorithm.compose([kind()], Setting(6, 4))
@@ -77,22 +94,46 @@ def twice(w: Any) -> Any:
 
 # hook, what it does, and what is said of it
 RETURNS: list[tuple[str, Callable[..., Any], str]] = [
-    ("penalty", lambda self, w, out, batch, client: out.logits.sum(1), r"a tensor of shape \[\d\]; .*one number"),
+    (
+        "penalty",
+        lambda self, w, out, batch, client: out.logits.sum(1),
+        r"a tensor of shape \[\d\]; .*one number",
+    ),
     ("penalty", lambda self, w, out, batch, client: 0.5, "float 0.5; allowed: a tensor"),
     ("gradient_term", lambda self, w, client: twice(w), "{'fc1.weights': .*names of parameters"),
     ("gradient_term", lambda self, w, client: list(w.values()), "list .*; allowed: a dict"),
-    ("update_factor", lambda self, client: twice(client.params), "{'fc1.weights': .*names of parameters"),
+    (
+        "update_factor",
+        lambda self, client: twice(client.params),
+        "{'fc1.weights': .*names of parameters",
+    ),
     ("prepare", lambda self, client: None, "None; allowed: a dict of tensors"),
     ("report", lambda self, trace, client: {"w": trace.params}, "{'w': .*; allowed: an Answer"),
-    ("report", lambda self, trace, client: Answer(upload={"n": 3}), "Answer of {'upload': {'n': int 3}}; allowed"),
-    ("report", lambda self, trace, client: Answer(memory={"h": trace.loss}), "Answer of .*that `init_client` made"),
+    (
+        "report",
+        lambda self, trace, client: Answer(upload={"n": 3}),
+        "Answer of {'upload': {'n': int 3}}; allowed",
+    ),
+    (
+        "report",
+        lambda self, trace, client: Answer(memory={"h": trace.loss}),
+        "Answer of .*that `init_client` made",
+    ),
     ("report", lambda self, trace, client: None, "None; allowed: an Answer"),
     ("broadcast", lambda self, server: None, "None; allowed: a dict of tensors"),
-    ("weigh", lambda self, server: server.replies.n[:2], r"a tensor of shape \[2\]; .*number for each client"),
+    (
+        "weigh",
+        lambda self, server: server.replies.n[:2],
+        r"a tensor of shape \[2\]; .*number for each client",
+    ),
     ("step", lambda self, server: {"m": server.update}, "{'m': .*; allowed: a Change"),
-    ("step", lambda self, server: Change({"m": server.update}), "Change of {'state': .*that `init_server` made"),
+    (
+        "step",
+        lambda self, server: Change({"m": server.update}),
+        "Change of {'state': .*that `init_server` made",
+    ),
     ("step", lambda self, server: None, "None; allowed: a Change"),
-]  # fmt: skip
+]
 
 
 @ENGINES
@@ -100,7 +141,11 @@ RETURNS: list[tuple[str, Callable[..., Any], str]] = [
     ("hook", "does", "words"), RETURNS, ids=[f"{hook}-{n}" for n, (hook, *_) in enumerate(RETURNS)]
 )
 def test_a_wrong_return_is_refused(
-    hook: str, does: Callable[..., Any], words: str, how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    hook: str,
+    does: Callable[..., Any],
+    words: str,
+    how: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with pytest.raises(RecipeError, match=f"^'made': {hook} returned {words}"):
         run(made(**{hook: does}), monkeypatch, **how)
@@ -129,17 +174,28 @@ def in_place_of_the_memory(self: Any, trace: Any, client: Any) -> Any:
 
 
 VMAP: list[tuple[str, Callable[..., Any], str, dict[str, Any]]] = [
-    ("penalty", reading, r"failed, .*test_foreign_methods\.py, line \d+: RuntimeError: vmap: .*item\(\)", {}),
+    (
+        "penalty",
+        reading,
+        r"failed, .*test_foreign_methods\.py, line \d+: RuntimeError: vmap: .*item\(\)",
+        {},
+    ),
     ("penalty", branching, r"failed, .*line \d+: RuntimeError: vmap: .*control flow", {}),
     ("gradient_term", in_place, "changes a tensor in place", {}),
     ("prepare", in_place_of_the_sent, "changes a tensor in place", {}),
-    ("report", in_place_of_the_memory, "changes a tensor in place",
-     {"init_client": lambda self, client: {"w": zeros_like(client.params)}}),
-]  # fmt: skip
+    (
+        "report",
+        in_place_of_the_memory,
+        "changes a tensor in place",
+        {"init_client": lambda self, client: {"w": zeros_like(client.params)}},
+    ),
+]
 
 
 @ENGINES
-@pytest.mark.parametrize(("hook", "does", "words", "more"), VMAP, ids=[does.__name__ for _, does, *_ in VMAP])
+@pytest.mark.parametrize(
+    ("hook", "does", "words", "more"), VMAP, ids=[does.__name__ for _, does, *_ in VMAP]
+)
 def test_what_runs_for_one_client_only_is_refused_for_one_client_too(
     hook: str,
     does: Callable[..., Any],
@@ -153,7 +209,9 @@ def test_what_runs_for_one_client_only_is_refused_for_one_client_too(
 
 
 @ENGINES
-def test_an_answer_to_an_ask_is_tried_too(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_to_an_ask_is_tried_too(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def survey(self: Any, server: Any) -> Any:
         yield Ask("count", server.cohort, server.params)
 
@@ -167,11 +225,17 @@ def test_an_answer_to_an_ask_is_tried_too(how: dict[str, Any], monkeypatch: pyte
         return {"n": torch.zeros(())}
 
     with pytest.raises(RecipeError, match=r"^'made': answer failed, .*vmap: .*item\(\)"):
-        run(made(survey=survey, exchanges=exchanges, answer=answer, init_client=init_client), monkeypatch, **how)
+        run(
+            made(survey=survey, exchanges=exchanges, answer=answer, init_client=init_client),
+            monkeypatch,
+            **how,
+        )
 
 
 @ENGINES
-def test_an_ask_named_train_is_refused(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ask_named_train_is_refused(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def survey(self: Any, server: Any) -> Any:
         yield Ask("train", server.cohort, server.params)
 
@@ -180,13 +244,18 @@ def test_an_ask_named_train_is_refused(how: dict[str, Any], monkeypatch: pytest.
 
 
 @ENGINES
-def test_an_error_in_a_hook_names_method_hook_and_line(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RecipeError, match=r"^'made': step failed, .*foreign_methods\.py, line \d+: KeyError: 'x'"):
+def test_an_error_in_a_hook_names_method_hook_and_line(
+    how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        RecipeError, match=r"^'made': step failed, .*foreign_methods\.py, line \d+: KeyError: 'x'"
+    ):
         run(made(step=lambda self, server: server.state["x"]), monkeypatch, **how)
 
 
 def test_a_sound_foreign_method_has_the_bits_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is tried first, and that leaves nothing behind: SCAFFOLD with its memory, FNR-FL with its further exchange."""
+    """It is tried first, and that leaves nothing behind: SCAFFOLD with its memory, FNR-FL with its
+    further exchange."""
     for method in ("scaffold", "fnr", "rfedavg_plus"):
         ours = federation.run(method)
         foreign = type(METHODS[method].__name__, (METHODS[method],), {"__module__": "someone"})
@@ -203,8 +272,13 @@ def test_every_hook_has_a_rule() -> None:
 
 
 def test_a_factor_of_the_update_still_scales_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sound hook passes the rules: half of each update, with plain SGD, is half of the step size."""
-    half = made(update_factor=lambda self, client: {n: torch.full(w.shape[:1], 0.5) for n, w in client.params.items()})
+    """A sound hook passes the rules: half of each update, with plain SGD, is half of the step
+    size."""
+    half = made(
+        update_factor=lambda self, client: {
+            n: torch.full(w.shape[:1], 0.5) for n, w in client.params.items()
+        }
+    )
     monkeypatch.setitem(METHODS, "made", half)
     a, b = federation.run("made", lr=0.2, rounds=1), federation.run("fedavg", lr=0.1, rounds=1)
     for name, leaf in b.params.items():

@@ -33,7 +33,9 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 STEPS = 20
 
 
-def build(name: str, lr: float, momentum: float | None = None, weight_decay: float = 0.0) -> optimizers.Optimizer:
+def build(
+    name: str, lr: float, momentum: float | None = None, weight_decay: float = 0.0
+) -> optimizers.Optimizer:
     return LocalTraining(name, lr, 1, 1, momentum, weight_decay).build()
 
 
@@ -44,9 +46,14 @@ def gradient(params: Params) -> Params:
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_twenty_steps_equal_torch_optim(name: str, options: dict[str, float], dtype: torch.dtype) -> None:
+def test_twenty_steps_equal_torch_optim(
+    name: str, options: dict[str, float], dtype: torch.dtype
+) -> None:
     generator = torch.Generator().manual_seed(1)
-    params = {key: torch.randn(shape, generator=generator).to(dtype) for key, shape in (("w", (3, 2)), ("b", (3,)))}
+    params = {
+        key: torch.randn(shape, generator=generator).to(dtype)
+        for key, shape in (("w", (3, 2)), ("b", (3,)))
+    }
     theirs = {key: torch.nn.Parameter(leaf.clone()) for key, leaf in params.items()}
     reference = TORCH[name](list(theirs.values()), lr=0.02, **options)
     pure = build(name, 0.02, options.get("momentum"), options.get("weight_decay", 0.0))
@@ -60,11 +67,15 @@ def test_twenty_steps_equal_torch_optim(name: str, options: dict[str, float], dt
         params = add(params, update)
         for key, leaf in params.items():
             assert leaf.dtype == dtype
-            torch.testing.assert_close(leaf, theirs[key].detach(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+            torch.testing.assert_close(
+                leaf, theirs[key].detach(), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]
+            )
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-def test_a_step_changes_nothing_in_place_but_the_gradient(name: str, options: dict[str, float]) -> None:
+def test_a_step_changes_nothing_in_place_but_the_gradient(
+    name: str, options: dict[str, float]
+) -> None:
     """And its update, which is overwritten too, lies nowhere else."""
     pure = build(name, 0.1, options.get("momentum"), options.get("weight_decay", 0.0))
     params, grads = {"w": torch.tensor([1.0, 2.0])}, {"w": torch.tensor([3.0, 4.0])}
@@ -85,14 +96,23 @@ def test_the_state_keeps_its_structure(name: str, options: dict[str, float]) -> 
     _, after = pure.step(params, before, params)
     assert before.keys() == after.keys()
     for key in before:
-        pairs = zip(before[key].items(), after[key].items(), strict=True) if isinstance(before[key], dict) else []
-        assert all(k == l_ and a.shape == b.shape and a.dtype == b.dtype for (k, a), (l_, b) in pairs)
+        pairs = (
+            zip(before[key].items(), after[key].items(), strict=True)
+            if isinstance(before[key], dict)
+            else []
+        )
+        assert all(
+            k == l_ and a.shape == b.shape and a.dtype == b.dtype for (k, a), (l_, b) in pairs
+        )
 
 
 @pytest.mark.parametrize("norm", [0.5, 100.0])
 def test_clipped_gradients_are_torchs(norm: float) -> None:
     """(3, 4) and 12 have norm 13."""
-    grads = {"w": torch.tensor([3.0, 4.0], dtype=torch.float64), "b": torch.tensor([12.0], dtype=torch.float64)}
+    grads = {
+        "w": torch.tensor([3.0, 4.0], dtype=torch.float64),
+        "b": torch.tensor([12.0], dtype=torch.float64),
+    }
     theirs = [torch.nn.Parameter(torch.zeros_like(g)) for g in grads.values()]
     for leaf, g in zip(theirs, grads.values(), strict=True):
         leaf.grad = g.clone()
@@ -111,5 +131,7 @@ def test_without_a_momentum_adam_keeps_its_own() -> None:
 
 
 def test_an_unknown_optimiser_is_refused_with_the_nearest() -> None:
-    with pytest.raises(UserError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"):
+    with pytest.raises(
+        UserError, match=r"'adm' is unknown \(did you mean 'adam'\?\); allowed: sgd, adam, rmsprop"
+    ):
         build("adm", 0.1)

@@ -57,9 +57,13 @@ def test_moments() -> None:
 
 @pytest.mark.parametrize("key", KEYS)
 def test_normal_numbers_are_box_and_mullers_pairs(key: int) -> None:
-    """Words 1 and 2 make the first two numbers, words 3 and 4 the next; the last of five has no partner."""
+    """Words 1 and 2 make the first two numbers, words 3 and 4 the next; the last of five has no
+    partner."""
     words = [(word >> 40) / 2**24 for word in splitmix(key, 6)]
-    pairs = [(math.sqrt(-2 * math.log(1 - a)), 2 * math.pi * b) for a, b in zip(words[::2], words[1::2], strict=True)]
+    pairs = [
+        (math.sqrt(-2 * math.log(1 - a)), 2 * math.pi * b)
+        for a, b in zip(words[::2], words[1::2], strict=True)
+    ]
     wanted = [radius * wave(angle) for radius, angle in pairs for wave in (math.cos, math.sin)]
     found = normal(torch.tensor(key), 5, 1, dtype=torch.float64)
     assert found.shape == (5, 1)

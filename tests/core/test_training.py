@@ -27,14 +27,20 @@ from tests.recipe_table import ALONE
 class Plain(Sequential):
     """Trains by the plain loop."""
 
-    def _trained(self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params) -> Tree:
+    def _trained(
+        self, ask: Ask, position: int, round_: int, key: Tensor, host_key: Tensor, out: Params
+    ) -> Tree:
         clients, client = self.clients, ask.to[position]
         read, _ = clients.reads(key)
-        steps = self._pass(clients.steps(client, round_), clients.train, read, clients.needs.last_epoch)
+        steps = self._pass(
+            clients.steps(client, round_), clients.train, read, clients.needs.last_epoch
+        )
         memory = self._memory(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
         seen = self._client(*joined(ask.params, ask.buffers, memory), round_, key, client)
-        trace, answers = train(clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps)
+        trace, answers = train(
+            clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps
+        )
         found: Tree = {
             field: {name: getattr(answer, field) for name, answer in answers.items()}
             for field in ("upload", "memory", "metrics")
@@ -47,13 +53,18 @@ class Plain(Sequential):
         if clients.holds(ask):
             clients.hold(client, trace.params, trace.buffers)
         tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
-        return {"buffers": trace.buffers, **found, **self._counts(client, trace.steps, trace.loss * trace.steps)}
+        return {
+            "buffers": trace.buffers,
+            **found,
+            **self._counts(client, trace.steps, trace.loss * trace.steps),
+        }
 
 
 @pytest.mark.parametrize("entry", ALONE)
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_the_plain_loop_is_the_engines(entry: str, batch_norm: bool) -> None:
-    """One round of four clients with 1 to 12 samples, in float64: what all of them sent, kept and lost."""
+    """One round of four clients with 1 to 12 samples, in float64: what all of them sent, kept and
+    lost."""
     recipe, settings = ALONE[entry]
 
     def ran(plain: bool) -> tuple[Params, list[float]]:
@@ -64,7 +75,11 @@ def test_the_plain_loop_is_the_engines(entry: str, batch_norm: bool) -> None:
         clients._draws = True  # the plain loop makes every step's key
         simulation.engine = Plain(clients) if plain else simulation.engine
         outcome = simulation.run()
-        found = {"state": simulation.loop.state._asdict(), "memory": clients.memory, "evaluated": outcome.evaluated}
+        found = {
+            "state": simulation.loop.state._asdict(),
+            "memory": clients.memory,
+            "evaluated": outcome.evaluated,
+        }
         return flatten(found), [row["local_loss"] for row in outcome.rows]
 
     (found, losses), (wanted, other) = ran(True), ran(False)
@@ -95,7 +110,8 @@ def test_descend_steps_down_the_gradient() -> None:
 
 
 def test_terms_factors_and_rates_of_a_descent() -> None:
-    """Gradient 0 - 4 plus 2, rate 1: w = 0 + 3 * 1/2 * 2 = 3; then 3 - 8 + 2 = -3, rate 1/3: w = 3 + 1.5 = 4.5."""
+    """Gradient 0 - 4 plus 2, rate 1: w = 0 + 3 * 1/2 * 2 = 3; then 3 - 8 + 2 = -3, rate 1/3: w = 3
+    + 1.5 = 4.5."""
     step = Step(
         SGD(0.5),
         term=lambda w: {"w": torch.full((1,), 2.0)},
@@ -116,5 +132,7 @@ def test_a_step_that_a_client_does_not_have_changes_nothing() -> None:
 def test_a_descent_goes_on_from_a_state() -> None:
     """v = 10; v <- v / 2 - 4 = 1, w = -1/2."""
     state = {"v": {"w": torch.tensor([10.0])}}
-    found = descend(TASK, quadratic, ZERO._replace(state=state), batches(4), Step(SGD(0.5, momentum=0.5)))
+    found = descend(
+        TASK, quadratic, ZERO._replace(state=state), batches(4), Step(SGD(0.5, momentum=0.5))
+    )
     assert found.params["w"].item() == -0.5 and state["v"]["w"].item() == 10.0

@@ -15,11 +15,16 @@ B = {"w": torch.tensor([[10.0, 20.0]]), "inner": {"b": torch.tensor([30.0])}}
 
 
 def lists(tree: trees.Tree) -> object:
-    return {key: lists(leaf) if isinstance(leaf, dict) else leaf.tolist() for key, leaf in tree.items()}
+    return {
+        key: lists(leaf) if isinstance(leaf, dict) else leaf.tolist() for key, leaf in tree.items()
+    }
 
 
 def test_tree_map_meets_tensors_of_the_same_place() -> None:
-    assert lists(trees.tree_map(lambda a, b: a * b, A, B)) == {"w": [[10.0, -40.0]], "inner": {"b": [60.0]}}
+    assert lists(trees.tree_map(lambda a, b: a * b, A, B)) == {
+        "w": [[10.0, -40.0]],
+        "inner": {"b": [60.0]},
+    }
 
 
 def test_tree_map_refuses_another_structure() -> None:
@@ -47,7 +52,8 @@ def test_row_norms_are_the_norms_of_the_rows() -> None:
 
 @pytest.mark.parametrize("n", [trees.PART, 2 * trees.PART, 2 * trees.PART + 1, 3_000_001])
 def test_norms_of_many_small_numbers_are_exact(n: int) -> None:
-    """Squares that are added up one by one in float32 are off by 7e-4 for a million and a half of them."""
+    """Squares that are added up one by one in float32 are off by 7e-4 for a million and a half of
+    them."""
     exact = 1e-3 * math.sqrt(n)
     rows = torch.full((2, n), 1e-3)
     rows[1] *= 2
@@ -70,7 +76,10 @@ def test_stack_and_row_are_inverse() -> None:
 
 
 def test_flat_trees_are_combined_where_their_names_meet() -> None:
-    one, two = {"a": torch.tensor(2.0), "b": torch.tensor(3.0)}, {"b": torch.tensor(5.0), "c": torch.tensor(7.0)}
+    one, two = (
+        {"a": torch.tensor(2.0), "b": torch.tensor(3.0)},
+        {"b": torch.tensor(5.0), "c": torch.tensor(7.0)},
+    )
     assert lists(trees.combined(torch.mul, one, None, two)) == {"a": 2.0, "b": 15.0, "c": 7.0}
     assert trees.combined(torch.add, None) == {}
 
@@ -81,15 +90,26 @@ def test_select_takes_all_of_one_tree() -> None:
 
 
 def test_n_bytes_counts_each_dtype_at_its_size() -> None:
-    assert trees.n_bytes({"a": torch.zeros(3), "b": {"c": torch.zeros(2, dtype=torch.float64)}}) == 3 * 4 + 2 * 8
+    assert (
+        trees.n_bytes({"a": torch.zeros(3), "b": {"c": torch.zeros(2, dtype=torch.float64)}})
+        == 3 * 4 + 2 * 8
+    )
     assert trees.n_bytes({}) == 0
 
 
 def test_leaves_come_in_insertion_order() -> None:
-    assert [leaf.item() for leaf in trees.leaves({"z": torch.tensor(1), "a": {"b": torch.tensor(2)}})] == [1, 2]
+    assert [
+        leaf.item() for leaf in trees.leaves({"z": torch.tensor(1), "a": {"b": torch.tensor(2)}})
+    ] == [1, 2]
 
 
 def test_nothing_is_changed_in_place() -> None:
     before = lists(A), lists(B)
-    trees.add(A, B), trees.sub(A, B), trees.scale(3, A), trees.select(torch.tensor(True), A, B), stack([A, B])
+    (
+        trees.add(A, B),
+        trees.sub(A, B),
+        trees.scale(3, A),
+        trees.select(torch.tensor(True), A, B),
+        stack([A, B]),
+    )
     assert (lists(A), lists(B)) == before

@@ -21,7 +21,8 @@ from fedml_noniid.plugins.core.errors import UserError
 def refuse(*parts: object) -> pytest.RaisesExc[UserError]:
     """A UserError of one line that contains `parts`."""
     return pytest.raises(
-        UserError, match=r"\A(?=.*" + ")(?=.*".join(re.escape(str(part)) for part in parts) + r")[^\n]*\Z"
+        UserError,
+        match=r"\A(?=.*" + ")(?=.*".join(re.escape(str(part)) for part in parts) + r")[^\n]*\Z",
     )
 
 
@@ -44,11 +45,15 @@ class Breaking(Quiet):
 
 
 @contextlib.contextmanager
-def serving(folder: Path, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet] = Quiet) -> Iterator[str]:
+def serving(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, handler: type[Quiet] = Quiet
+) -> Iterator[str]:
     """The address of a server of the files in `folder`, without a slash at its end."""
     for proxy in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.delenv(proxy, raising=False)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=folder)) as server:
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(handler, directory=folder)
+    ) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -58,13 +63,20 @@ def draw(file, mode="RGB", size=(6, 5), value=None, **options):
     """Writes an image of `size` (width, height) with random pixels."""
     file.parent.mkdir(parents=True, exist_ok=True)
     shape = (size[1], size[0], len(Image.new(mode, (1, 1)).getbands()))
-    pixels = np.random.default_rng(len(str(file))).integers(0, 256, shape) if value is None else np.full(shape, value)
-    Image.fromarray(pixels.astype(np.uint8).squeeze(2) if shape[2] == 1 else pixels.astype(np.uint8)).save(
-        file, **options
+    pixels = (
+        np.random.default_rng(len(str(file))).integers(0, 256, shape)
+        if value is None
+        else np.full(shape, value)
     )
+    Image.fromarray(
+        pixels.astype(np.uint8).squeeze(2) if shape[2] == 1 else pixels.astype(np.uint8)
+    ).save(file, **options)
     return pixels
 
 
 def idx(array):
     """An array as a file of MNIST."""
-    return struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape) + array.astype(np.uint8).tobytes()
+    return (
+        struct.pack(f">I{array.ndim}I", 0x800 + array.ndim, *array.shape)
+        + array.astype(np.uint8).tobytes()
+    )

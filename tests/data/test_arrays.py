@@ -17,7 +17,8 @@ Y = np.array([0, 1, 2, 0, 1, 2])
 
 
 def write(root, part="train", **arrays):
-    """An archive of a valid small data set, with these arrays in place of its own; None takes one away."""
+    """An archive of a valid small data set, with these arrays in place of its own; None takes one
+    away."""
     root.mkdir(exist_ok=True)
     n = 6 if part == "train" else 4
     content = {"x": X[:n], "y": Y[:n]} | arrays
@@ -46,7 +47,8 @@ def test_arrays(root):
 
 
 @pytest.mark.parametrize(
-    ("shape", "wanted"), [((5,), (5,)), ((4, 5), (1, 4, 5)), ((1, 4, 5), (1, 4, 5)), ((3, 4, 5), (3, 4, 5))]
+    ("shape", "wanted"),
+    [((5,), (5,)), ((4, 5), (1, 4, 5)), ((1, 4, 5), (1, 4, 5)), ((3, 4, 5), (3, 4, 5))],
 )
 def test_shapes(root, shape, wanted):
     x = np.random.default_rng(0).integers(0, 256, (6, *shape), dtype=np.uint8)
@@ -54,7 +56,9 @@ def test_shapes(root, shape, wanted):
     write(root, "test", x=x[:4])
     found = load("arrays", root)
     assert found.train_x.shape == (6, *wanted) and found.test_x.shape == (4, *wanted)
-    assert np.array_equal(found.train_x.reshape(x.shape).numpy(), x) and found.train_x.is_contiguous()
+    assert (
+        np.array_equal(found.train_x.reshape(x.shape).numpy(), x) and found.train_x.is_contiguous()
+    )
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64", ">f4", ">f8"])
@@ -79,7 +83,12 @@ def test_owners_of_numbers(root):
     write(root, client=np.array([7, -5, 7, 7, 2, 2]))
     write(root, "test", client=np.array([2, 2**63, 7, 7], dtype=np.uint64))
     found = load("arrays", root)
-    assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [1, 3, 2, 2]
+    assert found.train_owner.tolist() == [2, 0, 2, 2, 1, 1] and found.test_owner.tolist() == [
+        1,
+        3,
+        2,
+        2,
+    ]
     assert found.train_owner.dtype == found.test_owner.dtype == torch.int64
 
 
@@ -87,7 +96,12 @@ def test_owners_of_text(root):
     write(root, client=np.array(["zoe", "ada", "zoe", "Bob", "ada", "ada"]))
     write(root, "test", client=np.array(["margarete", "ada", "zoe", "zoe"]))
     found = load("arrays", root)
-    assert found.train_owner.tolist() == [3, 1, 3, 0, 1, 1] and found.test_owner.tolist() == [2, 1, 3, 3]
+    assert found.train_owner.tolist() == [3, 1, 3, 0, 1, 1] and found.test_owner.tolist() == [
+        2,
+        1,
+        3,
+        3,
+    ]
 
 
 def test_class_names(root):
@@ -111,12 +125,36 @@ def test_labels_of_text(root):
 @pytest.mark.parametrize(
     ("train", "test", "message"),
     [
-        ({"y": np.array(list("aaaaaa"))}, {}, "train.npz: y is always 'a'; at least 2 classes are needed"),
-        ({"y": np.array(list("abcdab"))}, {}, "train.npz: y has 4 different labels in 6 samples; allowed: classes"),
-        ({"y": np.array(["1.5", "1", "2", "1", "1", "1"])}, {}, "y is '1.5' in y[0], a measurement; allowed: whole"),
-        ({}, {"y": np.array(["ant", "cat", "cow", "dog"])}, "test.npz: y is 'cow' in y[2], but no training sample is"),
-        ({"classes": np.array(["dog", "cat", "cow"])}, {}, "classes has to name each class once; not so: ant, cow"),
-        ({"classes": np.array(["dog", "cat", "ant", "ant"])}, {}, "classes has to name each class once; not so: ant"),
+        (
+            {"y": np.array(list("aaaaaa"))},
+            {},
+            "train.npz: y is always 'a'; at least 2 classes are needed",
+        ),
+        (
+            {"y": np.array(list("abcdab"))},
+            {},
+            "train.npz: y has 4 different labels in 6 samples; allowed: classes",
+        ),
+        (
+            {"y": np.array(["1.5", "1", "2", "1", "1", "1"])},
+            {},
+            "y is '1.5' in y[0], a measurement; allowed: whole",
+        ),
+        (
+            {},
+            {"y": np.array(["ant", "cat", "cow", "dog"])},
+            "test.npz: y is 'cow' in y[2], but no training sample is",
+        ),
+        (
+            {"classes": np.array(["dog", "cat", "cow"])},
+            {},
+            "classes has to name each class once; not so: ant, cow",
+        ),
+        (
+            {"classes": np.array(["dog", "cat", "ant", "ant"])},
+            {},
+            "classes has to name each class once; not so: ant",
+        ),
         ({"y": Y}, {}, "test.npz: y is <U3 [4], that of train.npz is int64 [6]"),
     ],
 )
@@ -162,7 +200,9 @@ def test_layouts(root, shape, layout, wanted):
 @pytest.mark.parametrize("shape", [(3, 5, 3), (1, 8, 1), (8, 8, 7), (8, 8, 2)])
 def test_a_layout_that_may_be_both_or_none_is_asked_for(root, shape):
     file = write(root, x=channels(*shape))
-    with refuse(f"{file}: x is uint8 [6, {', '.join(map(str, shape))}]", "layout: CHW", "or HWC for"):
+    with refuse(
+        f"{file}: x is uint8 [6, {', '.join(map(str, shape))}]", "layout: CHW", "or HWC for"
+    ):
         load("arrays", root)
 
 
@@ -188,9 +228,17 @@ def test_floats_on_the_scale_of_bytes_are_noted(root):
 
 def test_without_a_test_file_a_share_of_the_samples_tests(root):
     (root / "test.npz").unlink()
-    write(root, x=np.arange(120, dtype=np.uint8).reshape(40, 3), y=np.arange(40) % 2, client=np.arange(40) // 10)
+    write(
+        root,
+        x=np.arange(120, dtype=np.uint8).reshape(40, 3),
+        y=np.arange(40) % 2,
+        client=np.arange(40) // 10,
+    )
     found = load("arrays", root)
-    assert found.test_owner.bincount().tolist() == [2] * 4 and found.train_owner.bincount().tolist() == [8] * 4
+    assert (
+        found.test_owner.bincount().tolist() == [2] * 4
+        and found.train_owner.bincount().tolist() == [8] * 4
+    )
     whole = torch.cat((found.train_x, found.test_x))[:, 0]
     assert whole.sort().values.tolist() == list(range(0, 120, 3))
     assert len(load("arrays", root, test_share=0.5).test_y) == 20
@@ -216,16 +264,40 @@ def test_arrays_in_memory_are_those_of_the_files(root):
     ("call", "message"),
     [
         (lambda: of_arrays([[1, 2]], Y), "train_x is a list; allowed: a NumPy array"),
-        (lambda: of_arrays(X, Y, X), "test_y is missing; allowed: test_x and test_y, or none of the test set"),
+        (
+            lambda: of_arrays(X, Y, X),
+            "test_y is missing; allowed: test_x and test_y, or none of the test set",
+        ),
         (lambda: of_arrays(X, Y, test_owner=Y), "test_x is missing; allowed: test_x and test_y"),
-        (lambda: of_arrays(X, Y[:5]), "train_y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
-        (lambda: of_arrays(X, Y, X[:, :2], Y), "test_x holds samples of uint8 [2], those of train_x are uint8 [3]"),
-        (lambda: of_arrays(X, Y, X, Y, Y), "test_owner is missing, but owner is there; allowed: both or none"),
-        (lambda: of_arrays(X, Y, X, Y, test_owner=Y), "owner is missing, but test_owner is there; allowed: both or"),
-        (lambda: of_arrays(X, Y, X, Y + 1), "test_y[2]=3 is refused; allowed: 0 to 2, as in train_x"),
+        (
+            lambda: of_arrays(X, Y[:5]),
+            "train_y is int64 [5]; allowed: whole numbers or text [6], one for each of x",
+        ),
+        (
+            lambda: of_arrays(X, Y, X[:, :2], Y),
+            "test_x holds samples of uint8 [2], those of train_x are uint8 [3]",
+        ),
+        (
+            lambda: of_arrays(X, Y, X, Y, Y),
+            "test_owner is missing, but owner is there; allowed: both or none",
+        ),
+        (
+            lambda: of_arrays(X, Y, X, Y, test_owner=Y),
+            "owner is missing, but test_owner is there; allowed: both or",
+        ),
+        (
+            lambda: of_arrays(X, Y, X, Y + 1),
+            "test_y[2]=3 is refused; allowed: 0 to 2, as in train_x",
+        ),
         (lambda: of_arrays(X, Y, layout="WHC"), "layout 'WHC' is unknown (did you mean 'HWC'?)"),
-        (lambda: of_arrays(X, np.array([{}] * 6)), "train_y is object [6]; allowed: whole numbers or text [6]"),
-        (lambda: of_arrays(X, Y, owner=np.arange(6)), "train_x: 6 samples are too few to cut a test set from, and no"),
+        (
+            lambda: of_arrays(X, np.array([{}] * 6)),
+            "train_y is object [6]; allowed: whole numbers or text [6]",
+        ),
+        (
+            lambda: of_arrays(X, Y, owner=np.arange(6)),
+            "train_x: 6 samples are too few to cut a test set from, and no",
+        ),
     ],
 )
 def test_refused_in_memory(call, message):
@@ -249,7 +321,10 @@ IMAGE = np.zeros((6, 2, 2), np.uint8)
         ({"y": None}, "holds no array 'y'"),
         ({"z": X}, "array 'z' is unknown; allowed: x, y, client, classes"),
         ({"clients": Y}, "array 'clients' is unknown (did you mean 'client'?)"),
-        ({"x": X.astype(int)}, "x is int64 [6, 3]; allowed: uint8 (0 to 255), float16, float32, float64"),
+        (
+            {"x": X.astype(int)},
+            "x is int64 [6, 3]; allowed: uint8 (0 to 255), float16, float32, float64",
+        ),
         ({"x": X > 3}, "x is bool [6, 3]; allowed: uint8"),
         ({"x": X.astype(str)}, "x is <U3 [6, 3]; allowed: uint8"),
         ({"x": X.astype(complex)}, "x is complex128 [6, 3]; allowed: uint8"),
@@ -260,7 +335,10 @@ IMAGE = np.zeros((6, 2, 2), np.uint8)
         ({"x": X.reshape(6, 1, 1, 1, 3)}, "x is uint8 [6, 1, 1, 1, 3]; allowed: [n, features]"),
         (
             {"x": X[:0], "y": Y[:0]},
-            "x is uint8 [0, 3]; allowed: [n, features], [n, h, w], [n, channels, h, w] or [n, h, w, channels], none",
+            (
+                "x is uint8 [0, 3]; allowed: [n, features], [n, h, w], [n, channels, h, w] or [n, "
+                "h, w, channels], none"
+            ),
         ),
         ({"x": X[:, :0]}, "x is uint8 [6, 0]; allowed: [n, features]"),
         ({"y": Y[:5]}, "y is int64 [5]; allowed: whole numbers or text [6], one for each of x"),
@@ -268,16 +346,37 @@ IMAGE = np.zeros((6, 2, 2), np.uint8)
         ({"y": Y.astype(float)}, "y is float64 [6]; allowed: whole numbers or text [6]"),
         ({"y": Y > 0}, "y is bool [6]; allowed: whole numbers or text [6]"),
         ({"y": Y.astype("S1")}, "y is |S1 [6]; allowed: whole numbers or text [6]"),
-        ({"y": np.array(["a", "b", " ", "a", "b", ""])}, "y[2] is empty; every sample needs a label"),
-        ({"y": np.array([0, 1, 2, -1, 1, -3])}, "y[3]=-1 is refused; allowed: whole numbers from 0 up"),
+        (
+            {"y": np.array(["a", "b", " ", "a", "b", ""])},
+            "y[2] is empty; every sample needs a label",
+        ),
+        (
+            {"y": np.array([0, 1, 2, -1, 1, -3])},
+            "y[3]=-1 is refused; allowed: whole numbers from 0 up",
+        ),
         ({"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)}, "y[3]=9223372036854775808 is refused"),
-        ({"y": np.array([0, 4, 2, 0, 7, 2])}, "y goes up to 7, but no sample has 1, 3, 5, 6; every class needs some"),
-        ({"y": np.array([0, 1, 2, 0, 1, 2**31 - 1])}, "y goes up to 2147483647, but no sample has 3, 4, 5, 6, 7;"),
-        ({"classes": np.array(["a", "b"])}, "classes is <U1 [2]; allowed: text [3], a name for each class of y"),
+        (
+            {"y": np.array([0, 4, 2, 0, 7, 2])},
+            "y goes up to 7, but no sample has 1, 3, 5, 6; every class needs some",
+        ),
+        (
+            {"y": np.array([0, 1, 2, 0, 1, 2**31 - 1])},
+            "y goes up to 2147483647, but no sample has 3, 4, 5, 6, 7;",
+        ),
+        (
+            {"classes": np.array(["a", "b"])},
+            "classes is <U1 [2]; allowed: text [3], a name for each class of y",
+        ),
         ({"classes": np.arange(3)}, "classes is int64 [3]; allowed: text [C]"),
-        ({"classes": np.array(["a", "b", "a"])}, "classes is <U1 [3]; allowed: text [3], a name for each class"),
+        (
+            {"classes": np.array(["a", "b", "a"])},
+            "classes is <U1 [3]; allowed: text [3], a name for each class",
+        ),
         ({"x": X.astype(object)}, "can't be read as arrays (it holds Python objects)"),
-        ({"client": np.array([1, None, 2, 3, 4, 5])}, "can't be read as arrays (it holds Python objects)"),
+        (
+            {"client": np.array([1, None, 2, 3, 4, 5])},
+            "can't be read as arrays (it holds Python objects)",
+        ),
     ],
 )
 def test_refused_training_arrays(root, changes, message):
@@ -289,9 +388,15 @@ def test_refused_training_arrays(root, changes, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": np.array(["a", "b", "c"])}, "array 'classes' is unknown; allowed: x, y, client"),
+        (
+            {"classes": np.array(["a", "b", "c"])},
+            "array 'classes' is unknown; allowed: x, y, client",
+        ),
         ({"x": X[:4, :2]}, "x holds samples of uint8 [2], those of train.npz are uint8 [3]"),
-        ({"x": X[:4].astype(float)}, "x holds samples of float32 [3], those of train.npz are uint8 [3]"),
+        (
+            {"x": X[:4].astype(float)},
+            "x holds samples of float32 [3], those of train.npz are uint8 [3]",
+        ),
         ({"x": IMAGE[:4]}, "x holds samples of uint8 [1, 2, 2], those of train.npz are uint8 [3]"),
         ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),
         ({"y": np.array([0, 3, 1, 4])}, "y[3]=4 is refused; allowed: 0 to 2, as in train.npz"),
@@ -322,7 +427,10 @@ def test_one_class_is_not_enough(root):
 
 def test_owners_that_do_not_fit(root):
     file = write(root, client=Y)
-    with refuse(f"{root / 'test.npz'}: holds no array 'client', but train.npz does; allowed: in both or in none"):
+    with refuse(
+        f"{root / 'test.npz'}: holds no array 'client', but train.npz does; allowed: in both or "
+        "in none"
+    ):
         load("arrays", root)
     write(root, "test", client=np.array(["a", "b", "c", "d"]))
     with refuse(f"{root / 'test.npz'}: client is <U1 [4], in train.npz it is int64 [6]"):
@@ -359,15 +467,21 @@ def test_other_files(root):
     ):
         file.write_bytes(bad)
         with refuse(
-            f"{file}: can't be read as arrays (damaged, too large, or another kind of file); needed: train.npz"
+            f"{file}: can't be read as arrays (damaged, too large, or another kind of file); "
+            "needed: train.npz"
         ):
             load("arrays", root)
     file.write_bytes(npy(X))
     with refuse(f"{file}: is one array, not an archive of arrays; needed: train.npz"):
         load("arrays", root)
-    for header in (b"(" * 60, b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 15 + b",)}"):
+    for header in (
+        b"(" * 60,
+        b"{'descr': '|u1', 'fortran_order': False, 'shape': (" + b"9" * 15 + b",)}",
+    ):
         with zipfile.ZipFile(file, "w") as archive:
-            archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+            archive.writestr(
+                "x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+            )
         with refuse(f"{file}: can't be read as arrays (damaged"):
             load("arrays", root)
     with zipfile.ZipFile(file, "w") as archive:

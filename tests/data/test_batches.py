@@ -44,9 +44,17 @@ def test_who_has_less_than_one_batch_keeps_it():
 
 @pytest.mark.parametrize(
     ("steps", "sizes", "last"),
-    [(1, (3,), 1), (2, (3, 3), 2), (3, (3, 3, 1), 3), (5, (3, 3, 1, 3, 3), 2), (7, (3, 3, 1, 3, 3, 1, 3), 1)],
+    [
+        (1, (3,), 1),
+        (2, (3, 3), 2),
+        (3, (3, 3, 1), 3),
+        (5, (3, 3, 1, 3, 3), 2),
+        (7, (3, 3, 1, 3, 3, 1, 3), 1),
+    ],
 )
-def test_steps_in_place_of_epochs_begin_as_the_epochs_do(steps: int, sizes: tuple[int, ...], last: int):
+def test_steps_in_place_of_epochs_begin_as_the_epochs_do(
+    steps: int, sizes: tuple[int, ...], last: int
+):
     found = order(steps=steps)
     assert found.sizes == sizes
     assert found.last == last

@@ -42,7 +42,8 @@ def pickled(content):
 
 
 def batch(n, labels, classes, seed):
-    """The pickle of `n` images as the originals have them: rows of 3072 bytes, red, green, blue, each by rows."""
+    """The pickle of `n` images as the originals have them: rows of 3072 bytes, red, green, blue,
+    each by rows."""
     data = np.random.default_rng(seed).integers(0, 256, (n, 3072), dtype=np.uint8)
     fine = [(seed + i) % classes for i in range(n)]
     content = {b"data": data, labels: fine, b"filenames": [b"x.png"] * n}
@@ -56,14 +57,17 @@ def md5(content):
 
 
 class Small:
-    """A small data set in the original's format, whose sums torchvision takes for the original's."""
+    """A small data set in the original's format, whose sums torchvision takes for the
+    original's."""
 
     def __init__(self, name, root, monkeypatch):
         self.kind, self.root, self.monkeypatch = KINDS[name], root, monkeypatch
         self.labels, self.classes = (b"labels", 10) if name == "cifar10" else (b"fine_labels", 100)
         self.names = TEN if name == "cifar10" else HUNDRED
         self.folder, self.archive = root / self.kind.base_folder, root / self.kind.filename
-        self.train, self.test = ([entry[0] for entry in files] for files in (self.kind.train_list, self.kind.test_list))
+        self.train, self.test = (
+            [entry[0] for entry in files] for files in (self.kind.train_list, self.kind.test_list)
+        )
         self.files, self.data, self.targets = {}, {}, {}
         for i, file in enumerate([*self.train, *self.test]):
             made = batch(4 + i, self.labels, self.classes, i)
@@ -84,11 +88,15 @@ class Small:
 
     def trust(self):
         for key, names in (("train_list", self.train), ("test_list", self.test)):
-            self.monkeypatch.setattr(self.kind, key, [[name, md5(self.files[name])] for name in names])
+            self.monkeypatch.setattr(
+                self.kind, key, [[name, md5(self.files[name])] for name in names]
+            )
         meta = self.kind.meta | {"md5": md5(self.files[self.kind.meta["filename"]])}
         self.monkeypatch.setattr(self.kind, "meta", meta)
         self.monkeypatch.setattr(self.kind, "tgz_md5", md5(self.packed))
-        self.monkeypatch.setattr(self.kind, "url", (self.root / "nothing" / self.archive.name).as_uri())
+        self.monkeypatch.setattr(
+            self.kind, "url", (self.root / "nothing" / self.archive.name).as_uri()
+        )
 
     def unpacked(self):
         self.folder.mkdir(parents=True)
@@ -98,7 +106,14 @@ class Small:
     def help(self):
         """What every error says."""
         names = ", ".join(self.files)
-        return f"put {names} into {self.folder}, or, without that folder, {self.archive.name} into {self.root}", PAGE
+        return (
+            (
+                f"put {names} into {self.folder}, or, without that folder, {self.archive.name} "
+                "into "
+                f"{self.root}"
+            ),
+            PAGE,
+        )
 
 
 @pytest.fixture(params=KINDS)
@@ -134,7 +149,9 @@ def test_archive(small):
     shutil.rmtree(small.folder)
     small.archive.write_bytes(small.packed)
     assert load(small.name, small.root).checksum == expected
-    assert contents(small.root) == {Path(small.archive.name): small.packed}  # a read-only folder will do
+    assert contents(small.root) == {
+        Path(small.archive.name): small.packed
+    }  # a read-only folder will do
 
 
 def test_download(small, tmp_path, monkeypatch):
@@ -215,7 +232,9 @@ def test_nothing_is_unpickled_that_is_not_the_original(small, tmp_path, monkeypa
     small.files = dict.fromkeys(small.files, bomb)
     packed = small.pack()
     small.archive.write_bytes(packed)
-    with refuse(f"{small.archive}: damaged or truncated (its MD5 isn't {md5(small.packed)})", *small.help()):
+    with refuse(
+        f"{small.archive}: damaged or truncated (its MD5 isn't {md5(small.packed)})", *small.help()
+    ):
         load(small.name, small.root)
     small.archive.unlink()
     (tmp_path / "mirror").mkdir()
@@ -262,7 +281,18 @@ def test_size_and_normalise(small):
 
 
 def test_images_serve_where_there_are_no_originals(tmp_path, monkeypatch):
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    names = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     pixels = {
         (part, name): draw(tmp_path / "cifar10" / part / name / "0.png", size=(32, 32))
         for part in ("train", "test")

@@ -17,7 +17,9 @@ def fill(folder, parts=("train", "valid", "test")):
     """A small CINIC-10, of which the cats are grey; file -> pixels."""
     return {
         (part, name, i): draw(
-            folder / part / name / f"cifar10-{part}-{i}.png", "L" if name == "cat" else "RGB", (32, 32)
+            folder / part / name / f"cifar10-{part}-{i}.png",
+            "L" if name == "cat" else "RGB",
+            (32, 32),
         )
         for n, part in enumerate(parts)
         for name in TEN
@@ -40,7 +42,9 @@ def test_cinic(root, name):
     assert found.classes == tuple(TEN)
     assert found.train_y.tolist() == [label for label in range(10) for _ in range(3)]
     assert found.test_y.tolist() == list(range(10))
-    assert np.array_equal(found.train_x[4].permute(1, 2, 0).numpy(), pixels["train", "automobile", 1])
+    assert np.array_equal(
+        found.train_x[4].permute(1, 2, 0).numpy(), pixels["train", "automobile", 1]
+    )
     assert np.array_equal(found.test_x[9].permute(1, 2, 0).numpy(), pixels["test", "truck", 0])
     grey = pixels["train", "cat", 2][:, :, 0]
     assert all(np.array_equal(found.train_x[11, channel].numpy(), grey) for channel in range(3))
@@ -52,13 +56,17 @@ def test_valid(root):
     unused, used = load("cinic10", root, valid="unused"), load("cinic10", root, valid="train")
     assert used.train_x.shape == (50, 3, 32, 32) and torch.equal(used.train_x[:30], unused.train_x)
     assert used.train_y[30:].tolist() == [label for label in range(10) for _ in range(2)]
-    assert np.array_equal(used.train_x[33].permute(1, 2, 0).numpy(), pixels["valid", "automobile", 1])
+    assert np.array_equal(
+        used.train_x[33].permute(1, 2, 0).numpy(), pixels["valid", "automobile", 1]
+    )
     assert torch.equal(used.test_x, unused.test_x)
     shutil.rmtree(root / "cinic-10" / "valid")
     assert load("cinic10", root).checksum == unused.checksum
     with refuse(root / "cinic-10" / "valid", "no such folder"):
         load("cinic10", root, valid="train")
-    with refuse("data set cinic10: valid 'trian' is unknown (did you mean 'train'?); allowed: unused, train"):
+    with refuse(
+        "data set cinic10: valid 'trian' is unknown (did you mean 'train'?); allowed: unused, train"
+    ):
         datasets.check("cinic10", {"valid": "trian"})
     with refuse("data set cinic10: valid True is unknown", "allowed: unused, train"):
         load("cinic10", root, valid=True)
@@ -74,7 +82,9 @@ def test_all_grey_becomes_rgb(root):
 def test_missing(root):
     folder = root / "cinic-10"
     with refuse(
-        folder / "train", "no such folder", "CINIC-10.tar.gz from https://datashare.ed.ac.uk/handle/10283/3192"
+        folder / "train",
+        "no such folder",
+        "CINIC-10.tar.gz from https://datashare.ed.ac.uk/handle/10283/3192",
     ):
         load("cinic10", root)
     assert not root.exists()
@@ -85,7 +95,9 @@ def test_the_command_of_the_refusal_unpacks_the_archive(tmp_path):
     fill(tmp_path / "source")
     root.mkdir()
     archive = root / "CINIC-10.tar.gz"
-    subprocess.run(["tar", "-czf", archive, "-C", tmp_path / "source", "train", "valid", "test"], check=True)
+    subprocess.run(
+        ["tar", "-czf", archive, "-C", tmp_path / "source", "train", "valid", "test"], check=True
+    )
     folder = shlex.quote(str(root / "cinic-10"))
     command = f"mkdir -p {folder} && tar -xzf {shlex.quote(str(archive))} -C {folder}"
     with refuse(f"unpack {archive}: {command}"):

@@ -41,7 +41,8 @@ def test_digits(digits):
 
 
 def test_digits_never_change(digits):
-    """The split and the bytes are part of every result: a new value here means that old results can't be compared."""
+    """The split and the bytes are part of every result: a new value here means that old results
+    can't be compared."""
     assert digits.checksum == "4cd82ee7bccdb1ae43e212ea72020f83393c67d635aafbee40ec8e3f55575a55"
 
 
@@ -49,7 +50,9 @@ def test_normalised(digits):
     x = digits.normalised("train", "cpu")
     assert x.dtype == torch.float32 and x.shape == digits.train_x.shape
     assert x.mean().abs() < 1e-5 and (x.std() - 1).abs() < 1e-3
-    assert torch.allclose(digits.normalised("test"), (digits.test_x.float() - digits.mean[0]) / digits.std[0])
+    assert torch.allclose(
+        digits.normalised("test"), (digits.test_x.float() - digits.mean[0]) / digits.std[0]
+    )
     raw = dataclasses.replace(digits, train_x=digits.train_x.float())
     assert torch.equal(raw.normalised("train"), x) and raw.train_x.max() == 16  # left as it was
 
@@ -65,7 +68,8 @@ def test_normalisations(digits):
 
 
 def test_normalise_takes_numbers():
-    """[m, s] is on the scale of 0 to 1, whatever the unit: here pixels of 0, 4 and 16 of 16, so 0, 1/4 and 1."""
+    """[m, s] is on the scale of 0 to 1, whatever the unit: here pixels of 0, 4 and 16 of 16, so 0,
+    1/4 and 1."""
     x = torch.tensor([[0.0, 4.0, 16.0]]).view(1, 3, 1, 1).to(torch.uint8)
     y = torch.tensor([0])
     found = Dataset.of("mine", Raw(x, y, x, y, ["a"], unit=16), [0.25, 0.5]).normalised("test")
@@ -73,10 +77,24 @@ def test_normalise_takes_numbers():
 
 
 @pytest.mark.parametrize(
-    "value", [[0.1], [0.1, 0.3, 0.3], [0.1, 0], [0.1, -0.3], [0.1, "0.3"], [0.1, math.inf], [True, 0.3], None, 0.5]
+    "value",
+    [
+        [0.1],
+        [0.1, 0.3, 0.3],
+        [0.1, 0],
+        [0.1, -0.3],
+        [0.1, "0.3"],
+        [0.1, math.inf],
+        [True, 0.3],
+        None,
+        0.5,
+    ],
 )
 def test_numbers_that_normalise_does_not_take(value):
-    with refuse(f"normalise {value!r} is refused", "[mean, deviation] of pixels from 0 to 1 with a deviation above 0"):
+    with refuse(
+        f"normalise {value!r} is refused",
+        "[mean, deviation] of pixels from 0 to 1 with a deviation above 0",
+    ):
         load("digits", Path(), normalise=value)
 
 
@@ -92,7 +110,9 @@ def test_any_images_are_resized_as_torchvision_does(digits):
     assert found.shape == (1437, 1, 12, 7)
     wanted = torchvision.transforms.Resize((12, 7))(Image.fromarray(digits.train_x[5, 0].numpy()))
     assert np.array_equal(found[5, 0].numpy(), np.asarray(wanted))
-    coloured = torch.stack([digits.train_x[:9, 0], digits.train_x[9:18, 0], digits.train_x[18:27, 0]], 1)
+    coloured = torch.stack(
+        [digits.train_x[:9, 0], digits.train_x[9:18, 0], digits.train_x[18:27, 0]], 1
+    )
     both = images.resized(coloured, (12, 7))
     # Channel by channel the same as grey images.
     assert torch.equal(both[:, 1], images.resized(coloured[:, 1:2], (12, 7))[:, 0])
@@ -107,10 +127,14 @@ def test_unknown_names_and_options():
     with refuse("data set image_folder: option 'sizes' is unknown (did you mean 'size'?)"):
         load("image_folder", Path(), sizes=[8, 8])
     with refuse(
-        "data set digits: option 'sises' is unknown (did you mean 'size'?)", "allowed: normalise, samples, size"
+        "data set digits: option 'sises' is unknown (did you mean 'size'?)",
+        "allowed: normalise, samples, size",
     ):
         load("digits", Path(), sises=[8, 8])
-    with refuse("normalise 'chanel' is refused (did you mean 'channel'?)", "allowed: channel, half, none, or [mean"):
+    with refuse(
+        "normalise 'chanel' is refused (did you mean 'channel'?)",
+        "allowed: channel, half, none, or [mean",
+    ):
         load("digits", Path(), normalise="chanel")
     with refuse("data set ['digits'] is unknown"):
         load(["digits"], Path())
@@ -146,16 +170,36 @@ def test_read_refuses_what_is_damaged(digits, tmp_path):
         Dataset.read(path)
     digits.save(path)
     good = path.read_bytes()
-    for bad in (b"", b"\0" * 100, good[:7], good[:500], good[: len(good) // 2], good[:-1], good + b"x"):
+    for bad in (
+        b"",
+        b"\0" * 100,
+        good[:7],
+        good[:500],
+        good[: len(good) // 2],
+        good[:-1],
+        good + b"x",
+    ):
         path.write_bytes(bad)
         with refuse(path, "damaged"):
             Dataset.read(path)
-    for where in (len(good) - 1, len(good) // 2, good.index(b'[\\"0\\"') + 3, good.index(b"std") + 10):
+    for where in (
+        len(good) - 1,
+        len(good) // 2,
+        good.index(b'[\\"0\\"') + 3,
+        good.index(b"std") + 10,
+    ):
         path.write_bytes(good[:where] + bytes([good[where] ^ 1]) + good[where + 1 :])
         with refuse(path, "damaged"):
             Dataset.read(path)
-    for metadata in (None, {"dataset": "{}"}, {"dataset": "[]", "checksum": digits.checksum}, {"dataset": "x"}):
-        path.write_bytes(safetensors.torch.save({key: getattr(digits, key) for key in TENSORS}, metadata))
+    for metadata in (
+        None,
+        {"dataset": "{}"},
+        {"dataset": "[]", "checksum": digits.checksum},
+        {"dataset": "x"},
+    ):
+        path.write_bytes(
+            safetensors.torch.save({key: getattr(digits, key) for key in TENSORS}, metadata)
+        )
         with refuse(path, "damaged, or not a saved data set"):
             Dataset.read(path)
     path.write_bytes(safetensors.torch.save({"other": digits.train_x}))
@@ -216,7 +260,9 @@ def raw(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     for name, content in small_mnist().items():
         (folder / name).write_bytes(content)
-    monkeypatch.setattr(torchvision.datasets.MNIST, "mirrors", [(tmp_path / "mirror").as_uri() + "/"])
+    monkeypatch.setattr(
+        torchvision.datasets.MNIST, "mirrors", [(tmp_path / "mirror").as_uri() + "/"]
+    )
     return folder
 
 
@@ -230,7 +276,10 @@ def test_mnist_unpacked_packed_and_mixed(raw, tmp_path):
     unpacked = load("mnist", tmp_path)
     assert unpacked.train_x.shape == (30, 1, 28, 28) and unpacked.test_x.shape == (20, 1, 28, 28)
     assert unpacked.train_x.dtype == torch.uint8
-    assert unpacked.train_y.dtype == torch.int64 and unpacked.test_y.tolist() == [*range(10), *range(10)]
+    assert unpacked.train_y.dtype == torch.int64 and unpacked.test_y.tolist() == [
+        *range(10),
+        *range(10),
+    ]
     assert unpacked.train_x.numpy().tobytes() == small_mnist()["train-images-idx3-ubyte"][16:]
     pack(raw, "train-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
     assert load("mnist", tmp_path).checksum == unpacked.checksum
@@ -245,7 +294,15 @@ def test_mnist_unpacked_packed_and_mixed(raw, tmp_path):
 def test_mnist_damaged_files(raw, tmp_path, name, packed):
     good = (raw / name).read_bytes()
     file = raw / (f"{name}.gz" if packed else name)
-    for bad in (b"", good[:6], good[:-1], good[:20], good + b"\0", b"\1" + good[1:], good[:4] + b"\0\0\0\0"):
+    for bad in (
+        b"",
+        good[:6],
+        good[:-1],
+        good[:20],
+        good + b"\0",
+        b"\1" + good[1:],
+        good[:4] + b"\0\0\0\0",
+    ):
         file.write_bytes(gzip.compress(bad) if packed else bad)
         if packed:
             (raw / name).unlink(missing_ok=True)
@@ -316,7 +373,11 @@ def test_mnist_failed_download(raw, tmp_path):
     missing = raw / "t10k-images-idx3-ubyte"
     missing.unlink()
     before = contents(tmp_path)
-    with refuse(f"{missing}: not there, and downloading it failed", ", ".join(mnist_files.FILES), f"into {raw}"):
+    with refuse(
+        f"{missing}: not there, and downloading it failed",
+        ", ".join(mnist_files.FILES),
+        f"into {raw}",
+    ):
         load("mnist", tmp_path)
     assert contents(tmp_path) == before
     with refuse("train-images-idx3-ubyte: not there", "into"):
@@ -393,7 +454,9 @@ def test_an_alpha_channel_without_transparency_is_dropped(tmp_path, mode, channe
         for label in ("a", "b"):
             file = tmp_path / part / label / ("0.tiff" if mode == "PA" else "0.png")
             file.parent.mkdir(parents=True)
-            Image.fromarray(pixels).convert("RGB" if mode == "RGBA" else mode[0]).convert(mode).save(file)
+            Image.fromarray(pixels).convert("RGB" if mode == "RGBA" else mode[0]).convert(
+                mode
+            ).save(file)
     found = load("image_folder", tmp_path)
     assert found.train_x.shape == (2, channels, 5, 6)
     if mode != "PA":
@@ -402,7 +465,10 @@ def test_an_alpha_channel_without_transparency_is_dropped(tmp_path, mode, channe
 
 def test_transparency_in_a_palette_is_refused(folder):
     Image.new("P", (6, 5)).save(folder / "train" / "cat" / "9.png", transparency=0)
-    with refuse(folder / "train" / "cat" / "9.png", "colour mode P with transparent pixels; allowed: grey (8 bits) or"):
+    with refuse(
+        folder / "train" / "cat" / "9.png",
+        "colour mode P with transparent pixels; allowed: grey (8 bits) or",
+    ):
         load("image_folder", folder)
 
 
@@ -447,7 +513,9 @@ def test_size(folder):
     with refuse(folder / "train" / "dog" / "9.png", "is 10x12", "are 5x6", "option size"):
         load("image_folder", folder)
     assert load("image_folder", folder, size=[4, 7]).train_x.shape == (7, 3, 4, 7)
-    assert torch.equal(load("image_folder", folder, size=(5, 6)).train_x[:6], load_without(folder, "9.png").train_x)
+    assert torch.equal(
+        load("image_folder", folder, size=(5, 6)).train_x[:6], load_without(folder, "9.png").train_x
+    )
 
 
 def load_without(folder, name):
@@ -456,7 +524,8 @@ def load_without(folder, name):
 
 
 @pytest.mark.parametrize(
-    "size", [8, "8", "88", [8], [8, 8, 8], [0, 8], [8, -1], [8.0, 8], [True, 8], [8, "8"], {}, [8, 5000]]
+    "size",
+    [8, "8", "88", [8], [8, 8, 8], [0, 8], [8, -1], [8.0, 8], [True, 8], [8, "8"], {}, [8, 5000]],
 )
 def test_refused_size(folder, size):
     with refuse("size", "is refused; allowed: "):
@@ -476,7 +545,9 @@ def test_unreadable_images(folder):
     draw(png, size=(60, 50))
     good = png.read_bytes()
     for where in (10, 20, 45, len(good) // 2):
-        png.write_bytes(good[:where] + bytes(b ^ 255 for b in good[where : where + 9]) + good[where + 9 :])
+        png.write_bytes(
+            good[:where] + bytes(b ^ 255 for b in good[where : where + 9]) + good[where + 9 :]
+        )
         with refuse(f"{png}: can't be read as an image ("):
             load("image_folder", folder, size=[5, 6])
     png.unlink()
@@ -485,7 +556,9 @@ def test_unreadable_images(folder):
         load("image_folder", folder)
     png.rmdir()
     draw(png, "RGBA")
-    with refuse(f"{png}: has the colour mode RGBA with transparent pixels; allowed: grey (8 bits) or RGB"):
+    with refuse(
+        f"{png}: has the colour mode RGBA with transparent pixels; allowed: grey (8 bits) or RGB"
+    ):
         load("image_folder", folder)
 
 
@@ -516,9 +589,14 @@ def test_wrong_folders(folder, tmp_path):
 @pytest.fixture(scope="module")
 def real():
     """The folder with MNIST/raw/*.gz: FEDML_NONIID_DATA, or shared/data beside the repository."""
-    folder = Path(os.environ.get("FEDML_NONIID_DATA") or Path(__file__).parents[3] / "shared" / "data")
+    folder = Path(
+        os.environ.get("FEDML_NONIID_DATA") or Path(__file__).parents[3] / "shared" / "data"
+    )
     if not (folder / "MNIST" / "raw").is_dir():
-        pytest.skip(f"real MNIST isn't in {folder}; set FEDML_NONIID_DATA to the folder that holds MNIST/raw")
+        pytest.skip(
+            f"real MNIST isn't in {folder}; set FEDML_NONIID_DATA to the folder that holds "
+            "MNIST/raw"
+        )
     return folder
 
 
@@ -526,9 +604,20 @@ def test_real_mnist(real, tmp_path):
     before = sorted(os.listdir(real / "MNIST" / "raw"))
     found = load("mnist", real)
     assert found.train_x.shape == (60000, 1, 28, 28) and found.test_x.shape == (10000, 1, 28, 28)
-    assert found.train_y.bincount().tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert found.train_y.bincount().tolist() == [
+        5923,
+        6742,
+        5958,
+        6131,
+        5842,
+        5421,
+        5918,
+        6265,
+        5851,
+        5949,
+    ]
     # The values that everybody uses, 0.1307 and 0.3081, times 255.
-    assert found.mean[0] / 255 == pytest.approx(0.1307, abs=1e-4) and found.std[0] / 255 == pytest.approx(
-        0.3081, abs=1e-4
-    )
+    assert found.mean[0] / 255 == pytest.approx(0.1307, abs=1e-4) and found.std[
+        0
+    ] / 255 == pytest.approx(0.3081, abs=1e-4)
     assert sorted(os.listdir(real / "MNIST" / "raw")) == before

@@ -1,4 +1,5 @@
-"""Concept drift: who has which labels in which round, by hand; the same run in every runtime; honest tests."""
+"""Concept drift: who has which labels in which round, by hand; the same run in every runtime;
+honest tests."""
 
 from __future__ import annotations
 
@@ -39,9 +40,15 @@ from tests.test_parity import close
 
 SUDDEN: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7]]}}
 MIXED: dict[str, Any] = {"drift": {"at": 2, "swap": [[1, 7], [3, 4], []]}}
-INCREMENTAL: dict[str, Any] = {"drift": {"kind": "incremental", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}}
-RECURRENT: dict[str, Any] = {"drift": {"kind": "recurrent", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}}
-DRIFTS = pytest.mark.parametrize("skews", [SUDDEN, MIXED, INCREMENTAL, RECURRENT], ids=["all", "mixed", "one", "back"])
+INCREMENTAL: dict[str, Any] = {
+    "drift": {"kind": "incremental", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}
+}
+RECURRENT: dict[str, Any] = {
+    "drift": {"kind": "recurrent", "at": 2, "every": 1, "swap": [[1, 7], [3, 4]]}
+}
+DRIFTS = pytest.mark.parametrize(
+    "skews", [SUDDEN, MIXED, INCREMENTAL, RECURRENT], ids=["all", "mixed", "one", "back"]
+)
 
 
 @pytest.fixture(scope="module")
@@ -57,19 +64,29 @@ def ran(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: A
     return drifting(data, skews, recipe, **train).simulation().run()
 
 
-# who has which labels -----------------------------------------------------------------------------------------------
+# who has which labels
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("kind", "every", "wanted"),
     [
         ("sudden", None, {0: [0, 0, 0, 0], 2: [0, 0, 0, 0], 3: [1, 2, 0, 1], 9: [1, 2, 0, 1]}),
-        ("incremental", 2, {2: [0, 0, 0, 0], 3: [1, 0, 0, 1], 4: [1, 0, 0, 1], 5: [1, 2, 0, 1], 9: [1, 2, 0, 1]}),
-        ("recurrent", 2, {2: [0, 0, 0, 0], 3: [1, 2, 0, 1], 4: [1, 2, 0, 1], 5: [0, 0, 0, 0], 9: [0, 0, 0, 0]}),
+        (
+            "incremental",
+            2,
+            {2: [0, 0, 0, 0], 3: [1, 0, 0, 1], 4: [1, 0, 0, 1], 5: [1, 2, 0, 1], 9: [1, 2, 0, 1]},
+        ),
+        (
+            "recurrent",
+            2,
+            {2: [0, 0, 0, 0], 3: [1, 2, 0, 1], 4: [1, 2, 0, 1], 5: [0, 0, 0, 0], 9: [0, 0, 0, 0]},
+        ),
     ],
 )
 def test_concepts_by_hand(kind: str, every: int | None, wanted: dict[int, list[int]]) -> None:
-    """Four clients: the first and the last swap 1 and 2, the second swaps 0 and 3, the third keeps its labels."""
+    """Four clients: the first and the last swap 1 and 2, the second swaps 0 and 3, the third keeps
+    its labels."""
     found = drift(kind, 3, every, [[1, 2], [0, 3], []], 4, 4)
     assert {round_: found.concept(round_).tolist() for round_ in wanted} == wanted
     assert found.concepts[:3].tolist() == [[0, 1, 2, 3], [0, 2, 1, 3], [3, 1, 2, 0]]
@@ -83,14 +100,24 @@ def test_labels_by_hand() -> None:
     held = found.held([np.array([4, 0]), np.array([2, 3])], 6)
     assert held.labels(y, 2).tolist() == [1, 1, 2, 0, 2, 3]
     assert held.labels(y, 3).tolist() == [2, 1, 2, 0, 1, 3]
-    assert [found.seen(y, client, 3).tolist() for client in (0, 1)] == [[2, 2, 1, 0, 1, 3], y.tolist()]
-    assert [found.only(client).seen(y, 0, 3).tolist() for client in (0, 1)] == [[2, 2, 1, 0, 1, 3], y.tolist()]
+    assert [found.seen(y, client, 3).tolist() for client in (0, 1)] == [
+        [2, 2, 1, 0, 1, 3],
+        y.tolist(),
+    ]
+    assert [found.only(client).seen(y, 0, 3).tolist() for client in (0, 1)] == [
+        [2, 2, 1, 0, 1, 3],
+        y.tolist(),
+    ]
     assert [(share, of.tolist()) for share, of in found.views(y, 2)] == [(1.0, y.tolist())]
-    assert [(share, of.tolist()) for share, of in found.views(y, 3)] == [(0.5, y.tolist()), (0.5, [2, 2, 1, 0, 1, 3])]
+    assert [(share, of.tolist()) for share, of in found.views(y, 3)] == [
+        (0.5, y.tolist()),
+        (0.5, [2, 2, 1, 0, 1, 3]),
+    ]
 
 
 def test_wrong_labels_drift_too(digits: Dataset) -> None:
-    """A wrong label is what a client says before the drift; the public split and the tests keep their labels."""
+    """A wrong label is what a client says before the drift; the public split and the tests keep
+    their labels."""
     noisy: dict[str, Any] = {"label_noise": {"rate": 0.4}}
     clean, own = (drifting(digits, noisy | more).simulation() for more in ({}, SUDDEN))
     before, after = clean.engine.clients, own.engine.clients
@@ -120,7 +147,8 @@ def test_pooled_samples_drift_and_shared_ones_do_not(digits: Dataset, recipe: st
     assert torch.equal(clients.train.y[len(digits.train_y) :], first[len(digits.train_y) :])
 
 
-# the file and the words ---------------------------------------------------------------------------------------------
+# the file and the words
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_file_holds_the_drift(digits: Dataset, tmp_path: Path) -> None:
@@ -163,7 +191,10 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
     words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
     assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0), {words}"
     text = report._about(tmp_path, of.scenarios["s"], "s-3")
-    assert f"labels change with the round ({words})" in text and "Each round's accuracy is on the labels of" in text
+    assert (
+        f"labels change with the round ({words})" in text
+        and "Each round's accuracy is on the labels of" in text
+    )
     held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
     assert f" training samples of {report._range(held)} classes" in text, "the round is no class"
 
@@ -173,17 +204,22 @@ def test_from_python_as_from_a_file(digits: Dataset) -> None:
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
     assert split.indices.text == dealt(digits, settings(MIXED)).indices.text
     late = nd.partition(nd.load("digits"), "iid", 5, drift={"at": 50, "swap": [[1, 7]]})
-    with pytest.raises(UserError, match="drift: labels change until round 50; allowed: until 4, the last round"):
+    with pytest.raises(
+        UserError, match="drift: labels change until round 50; allowed: until 4, the last round"
+    ):
         nd.run("fedavg", late, rounds=4)
 
 
 def test_the_fingerprint_has_the_drift() -> None:
     unit = Unit("s", "fedavg", 3)
-    found = {of_training(settings(skews), unit) for skews in ({}, SUDDEN, MIXED, INCREMENTAL, RECURRENT)}
+    found = {
+        of_training(settings(skews), unit) for skews in ({}, SUDDEN, MIXED, INCREMENTAL, RECURRENT)
+    }
     assert len(found) == 5
 
 
-# the same in every runtime ------------------------------------------------------------------------------------------
+# the same in every runtime
+# --------------------------------------------------------------------------------------------------
 
 
 def saved(folder: Path) -> Checkpointing:
@@ -191,7 +227,8 @@ def saved(folder: Path) -> Checkpointing:
 
 
 def swapped(of: Item) -> Item:
-    """The item with 1 and 7 swapped in its data: in the samples of the clients, in validation and test."""
+    """The item with 1 and 7 swapped in its data: in the samples of the clients, in validation and
+    test."""
     label = torch.tensor([0, 7, 2, 3, 4, 5, 6, 1, 8, 9])
     held = np.concatenate([*of.indices.clients, of.indices.validation])
     y = of.data.train_y.clone()
@@ -204,9 +241,12 @@ def swapped(of: Item) -> Item:
 def test_a_drift_is_a_change_of_the_data_between_two_rounds(
     digits: Dataset, tmp_path: Path, recipe: str, engine: str
 ) -> None:
-    """Round 1 on the first labels; rounds 2 and 3, from its checkpoint, on data with swapped labels."""
+    """Round 1 on the first labels; rounds 2 and 3, from its checkpoint, on data with swapped
+    labels."""
     item(digits, {}, recipe, engine=engine, rounds=1).simulation([saved(tmp_path)]).run()
-    wanted = swapped(drifting(digits, {}, recipe, engine=engine)).simulation([saved(tmp_path)]).run()
+    wanted = (
+        swapped(drifting(digits, {}, recipe, engine=engine)).simulation([saved(tmp_path)]).run()
+    )
     found = ran(digits, SUDDEN, recipe, engine=engine)
     assert federation.equal(found, wanted)
     assert not federation.equal_models(found, ran(digits, {}, recipe, engine=engine))
@@ -217,16 +257,22 @@ def test_a_drift_is_a_change_of_the_data_between_two_rounds(
 def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> None:
     a, b = (ran(digits, skews, recipe, engine=engine) for engine in ("sequential", "vectorized"))
     close(b.params, a.params, 1e-4)
-    assert [row["test_accuracy"] for row in b.rows] == pytest.approx([row["test_accuracy"] for row in a.rows], abs=0.01)
+    assert [row["test_accuracy"] for row in b.rows] == pytest.approx(
+        [row["test_accuracy"] for row in a.rows], abs=0.01
+    )
 
 
 def test_processes_end_with_the_same_bits(digits: Dataset) -> None:
-    one, two = (drifting(digits, MIXED, engine="sequential").simulation(workers=n).run() for n in (1, 2))
+    one, two = (
+        drifting(digits, MIXED, engine="sequential").simulation(workers=n).run() for n in (1, 2)
+    )
     assert federation.equal(one, two)
 
 
 @DRIFTS
-def test_a_resumed_run_ends_with_the_same_bits(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+def test_a_resumed_run_ends_with_the_same_bits(
+    digits: Dataset, tmp_path: Path, skews: dict[str, Any]
+) -> None:
     of, whole = drifting(digits, skews, "scaffold"), ran(digits, skews, "scaffold")
     for done in range(2):  # killed after every round
         simulation = of.simulation([saved(tmp_path)])
@@ -237,19 +283,25 @@ def test_a_resumed_run_ends_with_the_same_bits(digits: Dataset, tmp_path: Path, 
 
 def test_a_drift_that_is_not_there_yet_changes_no_bit(digits: Dataset) -> None:
     """The last round before the drift: the same rows and weights as without it."""
-    plain, later = (ran(digits, skews, "scaffold+fnr") for skews in ({}, {"drift": {"at": 4, "swap": [[1, 7]]}}))
+    plain, later = (
+        ran(digits, skews, "scaffold+fnr") for skews in ({}, {"drift": {"at": 4, "swap": [[1, 7]]}})
+    )
     assert federation.equal(plain, later)
 
 
-# what is tested -----------------------------------------------------------------------------------------------------
+# what is tested
+# --------------------------------------------------------------------------------------------------
 
 
 @DRIFTS
 def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict[str, Any]) -> None:
-    """Accuracy and loss of the last round, of evaluation, by class and by client: each from single evaluations."""
+    """Accuracy and loss of the last round, of evaluation, by class and by client: each from single
+    evaluations."""
     of = drifting(digits, skews)
     outcome = of.simulation().run()
-    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    found = measure(
+        of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows
+    )
     held = of.indices.skew.drift
     assert held is not None
     own = []
@@ -257,7 +309,9 @@ def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict
         pair = skews["drift"]["swap"][client % len(skews["drift"]["swap"])]
         label = np.arange(10)
         label[pair] = pair[::-1]
-        label = np.arange(10) if skews is RECURRENT else label  # the first labels are back in round 3
+        label = (
+            np.arange(10) if skews is RECURRENT else label
+        )  # the first labels are back in round 3
         y = torch.from_numpy(label)[digits.test_y]
         one = evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(y=y))
         own.append(one)
@@ -266,17 +320,20 @@ def test_a_model_is_tested_with_each_clients_labels(digits: Dataset, skews: dict
         assert found.per_client["test_accuracy"][client] == pytest.approx(hits[positions].mean())
         by_class = np.array([hits[digits.test_y == c].mean() for c in range(10)])
         counts = np.bincount(digits.train_y[of.indices.clients[client]], minlength=10)
-        assert found.per_client["accuracy"][client] == pytest.approx(by_class @ counts / counts.sum())
+        assert found.per_client["accuracy"][client] == pytest.approx(
+            by_class @ counts / counts.sum()
+        )
     for key in ("accuracy", "loss"):
         mean = pytest.approx(np.mean([getattr(one, key) for one in own]))
         assert found.metrics[key] == mean and outcome.rows[-1][f"test_{key}"] == mean
-    assert np.mean(np.array(found.per_class["accuracy"]) * found.per_class["samples"]) * 10 == pytest.approx(
-        found.metrics["accuracy"] * len(digits.test_y)
-    )
+    assert np.mean(
+        np.array(found.per_class["accuracy"]) * found.per_class["samples"]
+    ) * 10 == pytest.approx(found.metrics["accuracy"] * len(digits.test_y))
 
 
 def test_each_round_is_tested_with_its_own_labels(digits: Dataset) -> None:
-    """A model that nothing moves: only the labels of the tests and the validation change, and come back."""
+    """A model that nothing moves: only the labels of the tests and the validation change, and come
+    back."""
     of = item(digits, RECURRENT, rounds=3, lr=1e-30)
     rows = of.simulation().run().rows
     plain = item(digits, {}, rounds=3, lr=1e-30).simulation().run().rows
@@ -289,23 +346,31 @@ def test_turned_images_and_swapped_labels(digits: Dataset) -> None:
     """The copy of the test set that a client sees has its angle and its labels."""
     of = drifting(digits, MIXED | {"rotation": {"degrees": [0, 90]}})
     outcome = of.simulation().run()
-    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    found = measure(
+        of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows
+    )
     for client, accuracy in enumerate(found.per_client["accuracy_noisy"]):
         label, pair = np.arange(10), MIXED["drift"]["swap"][client % 3]
         label[pair] = pair[::-1]
-        seen = Samples(torch.rot90(of.test.x, client % 2, (2, 3)), torch.from_numpy(label)[digits.test_y])
+        seen = Samples(
+            torch.rot90(of.test.x, client % 2, (2, 3)), torch.from_numpy(label)[digits.test_y]
+        )
         assert accuracy == evaluate(of.network, outcome.params, outcome.buffers, seen).accuracy
 
 
 def test_observed_accuracies_have_the_clients_labels(digits: Dataset) -> None:
     """FNR-FL's refinement, by class: class 1 of client 0 is what the data call 7."""
-    tensors = {at: ran(digits, {"drift": {"at": at, "swap": [[1, 7]]}}, "fnr", observe=True).tensors for at in (3, 4)}
+    tensors = {
+        at: ran(digits, {"drift": {"at": at, "swap": [[1, 7]]}}, "fnr", observe=True).tensors
+        for at in (3, 4)
+    }
     (key,) = (name for name in tensors[3] if name.endswith("test_before"))
     early, late = (tensors[at][key] for at in (3, 4))
     assert torch.equal(early[:2], late[:2]) and not torch.equal(early[2], late[2])
 
 
-# what is refused ----------------------------------------------------------------------------------------------------
+# what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,17 +379,41 @@ def test_observed_accuracies_have_the_clients_labels(digits: Dataset) -> None:
         ({"swap": [[1, 7]]}, "scenarios.s.drift.at is missing"),
         ({"at": 2}, "scenarios.s.drift.swap is missing"),
         ({"at": 0, "swap": [[1, 7]]}, "scenarios.s.drift.at = 0 is refused"),
-        ({"at": 2, "swap": []}, "drift.swap=[] is refused; allowed: a list of pairs of two classes such as [[1, 2], "),
+        (
+            {"at": 2, "swap": []},
+            "drift.swap=[] is refused; allowed: a list of pairs of two classes such as [[1, 2], ",
+        ),
         ({"at": 2, "swap": [[]]}, "drift.swap=[[]] is refused; allowed: a list of pairs"),
-        ({"at": 2, "swap": [[1, 2, 3]]}, "drift.swap=[1, 2, 3] is refused; allowed: a list of pairs"),
+        (
+            {"at": 2, "swap": [[1, 2, 3]]},
+            "drift.swap=[1, 2, 3] is refused; allowed: a list of pairs",
+        ),
         ({"at": 2, "swap": [[1, 1]]}, "drift.swap=[1, 1] is refused; allowed: a list of pairs"),
-        ({"at": 2, "swap": [7]}, "scenarios.s.drift.swap.0 = 7 is refused: input should be a valid list"),
+        (
+            {"at": 2, "swap": [7]},
+            "scenarios.s.drift.swap.0 = 7 is refused: input should be a valid list",
+        ),
         ({"at": 2, "swap": [[1, 7]] * 6}, "is refused; allowed: at most one pair per client, 5"),
-        ({"at": 2, "swap": [[1, 7]], "kind": "suden"}, "drift.kind 'suden' is unknown (did you mean 'sudden'?); allo"),
-        ({"at": 2, "swap": [[1, 7]], "every": 3}, "drift.every=3 is refused; allowed: incremental, recurrent drift"),
-        ({"at": 2, "swap": [[1, 7]], "kind": "recurrent"}, "drift.every=None is refused; allowed: a number of rounds"),
-        ({"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0}, "scenarios.s.drift.every = 0 is refused"),
-        ({"at": 2, "swop": [[1, 7]], "swap": [[1, 7]]}, "'scenarios.s.drift.swop' (did you mean 'swap'?); allowed: at"),
+        (
+            {"at": 2, "swap": [[1, 7]], "kind": "suden"},
+            "drift.kind 'suden' is unknown (did you mean 'sudden'?); allo",
+        ),
+        (
+            {"at": 2, "swap": [[1, 7]], "every": 3},
+            "drift.every=3 is refused; allowed: incremental, recurrent drift",
+        ),
+        (
+            {"at": 2, "swap": [[1, 7]], "kind": "recurrent"},
+            "drift.every=None is refused; allowed: a number of rounds",
+        ),
+        (
+            {"at": 2, "swap": [[1, 7]], "kind": "recurrent", "every": 0},
+            "scenarios.s.drift.every = 0 is refused",
+        ),
+        (
+            {"at": 2, "swop": [[1, 7]], "swap": [[1, 7]]},
+            "'scenarios.s.drift.swop' (did you mean 'swap'?); allowed: at",
+        ),
         (2, "scenarios.s.drift = 2 is refused"),
     ],
 )
@@ -346,7 +435,10 @@ def test_a_drift_after_the_last_round_is_refused(given: dict[str, Any], last: in
     check.check(settings({"drift": given}, rounds=3))
     with pytest.raises(UserError) as error:
         check.check(settings({"drift": given}, rounds=2))
-    wanted = f"params.yaml: scenarios.s.drift: labels change until round {last}; allowed: until 2, the last round"
+    wanted = (
+        f"params.yaml: scenarios.s.drift: labels change until round {last}; allowed: until "
+        "2, the last round"
+    )
     assert str(error.value) == wanted
 
 
@@ -354,4 +446,6 @@ def test_a_class_that_the_data_lack_is_refused(digits: Dataset) -> None:
     of = settings({"drift": {"at": 2, "swap": [[1, 10]]}})
     with pytest.raises(UserError) as error:
         deal(digits, of.data, of.scenarios["s"], "s", 0)
-    assert str(error.value) == "scenarios.s: drift.swap=10 is refused; allowed: 0 to 9, the 10 classes"
+    assert (
+        str(error.value) == "scenarios.s: drift.swap=10 is refused; allowed: 0 to 9, the 10 classes"
+    )

@@ -66,7 +66,8 @@ def packed(*splits):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A root with a small `byclass`, unpacked; torchvision takes a small archive for the original, and finds none."""
+    """A root with a small `byclass`, unpacked; torchvision takes a small archive for the original,
+    and finds none."""
     root = tmp_path / "root"
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True)
@@ -79,7 +80,10 @@ def root(tmp_path, monkeypatch):
 
 def help_for(split, root):
     return (
-        f"put {', '.join(names(split))} (or each as .gz) or, without them, gzip.zip into {root / 'EMNIST' / 'raw'}",
+        (
+            f"put {', '.join(names(split))} (or each as .gz) or, without them, gzip.zip into "
+            f"{root / 'EMNIST' / 'raw'}"
+        ),
         PAGE,
     )
 
@@ -87,7 +91,11 @@ def help_for(split, root):
 def test_upright(root):
     found = load("emnist", root)
     assert found.train_x.shape == (65, 1, 28, 28) and found.test_x.shape == (7, 1, 28, 28)
-    assert found.train_x.dtype == torch.uint8 and found.train_x.is_contiguous() and found.train_y.dtype == torch.int64
+    assert (
+        found.train_x.dtype == torch.uint8
+        and found.train_x.is_contiguous()
+        and found.train_y.dtype == torch.int64
+    )
     assert np.array_equal(found.train_x[0, 0].numpy(), letter())
     assert np.array_equal(found.test_x[0, 0].numpy(), letter())
     assert not np.array_equal(letter(), letter().T)
@@ -99,7 +107,9 @@ def test_splits(root, split):
     raw = root / "EMNIST" / "raw"
     raw.mkdir(parents=True)
     for i, (name, content) in enumerate(files(split).items()):
-        (raw / (f"{name}.gz" if i % 2 else name)).write_bytes(gzip.compress(content) if i % 2 else content)
+        (raw / (f"{name}.gz" if i % 2 else name)).write_bytes(
+            gzip.compress(content) if i % 2 else content
+        )
     before = contents(root)
     found = load("emnist", root, split=split)
     classes, _ = SPLITS[split]
@@ -119,7 +129,9 @@ def test_archive(root):
     assert len(load("emnist", root, split="letters").classes) == 26
     for bad in (b"", archive[: len(archive) // 2], b"<html>not found</html>"):
         (raw / "gzip.zip").write_bytes(bad)
-        with refuse(raw / "gzip.zip", "damaged or truncated", "delete it", *help_for("byclass", root)):
+        with refuse(
+            raw / "gzip.zip", "damaged or truncated", "delete it", *help_for("byclass", root)
+        ):
             load("emnist", root)
 
 
@@ -183,5 +195,8 @@ def test_wrong_labels(root):
 
 
 def test_refused_split():
-    with refuse("data set emnist: split 'by_class' is unknown (did you mean 'byclass'?); allowed: byclass, balanced"):
+    with refuse(
+        "data set emnist: split 'by_class' is unknown (did you mean 'byclass'?); allowed: "
+        "byclass, balanced"
+    ):
         datasets.check("emnist", {"split": "by_class"})

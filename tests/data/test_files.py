@@ -1,4 +1,5 @@
-"""Files on the disk: whole or not at all, readable as the umask says, and never through a symbolic link."""
+"""Files on the disk: whole or not at all, readable as the umask says, and never through a symbolic
+link."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def replaced(path: str) -> None:
 
 
 @pytest.mark.parametrize("content", ["x", replaced])
-def test_the_umask_decides(tmp_path: Path, umask: int, content: str | Callable[[str], None]) -> None:
+def test_the_umask_decides(
+    tmp_path: Path, umask: int, content: str | Callable[[str], None]
+) -> None:
     write_whole(tmp_path / "a" / "open", content)
     write_whole(tmp_path / "private", content, private=True)
     append(tmp_path / "grown", 0, b"x")
@@ -68,7 +71,9 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     for name in ("file", "grown", "folder"):
         (tmp_path / name).symlink_to(tmp_path / "secret")
     write_whole(tmp_path / "file", "x")
-    with pytest.raises(UserError, match=r"grown: can't be written .*; a symbolic link is in its place; remove it"):
+    with pytest.raises(
+        UserError, match=r"grown: can't be written .*; a symbolic link is in its place; remove it"
+    ):
         append(tmp_path / "grown", 0, b"x")
     with pytest.raises(OSError, match="symbolic links"):
         opened(tmp_path / "grown", "w")
@@ -80,7 +85,9 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     ("number", "remedy"),
     [(errno.ENOSPC, "free space on that disk"), (errno.EROFS, "choose a folder that is writable")],
 )
-def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
+def test_a_disk_that_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
     """The old content stays, and nothing is left beside it."""
     write_whole(tmp_path / "file", "old")
     replace_folder(tmp_path / "folder", {"a": b"old"})
@@ -95,7 +102,9 @@ def test_a_disk_that_takes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         lambda: replace_folder(tmp_path / "folder", {"a": b"new"}),
         lambda: append(tmp_path / "grown", 3, b"new"),
     ):
-        with pytest.raises(UserError, match=rf"can't be written \({os.strerror(number)}\); {remedy}"):
+        with pytest.raises(
+            UserError, match=rf"can't be written \({os.strerror(number)}\); {remedy}"
+        ):
             write()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder", "grown"]
     assert (tmp_path / "file").read_text() == (tmp_path / "folder" / "a").read_text() == "old"

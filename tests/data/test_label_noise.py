@@ -24,17 +24,26 @@ def lists(found: list[np.ndarray]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("form", "n", "wanted"),
     [
-        ("equal", 3, [0.5] * 3), ("level", 3, [0, 0.25, 0.5]), ("level", 2, [0, 0.5]), ("level", 1, [0.5]),
+        ("equal", 3, [0.5] * 3),
+        ("level", 3, [0, 0.25, 0.5]),
+        ("level", 2, [0, 0.5]),
+        ("level", 1, [0.5]),
         ("equal", 1, [0.5]),
     ],
-)  # fmt: skip
+)
 def test_rates_by_hand(form: str, n: int, wanted: list[float]) -> None:
     assert rates(form, 0.5, n).tolist() == wanted
 
 
 def test_pairs_by_hand() -> None:
-    """At rate 1 every label becomes the next, and the last class the first. The second client is clean."""
-    assert lists(flipped("pair", np.array([1.0, 0.0]), LABELS, CLIENTS, 3, 0)) == [[1, 0, 2], [1, 2]]
+    """At rate 1 every label becomes the next, and the last class the first.
+
+    The second client is clean.
+    """
+    assert lists(flipped("pair", np.array([1.0, 0.0]), LABELS, CLIENTS, 3, 0)) == [
+        [1, 0, 2],
+        [1, 2],
+    ]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -46,7 +55,8 @@ def test_of_two_classes_both_kinds_are_the_other_class(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_transition_matrix(kind: str) -> None:
-    """Co-teaching's matrices: 1 - rate on the diagonal, the rest on the next class, or equal shares on all others."""
+    """Co-teaching's matrices: 1 - rate on the diagonal, the rest on the next class, or equal shares
+    on all others."""
     n, rate = 20_000, 0.4
     labels = np.arange(4 * n) % 4
     (found,) = flipped(kind, np.array([rate]), labels, [np.arange(4 * n)], 4, 7)
@@ -60,17 +70,24 @@ def test_the_transition_matrix(kind: str) -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(
-    st.sampled_from(KINDS), st.integers(2, 5), st.floats(0, 1), st.floats(0, 1), st.integers(0, 2**63 - 1),
+    st.sampled_from(KINDS),
+    st.integers(2, 5),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 2**63 - 1),
     st.integers(2, 60),
-)  # fmt: skip
+)
 def test_draws_depend_on_seed_client_and_position(
     kind: str, n_classes: int, one: float, other: float, seed: int, n: int
 ) -> None:
-    """A label is wrong or right in the same way at every higher rate, and whatever else the client holds."""
+    """A label is wrong or right in the same way at every higher rate, and whatever else the client
+    holds."""
     low, high = sorted((one, other))
     labels = np.arange(n) % n_classes
     clients = [np.arange(0, n, 2), np.arange(1, n, 2)]
-    few, many = (flipped(kind, np.full(2, rate), labels, clients, n_classes, seed) for rate in (low, high))
+    few, many = (
+        flipped(kind, np.full(2, rate), labels, clients, n_classes, seed) for rate in (low, high)
+    )
     for positions, some, more in zip(clients, few, many, strict=True):
         assert ((more >= 0) & (more < n_classes)).all()
         wrong = some != labels[positions]
@@ -100,7 +117,11 @@ def test_rate_0_is_no_noise(kind: str) -> None:
 @pytest.mark.parametrize(
     ("form", "rate", "message"),
     [
-        ("levl", 0.5, r"label_noise.form 'levl' is unknown \(did you mean 'level'\?\); allowed: equal, level"),
+        (
+            "levl",
+            0.5,
+            r"label_noise.form 'levl' is unknown \(did you mean 'level'\?\); allowed: equal, level",
+        ),
         ("equal", 1.5, "label_noise.rate=1.5 is refused; allowed: a number from 0 to 1"),
         ("equal", -0.1, "label_noise.rate=-0.1 is refused; allowed: a number from 0 to 1"),
         ("level", math.nan, "label_noise.rate=nan is refused; allowed: a number from 0 to 1"),
@@ -115,7 +136,14 @@ def test_refused_rates(form: str, rate: float, message: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "n_classes", "message"),
     [
-        ("pairs", 3, r"label_noise.kind 'pairs' is unknown \(did you mean 'pair'\?\); allowed: symmetric, pair"),
+        (
+            "pairs",
+            3,
+            (
+                r"label_noise.kind 'pairs' is unknown \(did you mean 'pair'\?\); allowed: "
+                r"symmetric, pair"
+            ),
+        ),
         ("pair", 1, "label_noise='pair' is refused; allowed: data with at least two classes"),
     ],
 )

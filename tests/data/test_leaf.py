@@ -21,8 +21,16 @@ def user(name, labels):
 
 
 WRITERS = {
-    "train": {"f0100_2": user("f0100_2", [0, 61, 10]), "f0001_1": user("f0001_1", [36, 5]), "f10": user("f10", [9])},
-    "test": {"f0001_1": user("f0001_1 test", [4]), "f0100_2": user("f0100_2 test", [1, 2]), "a": user("a", [7])},
+    "train": {
+        "f0100_2": user("f0100_2", [0, 61, 10]),
+        "f0001_1": user("f0001_1", [36, 5]),
+        "f10": user("f10", [9]),
+    },
+    "test": {
+        "f0001_1": user("f0001_1 test", [4]),
+        "f0100_2": user("f0100_2 test", [1, 2]),
+        "a": user("a", [7]),
+    },
 }
 
 
@@ -31,7 +39,10 @@ def write(file, writers, **changes):
     content = {
         "users": list(writers),
         "num_samples": [len(labels) for _, labels in writers.values()],
-        "user_data": {name: {"x": (pixels / 255).tolist(), "y": labels} for name, (pixels, labels) in writers.items()},
+        "user_data": {
+            name: {"x": (pixels / 255).tolist(), "y": labels}
+            for name, (pixels, labels) in writers.items()
+        },
     }
     content |= changes
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -46,8 +57,13 @@ def some(part, *names):
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "root"
-    write(root / "femnist" / "train" / "all_data_0_niid_0_keep_0_train_9.json", some("train", "f0100_2", "f0001_1"))
-    write(root / "femnist" / "train" / "all_data_1_niid_0_keep_0_train_9.json", some("train", "f10"))
+    write(
+        root / "femnist" / "train" / "all_data_0_niid_0_keep_0_train_9.json",
+        some("train", "f0100_2", "f0001_1"),
+    )
+    write(
+        root / "femnist" / "train" / "all_data_1_niid_0_keep_0_train_9.json", some("train", "f10")
+    )
     write(root / "femnist" / "test" / "all_data_0_niid_0_keep_0_test_9.json", WRITERS["test"])
     return root
 
@@ -56,14 +72,21 @@ def test_femnist(root):
     before = contents(root)
     found = load("femnist", root)
     # By name: f0001_1 with 2, f0100_2 with 3, f10 with 1; "a" comes first and is in test only.
-    assert found.train_owner.tolist() == [1, 1, 2, 2, 2, 3] and found.test_owner.tolist() == [0, 1, 2, 2]
+    assert found.train_owner.tolist() == [1, 1, 2, 2, 2, 3] and found.test_owner.tolist() == [
+        0,
+        1,
+        2,
+        2,
+    ]
     assert found.train_owner.dtype == torch.int64
     assert found.train_y.tolist() == [36, 5, 0, 61, 10, 9] and found.test_y.tolist() == [7, 4, 1, 2]
     assert found.train_x.shape == (6, 1, 28, 28) and found.test_x.shape == (4, 1, 28, 28)
     assert found.train_x.dtype == torch.uint8 and found.unit == 255
     wanted = [WRITERS["train"][name][0] for name in ("f0001_1", "f0100_2", "f10")]
     assert np.array_equal(found.train_x.reshape(-1, 784).numpy(), np.concatenate(wanted))
-    assert np.array_equal(found.test_x[0, 0, 3].numpy(), WRITERS["test"]["a"][0][0, 3 * 28 : 4 * 28])
+    assert np.array_equal(
+        found.test_x[0, 0, 3].numpy(), WRITERS["test"]["a"][0][0, 3 * 28 : 4 * 28]
+    )
     assert "".join(found.classes) == string.digits + string.ascii_uppercase + string.ascii_lowercase
     assert load("femnist", root).checksum == found.checksum and contents(root) == before
 
@@ -72,13 +95,21 @@ def test_every_byte_comes_back(root):
     """All of 0 to 255, also rounded to 7 digits."""
     pixels = np.arange(784) % 256
     for x in ((pixels / 255).tolist(), np.round(pixels / 255, 7).tolist()):
-        write(root / "femnist" / "train" / "one.json", {"x": user("x", [0])}, user_data={"x": {"x": [x], "y": [0]}})
+        write(
+            root / "femnist" / "train" / "one.json",
+            {"x": user("x", [0])},
+            user_data={"x": {"x": [x], "y": [0]}},
+        )
         assert load("femnist", root).train_x[-1].flatten().tolist() == pixels.tolist()
 
 
 def test_whole_numbers_are_pixels_too(root):
     x = [0, 1] * 392
-    write(root / "femnist" / "train" / "one.json", {"x": user("x", [0])}, user_data={"x": {"x": [x], "y": [0]}})
+    write(
+        root / "femnist" / "train" / "one.json",
+        {"x": user("x", [0])},
+        user_data={"x": {"x": [x], "y": [0]}},
+    )
     assert load("femnist", root).train_x[-1].flatten().tolist() == [0, 255] * 392
 
 
@@ -88,7 +119,11 @@ def test_the_files_do_not_matter(root, tmp_path):
     for i, order in enumerate(itertools.permutations(WRITERS["train"])):
         other = tmp_path / f"other-{i}"
         write(other / "femnist" / "train" / "b.json", some("train", *order[:1]))
-        write(other / "femnist" / "train" / "a.json", some("train", *order[1:]), hierarchies=["x", "y"])
+        write(
+            other / "femnist" / "train" / "a.json",
+            some("train", *order[1:]),
+            hierarchies=["x", "y"],
+        )
         (other / "femnist" / "train" / "._a.json").write_bytes(b"a note of macOS")
         write(other / "femnist" / "test" / "c.json", some("test", "a"))
         write(other / "femnist" / "test" / "0.json", some("test", "f0100_2", "f0001_1"))
@@ -99,14 +134,19 @@ def test_missing(root, tmp_path):
     folder = root / "femnist"
     for file in (folder / "test").iterdir():
         file.unlink()
-    said = f"make them with LEAF's {COMMAND} ({PAGE}) and put its data/train and data/test into {folder}"
+    said = (
+        f"make them with LEAF's {COMMAND} ({PAGE}) and put its data/train and data/test into "
+        f"{folder}"
+    )
     with refuse(f"{folder / 'test'}: holds no *.json; {said}"):
         load("femnist", root)
     with refuse(tmp_path / "no" / "femnist" / "train", "holds no *.json"):
         load("femnist", tmp_path / "no")
     assert not (tmp_path / "no").exists()
     write(folder / "all_data" / "all_data_0.json", WRITERS["train"])
-    with refuse(f"{folder / 'all_data'} isn't split; split it with LEAF's {COMMAND} (in data/femnist)"):
+    with refuse(
+        f"{folder / 'all_data'} isn't split; split it with LEAF's {COMMAND} (in data/femnist)"
+    ):
         load("femnist", root)
 
 
@@ -114,7 +154,9 @@ def test_missing(root, tmp_path):
 def test_missing_key(root, key):
     file = root / "femnist" / "train" / "bad.json"
     write(file, some("test", "a"), **{key: None})
-    with refuse(f"{file}: isn't one of LEAF's files, it lacks {key}; needed: users, num_samples, user_data"):
+    with refuse(
+        f"{file}: isn't one of LEAF's files, it lacks {key}; needed: users, num_samples, user_data"
+    ):
         load("femnist", root)
 
 
@@ -143,15 +185,30 @@ BLANK = [0.5019607843137255] * 784  # 128
         ({"num_samples": [1, 1]}, "num_samples=[1, 1] is refused; allowed: a list of 1 numbers"),
         ({"num_samples": 1}, "num_samples=1 is refused; allowed: a list of 1 numbers"),
         ({"num_samples": [2]}, "user 'a': num_samples is 2, but x has 1 samples and y has 1"),
-        ({"num_samples": ["1"]}, "user 'a': num_samples='1' is refused; allowed: a whole number from 1 up"),
-        ({"num_samples": [0], "user_data": {"a": {"x": [], "y": []}}}, "user 'a': num_samples=0 is refused"),
+        (
+            {"num_samples": ["1"]},
+            "user 'a': num_samples='1' is refused; allowed: a whole number from 1 up",
+        ),
+        (
+            {"num_samples": [0], "user_data": {"a": {"x": [], "y": []}}},
+            "user 'a': num_samples=0 is refused",
+        ),
         ({"user_data": []}, "user_data=[] is refused; allowed: an object with x and y"),
         ({"user_data": {}}, "user 'a': has no lists x and y in user_data"),
         ({"user_data": {"a": [1]}}, "user 'a': has no lists x and y in user_data"),
         ({"user_data": {"a": {"x": [BLANK]}}}, "user 'a': has no lists x and y in user_data"),
-        ({"user_data": {"a": {"x": [BLANK], "y": 1}}}, "user 'a': has no lists x and y in user_data"),
-        ({"user_data": {"a": {"x": [BLANK], "y": [1, 2]}}}, "num_samples is 1, but x has 1 samples and y has 2"),
-        ({"user_data": {"a": {"x": [BLANK] * 2, "y": [1]}}}, "num_samples is 1, but x has 2 samples and y has 1"),
+        (
+            {"user_data": {"a": {"x": [BLANK], "y": 1}}},
+            "user 'a': has no lists x and y in user_data",
+        ),
+        (
+            {"user_data": {"a": {"x": [BLANK], "y": [1, 2]}}},
+            "num_samples is 1, but x has 1 samples and y has 2",
+        ),
+        (
+            {"user_data": {"a": {"x": [BLANK] * 2, "y": [1]}}},
+            "num_samples is 1, but x has 2 samples and y has 1",
+        ),
         (
             {"user_data": {"a": {"x": [BLANK], "y": [1]}, "b": {"x": [], "y": []}}},
             "user 'b': is in user_data but not in users",
@@ -182,7 +239,11 @@ def test_wrong_structure(root, changes, message):
         ([*BLANK[1:], None], 3, "x holds something that isn't a number from 0 to 1"),
         ([*BLANK[1:], [0.5]], 3, "x holds something that isn't a number from 0 to 1"),
         ([*BLANK[1:], 10**30], 3, "x holds something that isn't a number from 0 to 1"),
-        ([*BLANK[1:], float("nan")], 3, "x[0][783]=nan is refused; allowed: 0 to 1 in steps of 1/255"),
+        (
+            [*BLANK[1:], float("nan")],
+            3,
+            "x[0][783]=nan is refused; allowed: 0 to 1 in steps of 1/255",
+        ),
         ([float("inf"), *BLANK[1:]], 3, "x[0][0]=inf is refused"),
         ([BLANK[0], -1 / 255, *BLANK[2:]], 3, "x[0][1]=-0.00392"),
         ([BLANK[0], 256 / 255, *BLANK[2:]], 3, "x[0][1]=1.0039"),
@@ -202,9 +263,16 @@ def test_wrong_samples(root, x, y, message):
 def test_a_user_twice(root):
     file = root / "femnist" / "train" / "z.json"
     write(file, some("train", "f10"))
-    with refuse(f"{file}: user 'f10': is twice in {file.parent}, first in all_data_1_niid_0_keep_0_train_9.json"):
+    with refuse(
+        f"{file}: user 'f10': is twice in {file.parent}, first in "
+        "all_data_1_niid_0_keep_0_train_9.json"
+    ):
         load("femnist", root)
-    both = {"users": ["b", "b"], "num_samples": [1, 1], "user_data": {"b": {"x": [BLANK], "y": [1]}}}
+    both = {
+        "users": ["b", "b"],
+        "num_samples": [1, 1],
+        "user_data": {"b": {"x": [BLANK], "y": [1]}},
+    }
     write(file, {}, **both)
     with refuse(f"{file}: user 'b': is twice in {file.parent}, first in z.json"):
         load("femnist", root)
@@ -219,7 +287,10 @@ def test_no_user_at_all(root):
 
 def test_users_of_any_kind_of_samples(tmp_path):
     """Text, as Sent140's files have it, passes as it is; the files are read one by one."""
-    samples = {"b": {"x": [["1", "text"]], "y": [1]}, "a": {"x": [["2", "more"], ["3", ""]], "y": [0, 4]}}
+    samples = {
+        "b": {"x": [["1", "text"]], "y": [1]},
+        "a": {"x": [["2", "more"], ["3", ""]], "y": [0, 4]},
+    }
     write(tmp_path / "0.json", {}, users=["b", "a"], num_samples=[1, 2], user_data=samples)
     (tmp_path / "1.json").write_text("not JSON")
     found = leaf.users(tmp_path)

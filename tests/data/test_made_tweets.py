@@ -1,4 +1,5 @@
-"""Generated sentences: whose they are, that mood is in the words and differs by user, and that nothing else moves."""
+"""Generated sentences: whose they are, that mood is in the words and differs by user, and that
+nothing else moves."""
 
 from __future__ import annotations
 
@@ -49,13 +50,16 @@ def test_tokens_are_words_of_the_vocabulary_padded_behind() -> None:
     assert torch.equal(filled.sum(1), filled.int().cumprod(1).sum(1))  # no word behind padding
     assert not (data.train_x == UNKNOWN).any()  # the vocabulary is theirs
     often = data.train_x.flatten().bincount()[UNKNOWN + 1 :]
-    assert torch.equal(often, often.sort(descending=True).values)  # and by how often they have a word
+    assert torch.equal(
+        often, often.sort(descending=True).values
+    )  # and by how often they have a word
     assert data.embedding.shape[1] == 16 and data.embedding.dtype == torch.float32
     assert (data.embedding[PAD] == 0).all() and (data.embedding[1:].norm(dim=1) > 0).all()
 
 
 def test_words_tell_the_mood_better_than_chance_and_not_for_certain() -> None:
-    """Counting glad and sad training sentences per word classifies the test: naive Bayes in float64."""
+    """Counting glad and sad training sentences per word classifies the test: naive Bayes in
+    float64."""
     data, _, y, _ = parts()
     assert data.embedding is not None
     counts = np.ones((2, len(data.embedding)))
@@ -69,7 +73,8 @@ def test_words_tell_the_mood_better_than_chance_and_not_for_certain() -> None:
 
 
 def test_users_differ_in_mood_and_subject() -> None:
-    """The shares of glad sentences spread far more than users with one mood in common would make them."""
+    """The shares of glad sentences spread far more than users with one mood in common would make
+    them."""
     _, x, y, owner = parts()
     shares = [y[owner == user].double().mean().item() for user in range(40)]
     by_chance = (0.25 / owner.bincount().double().mean()).sqrt().item()

@@ -20,12 +20,18 @@ OWNERS = np.array([7, 3, 900, 7, 5, 7, 900, 900, 5, 7])
 
 @st.composite
 def owned(draw):
-    """Whose each sample is (the numbers have gaps), a subset of the samples, a number of clients that fits, a seed."""
+    """Whose each sample is (the numbers have gaps), a subset of the samples, a number of clients
+    that fits, a seed."""
     sizes = draw(st.lists(st.integers(1, 30), min_size=4, max_size=20))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     owners = rng.permutation(np.repeat(rng.permutation(1000)[: len(sizes)], sizes))
     indices = rng.permutation(len(owners))[: draw(st.integers(len(owners) // 2 + 1, len(owners)))]
-    return owners, indices, draw(st.integers(1, len(np.unique(owners[indices])))), draw(st.integers(0, 1000))
+    return (
+        owners,
+        indices,
+        draw(st.integers(1, len(np.unique(owners[indices])))),
+        draw(st.integers(0, 1000)),
+    )
 
 
 def split(name, owners, indices, n_clients, seed, **params):
@@ -53,8 +59,12 @@ def test_natural(population, min_samples):
     drawn = [set(owners[client]) for client in clients]
     assert [len(of) for of in drawn] == [1] * n_clients
     assert len(set.union(*drawn)) == n_clients and set.union(*drawn) <= users
-    assert [client.tolist() for client in clients] == [samples_of(owners, indices, of) for of in drawn]
-    assert same(clients, split("natural", owners, indices[::-1], n_clients, seed, min_samples=min_samples))
+    assert [client.tolist() for client in clients] == [
+        samples_of(owners, indices, of) for of in drawn
+    ]
+    assert same(
+        clients, split("natural", owners, indices[::-1], n_clients, seed, min_samples=min_samples)
+    )
 
 
 @settings(deadline=None, max_examples=60)
@@ -68,8 +78,12 @@ def test_natural_grouped(population, data):
     sizes = [len(group) for group in groups]
     assert sum(sizes) == len(set.union(*groups)) == (len(everybody) if users is None else users)
     assert max(sizes) - min(sizes) <= 1
-    assert [client.tolist() for client in clients] == [samples_of(owners, indices, group) for group in groups]
-    assert same(clients, split("natural_grouped", owners, indices[::-1], n_clients, seed, users=users))
+    assert [client.tolist() for client in clients] == [
+        samples_of(owners, indices, group) for group in groups
+    ]
+    assert same(
+        clients, split("natural_grouped", owners, indices[::-1], n_clients, seed, users=users)
+    )
 
 
 @pytest.mark.parametrize("name", BY_OWNER)
@@ -80,16 +94,24 @@ def test_the_seed_decides(name):
 
 
 def test_every_user_is_drawn_alike():
-    """400 draws of 2 of 4 users: each is in 200 of them, give or take four deviations of sqrt(400 / 4) = 10."""
-    drawn = [np.unique(OWNERS[np.concatenate(split("natural", OWNERS, everything(OWNERS), 2, s))]) for s in range(400)]
+    """400 draws of 2 of 4 users: each is in 200 of them, give or take four deviations of sqrt(400 /
+    4) = 10."""
+    drawn = [
+        np.unique(OWNERS[np.concatenate(split("natural", OWNERS, everything(OWNERS), 2, s))])
+        for s in range(400)
+    ]
     times = {user: sum(user in of for of in drawn) for user in (3, 5, 7, 900)}
     assert all(160 <= n <= 240 for n in times.values()), times
 
 
 def test_users_of_a_group_are_drawn_alike():
-    """300 seeds, 3 of 4 users into 3 clients: client 0 is each user in 75, give or take four deviations of 7.5."""
+    """300 seeds, 3 of 4 users into 3 clients: client 0 is each user in 75, give or take four
+    deviations of 7.5."""
     seeds = range(300)
-    drawn = [OWNERS[split("natural_grouped", OWNERS, everything(OWNERS), 3, s, users=3)[0][0]] for s in seeds]
+    drawn = [
+        OWNERS[split("natural_grouped", OWNERS, everything(OWNERS), 3, s, users=3)[0][0]]
+        for s in seeds
+    ]
     assert all(45 <= drawn.count(user) <= 105 for user in (3, 5, 7, 900))
 
 
@@ -101,7 +123,9 @@ def test_the_smallest_users_are_left_out():
     # Without samples 4 and 8 user 5 has none, and is nobody.
     rest = [i for i in range(10) if i not in (4, 8)]
     assert len(split("natural", OWNERS, rest, 3, 0)) == 3
-    refused("clients=4 is refused; allowed: 1 to 3 (3 users with", "natural", indices=rest, clients=4)
+    refused(
+        "clients=4 is refused; allowed: 1 to 3 (3 users with", "natural", indices=rest, clients=4
+    )
 
 
 def refused(message, name, owners=OWNERS, indices=None, clients=2, **params):
@@ -131,9 +155,16 @@ def test_refused_clients(name, clients):
 @pytest.mark.parametrize("name", BY_OWNER)
 def test_refused_values(name):
     for least in (0, 5, 1.5, "1", True, None):
-        message = f"min_samples={least!r} is refused; allowed: 1 to 4 (training samples of the largest user)"
+        message = (
+            f"min_samples={least!r} is refused; allowed: 1 to 4 (training samples of the "
+            "largest user)"
+        )
         refused(message, name, min_samples=least)
-    refused("clients=2 is refused; allowed: 1 to 1 (1 users with at least 4 training", name, min_samples=4)
+    refused(
+        "clients=2 is refused; allowed: 1 to 1 (1 users with at least 4 training",
+        name,
+        min_samples=4,
+    )
     refused("clients=1 is refused; allowed: none (0 training samples)", name, OWNERS[:0], clients=1)
 
 
@@ -146,12 +177,16 @@ def test_refused_users(users):
 @pytest.mark.parametrize("name", BY_OWNER)
 def test_data_that_do_not_say_whose_a_sample_is_are_refused(name):
     message = (
-        f"partition {name}: data set 'mnist' doesn't say whose samples are whose; allowed: a data set that does "
+        f"partition {name}: data set 'mnist' doesn't say whose samples are whose; allowed: a "
+        "data set that does "
         "(femnist, sent140, arrays with client ids), or the partitions iid, dirichlet, "
     )
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         partition(name, DIGITS, everything(DIGITS), 5, 0, None, "data set 'mnist'")
-    assert "\n" not in str(caught.value) and "natural" not in str(caught.value).partition("or the partitions")[2]
+    assert (
+        "\n" not in str(caught.value)
+        and "natural" not in str(caught.value).partition("or the partitions")[2]
+    )
 
 
 def test_a_grouped_partition_of_a_partition_is_one():
@@ -171,7 +206,9 @@ def counted(draw):
     """Training samples by client and class, labels of a test set, a seed."""
     n_clients, n_classes = draw(st.integers(1, 8)), draw(st.integers(1, 5))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
-    counts = rng.integers(0, 50, (n_clients, n_classes)) * (rng.random((n_clients, n_classes)) < 0.6)
+    counts = rng.integers(0, 50, (n_clients, n_classes)) * (
+        rng.random((n_clients, n_classes)) < 0.6
+    )
     labels = rng.permutation(np.repeat(np.arange(n_classes), rng.integers(0, 40, n_classes)))
     return counts, labels, draw(st.integers(0, 1000))
 
@@ -184,7 +221,9 @@ def test_alike(population):
     assert len(parts) == len(counts)
     assert all((np.diff(part) > 0).all() for part in parts)
     held = counts.sum(0) > 0
-    assert sorted(np.concatenate(parts)) == np.flatnonzero(held[labels]).tolist()  # each once, what nobody holds never
+    assert (
+        sorted(np.concatenate(parts)) == np.flatnonzero(held[labels]).tolist()
+    )  # each once, what nobody holds never
     got = class_counts(labels, parts, counts.shape[1])
     exact = counts / np.maximum(counts.sum(0), 1) * np.bincount(labels, minlength=counts.shape[1])
     assert (np.abs(got - exact) < 1).all()
@@ -193,21 +232,32 @@ def test_alike(population):
 
 
 def test_alike_by_hand():
-    """Class 0: 5 test samples by 3 : 1 are 3.75 and 1.25, so 4 and 1. Class 1 by 2 : 2 are 1 and 1. Nobody holds 2."""
+    """Class 0: 5 test samples by 3 : 1 are 3.75 and 1.25, so 4 and 1.
+
+    Class 1 by 2 : 2 are 1 and 1. Nobody holds 2.
+    """
     counts = np.array([[3, 2, 0], [1, 2, 0]])
     parts = alike(counts, np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), stream(0, "test"))
-    assert class_counts(np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), parts, 3).tolist() == [[4, 1, 0], [1, 1, 0]]
+    assert class_counts(np.array([0, 1, 2, 0, 0, 1, 0, 0, 2]), parts, 3).tolist() == [
+        [4, 1, 0],
+        [1, 1, 0],
+    ]
 
 
 def test_what_can_not_be_dealt_evenly_goes_to_anybody():
-    """10 samples of a class for 40 clients alike: over 200 seeds each has 50, give or take four deviations of 6.1."""
+    """10 samples of a class for 40 clients alike: over 200 seeds each has 50, give or take four
+    deviations of 6.1."""
     counts, labels = np.full((40, 1), 7), np.zeros(10, int)
-    got = sum(np.array([len(part) for part in alike(counts, labels, stream(seed, "test"))]) for seed in range(200))
+    got = sum(
+        np.array([len(part) for part in alike(counts, labels, stream(seed, "test"))])
+        for seed in range(200)
+    )
     assert got.sum() == 2000 and got.min() >= 25 and got.max() <= 75
 
 
 def test_which_of_a_class_s_samples_a_client_is_tested_on_is_drawn():
-    """Client 0 gets one of three samples; over 300 seeds each is it 100 times, give or take four deviations of 8.2."""
+    """Client 0 gets one of three samples; over 300 seeds each is it 100 times, give or take four
+    deviations of 8.2."""
     counts, labels = np.array([[1], [2]]), np.zeros(3, int)
     first = [alike(counts, labels, stream(seed, "test"))[0].tolist() for seed in range(300)]
     assert all(len(part) == 1 for part in first)
@@ -216,7 +266,8 @@ def test_which_of_a_class_s_samples_a_client_is_tested_on_is_drawn():
 
 @pytest.mark.parametrize("s", [0, 0.1, 1])
 def test_a_client_is_tested_on_what_it_trains_on(s):
-    """Half as many test samples of each class: a client has half as many as it trains on, but for rounding."""
+    """Half as many test samples of each class: a client has half as many as it trains on, but for
+    rounding."""
     train = np.random.default_rng(0).permutation(np.repeat(np.arange(5), [200, 300, 240, 160, 100]))
     test = np.random.default_rng(1).permutation(np.repeat(np.arange(5), [100, 150, 120, 80, 50]))
     clients = partition("similarity", train, everything(train), 20, 0, s=s)

@@ -1,4 +1,5 @@
-"""Feature skew: the standard deviations by hand, and against NIID-Bench's grid where that is in order."""
+"""Feature skew: the standard deviations by hand, and against NIID-Bench's grid where that is in
+order."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def test_space_of_two_clients_is_one_cell() -> None:
 
 
 def test_space_of_ten_clients_is_a_grid_of_three_by_three() -> None:
-    """Cells of 28 // 3 = 9 pixels: client 5 is in row 1, column 2; the 28th row and column have no noise."""
+    """Cells of 28 // 3 = 9 pixels: client 5 is in row 1, column 2; the 28th row and column have no
+    noise."""
     found = deviations("space", 0.5, 10, (3, 28, 28), COLOUR)
     wanted = torch.zeros(28, 28, dtype=torch.float64)
     wanted[9:18, 18:27] = 0.5
@@ -50,7 +52,9 @@ def test_space_of_ten_clients_is_a_grid_of_three_by_three() -> None:
     covered = (found[:, 0] > 0).sum(0)
     assert covered[:27, :27].eq(1).all() and covered.sum() == 27 * 27
     assert bool((found[9] == 0).all()), "the last client is clean"
-    assert amounts("space", 0.5, 10, (3, 28, 28), COLOUR).tolist() == pytest.approx([0.5 * 81 / 784] * 9 + [0])
+    assert amounts("space", 0.5, 10, (3, 28, 28), COLOUR).tolist() == pytest.approx(
+        [0.5 * 81 / 784] * 9 + [0]
+    )
 
 
 def test_space_on_an_image_of_another_size() -> None:
@@ -62,7 +66,8 @@ def test_space_on_an_image_of_another_size() -> None:
 
 @pytest.mark.parametrize("n", range(18, 27))
 def test_space_is_niid_benchs_grid(n: int) -> None:
-    """Its AddGaussianNoise with total = N - 1 and net_id = i, where its cells are of as many pixels as its rows."""
+    """Its AddGaussianNoise with total = N - 1 and net_id = i, where its cells are of as many pixels
+    as its rows."""
     size = 28 // 5
     found = deviations("space", 0.3, n, IMAGE, torch.tensor([1.0])).numpy()[:, 0]
     for net_id in range(n):
@@ -79,21 +84,68 @@ def test_sigma_0_is_no_noise(form: str) -> None:
 
 def test_features_that_are_no_images_have_levels_too() -> None:
     """Each column has its own scale."""
-    assert deviations("level", 0.5, 2, (2,), torch.tensor([1.0, 3.0])).tolist() == [[0, 0], [0.5, 1.5]]
+    assert deviations("level", 0.5, 2, (2,), torch.tensor([1.0, 3.0])).tolist() == [
+        [0, 0],
+        [0.5, 1.5],
+    ]
 
 
 @pytest.mark.parametrize(
     ("form", "sigma", "n", "shape", "scale", "message"),
     [
-        ("levels", 0.5, 3, IMAGE, GREY, r"noise.form 'levels' is unknown \(did you mean 'level'\?\); allowed: level, "),
-        ("level", -0.5, 3, IMAGE, GREY, r"noise.sigma=-0.5 is refused; allowed: a number from 0 up"),
-        ("level", float("nan"), 3, IMAGE, GREY, r"noise.sigma=nan is refused; allowed: a number from 0 up"),
-        ("equal", 0.5, 3, (25,), torch.empty(0), r"noise is refused for text, which has no scale; leave it out"),
-        ("space", 0.5, 3, (4,), torch.ones(4), r"form='space' .*images of at least 2 x 2 .* 3 clients.*shape \[4\]"),
-        ("space", 0.5, 27, (1, 5, 28), GREY, r"form='space' .*images of at least 6 x 6 pixels for 27 clients"),
+        (
+            "levels",
+            0.5,
+            3,
+            IMAGE,
+            GREY,
+            r"noise.form 'levels' is unknown \(did you mean 'level'\?\); allowed: level, ",
+        ),
+        (
+            "level",
+            -0.5,
+            3,
+            IMAGE,
+            GREY,
+            r"noise.sigma=-0.5 is refused; allowed: a number from 0 up",
+        ),
+        (
+            "level",
+            float("nan"),
+            3,
+            IMAGE,
+            GREY,
+            r"noise.sigma=nan is refused; allowed: a number from 0 up",
+        ),
+        (
+            "equal",
+            0.5,
+            3,
+            (25,),
+            torch.empty(0),
+            r"noise is refused for text, which has no scale; leave it out",
+        ),
+        (
+            "space",
+            0.5,
+            3,
+            (4,),
+            torch.ones(4),
+            r"form='space' .*images of at least 2 x 2 .* 3 clients.*shape \[4\]",
+        ),
+        (
+            "space",
+            0.5,
+            27,
+            (1, 5, 28),
+            GREY,
+            r"form='space' .*images of at least 6 x 6 pixels for 27 clients",
+        ),
     ],
 )
-def test_refusals(form: str, sigma: float, n: int, shape: tuple[int, ...], scale: torch.Tensor, message: str) -> None:
+def test_refusals(
+    form: str, sigma: float, n: int, shape: tuple[int, ...], scale: torch.Tensor, message: str
+) -> None:
     with pytest.raises(UserError, match=message) as error:
         deviations(form, sigma, n, shape, scale)
     assert "\n" not in str(error.value)

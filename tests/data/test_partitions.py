@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS, dealing, partition
-from fedml_noniid.plugins.data.statistics import class_counts, entropy, gini, label_distance, summary
+from fedml_noniid.plugins.data.statistics import (
+    class_counts,
+    entropy,
+    gini,
+    label_distance,
+    summary,
+)
 from fedml_noniid.plugins.data.streams import stream
 
 # As digits after a validation split: 1294 samples of 10 classes.
@@ -38,7 +44,8 @@ def check(indices, clients, n_clients, least=1):
 
 @st.composite
 def populations(draw):
-    """Labels of 2 to 6 classes in unequal amounts, a subset of their indices, and a number of clients."""
+    """Labels of 2 to 6 classes in unequal amounts, a subset of their indices, and a number of
+    clients."""
     sizes = draw(st.lists(st.integers(20, 90), min_size=2, max_size=6))
     rng = np.random.default_rng(draw(st.integers(0, 1000)))
     labels = rng.permutation(np.repeat(np.arange(len(sizes)), sizes))
@@ -56,10 +63,17 @@ def test_iid(population):
 
 
 @settings(deadline=None, max_examples=60)
-@given(populations(), st.sampled_from([0.2, 1, 100.0]), st.integers(1, 3), st.sampled_from(["on", "off", True, False]))
+@given(
+    populations(),
+    st.sampled_from([0.2, 1, 100.0]),
+    st.integers(1, 3),
+    st.sampled_from(["on", "off", True, False]),
+)
 def test_dirichlet(population, alpha, min_size, cap):
     labels, indices, n_clients, seed = population
-    clients = partition("dirichlet", labels, indices, n_clients, seed, alpha=alpha, min_size=min_size, cap=cap)
+    clients = partition(
+        "dirichlet", labels, indices, n_clients, seed, alpha=alpha, min_size=min_size, cap=cap
+    )
     check(indices, clients, n_clients, least=min_size)
 
 
@@ -100,7 +114,9 @@ def test_by_classes_of_equal_size():
     assert [len(mine) for mine in cut] == [258] * 3, "the third has 129 + 129"
     assert all(set(few) < set(many) for few, many in zip(cut[:2], whole[:2], strict=True))
     assert np.array_equal(cut[2], whole[2])
-    assert (class_counts(DIGITS, cut, 10)[:2, :8] > 15).all(), "32 expected of each class, standard deviation below 5"
+    assert (class_counts(DIGITS, cut, 10)[:2, :8] > 15).all(), (
+        "32 expected of each class, standard deviation below 5"
+    )
 
 
 def test_by_classes_leaves_out_what_nobody_holds():
@@ -134,7 +150,10 @@ def test_by_classes(population, data):
         ([[0], 1], "classes[1]=1 is refused; allowed: a list of at least one class"),
         ([[0], []], "classes[1]=[] is refused; allowed: a list of at least one class"),
         ([[0], ["one"]], "classes[1]='one' is refused; allowed: a whole number from 0 up"),
-        ([[0], [10]], "classes[1]=10 is refused; allowed: each class of the training set once: 0, 1, 2,"),
+        (
+            [[0], [10]],
+            "classes[1]=10 is refused; allowed: each class of the training set once: 0, 1, 2,",
+        ),
         ([[4, 4], [0]], "classes[0]=4 is refused; allowed: each class of the training set once"),
     ],
 )
@@ -146,12 +165,20 @@ def test_refused_more_holders_of_a_class_than_samples():
     few = np.array([0, 0, 0, 1, 1])
     message = "allowed: at most 2 clients with class 1, which has so many training samples"
     refuse(message, "by_classes", few, clients=3, classes=[[0, 1], [1], [1]])
-    refuse("sizes 'same' is unknown; allowed: all, equal", "by_classes", clients=1, classes=[[0]], sizes="same")
+    refuse(
+        "sizes 'same' is unknown; allowed: all, equal",
+        "by_classes",
+        clients=1,
+        classes=[[0]],
+        sizes="same",
+    )
 
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_the_seed_decides(name):
-    first, again, other = (partition(name, DIGITS, everything(DIGITS), 10, seed, **PARAMS[name]) for seed in (1, 1, 2))
+    first, again, other = (
+        partition(name, DIGITS, everything(DIGITS), 10, seed, **PARAMS[name]) for seed in (1, 1, 2)
+    )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
 
@@ -173,7 +200,8 @@ def test_dirichlet_hard_case_is_quick_for_every_seed():
 
 
 def test_dirichlet_equals_niid_bench_in_distribution():
-    """Against NIID-Bench's loop (partition_data, noniid-labeldir), attempt by attempt: the same mean skew."""
+    """Against NIID-Bench's loop (partition_data, noniid-labeldir), attempt by attempt: the same
+    mean skew."""
 
     def reference(rng, n_clients, alpha):
         sizes = np.zeros(n_clients)
@@ -191,10 +219,18 @@ def test_dirichlet_equals_niid_bench_in_distribution():
 
     rng = stream(0, "test")
     ours = [
-        class_counts(DIGITS, partition("dirichlet", DIGITS, everything(DIGITS), 8, seed, alpha=0.5, min_size=1), 10)
+        class_counts(
+            DIGITS,
+            partition("dirichlet", DIGITS, everything(DIGITS), 8, seed, alpha=0.5, min_size=1),
+            10,
+        )
         for seed in range(150)
     ]
-    theirs = [counts for counts in (reference(rng, 8, 0.5) for _ in range(150)) if counts.sum(1).min() >= 1]
+    theirs = [
+        counts
+        for counts in (reference(rng, 8, 0.5) for _ in range(150))
+        if counts.sum(1).min() >= 1
+    ]
     a, b = (np.array([measures(counts) for counts in sample]) for sample in (ours, theirs))
     error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
     assert (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
@@ -203,7 +239,8 @@ def test_dirichlet_equals_niid_bench_in_distribution():
 def test_lower_alpha_means_more_skew_and_the_cap_evens_sizes():
     def measured(**params):
         runs = [
-            partition("dirichlet", DIGITS, everything(DIGITS), 10, seed, min_size=1, **params) for seed in range(10)
+            partition("dirichlet", DIGITS, everything(DIGITS), 10, seed, min_size=1, **params)
+            for seed in range(10)
         ]
         found = [summary(class_counts(DIGITS, clients, 10)) for clients in runs]
         return [np.mean([f[key] for f in found]) for key in ("label_distance_mean", "size_gini")]
@@ -235,7 +272,8 @@ def refuse(message, name="dirichlet", labels=DIGITS, clients=10, **params):
 
 
 @pytest.mark.parametrize(
-    "alpha", [-1, 0, 0.0, math.nan, math.inf, -math.inf, "0.1", "much", None, True, [0.1], 1e7, 10**400]
+    "alpha",
+    [-1, 0, 0.0, math.nan, math.inf, -math.inf, "0.1", "much", None, True, [0.1], 1e7, 10**400],
 )
 def test_refused_alpha(alpha):
     refuse("is refused; allowed: a number above 0", alpha=alpha)
@@ -255,7 +293,13 @@ def test_refused_clients(name, clients):
 
 @pytest.mark.parametrize("name", PARAMS)
 def test_refused_without_samples(name):
-    refuse("clients=1 is refused; allowed: none (0 training samples)", name, DIGITS[:0], clients=1, **PARAMS[name])
+    refuse(
+        "clients=1 is refused; allowed: none (0 training samples)",
+        name,
+        DIGITS[:0],
+        clients=1,
+        **PARAMS[name],
+    )
 
 
 @pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
@@ -280,14 +324,29 @@ def test_refused_classes_per_client(s):
 
 
 def test_refused_shards_that_leave_a_class_out():
-    refuse("classes_per_client=2 is refused; allowed: at least 4: 3 clients", "shards", clients=3, classes_per_client=2)
+    refuse(
+        "classes_per_client=2 is refused; allowed: at least 4: 3 clients",
+        "shards",
+        clients=3,
+        classes_per_client=2,
+    )
 
 
 def test_refused_more_shards_than_samples():
     refuse(
-        "class 1 has 3 samples; lower clients", "shards", np.repeat([0, 1], [99, 3]), clients=5, classes_per_client=2
+        "class 1 has 3 samples; lower clients",
+        "shards",
+        np.repeat([0, 1], [99, 3]),
+        clients=5,
+        classes_per_client=2,
     )
-    refuse("need 2 shards of each class", "shards", np.array([0, 0, 0, 1, 2]), clients=5, classes_per_client=1)
+    refuse(
+        "need 2 shards of each class",
+        "shards",
+        np.array([0, 0, 0, 1, 2]),
+        clients=5,
+        classes_per_client=1,
+    )
     tight = partition("shards", np.array([0, 0, 1, 2]), np.arange(4), 2, 0, classes_per_client=2)
     check(np.arange(4), tight, 2)
 
@@ -297,9 +356,16 @@ def test_names_and_parameters():
         (
             "dirichlett",
             {},
-            "partition 'dirichlett' is unknown (did you mean 'dirichlet'?); allowed: iid, dirichlet, shards",
+            (
+                "partition 'dirichlett' is unknown (did you mean 'dirichlet'?); allowed: iid, "
+                "dirichlet, shards"
+            ),
         ),
-        ("dirichlet", {"alpa": 1}, "partition dirichlet: option 'alpa' is unknown (did you mean 'alpha'?)"),
+        (
+            "dirichlet",
+            {"alpa": 1},
+            "partition dirichlet: option 'alpa' is unknown (did you mean 'alpha'?)",
+        ),
         ("dirichlet", {}, "partition dirichlet: alpha is missing"),
         ("iid", {"alpha": 1}, "partition iid: option 'alpha' is unknown; allowed: none"),
         ("shards", {}, "partition shards: classes_per_client is missing"),
@@ -313,7 +379,10 @@ def test_names_and_parameters():
 @pytest.mark.parametrize("alpha", [1e-300, 1e-4])
 def test_what_is_next_to_impossible_ends_in_an_error(monkeypatch, alpha):
     monkeypatch.setattr(dealing, "MAX_ATTEMPTS", 2000)
-    with pytest.raises(UserError, match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients"):
+    with pytest.raises(
+        UserError,
+        match=r"2000 attempts gave no partition .* raise alpha, lower min_size or clients",
+    ):
         partition("dirichlet", DIGITS, everything(DIGITS), 50, 0, alpha=alpha)
 
 
@@ -329,5 +398,9 @@ def test_statistics_by_hand():
     assert gini([0, 0, 0, 5]) == pytest.approx(3 / 4)
     assert gini([5, 5]) == 0
     found = summary(counts)
-    assert found["samples"] == 8 and found["size_max"] == 4 and found["entropy_mean"] == pytest.approx(2 / 3)
+    assert (
+        found["samples"] == 8
+        and found["size_max"] == 4
+        and found["entropy_mean"] == pytest.approx(2 / 3)
+    )
     assert found["classes_per_client_mean"] == pytest.approx(5 / 3)

@@ -1,4 +1,5 @@
-"""Noise, crops and flips: against torchvision, by their statistics, and that padding and company change nothing."""
+"""Noise, crops and flips: against torchvision, by their statistics, and that padding and company
+change nothing."""
 
 from __future__ import annotations
 
@@ -24,12 +25,15 @@ def images(n: int, channels: int = 2, height: int = 6, width: int = 7) -> torch.
 @settings(max_examples=25, deadline=None)
 @given(key=KEYS, height=st.integers(5, 9), width=st.integers(5, 9))
 def test_crops_and_flips_are_torchvisions(key: int, height: int, width: int) -> None:
-    """The offsets by plain arithmetic from the three numbers that an image draws: top, left, flip."""
+    """The offsets by plain arithmetic from the three numbers that an image draws: top, left,
+    flip."""
     from torchvision.transforms import functional as transforms
 
     x = images(6, 3, height, width)
     found = moved(x, torch.tensor(key))
-    for image, seen, (a, b, c) in zip(x, found, uniform(torch.tensor(key), 6, 3).tolist(), strict=True):
+    for image, seen, (a, b, c) in zip(
+        x, found, uniform(torch.tensor(key), 6, 3).tolist(), strict=True
+    ):
         top, left = int(a * 9), int(b * 9)
         padded = transforms.pad(image, [4], padding_mode="reflect")
         wanted = transforms.crop(padded, top, left, height, width)
@@ -76,7 +80,9 @@ def test_padding_behind_a_batch_changes_nothing(augment: bool, key: int, n: int,
     whole = reader(key, augment)(held(x, noise(12, 0.5, 0.1)), index, step)
     padded = torch.cat([index[:n], torch.zeros(8 - n, dtype=torch.int64)])
     for other in (index[:n], padded):
-        assert torch.equal(reader(key, augment)(held(x, noise(12, 0.5, 0.1)), other, step)[:n], whole[:n])
+        assert torch.equal(
+            reader(key, augment)(held(x, noise(12, 0.5, 0.1)), other, step)[:n], whole[:n]
+        )
 
 
 def test_under_vmap_each_client_reads_what_it_would_alone() -> None:
@@ -84,12 +90,16 @@ def test_under_vmap_each_client_reads_what_it_would_alone() -> None:
     index, keys = torch.tensor([[3, 1, 4], [0, 5, 9], [2, 6, 8]]), torch.tensor([1, 2, 3])
     together = torch.func.vmap(lambda key, at: Read(key, True)(held(x, of), at, 1))(keys, index)
     assert torch.equal(
-        together, torch.stack([Read(key, True)(held(x, of), at, 1) for key, at in zip(keys, index, strict=True)])
+        together,
+        torch.stack(
+            [Read(key, True)(held(x, of), at, 1) for key, at in zip(keys, index, strict=True)]
+        ),
     )
 
 
 def test_noise_has_the_deviation_of_the_sample() -> None:
-    """Four samples of 90,000 pixels: deviations 0.2, 0.05, 0.2, 0.05, each within four standard errors."""
+    """Four samples of 90,000 pixels: deviations 0.2, 0.05, 0.2, 0.05, each within four standard
+    errors."""
     x = torch.zeros(4, 1, 300, 300, dtype=torch.float64)
     found = reader(5, False)(held(x, noise(4, 0.2, 0.05)), torch.arange(4), 0)
     for seen, std in zip(found, (0.2, 0.05, 0.2, 0.05), strict=True):
@@ -111,7 +121,11 @@ def test_each_step_and_each_key_draws_its_own_numbers_and_always_the_same() -> N
         for j, other in enumerate(found):
             assert bool((one == other).any()) is (i == j)
     assert torch.equal(found[3], reader(2, False)(held(x, of), index, 1) - x)
-    moves = [reader(key)(held(images(50), None), torch.arange(50), step) for key in (1, 2) for step in (0, 1)]
+    moves = [
+        reader(key)(held(images(50), None), torch.arange(50), step)
+        for key in (1, 2)
+        for step in (0, 1)
+    ]
     assert not any(torch.equal(moves[0], other) for other in moves[1:])
 
 

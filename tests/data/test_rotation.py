@@ -15,10 +15,12 @@ SQUARE = (1, 8, 8)
 @pytest.mark.parametrize(
     ("degrees", "n", "wanted"),
     [
-        ([0, 90, 180, 270], 6, [0, 1, 2, 3, 0, 1]), ([180], 3, [2, 2, 2]), ([0, 0, 90], 4, [0, 0, 1, 0]),
+        ([0, 90, 180, 270], 6, [0, 1, 2, 3, 0, 1]),
+        ([180], 3, [2, 2, 2]),
+        ([0, 0, 90], 4, [0, 0, 1, 0]),
         ([0, 90, 180], 2, [0, 1]),
     ],
-)  # fmt: skip
+)
 def test_whose_angle_is_which(degrees: list[int], n: int, wanted: list[int]) -> None:
     found = turns(degrees, n, SQUARE)
     assert found.tolist() == wanted and found.dtype == np.int64
@@ -42,7 +44,9 @@ def test_channels_stay_and_four_quarters_are_none() -> None:
     for quarters in range(1, 5):
         x = turned(x, 1)
         assert torch.equal(x, turned(image, quarters % 4))
-        assert torch.equal(x.flatten(2).sort().values, image.flatten(2).sort().values), "no new number"
+        assert torch.equal(x.flatten(2).sort().values, image.flatten(2).sort().values), (
+            "no new number"
+        )
     assert torch.equal(x, image)
 
 
@@ -64,7 +68,11 @@ def test_half_turns_of_images_that_are_not_square() -> None:
             (1, 4, 6),
             "degrees=[0, 180, 90] is refused; allowed: 0, 180 for images of 4 x 6 pixels",
         ),
-        ([0], (30,), "rotation is refused for samples of shape [30], as they are no images; leave it out"),
+        (
+            [0],
+            (30,),
+            "rotation is refused for samples of shape [30], as they are no images; leave it out",
+        ),
         ([0], (1, 30), "rotation is refused for samples of shape [1, 30], as they are no images"),
     ],
 )

@@ -1,4 +1,5 @@
-"""The papers' scenarios beside IID, Dirichlet and shards of random size; what holds for all is in test_partitions."""
+"""The papers' scenarios beside IID, Dirichlet and shards of random size; what holds for all is in
+test_partitions."""
 
 import math
 from itertools import pairwise
@@ -21,7 +22,11 @@ from tests.data.test_partitions import DIGITS, check, everything, populations, r
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])
 # Ten classes of 60 to 204 samples.
 UNEVEN = np.random.default_rng(0).permutation(np.repeat(np.arange(10), np.arange(60, 220, 16)))
-LAWS = [{"sizes": "power_law"}, {"sizes": "power_law", "exponent": 0.5}, {"sizes": "lognormal", "sigma": 0.5}]
+LAWS = [
+    {"sizes": "power_law"},
+    {"sizes": "power_law", "exponent": 0.5},
+    {"sizes": "lognormal", "sigma": 0.5},
+]
 
 
 def sizes_of(clients):
@@ -29,7 +34,8 @@ def sizes_of(clients):
 
 
 def same(ours, theirs, measures):
-    """Whether two samples of class counts have the same mean measures, to within four standard errors."""
+    """Whether two samples of class counts have the same mean measures, to within four standard
+    errors."""
     a, b = (np.array([measures(counts) for counts in sample]) for sample in (ours, theirs))
     error = np.sqrt(a.var(0) / len(a) + b.var(0) / len(b))
     return (np.abs(a.mean(0) - b.mean(0)) < 4 * error).all()
@@ -51,14 +57,24 @@ def test_quantity_equals_niid_bench_in_distribution():
         while smallest < 10:
             p = rng.dirichlet(np.repeat(0.5, n_clients))
             smallest = (p * len(DIGITS)).min()
-        parts = np.split(rng.permutation(len(DIGITS)), (np.cumsum(p) * len(DIGITS)).astype(int)[:-1])
+        parts = np.split(
+            rng.permutation(len(DIGITS)), (np.cumsum(p) * len(DIGITS)).astype(int)[:-1]
+        )
         return class_counts(DIGITS, parts, 10)
 
     def measures(counts):
-        return [label_distance(counts).mean(), gini(counts.sum(1)), counts.sum(1).max() / 100, counts.sum(1)[0] / 100]
+        return [
+            label_distance(counts).mean(),
+            gini(counts.sum(1)),
+            counts.sum(1).max() / 100,
+            counts.sum(1)[0] / 100,
+        ]
 
     rng = stream(0, "test")
-    ours = [class_counts(DIGITS, partition("quantity", DIGITS, everything(DIGITS), 8, s), 10) for s in range(200)]
+    ours = [
+        class_counts(DIGITS, partition("quantity", DIGITS, everything(DIGITS), 8, s), 10)
+        for s in range(200)
+    ]
     assert same(ours, [reference(rng, 8) for _ in range(200)], measures)
 
 
@@ -66,7 +82,9 @@ def test_quantity_equals_niid_bench_in_distribution():
 @given(populations(), st.sampled_from(LAWS), st.integers(1, 5))
 def test_iid_unbalanced(population, law, min_size):
     labels, indices, n_clients, seed = population
-    clients = partition("iid_unbalanced", labels, indices, n_clients, seed, min_size=min_size, **law)
+    clients = partition(
+        "iid_unbalanced", labels, indices, n_clients, seed, min_size=min_size, **law
+    )
     check(indices, clients, n_clients, least=min_size)
 
 
@@ -87,9 +105,18 @@ def test_a_power_law_of_sizes():
     [
         ([100, 50, 25], [100, 50, 25]),
         ([1000, 293, 1], [1000, 293, 1]),  # all of them
-        ([0.5, 0.25, 0.25], [647, 324, 323]),  # of 1294: 647, 323.5 and 323.5; the first of equal remainders
-        ([0.7, 0.2, 0.1], [906, 259, 129]),  # 905.8, 258.8 and 129.4; in floating point the sum is not 1
-        ([0.1, 0.1, 0.05], [130, 129, 65]),  # 129.4, 129.4 and 64.7; together 323.5, rounded to the even 324
+        (
+            [0.5, 0.25, 0.25],
+            [647, 324, 323],
+        ),  # of 1294: 647, 323.5 and 323.5; the first of equal remainders
+        (
+            [0.7, 0.2, 0.1],
+            [906, 259, 129],
+        ),  # 905.8, 258.8 and 129.4; in floating point the sum is not 1
+        (
+            [0.1, 0.1, 0.05],
+            [130, 129, 65],
+        ),  # 129.4, 129.4 and 64.7; together 323.5, rounded to the even 324
         ([1.0], [1294]),
         ([1], [1]),
     ],
@@ -106,13 +133,18 @@ def test_by_sizes(population, data):
     """Every list that fits is met to the sample, and fractions to within one."""
     labels, indices, n_clients, seed = population
     n = len(indices)
-    sizes = data.draw(st.lists(st.integers(1, n // n_clients), min_size=n_clients, max_size=n_clients))
+    sizes = data.draw(
+        st.lists(st.integers(1, n // n_clients), min_size=n_clients, max_size=n_clients)
+    )
     clients = partition("by_sizes", labels, indices, n_clients, seed, sizes=sizes)
     check(np.concatenate(clients), clients, n_clients)
     assert sizes_of(clients).tolist() == sizes
     assert np.isin(np.concatenate(clients), indices).all()
     shares = [size / n for size in sizes]
-    assert sizes_of(partition("by_sizes", labels, indices, n_clients, seed, sizes=shares)).tolist() == sizes
+    assert (
+        sizes_of(partition("by_sizes", labels, indices, n_clients, seed, sizes=shares)).tolist()
+        == sizes
+    )
     whole = [share / sum(shares) for share in shares]
     clients = partition("by_sizes", labels, indices, n_clients, seed, sizes=whole)
     check(indices, clients, n_clients)
@@ -123,18 +155,42 @@ def test_by_sizes(population, data):
     ("sizes", "message"),
     [
         ("power_law", "sizes='power_law' is refused; allowed: a list of 3 sizes, one per client"),
-        ([100, 50], "sizes=[100, 50] is refused; allowed: a list of 3 sizes, one per client, not 2"),
-        ([1000, 294, 1], "sizes=[1000, 294, 1] is refused; allowed: sizes with a sum of at most 1294, the training "),
+        (
+            [100, 50],
+            "sizes=[100, 50] is refused; allowed: a list of 3 sizes, one per client, not 2",
+        ),
+        (
+            [1000, 294, 1],
+            (
+                "sizes=[1000, 294, 1] is refused; allowed: sizes with a sum of at most 1294, the "
+                "training "
+            ),
+        ),
         ([100, 0, 1], "sizes[1]=0 is refused; allowed: 1 to 1294"),
         ([100, 1, -5], "sizes[2]=-5 is refused; allowed: 1 to 1294"),
         ([100, True, 5], "sizes[1]=True is refused; allowed: 1 to 1294"),
-        ([100, "5", 5], "sizes[1]='5' is refused; allowed: 1 to 1294 samples, or fractions for all clients"),
-        ([100.0, 5.0, 5.0], "sizes[0]=100.0 is refused; allowed: a fraction above 0, at most 1; or whole numbers"),
+        (
+            [100, "5", 5],
+            "sizes[1]='5' is refused; allowed: 1 to 1294 samples, or fractions for all clients",
+        ),
+        (
+            [100.0, 5.0, 5.0],
+            "sizes[0]=100.0 is refused; allowed: a fraction above 0, at most 1; or whole numbers",
+        ),
         ([0.5, "0.2", 0.1], "sizes[1]='0.2' is refused; allowed: a fraction above 0"),
         ([0.5, math.nan, 0.1], "sizes[1]=nan is refused; allowed: a fraction above 0"),
-        ([0.5, 1, 0.1], "sizes[0]=0.5 is refused; allowed: 1 to 1294 samples, or fractions for all clients"),
-        ([0.5, 0.4, 0.2], "sizes=[0.5, 0.4, 0.2] is refused; allowed: fractions with a sum of at most 1, not 1.1"),
-        ([0.5, 0.0001, 0.2], "sizes[1]=0.0001 is refused; allowed: a fraction that gives at least one of 1294"),
+        (
+            [0.5, 1, 0.1],
+            "sizes[0]=0.5 is refused; allowed: 1 to 1294 samples, or fractions for all clients",
+        ),
+        (
+            [0.5, 0.4, 0.2],
+            "sizes=[0.5, 0.4, 0.2] is refused; allowed: fractions with a sum of at most 1, not 1.1",
+        ),
+        (
+            [0.5, 0.0001, 0.2],
+            "sizes[1]=0.0001 is refused; allowed: a fraction that gives at least one of 1294",
+        ),
     ],
 )
 def test_refused_sizes_that_are_given(sizes, message):
@@ -143,7 +199,8 @@ def test_refused_sizes_that_are_given(sizes, message):
 
 def test_sizes_by_hand():
     assert exact_sizes(np.ones(3), 8, 1).tolist() == [3, 3, 2]
-    # 4 : 2 : 1 : 1 of 16 is 8, 4, 2, 2; with at least 3 the last two take 6, and 10 is cut 4 : 2, 6.67 and 3.33.
+    # 4 : 2 : 1 : 1 of 16 is 8, 4, 2, 2; with at least 3 the last two take 6, and 10 is cut 4 : 2,
+    # 6.67 and 3.33.
     assert exact_sizes(np.array([4.0, 2, 1, 1]), 16, 1).tolist() == [8, 4, 2, 2]
     assert exact_sizes(np.array([4.0, 2, 1, 1]), 16, 3).tolist() == [7, 3, 3, 3]
     # At least 5 lifts the second too.
@@ -151,7 +208,9 @@ def test_sizes_by_hand():
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 500))
+@given(
+    st.lists(st.floats(1e-9, 1e3), min_size=1, max_size=30), st.integers(1, 9), st.integers(0, 500)
+)
 def test_sizes_add_up(weights, min_size, more):
     total = min_size * len(weights) + more
     sizes = exact_sizes(np.array(weights), total, min_size)
@@ -162,7 +221,13 @@ def test_sizes_add_up(weights, min_size, more):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.integers(2, 8), st.integers(1, 4), st.sampled_from([{}, *LAWS]), st.floats(0.3, 1), st.integers(0, 1000))
+@given(
+    st.integers(2, 8),
+    st.integers(1, 4),
+    st.sampled_from([{}, *LAWS]),
+    st.floats(0.3, 1),
+    st.integers(0, 1000),
+)
 def test_two_classes(n_classes, times, law, part, seed):
     rng = np.random.default_rng(seed)
     labels = rng.permutation(np.repeat(np.arange(n_classes), rng.integers(60, 90, n_classes)))
@@ -170,7 +235,9 @@ def test_two_classes(n_classes, times, law, part, seed):
     total = int(part * len(labels))
     assume(total >= 10 * n_clients)
     try:
-        clients = partition("two_classes", labels, everything(labels), n_clients, seed, total=total, **law)
+        clients = partition(
+            "two_classes", labels, everything(labels), n_clients, seed, total=total, **law
+        )
     except UserError as error:
         # A class that runs out: not for equal sizes, which fit here.
         if law and "total=" in str(error):
@@ -185,11 +252,15 @@ def test_two_classes(n_classes, times, law, part, seed):
     if not law:
         assert np.ptp(counts.sum(1)) <= 1
     if law == LAWS[0]:
-        assert counts.sum(1).tolist() == exact_sizes(np.arange(1, n_clients + 1) ** -1.2, total, 10).tolist()
+        assert (
+            counts.sum(1).tolist()
+            == exact_sizes(np.arange(1, n_clients + 1) ** -1.2, total, 10).tolist()
+        )
 
 
 def test_two_classes_of_mnist():
-    """FedNNNN's K = 100: 20 clients per class, 600 samples each, all 60000 dealt; halves where the classes allow it."""
+    """FedNNNN's K = 100: 20 clients per class, 600 samples each, all 60000 dealt; halves where the
+    classes allow it."""
     clients = partition("two_classes", MNIST, everything(MNIST), 100, 0)
     check(everything(MNIST), clients, 100)
     counts = class_counts(MNIST, clients, 10)
@@ -199,13 +270,23 @@ def test_two_classes_of_mnist():
     alike = np.arange(60_000) % 10
     counts = class_counts(alike, partition("two_classes", alike, everything(alike), 100, 0), 10)
     assert (counts[counts > 0] == 300).all()
-    counts = class_counts(MNIST, partition("two_classes", MNIST, everything(MNIST), 100, 0, total=50_000), 10)
+    counts = class_counts(
+        MNIST, partition("two_classes", MNIST, everything(MNIST), 100, 0, total=50_000), 10
+    )
     assert (counts[counts > 0] == 250).all()
 
 
 def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
-    refuse("total=60000 is refused; allowed: 1000 to 46729;", "two_classes", MNIST, clients=100, sizes="power_law")
-    clients = partition("two_classes", MNIST, everything(MNIST), 100, 0, sizes="power_law", total=40_000)
+    refuse(
+        "total=60000 is refused; allowed: 1000 to 46729;",
+        "two_classes",
+        MNIST,
+        clients=100,
+        sizes="power_law",
+    )
+    clients = partition(
+        "two_classes", MNIST, everything(MNIST), 100, 0, sizes="power_law", total=40_000
+    )
     weights = np.arange(1, 101) ** -1.2
     assert sizes_of(clients).sum() == 40_000
     assert np.abs(sizes_of(clients) - 40_000 * weights / weights.sum()).max() < 1
@@ -215,12 +296,15 @@ def test_two_classes_by_a_power_law_want_fewer_samples_than_mnist_has():
 @settings(deadline=None, max_examples=200)
 @given(st.integers(2, 6), st.integers(1, 3), st.floats(0.8, 1.5), st.integers(0, 10_000))
 def test_a_split_is_found_if_there_is_one(n_classes, times, plenty, seed):
-    """Against a maximum flow from clients to classes, each having one sample of both of its classes already."""
+    """Against a maximum flow from clients to classes, each having one sample of both of its classes
+    already."""
     rng = np.random.default_rng(seed)
     n_clients = n_classes * times
     sizes = rng.integers(2, 60, n_clients)
     held = dealing.deal_classes(np.full(n_classes, 2 * times), n_clients, 2, rng)
-    supply = np.maximum(2 * times, rng.dirichlet(np.full(n_classes, 5)) * sizes.sum() * plenty).astype(np.int64)
+    supply = np.maximum(
+        2 * times, rng.dirichlet(np.full(n_classes, 5)) * sizes.sum() * plenty
+    ).astype(np.int64)
     counts = label_and_quantity._split(sizes, held, supply)
 
     source, sink = n_clients + n_classes, n_clients + n_classes + 1
@@ -238,7 +322,9 @@ def test_a_split_is_found_if_there_is_one(n_classes, times, plenty, seed):
 
 def test_two_classes_give_up():
     """One client wants nearly all samples, and only a draw can tell."""
-    with pytest.raises(UserError, match=r"100 pairings of classes gave no partition of total=1294 .* lower total"):
+    with pytest.raises(
+        UserError, match=r"100 pairings of classes gave no partition of total=1294 .* lower total"
+    ):
         partition("two_classes", DIGITS, everything(DIGITS), 10, 0, sizes="lognormal", sigma=10)
 
 
@@ -264,18 +350,23 @@ def test_similarity(population, s):
 def test_less_similarity_means_more_skew():
     def skew(s):
         return label_distance(
-            class_counts(DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=s), 10)
+            class_counts(
+                DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=s), 10
+            )
         ).mean()
 
     assert skew(0) > skew(0.3) + 0.2 > skew(1) + 0.4
     # The shared part is dealt at random: a client's share of it has all classes.
-    counts = class_counts(DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=0.5), 10)
+    counts = class_counts(
+        DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=0.5), 10
+    )
     assert ((counts > 0).sum(1) > 8).all()
 
 
 def test_shards_are_random_cuts_in_distribution():
-    """Against the definition, step by step: a deck with each class as often as it has holders, dealt until no hand has
-    a class twice; each class cut at random points until no part is less than a tenth of the equal share."""
+    """Against the definition, step by step: a deck with each class as often as it has holders,
+    dealt until no hand has a class twice; each class cut at random points until no part is less
+    than a tenth of the equal share."""
     per_client, n_clients = 2, 20
     holders = per_client * n_clients // 10
 
@@ -289,7 +380,9 @@ def test_shards_are_random_cuts_in_distribution():
     def reference(rng):
         hands = np.zeros((n_clients, per_client))
         while any(len(set(hand)) < per_client for hand in hands):
-            hands = rng.permutation(np.repeat(np.arange(10), holders)).reshape(n_clients, per_client)
+            hands = rng.permutation(np.repeat(np.arange(10), holders)).reshape(
+                n_clients, per_client
+            )
         counts = np.zeros((n_clients, 10), int)
         for c in range(10):
             parts = cut(rng, (c == UNEVEN).sum())
@@ -300,12 +393,22 @@ def test_shards_are_random_cuts_in_distribution():
 
     def measures(counts):
         sizes, one = counts.sum(1), counts[0]
-        return [label_distance(counts).mean(), gini(sizes), sizes.max() / 100, sizes.min() / 10, sizes[0] / 100,
-                counts.max(1).mean(), (one[one > 0] ** 2).sum() / 1000, one @ np.arange(10) / one.sum()]  # fmt: skip
+        return [
+            label_distance(counts).mean(),
+            gini(sizes),
+            sizes.max() / 100,
+            sizes.min() / 10,
+            sizes[0] / 100,
+            counts.max(1).mean(),
+            (one[one > 0] ** 2).sum() / 1000,
+            one @ np.arange(10) / one.sum(),
+        ]
 
     rng = stream(0, "test")
     ours = [
-        class_counts(UNEVEN, partition("shards", UNEVEN, everything(UNEVEN), 20, s, classes_per_client=2), 10)
+        class_counts(
+            UNEVEN, partition("shards", UNEVEN, everything(UNEVEN), 20, s, classes_per_client=2), 10
+        )
         for s in range(400)
     ]
     assert same(ours, [reference(rng) for _ in range(400)], measures)
@@ -315,7 +418,9 @@ def test_shards_are_random_cuts_in_distribution():
 @given(populations(), st.integers(1, 4))
 def test_shards_equal(population, per_client):
     labels, indices, n_clients, seed = population
-    clients = partition("shards_equal", labels, indices, n_clients, seed, shards_per_client=per_client)
+    clients = partition(
+        "shards_equal", labels, indices, n_clients, seed, shards_per_client=per_client
+    )
     check(indices, clients, n_clients)
     shortest = len(indices) // (n_clients * per_client)
     assert min(map(len, clients)) >= shortest * per_client
@@ -323,7 +428,8 @@ def test_shards_equal(population, per_client):
 
 
 def test_shards_equal_of_classes_that_divide():
-    """McMahan's case in small: 10 classes of 60, 20 clients, 40 shards of 15 samples of one class each."""
+    """McMahan's case in small: 10 classes of 60, 20 clients, 40 shards of 15 samples of one class
+    each."""
     labels = np.random.default_rng(0).permutation(np.arange(600) % 10)
     counts = class_counts(labels, partition("shards_equal", labels, everything(labels), 20, 0), 10)
     assert (counts.sum(1) == 30).all()
@@ -332,8 +438,8 @@ def test_shards_equal_of_classes_that_divide():
 
 
 def test_shards_equal_is_mcmahans_in_distribution():
-    """Against the words of McMahan et al.: "we first sort the data by digit label, divide it into [...] shards [...]
-    and assign each [...] client 2 shards"; shards of 30, some of two classes."""
+    """Against the words of McMahan et al.: "we first sort the data by digit label, divide it into
+    [...] shards [...] and assign each [...] client 2 shards"; shards of 30, some of two classes."""
 
     def reference(rng):
         by_label, stack = sorted(UNEVEN[:1200]), list(range(40))
@@ -347,19 +453,30 @@ def test_shards_equal_is_mcmahans_in_distribution():
 
     def measures(counts):
         held = (counts > 0).sum(1)
-        return [label_distance(counts).mean(), held.mean(), held.max(), (held == 1).sum(), (counts == 60).sum(),
-                counts[0, 3], counts[19, 6], counts[0] @ np.arange(10)]  # fmt: skip
+        return [
+            label_distance(counts).mean(),
+            held.mean(),
+            held.max(),
+            (held == 1).sum(),
+            (counts == 60).sum(),
+            counts[0, 3],
+            counts[19, 6],
+            counts[0] @ np.arange(10),
+        ]
 
     labels, rng = UNEVEN[:1200], stream(0, "test")
-    ours = [class_counts(labels, partition("shards_equal", labels, everything(labels), 20, s), 10) for s in range(400)]
+    ours = [
+        class_counts(labels, partition("shards_equal", labels, everything(labels), 20, s), 10)
+        for s in range(400)
+    ]
     theirs = [reference(rng) for _ in range(400)]
     assert all((counts.sum(1) == 60).all() for counts in (*ours, *theirs))
     assert same(ours, theirs, measures)
 
 
 def test_similarity_is_rfedavgs_in_distribution():
-    """Against the paper's words, sample by sample: s of the data dealt evenly, the rest sorted and dealt in order.
-    Every client's expected count of every class, since the clients differ."""
+    """Against the paper's words, sample by sample: s of the data dealt evenly, the rest sorted and
+    dealt in order. Every client's expected count of every class, since the clients differ."""
     share, n_clients = 0.3, 8
 
     def reference(rng):
@@ -378,7 +495,9 @@ def test_similarity_is_rfedavgs_in_distribution():
 
     rng = stream(0, "test")
     ours = [
-        class_counts(UNEVEN, partition("similarity", UNEVEN, everything(UNEVEN), n_clients, s, s=share), 10)
+        class_counts(
+            UNEVEN, partition("similarity", UNEVEN, everything(UNEVEN), n_clients, s, s=share), 10
+        )
         for s in range(300)
     ]
     theirs = [reference(rng) for _ in range(300)]
@@ -387,10 +506,16 @@ def test_similarity_is_rfedavgs_in_distribution():
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.integers(20, 90), min_size=2, max_size=8), st.sampled_from([0.5, 5.0]), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(20, 90), min_size=2, max_size=8),
+    st.sampled_from([0.5, 5.0]),
+    st.integers(0, 1000),
+)
 def test_mixed(sizes, beta, seed):
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(len(sizes)), sizes))
-    clients = partition("mixed", labels, everything(labels), len(sizes), seed, beta=beta, min_size=3)
+    clients = partition(
+        "mixed", labels, everything(labels), len(sizes), seed, beta=beta, min_size=3
+    )
     check(everything(labels), clients, len(sizes), least=3)
     counts = class_counts(labels, clients, len(sizes))
     assert ((counts > 0).sum(1) <= 2).all()
@@ -398,7 +523,8 @@ def test_mixed(sizes, beta, seed):
 
 
 def test_mixed_equals_niid_bench_in_distribution():
-    """Against NIID-Bench's loops (partition_data, mixed), with another try where they never end or a client has few."""
+    """Against NIID-Bench's loops (partition_data, mixed), with another try where they never end or
+    a client has few."""
 
     def pairs(rng):
         while True:
@@ -426,10 +552,19 @@ def test_mixed_equals_niid_bench_in_distribution():
 
     def measures(counts):
         sizes = counts.sum(1)
-        return [label_distance(counts).mean(), gini(sizes), sizes.max() / 100, sizes.min() / 10, counts.max(1).mean()]
+        return [
+            label_distance(counts).mean(),
+            gini(sizes),
+            sizes.max() / 100,
+            sizes.min() / 10,
+            counts.max(1).mean(),
+        ]
 
     rng = stream(0, "test")
-    ours = [class_counts(DIGITS, partition("mixed", DIGITS, everything(DIGITS), 10, s), 10) for s in range(300)]
+    ours = [
+        class_counts(DIGITS, partition("mixed", DIGITS, everything(DIGITS), 10, s), 10)
+        for s in range(300)
+    ]
     assert same(ours, [reference(rng) for _ in range(300)], measures)
 
 
@@ -443,32 +578,83 @@ def test_refused_beta(name, beta):
 @pytest.mark.parametrize("min_size", [0, -1, 130, 5.5, "10", False])
 def test_refused_min_size(name, min_size):
     low = 2 if name == "two_classes" else 1
-    message = f"min_size={min_size!r} is refused; allowed: {low} to 129 (1294 samples over 10 clients)"
+    message = (
+        f"min_size={min_size!r} is refused; allowed: {low} to 129 (1294 samples over 10 clients)"
+    )
     refuse(message, name, min_size=min_size)
 
 
 @pytest.mark.parametrize("name", ["iid_unbalanced", "two_classes"])
 def test_refused_sizes(name):
-    refuse("sizes 'powerlaw' is unknown (did you mean 'power_law'?); allowed: ", name, sizes="powerlaw")
+    refuse(
+        "sizes 'powerlaw' is unknown (did you mean 'power_law'?); allowed: ", name, sizes="powerlaw"
+    )
     refuse("sizes 3 is unknown; allowed: ", name, sizes=3)
-    refuse("exponent=0 is refused; allowed: a number above 0, at most 10", name, sizes="power_law", exponent=0)
+    refuse(
+        "exponent=0 is refused; allowed: a number above 0, at most 10",
+        name,
+        sizes="power_law",
+        exponent=0,
+    )
     refuse("exponent=nan is refused; allowed: a number", name, sizes="power_law", exponent=math.nan)
-    refuse("sigma='x' is refused; allowed: a number above 0, at most 10", name, sizes="lognormal", sigma="x")
-    refuse("sigma=1 is refused; allowed: none with sizes=power_law; it belongs to lognormal", name, sizes="power_law",
-           sigma=1)  # fmt: skip
-    refuse("exponent=2 is refused; allowed: none with sizes=lognormal", name, sizes="lognormal", exponent=2)
+    refuse(
+        "sigma='x' is refused; allowed: a number above 0, at most 10",
+        name,
+        sizes="lognormal",
+        sigma="x",
+    )
+    refuse(
+        "sigma=1 is refused; allowed: none with sizes=power_law; it belongs to lognormal",
+        name,
+        sizes="power_law",
+        sigma=1,
+    )
+    refuse(
+        "exponent=2 is refused; allowed: none with sizes=lognormal",
+        name,
+        sizes="lognormal",
+        exponent=2,
+    )
 
 
 def test_refused_two_classes():
-    refuse("clients=12 is refused; allowed: multiples of 5: 2 classes each, all 10", "two_classes", clients=12)
-    refuse("clients=4 is refused; allowed: multiples of 3", "two_classes", np.repeat([0, 1, 2], 50), clients=4)
-    refuse("clients=4 is refused; allowed: none: two_classes needs", "two_classes", np.zeros(50, int), clients=4)
-    refuse("exponent=1 is refused; allowed: none with sizes=balanced; it", "two_classes", exponent=1)
+    refuse(
+        "clients=12 is refused; allowed: multiples of 5: 2 classes each, all 10",
+        "two_classes",
+        clients=12,
+    )
+    refuse(
+        "clients=4 is refused; allowed: multiples of 3",
+        "two_classes",
+        np.repeat([0, 1, 2], 50),
+        clients=4,
+    )
+    refuse(
+        "clients=4 is refused; allowed: none: two_classes needs",
+        "two_classes",
+        np.zeros(50, int),
+        clients=4,
+    )
+    refuse(
+        "exponent=1 is refused; allowed: none with sizes=balanced; it", "two_classes", exponent=1
+    )
     for total in (0, 19, 1295, 40.0, "all", True):
-        refuse(f"total={total!r} is refused; allowed: 20 to 1294 (1294 training samples)", "two_classes", total=total)
-    refuse("min_size=10 is refused; allowed: 2 to 9 (90 samples over 10 clients)", "two_classes", total=90)
-    refuse("two_classes: 20 clients need 20 samples of each class, but class 1 has 7; lower clients",
-           "two_classes", np.repeat([0, 1], [500, 7]), clients=20)  # fmt: skip
+        refuse(
+            f"total={total!r} is refused; allowed: 20 to 1294 (1294 training samples)",
+            "two_classes",
+            total=total,
+        )
+    refuse(
+        "min_size=10 is refused; allowed: 2 to 9 (90 samples over 10 clients)",
+        "two_classes",
+        total=90,
+    )
+    refuse(
+        "two_classes: 20 clients need 20 samples of each class, but class 1 has 7; lower clients",
+        "two_classes",
+        np.repeat([0, 1], [500, 7]),
+        clients=20,
+    )
 
 
 @pytest.mark.parametrize("s", [-0.1, 1.1, math.nan, "0.1", None, True, 10])
@@ -477,23 +663,46 @@ def test_refused_s(s):
 
 
 def test_refused_remainder():
-    refuse("remainder 'drop' is unknown (did you mean 'dropped'?); allowed: dropped, dealt", "similarity", s=0,
-           remainder="drop")  # fmt: skip
+    refuse(
+        "remainder 'drop' is unknown (did you mean 'dropped'?); allowed: dropped, dealt",
+        "similarity",
+        s=0,
+        remainder="drop",
+    )
     few = np.arange(15) % 3
-    refuse("remainder='dropped' is refused; allowed: dealt: with s=0.5, 15 samples leave each of 10 none", "similarity",
-           few, clients=10, s=0.5)  # fmt: skip
-    check(everything(few), partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt"), 10)
+    refuse(
+        (
+            "remainder='dropped' is refused; allowed: dealt: with s=0.5, 15 samples leave each of "
+            "10 none"
+        ),
+        "similarity",
+        few,
+        clients=10,
+        s=0.5,
+    )
+    check(
+        everything(few),
+        partition("similarity", few, everything(few), 10, 0, s=0.5, remainder="dealt"),
+        10,
+    )
 
 
 @pytest.mark.parametrize("shards", [0, 130, 1.5, "2", True, None])
 def test_refused_shards_per_client(shards):
-    message = f"shards_per_client={shards!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
+    message = (
+        f"shards_per_client={shards!r} is refused; allowed: 1 to 129 (1294 samples over 10 clients)"
+    )
     refuse(message, "shards_equal", shards_per_client=shards)
 
 
 def test_refused_clients_of_mixed():
     refuse("clients=8 is refused; allowed: 10, one per class", "mixed", clients=8)
-    refuse("clients=1 is refused; allowed: none: mixed needs 2 classes", "mixed", np.zeros(50, int), clients=1)
+    refuse(
+        "clients=1 is refused; allowed: none: mixed needs 2 classes",
+        "mixed",
+        np.zeros(50, int),
+        clients=1,
+    )
 
 
 @pytest.mark.parametrize("name", ["quantity", "mixed"])

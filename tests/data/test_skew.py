@@ -1,4 +1,5 @@
-"""Skews that are fixed when data are dealt: who sees what, the partition's file, and the same run in every runtime."""
+"""Skews that are fixed when data are dealt: who sees what, the partition's file, and the same run
+in every runtime."""
 
 from __future__ import annotations
 
@@ -33,8 +34,13 @@ from tests.test_parity import close
 
 LABEL_NOISE: dict[str, Any] = {"label_noise": {"rate": 0.4, "form": "level"}}
 ROTATION: dict[str, Any] = {"rotation": {"degrees": [0, 90, 180, 270]}}
-NEUTRAL: dict[str, Any] = {"label_noise": {"rate": 0, "kind": "pair"}, "rotation": {"degrees": [0, 0]}}
-SKEWS = pytest.mark.parametrize("skews", [LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of))
+NEUTRAL: dict[str, Any] = {
+    "label_noise": {"rate": 0, "kind": "pair"},
+    "rotation": {"degrees": [0, 0]},
+}
+SKEWS = pytest.mark.parametrize(
+    "skews", [LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of)
+)
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +51,24 @@ def digits() -> Dataset:
 def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Config:
     """Five clients with two rounds on digits."""
     content = {
-        "experiment": "skews", "data": {"name": "digits", "validation": 0.1, "public": 40},
-        "scenario_names": ["s"], "scenarios": {"s": {"partition": "dirichlet", "clients": 5, "alpha": 1.0, **skews}},
-        "recipe_names": [recipe], "recipes": {recipe: {}}, "seeds": [3],
-        "train": {"model": "mlp", "rounds": 2, "epochs": 1, "batch_size": 32, "lr": 0.1, "device": "cpu", **train},
+        "experiment": "skews",
+        "data": {"name": "digits", "validation": 0.1, "public": 40},
+        "scenario_names": ["s"],
+        "scenarios": {"s": {"partition": "dirichlet", "clients": 5, "alpha": 1.0, **skews}},
+        "recipe_names": [recipe],
+        "recipes": {recipe: {}},
+        "seeds": [3],
+        "train": {
+            "model": "mlp",
+            "rounds": 2,
+            "epochs": 1,
+            "batch_size": 32,
+            "lr": 0.1,
+            "device": "cpu",
+            **train,
+        },
         "deploy": {"recipe": recipe, "scenario": "s", "seed": 3, "silos": 5},
-    }  # fmt: skip
+    }
     return config.checked(content, "params.yaml")
 
 
@@ -67,17 +85,24 @@ def run(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: A
     return item(data, skews, recipe, **train).simulation().run()
 
 
-# who sees what ------------------------------------------------------------------------------------------------------
+# who sees what
+# --------------------------------------------------------------------------------------------------
 
 
 def test_seen_by_hand() -> None:
-    """Client 0 holds 3 and 1, turned by a quarter; client 1 holds 0 as it is; position 2 is nobody's."""
+    """Client 0 holds 3 and 1, turned by a quarter; client 1 holds 0 as it is; position 2 is
+    nobody's."""
     x, y = torch.arange(16).reshape(4, 1, 2, 2), torch.tensor([5, 6, 7, 8])
     before = x.clone(), y.clone()
     skew = Skew([np.array([1, 2]), np.array([3])], np.array([1, 0]))
     seen, labels = skew.seen([np.array([3, 1]), np.array([0])], x, y)
     assert labels.tolist() == [3, 2, 7, 1]
-    assert seen.flatten(1).tolist() == [[0, 1, 2, 3], [5, 7, 4, 6], [8, 9, 10, 11], [13, 15, 12, 14]]
+    assert seen.flatten(1).tolist() == [
+        [0, 1, 2, 3],
+        [5, 7, 4, 6],
+        [8, 9, 10, 11],
+        [13, 15, 12, 14],
+    ]
     assert torch.equal(x, before[0]) and torch.equal(y, before[1]), "the data set stays as it is"
     assert CLEAN.seen([np.array([3, 1]), np.array([0])], x, y) == (x, y)
 
@@ -107,12 +132,17 @@ def test_a_client_counts_the_labels_that_it_sees(digits: Dataset) -> None:
         assert np.bincount(own, minlength=10).tolist() == np.roll(counts, 1).tolist()
 
 
-# statistics and file ------------------------------------------------------------------------------------------------
+# statistics and file
+# --------------------------------------------------------------------------------------------------
 
 
 def test_statistics_name_the_skews(digits: Dataset) -> None:
     plain, found = (dealt(digits, settings(skews)) for skews in ({}, LABEL_NOISE | ROTATION))
-    seen = ("feature_shift", "feature_spread", "class_clarity")  # of the samples as the clients see them
+    seen = (
+        "feature_shift",
+        "feature_spread",
+        "class_clarity",
+    )  # of the samples as the clients see them
     kept = {key: value for key, value in plain.statistics.items() if key not in seen}
     assert plain.columns == {} and found.statistics.items() >= kept.items()
     labels = digits.train_y.numpy()
@@ -120,8 +150,14 @@ def test_statistics_name_the_skews(digits: Dataset) -> None:
     pairs = zip(found.indices.clients, found.indices.skew.labels, strict=True)
     wrong = [float((labels[positions] != own).mean()) for positions, own in pairs]
     assert found.columns == {"label_noise": wrong, "rotation": [0, 90, 180, 270, 0]}
-    added = {key: found.statistics[key] for key in found.statistics.keys() - plain.statistics.keys()}
-    assert added == {"label_noise_mean": pytest.approx(sum(wrong) / 5), "label_noise_max": max(wrong), "rotations": 4}
+    added = {
+        key: found.statistics[key] for key in found.statistics.keys() - plain.statistics.keys()
+    }
+    assert added == {
+        "label_noise_mean": pytest.approx(sum(wrong) / 5),
+        "label_noise_max": max(wrong),
+        "rotations": 4,
+    }
     assert wrong[0] == 0 < wrong[4]
 
 
@@ -144,17 +180,27 @@ def test_the_table_of_clients_and_the_words_of_a_report(digits: Dataset, tmp_pat
 
 
 def test_from_python_as_from_a_file(digits: Dataset) -> None:
-    given: dict[str, Any] = {"alpha": 1.0, "seed": 3, "validation": 0.1, "public": 40, **LABEL_NOISE, **ROTATION}
+    given: dict[str, Any] = {
+        "alpha": 1.0,
+        "seed": 3,
+        "validation": 0.1,
+        "public": 40,
+        **LABEL_NOISE,
+        **ROTATION,
+    }
     split = nd.partition(nd.load("digits"), "dirichlet", 5, **given)
     assert split.indices.text == dealt(digits, settings(LABEL_NOISE | ROTATION)).indices.text
     assert "degrees" not in repr(split), "only the partition's own options are named"
     with pytest.raises(
-        UserError, match=r"partition: rotation.degrees: degrees=45 is refused; allowed: a list of angles"
+        UserError,
+        match=r"partition: rotation.degrees: degrees=45 is refused; allowed: a list of angles",
     ):
         nd.partition(nd.load("digits"), "iid", 5, rotation={"degrees": [45]})
 
 
-@pytest.mark.parametrize("skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of))
+@pytest.mark.parametrize(
+    "skews", [{}, LABEL_NOISE, ROTATION, LABEL_NOISE | ROTATION], ids=lambda of: "+".join(of)
+)
 def test_the_file_holds_the_skews(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
     wanted = dealt(digits, settings(skews)).indices
     path = tmp_path / "indices.json"
@@ -185,7 +231,8 @@ def test_a_damaged_file_is_refused(tmp_path: Path, key: str, value: object, mess
     assert "\n" not in str(error.value)
 
 
-# the same in every runtime ------------------------------------------------------------------------------------------
+# the same in every runtime
+# --------------------------------------------------------------------------------------------------
 
 
 @SKEWS
@@ -199,7 +246,9 @@ def test_engines_agree(digits: Dataset, skews: dict[str, Any], recipe: str) -> N
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr", "centralised"])
 def test_neutral_values_equal_none_to_the_bit(digits: Dataset, recipe: str, engine: str) -> None:
-    assert federation.equal(run(digits, NEUTRAL, recipe, engine=engine), run(digits, {}, recipe, engine=engine))
+    assert federation.equal(
+        run(digits, NEUTRAL, recipe, engine=engine), run(digits, {}, recipe, engine=engine)
+    )
 
 
 def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
@@ -211,7 +260,10 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
     copies = found.per_client["accuracy_noisy"]
     for client, accuracy in enumerate(copies):
         x = torch.rot90(of.test.x, client, (2, 3))
-        assert accuracy == evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(x=x)).accuracy
+        assert (
+            accuracy
+            == evaluate(of.network, outcome.params, outcome.buffers, of.test._replace(x=x)).accuracy
+        )
     assert copies[0] == copies[4] == found.metrics["accuracy"]
     assert len(set(copies)) > 1
     assert found.metrics["accuracy_noisy"] == pytest.approx(np.mean(np.array(copies, float)))
@@ -220,11 +272,14 @@ def test_the_test_images_turn_with_the_client(digits: Dataset) -> None:
 def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
     of = item(digits, LABEL_NOISE)
     outcome = of.simulation().run()
-    found = measure(of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows)
+    found = measure(
+        of, model_tensors(outcome.params, outcome.evaluated, outcome.buffers), outcome.rows
+    )
     assert "accuracy_noisy" not in found.metrics and "accuracy_noisy" not in found.per_client
 
 
-# what is refused ----------------------------------------------------------------------------------------------------
+# what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,8 +287,14 @@ def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
     [
         ({"label_noise": {"rate": 1.2}}, "scenarios.s.label_noise.rate = 1.2 is refused"),
         ({"label_noise": {}}, "scenarios.s.label_noise.rate is missing"),
-        ({"label_noise": {"rate": 0.1, "kind": "pairs"}}, "kind 'pairs' is unknown (did you mean 'pair'?); allowed: "),
-        ({"label_noise": {"rate": 0.1, "form": "space"}}, "form 'space' is unknown; allowed: equal, level"),
+        (
+            {"label_noise": {"rate": 0.1, "kind": "pairs"}},
+            "kind 'pairs' is unknown (did you mean 'pair'?); allowed: ",
+        ),
+        (
+            {"label_noise": {"rate": 0.1, "form": "space"}},
+            "form 'space' is unknown; allowed: equal, level",
+        ),
         (
             {"label_noise": {"rat": 0.1, "rate": 0.1}},
             "'scenarios.s.label_noise.rat' (did you mean 'rate'?); allowed: rate, ",
@@ -241,14 +302,20 @@ def test_without_a_feature_skew_there_are_no_copies(digits: Dataset) -> None:
         ({"label_noise": 0.2}, "scenarios.s.label_noise = 0.2 is refused"),
         (
             {"rotation": {"degrees": [0, 30]}},
-            "scenarios.s.rotation.degrees: degrees=30 is refused; allowed: a list of angles among 0, 90, ",
+            (
+                "scenarios.s.rotation.degrees: degrees=30 is refused; allowed: a list of angles "
+                "among 0, 90, "
+            ),
         ),
         (
             {"rotation": {"degrees": []}},
             "rotation.degrees: degrees=[] is refused; allowed: a list of angles among 0, 90, ",
         ),
         ({"rotation": {"degrees": 90}}, "scenarios.s.rotation.degrees = 90 is refused"),
-        ({"rotation": {"groups": 4, "degrees": [0]}}, "unknown key 'scenarios.s.rotation.groups'; allowed: degrees"),
+        (
+            {"rotation": {"groups": 4, "degrees": [0]}},
+            "unknown key 'scenarios.s.rotation.groups'; allowed: degrees",
+        ),
         (
             {"rotation": {"degrees": [0] * 6}},
             "degrees=[0, 0, 0, 0, 0, 0] is refused; allowed: at most one angle",
@@ -265,8 +332,14 @@ def test_one_line_per_mistake(skews: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("x", "message"),
     [
-        (torch.zeros(60, 7), "rotation is refused for samples of shape [7], as they are no images; leave it out"),
-        (torch.zeros(60, 9, dtype=torch.int32), "rotation is refused for samples of shape [9]"),  # text
+        (
+            torch.zeros(60, 7),
+            "rotation is refused for samples of shape [7], as they are no images; leave it out",
+        ),
+        (
+            torch.zeros(60, 9, dtype=torch.int32),
+            "rotation is refused for samples of shape [9]",
+        ),  # text
         (
             torch.zeros(60, 1, 4, 6),
             "degrees=[0, 90, 180, 270] is refused; allowed: 0, 180 for images of 4 x 6 pixels",
@@ -283,16 +356,22 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
-# sizes that are given -----------------------------------------------------------------------------------------------
+# sizes that are given
+# --------------------------------------------------------------------------------------------------
 
 
 def by_sizes(data: Dataset, sizes: list[float]) -> Dealt:
-    scenario = config.Scenario.model_validate({"partition": "by_sizes", "clients": 3, "sizes": sizes})
+    scenario = config.Scenario.model_validate(
+        {"partition": "by_sizes", "clients": 3, "sizes": sizes}
+    )
     return deal(data, settings({}).data, scenario, "s", 3)
 
 
 def test_given_sizes_in_a_scenario(digits: Dataset) -> None:
-    """1437 samples less 144 of validation and 40 of the public split: 1253. Shares: 626.5, 313.25 and 156.625."""
+    """1437 samples less 144 of validation and 40 of the public split: 1253.
+
+    Shares: 626.5, 313.25 and 156.625.
+    """
     found = by_sizes(digits, [0.5, 0.25, 0.125])
     assert found.counts.sum(1).tolist() == [626, 313, 157]
     assert found.statistics["samples_left_out"] == 1253 - 626 - 313 - 157

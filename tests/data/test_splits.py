@@ -57,10 +57,14 @@ def test_the_seed_decides_and_nothing_else():
 
 
 def test_the_validation_set_does_not_depend_on_the_public_set():
-    assert np.array_equal(hold_out(LABELS, 0.1, 0, 3).validation, hold_out(LABELS, 0.1, 50, 3).validation)
+    assert np.array_equal(
+        hold_out(LABELS, 0.1, 0, 3).validation, hold_out(LABELS, 0.1, 50, 3).validation
+    )
 
 
-@pytest.mark.parametrize("value", [-0.1, 1, 1.5, float("nan"), float("inf"), "0.1", None, True, 0.0001])
+@pytest.mark.parametrize(
+    "value", [-0.1, 1, 1.5, float("nan"), float("inf"), "0.1", None, True, 0.0001]
+)
 def test_refused_validation(value):
     with pytest.raises(UserError, match=re.escape(f"validation={value!r} is refused; allowed: ")):
         hold_out(LABELS, value, 0, seed=0)
@@ -68,7 +72,9 @@ def test_refused_validation(value):
 
 @pytest.mark.parametrize("value", [-1, 9, 491, 501, 10.5, float("nan"), "100", None, True, False])
 def test_refused_public(value):
-    with pytest.raises(UserError, match=re.escape(f"public={value!r} is refused; allowed: 10 to 490 (")):
+    with pytest.raises(
+        UserError, match=re.escape(f"public={value!r} is refused; allowed: 10 to 490 (")
+    ):
         hold_out(LABELS, 0, value, seed=0)
 
 

@@ -17,7 +17,8 @@ def test_a_stream_repeats_and_others_differ() -> None:
 
 
 def test_many_streams_are_philoxs_own() -> None:
-    """Of the keys (first number of the seed sequence, k), whatever was drawn from the others, and how much."""
+    """Of the keys (first number of the seed sequence, k), whatever was drawn from the others, and
+    how much."""
     many = Streams(5, "batches", 3)
     sequence = np.random.SeedSequence(entropy=5, spawn_key=(zlib.crc32(b"batches"), 3))
     first = sequence.generate_state(2, np.uint64)[0]

@@ -51,14 +51,19 @@ BOTH = OPTIONS | {"test_file": "test.csv"}
 
 
 def test_a_table_of_two_files(root: Path) -> None:
-    """The test file has its columns in another order, a category and an owner that training lacks."""
+    """The test file has its columns in another order, a category and an owner that training
+    lacks."""
     before = contents(root)
     found = load("table", root, **BOTH)
     assert found.classes == ("None", "no", "yes")  # text, sorted; None is a name
     assert found.train_x.tolist() == [
-        [40, 0, 1, 0, 60], [50, 0, 0, 1, 70.5], [60, 1, 0, 0, -80], [70, 0, 1, 0, 90], [80, 0, 0, 1, 0.5],
+        [40, 0, 1, 0, 60],
+        [50, 0, 0, 1, 70.5],
+        [60, 1, 0, 0, -80],
+        [70, 0, 1, 0, 90],
+        [80, 0, 0, 1, 0.5],
         [90, 0, 1, 0, 0],
-    ]  # fmt: skip
+    ]
     assert found.test_x.tolist() == [[45, 0, 0, 0, 61], [40, 0, 1, 0, 60]]
     assert found.train_x.dtype == torch.float32 and found.unit == 1
     assert found.train_y.tolist() == [2, 1, 0, 2, 0, 1] and found.test_y.tolist() == [1, 2]
@@ -88,7 +93,8 @@ def test_columns_are_standardised_by_the_training_rows(root: Path) -> None:
 
 
 def test_a_constant_column_does_not_blow_up_other_values(root: Path) -> None:
-    """0.1 as float32 has a mean that rounds to another number, so its computed deviation isn't 0."""
+    """0.1 as float32 has a mean that rounds to another number, so its computed deviation isn't
+    0."""
     n = 49
     frame = pd.DataFrame({"same": np.full(n, 0.1), "x": np.arange(n) % 7, "y": np.arange(n) % 2})
     found = Dataset.of("mine", of_frame(frame, frame.assign(same=0.2), label="y"))
@@ -120,8 +126,15 @@ def test_a_byte_order_mark_blank_lines_and_quotes(root: Path) -> None:
 
 def test_features_are_chosen_and_ordered(root: Path) -> None:
     found = load("table", root, **BOTH | {"features": ["pulse", "age"], "one_hot": None})
-    assert found.train_x[0].tolist() == [60, 40] and found.notes[0] == "2 features, in this order: pulse, age"
-    found = load("table", root, **BOTH | {"features": ["pulse", "sex"], "one_hot": ["sex", "ward"], "owner": None})
+    assert (
+        found.train_x[0].tolist() == [60, 40]
+        and found.notes[0] == "2 features, in this order: pulse, age"
+    )
+    found = load(
+        "table",
+        root,
+        **BOTH | {"features": ["pulse", "sex"], "one_hot": ["sex", "ward"], "owner": None},
+    )
     assert found.train_x.shape == (6, 1 + 3 + 3) and found.train_owner is None
 
 
@@ -145,10 +158,21 @@ def kinds(n: int = 60) -> pd.DataFrame:
 def test_types_of_columns() -> None:
     frame = kinds()
     found = of_frame(frame, frame, label="y")
-    wanted = np.stack([np.arange(60) / 7, np.arange(60) % 5, np.arange(60) % 3 == 0, np.arange(60) % 4,
-                       np.arange(60) + 0.5, np.arange(60) % 3], axis=1)  # fmt: skip
+    wanted = np.stack(
+        [
+            np.arange(60) / 7,
+            np.arange(60) % 5,
+            np.arange(60) % 3 == 0,
+            np.arange(60) % 4,
+            np.arange(60) + 0.5,
+            np.arange(60) % 3,
+        ],
+        axis=1,
+    )
     assert np.array_equal(found.train_x.numpy(), wanted.astype(np.float32))
-    assert of_frame(frame.rename(columns={"int": 7}), frame.rename(columns={"int": 7}), label="y").classes == ["0", "1"]
+    assert of_frame(
+        frame.rename(columns={"int": 7}), frame.rename(columns={"int": 7}), label="y"
+    ).classes == ["0", "1"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +220,9 @@ def test_cut(labels: list[int], fraction: float, n_owners: int) -> None:
     if owners is None:
         shares = fraction * np.bincount(y)
         drawn = np.bincount(y[test], minlength=len(shares))
-        assert (np.abs(drawn - shares) <= 2).all() and abs(len(test) - fraction * len(y)) <= 1 + len(shares)
+        assert (np.abs(drawn - shares) <= 2).all() and abs(
+            len(test) - fraction * len(y)
+        ) <= 1 + len(shares)
     again = own.cut(y, owners, fraction, "mine")
     assert np.array_equal(again[1], test)
 
@@ -231,7 +257,12 @@ def test_a_share_of_the_rows_tests(root: Path) -> None:
 
 # Text
 
-TEXTS = [("a good day", "+", "ann"), ("a bad day", "-", "bob"), ("good good", "+", "bob"), ("bad!", "-", "ann")]
+TEXTS = [
+    ("a good day", "+", "ann"),
+    ("a bad day", "-", "bob"),
+    ("good good", "+", "bob"),
+    ("bad!", "-", "ann"),
+]
 
 
 def texts(times: int = 1) -> pd.DataFrame:
@@ -244,15 +275,29 @@ def test_texts(tmp_path: Path) -> None:
     pd.DataFrame([("so good a day", "+", "ann")], columns=["said", "mood", "who"]).to_csv(
         tmp_path / "t.csv", index=False
     )
-    options = {"file": "said.csv", "text": "said", "label": "mood", "owner": "who", "vocabulary": 6, "length": 3}
+    options = {
+        "file": "said.csv",
+        "text": "said",
+        "label": "mood",
+        "owner": "who",
+        "vocabulary": 6,
+        "length": 3,
+    }
     found = load("text", tmp_path, **options, test_file="t.csv")
     good, a, bad, day = 2, 3, 4, 5
-    assert found.train_x.tolist() == [[a, good, day], [a, bad, day], [good, good, PAD], [bad, UNKNOWN, PAD]]
+    assert found.train_x.tolist() == [
+        [a, good, day],
+        [a, bad, day],
+        [good, good, PAD],
+        [bad, UNKNOWN, PAD],
+    ]
     assert found.test_x.tolist() == [[UNKNOWN, good, a]]
     assert found.train_x.dtype == torch.int32 and found.mean == () and found.classes == ("+", "-")
     assert found.embedding is not None and found.embedding.shape == (6, WIDTH)
     assert found.train_owner is not None and found.train_owner.tolist() == [0, 1, 1, 0]
-    assert "1 of 5 texts cut to 3 tokens" in found.notes and any("drawn at random" in note for note in found.notes)
+    assert "1 of 5 texts cut to 3 tokens" in found.notes and any(
+        "drawn at random" in note for note in found.notes
+    )
     (tmp_path / GLOVE).write_text("good" + " 0.5" * WIDTH + "\nbad" + " -0.5" * WIDTH + "\n")
     found = load("text", tmp_path, **options, test_file="t.csv")
     assert found.embedding is not None and found.embedding[good].tolist() == [0.5] * WIDTH
@@ -270,26 +315,57 @@ def test_texts_in_memory_are_those_of_a_file(tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "said.csv", index=False)
     found = load("text", tmp_path, file="said.csv", text="said", label="mood", test_share=0.25)
     raw = of_texts(frame, text="said", label="mood", test_share=0.25, vectors=tmp_path)
-    assert isinstance(raw, Raw) and Dataset.of("text", raw).checksum == found.checksum and len(found.test_y) == 10
+    assert (
+        isinstance(raw, Raw)
+        and Dataset.of("text", raw).checksum == found.checksum
+        and len(found.test_y) == 10
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: of_frame([1, 2], label="y"), "frame is a list; allowed: a pandas.DataFrame"),  # type: ignore[arg-type]  # that is the mistake
-        (lambda: of_frame(kinds(), kinds().to_numpy(), label="y"), "test is a ndarray; allowed: a pandas.DataFrame"),
-        (lambda: of_frame(kinds(), label="z"), "frame: label: column 'z' is unknown; allowed: float, int"),
-        (lambda: of_frame(kinds().assign(int=None), label="y"), "column 'int' has no value in 60 rows, first in row 1"),
+        (
+            lambda: of_frame(kinds(), kinds().to_numpy(), label="y"),
+            "test is a ndarray; allowed: a pandas.DataFrame",
+        ),
+        (
+            lambda: of_frame(kinds(), label="z"),
+            "frame: label: column 'z' is unknown; allowed: float, int",
+        ),
+        (
+            lambda: of_frame(kinds().assign(int=None), label="y"),
+            "column 'int' has no value in 60 rows, first in row 1",
+        ),
         (
             lambda: of_frame(kinds().assign(int=pd.Timestamp(0)), label="y"),
             "column 'int' is datetime64[ns]; allowed: numbers",
         ),
-        (lambda: of_frame(kinds().assign(int=1j), label="y"), "column 'int' is complex128; allowed: numbers"),
-        (lambda: of_frame(kinds().assign(int=[[1]] * 60), label="y"), "column 'int' is [1] in row 1; allowed: numbers"),
-        (lambda: of_frame(kinds().assign(y=[(1,), (2,)] * 30), label="y"), "column 'y' is (1,) in row 1; allowed:"),
-        (lambda: of_frame(kinds().assign(y=pd.NA), label="y"), "column 'y' has no value in 60 rows, first in row 1"),
-        (lambda: of_texts(texts(), text="said", label="said"), "label='said' is refused; allowed: another column"),
-        (lambda: of_texts(texts(), text="said", label="mood", length=0), "length=0 is refused; allowed: 1 to 1000"),
+        (
+            lambda: of_frame(kinds().assign(int=1j), label="y"),
+            "column 'int' is complex128; allowed: numbers",
+        ),
+        (
+            lambda: of_frame(kinds().assign(int=[[1]] * 60), label="y"),
+            "column 'int' is [1] in row 1; allowed: numbers",
+        ),
+        (
+            lambda: of_frame(kinds().assign(y=[(1,), (2,)] * 30), label="y"),
+            "column 'y' is (1,) in row 1; allowed:",
+        ),
+        (
+            lambda: of_frame(kinds().assign(y=pd.NA), label="y"),
+            "column 'y' has no value in 60 rows, first in row 1",
+        ),
+        (
+            lambda: of_texts(texts(), text="said", label="said"),
+            "label='said' is refused; allowed: another column",
+        ),
+        (
+            lambda: of_texts(texts(), text="said", label="mood", length=0),
+            "length=0 is refused; allowed: 1 to 1000",
+        ),
     ],
 )
 def test_refused_in_memory(call: Callable[[], object], message: str) -> None:
@@ -309,23 +385,37 @@ FULL = pd.DataFrame({"x": [np.nan, 100.0], "kind": ["", "a"], "site": ["n", "s"]
 
 
 @pytest.mark.parametrize(("missing", "fill"), [("median", 3.0), ("mode", 3.0), ("drop", None)])
-def test_missing_values_are_filled_by_the_training_rows_alone(missing: str, fill: float | None) -> None:
-    """Rows 6 (no owner) and 8 (no label) go in any case. x of the others: 1, 3, -, 3, 8, -: median 3, mode 3.
+def test_missing_values_are_filled_by_the_training_rows_alone(
+    missing: str, fill: float | None
+) -> None:
+    """Rows 6 (no owner) and 8 (no label) go in any case.
 
-    The table comes twice. kind of the others: b, a, b, -, a, a: its mode is a. The test rows' 100 counts for neither.
+    x of the others: 1, 3, -, 3, 8, -: median 3, mode 3.
+
+    The table comes twice. kind of the others: b, a, b, -, a, a: its mode is a. The test rows' 100
+    counts for neither.
     """
     twice = pd.concat([HOLES, HOLES])
     found = of_frame(twice, FULL, label="y", owner="site", one_hot=["kind"], missing=missing)
     if fill is None:
-        assert found.train_x.tolist() == [[1, 0, 1], [3, 1, 0], [8, 1, 0]] * 2 and found.test_x.tolist() == [
-            [100, 1, 0]
-        ]
+        assert found.train_x.tolist() == [
+            [1, 0, 1],
+            [3, 1, 0],
+            [8, 1, 0],
+        ] * 2 and found.test_x.tolist() == [[100, 1, 0]]
         assert any("frame: 10 of 16 rows are left out" in note for note in found.notes)
         return
-    assert found.train_x[:, 0].tolist() == [1, 3, fill, 3, 8, fill] * 2 and found.test_x[:, 0].tolist() == [fill, 100]
-    assert found.train_x[:, 1].tolist() == [0, 1, 0, 1, 1, 1] * 2 and found.test_x[:, 1].tolist() == [1, 1]
+    assert found.train_x[:, 0].tolist() == [1, 3, fill, 3, 8, fill] * 2 and found.test_x[
+        :, 0
+    ].tolist() == [fill, 100]
+    assert found.train_x[:, 1].tolist() == [0, 1, 0, 1, 1, 1] * 2 and found.test_x[
+        :, 1
+    ].tolist() == [1, 1]
     notes = "\n".join(found.notes)
-    assert "frame: 4 of 16 rows are left out" in notes and "column 'x': 5 cells without a value are filled" in notes
+    assert (
+        "frame: 4 of 16 rows are left out" in notes
+        and "column 'x': 5 cells without a value are filled" in notes
+    )
     assert "of the training rows of all clients together, 3" in notes, "an honest report says that"
 
 
@@ -341,28 +431,54 @@ def test_columns_that_need_a_decision_are_named_at_once() -> None:
     n = 120
     frame = pd.DataFrame(
         {
-            "id": [f"p{i}" for i in range(n)], "sex": ["f", "m"] * 60, "blood": ["A", None, "B"] * 40,
-            "on": pd.date_range("2024-01-01", periods=n).strftime("%d.%m.%Y"), "at": pd.date_range("2024", periods=n),
-            "lab": ["<5", *["6.5"] * (n - 1)], "age": [None, *range(n - 1)], "void": [1.0] + [None] * (n - 1),
-            "ok": range(n), "price": np.linspace(0.5, 7, n), "y": [0, 1] * 60,
+            "id": [f"p{i}" for i in range(n)],
+            "sex": ["f", "m"] * 60,
+            "blood": ["A", None, "B"] * 40,
+            "on": pd.date_range("2024-01-01", periods=n).strftime("%d.%m.%Y"),
+            "at": pd.date_range("2024", periods=n),
+            "lab": ["<5", *["6.5"] * (n - 1)],
+            "age": [None, *range(n - 1)],
+            "void": [1.0] + [None] * (n - 1),
+            "ok": range(n),
+            "price": np.linspace(0.5, 7, n),
+            "y": [0, 1] * 60,
         }
-    )  # fmt: skip
+    )
     with pytest.raises(UndecidedError) as found:
         of_frame(frame.drop(columns="price"), label="y")
-    decided = [(one.column, one.option) for one in found.value.errors if isinstance(one, ColumnError)]
+    decided = [
+        (one.column, one.option) for one in found.value.errors if isinstance(one, ColumnError)
+    ]
     assert decided == [
-        ("id", "drop"), ("sex", "one_hot"), ("blood", "one_hot"), ("on", "drop"), ("at", "drop"), ("lab", "drop"),
-        ("age", "missing"), ("void", "drop"), ("blood", "missing"),
-    ]  # fmt: skip
+        ("id", "drop"),
+        ("sex", "one_hot"),
+        ("blood", "one_hot"),
+        ("on", "drop"),
+        ("at", "drop"),
+        ("lab", "drop"),
+        ("age", "missing"),
+        ("void", "drop"),
+        ("blood", "missing"),
+    ]
     lines = str(found.value).splitlines()
-    assert "looks like dates" in lines[3] and "datetime64" in lines[4] and "correct the others" in lines[5]
-    regression = r"with 120 different values it looks like a regression target, and the methods here classify"
-    with pytest.raises(UserError, match=rf"^frame: column 'price' is '0\.5' in row 1, a measurement; .*{regression}"):
+    assert (
+        "looks like dates" in lines[3]
+        and "datetime64" in lines[4]
+        and "correct the others" in lines[5]
+    )
+    regression = (
+        r"with 120 different values it looks like a regression target, and the methods "
+        r"here classify"
+    )
+    with pytest.raises(
+        UserError,
+        match=rf"^frame: column 'price' is '0\.5' in row 1, a measurement; .*{regression}",
+    ):
         of_frame(frame, label="price")
     dropped = ["id", "on", "at", "lab", "void", "price"]
-    found_columns = of_frame(frame, label="y", drop=dropped, one_hot=["sex", "blood"], missing="median").train_x.shape[
-        1
-    ]
+    found_columns = of_frame(
+        frame, label="y", drop=dropped, one_hot=["sex", "blood"], missing="median"
+    ).train_x.shape[1]
     assert found_columns == 2 + 2 + 1 + 1
 
 

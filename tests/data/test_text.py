@@ -13,7 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.text import GLOVE, PAD, UNKNOWN, WIDTH, embedding, encode, tokenise, vocabulary
+from fedml_noniid.plugins.data.text import (
+    GLOVE,
+    PAD,
+    UNKNOWN,
+    WIDTH,
+    embedding,
+    encode,
+    tokenise,
+    vocabulary,
+)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +46,18 @@ def test_tokens(text: str, tokens: str) -> None:
 
 # torchtext's documentation of basic_english, in its order: what is replaced by what.
 DOCUMENTED = [
-    ("'", " '  "), ('"', ""), (".", " . "), ("<br />", " "), (",", " , "), ("(", " ( "), (")", " ) "), ("!", " ! "),
-    ("?", " ? "), (";", " "), (":", " "),
-]  # fmt: skip
+    ("'", " '  "),
+    ('"', ""),
+    (".", " . "),
+    ("<br />", " "),
+    (",", " , "),
+    ("(", " ( "),
+    (")", " ) "),
+    ("!", " ! "),
+    ("?", " ? "),
+    (";", " "),
+    (":", " "),
+]
 
 
 @given(st.text(st.sampled_from("aB'\".,()!?;:<br /> \t\u00e9&#") | st.characters()))
@@ -72,7 +90,9 @@ def test_sequences_are_cut_and_padded_behind() -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from("abcdef"))), st.integers(1, 5), st.integers(3, 8))
-def test_padding_is_a_suffix_and_no_text_is_empty(texts: list[list[str]], length: int, size: int) -> None:
+def test_padding_is_a_suffix_and_no_text_is_empty(
+    texts: list[list[str]], length: int, size: int
+) -> None:
     words = vocabulary(texts, size)
     for row, tokens in zip(encode(texts, words, length).tolist(), texts, strict=True):
         n = max(1, min(len(tokens), length))
@@ -90,7 +110,9 @@ WORDS = ["<pad>", "<unk>", "the", "naïve", "zzz"]
 def glove(folder: Path, lines: Sequence[tuple[str, object]]) -> Path:
     """A file as GloVe's: each line a word and WIDTH times a number, or a whole line's end."""
     rest = [v if isinstance(v, str) else " ".join([str(v)] * WIDTH) for _, v in lines]
-    (folder / GLOVE).write_text("".join(f"{word} {end}\n" for (word, _), end in zip(lines, rest, strict=True)))
+    (folder / GLOVE).write_text(
+        "".join(f"{word} {end}\n" for (word, _), end in zip(lines, rest, strict=True))
+    )
     return folder / GLOVE
 
 
@@ -99,7 +121,9 @@ def test_without_a_file_vectors_are_drawn_and_the_note_says_so(tmp_path: Path) -
     found, note = embedding(words, tmp_path)
     assert found.shape == (502, WIDTH) and found.dtype == torch.float32
     assert found[PAD].abs().max() == 0
-    assert found[1:].mean().item() == pytest.approx(0, abs=0.01)  # 150,000 numbers: a deviation of 0.0026
+    assert found[1:].mean().item() == pytest.approx(
+        0, abs=0.01
+    )  # 150,000 numbers: a deviation of 0.0026
     assert found[1:].std().item() == pytest.approx(1, abs=0.01)
     assert len({tuple(row) for row in found.tolist()}) == 502
     assert "drawn at random" in note and GLOVE in note
@@ -137,7 +161,11 @@ def test_a_damaged_file_is_one_line_that_names_the_place(
     path = glove(tmp_path, lines)
     with pytest.raises(UserError) as caught:
         embedding(WORDS, tmp_path)
-    assert str(path) in str(caught.value) and message in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        str(path) in str(caught.value)
+        and message in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:

@@ -14,11 +14,23 @@ CASES = {
         b"train_args:\n  epochs: 1\n  epochs: 2\n",
         ": line 3: the key 'epochs' is there twice; keep one of them",
     ),
-    "latin-1": ("a: 1\n# Köln\n".encode("latin-1"), ": line 2: is not UTF-8 (byte 0xf6); save the file as UTF-8"),
-    "UTF-16": ("a: 1\n".encode("utf-16"), ": line 1: is not UTF-8 (byte 0xff); save the file as UTF-8"),
-    "NUL": (b"a: 1\nb: 2\0\n", ": line 2: holds the control character '\\x00'; remove it, or save the file as UTF-8"),
+    "latin-1": (
+        "a: 1\n# Köln\n".encode("latin-1"),
+        ": line 2: is not UTF-8 (byte 0xf6); save the file as UTF-8",
+    ),
+    "UTF-16": (
+        "a: 1\n".encode("utf-16"),
+        ": line 1: is not UTF-8 (byte 0xff); save the file as UTF-8",
+    ),
+    "NUL": (
+        b"a: 1\nb: 2\0\n",
+        ": line 2: holds the control character '\\x00'; remove it, or save the file as UTF-8",
+    ),
     "bracket": (b"a: 1\nb: [1\nc: 2\n", ": line 3: is not YAML (while parsing a flow sequence"),
-    "tab": (b"a:\n\tb: 1\n", ": line 2: is not YAML (while scanning for the next token; found character '\\t' that"),
+    "tab": (
+        b"a:\n\tb: 1\n",
+        ": line 2: is not YAML (while scanning for the next token; found character '\\t' that",
+    ),
 }
 
 
@@ -32,5 +44,7 @@ def test_a_bad_file_is_one_line_with_the_remedy(tmp_path: Path, content: bytes, 
 
 
 def test_a_missing_file_says_where_it_belongs(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=f"params.yaml: can't be read .*; it belongs into {tmp_path}"):
+    with pytest.raises(
+        UserError, match=f"params.yaml: can't be read .*; it belongs into {tmp_path}"
+    ):
         config.load(tmp_path)

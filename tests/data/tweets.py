@@ -30,7 +30,8 @@ def write(root: Path, tweets: Sequence[Tweet]) -> Path:
 
 
 def user_data(tweets: Sequence[Tweet]) -> dict[str, Any]:
-    """As data/sent140/preprocess/data_to_json.py: [id, date, query, user, text, which file] and 1 for "4"."""
+    """As data/sent140/preprocess/data_to_json.py: [id, date, query, user, text, which file] and 1
+    for "4"."""
     found: dict[str, Any] = {}
     for number, (polarity, user, text) in enumerate(tweets):
         held = found.setdefault(user, {"x": [], "y": []})
@@ -41,7 +42,11 @@ def user_data(tweets: Sequence[Tweet]) -> dict[str, Any]:
 
 def leaf(path: Path, tweets: Sequence[Tweet], **changes: object) -> Path:
     data = user_data(tweets)
-    content = {"users": list(data), "num_samples": [len(held["y"]) for held in data.values()], "user_data": data}
+    content = {
+        "users": list(data),
+        "num_samples": [len(held["y"]) for held in data.values()],
+        "user_data": data,
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content | changes))
     return path

@@ -1,7 +1,8 @@
-"""A stand-in for CUDA graphs on a CPU: it records a step's operations, and replays them on the same memory.
+"""A stand-in for CUDA graphs on a CPU: it records a step's operations, and replays them on the same
+memory.
 
-As with a graph, recording computes nothing that lasts, a replay runs no Python of ours, and it reads and writes the
-memory of the recorded step. What has to see a value cannot be recorded.
+As with a graph, recording computes nothing that lasts, a replay runs no Python of ours, and it
+reads and writes the memory of the recorded step. What has to see a value cannot be recorded.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operations that hand a value to Python, or whose result has a shape that depends on data.
-SEEING = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::bincount", "aten::equal")
+SEEING = (
+    "aten::_local_scalar_dense",
+    "aten::nonzero",
+    "aten::masked_select",
+    "aten::bincount",
+    "aten::equal",
+)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch types it in part
@@ -28,7 +35,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch typ
         self.before: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         if func._schema.name in SEEING:
@@ -59,7 +70,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch typ
 
 
 def _tensors(found: Any) -> list[Tensor]:
-    return [leaf for leaf in (found if isinstance(found, tuple | list) else [found]) if isinstance(leaf, Tensor)]
+    return [
+        leaf
+        for leaf in (found if isinstance(found, tuple | list) else [found])
+        if isinstance(leaf, Tensor)
+    ]
 
 
 class HostTape:
@@ -76,7 +91,9 @@ class HostTape:
         recorder = Recorder()
         with recorder:
             work()
-        with torch.inference_mode():  # some steps are recorded in it, and what they made may be written in it only
+        with (
+            torch.inference_mode()
+        ):  # some steps are recorded in it, and what they made may be written in it only
             for whole, before in recorder.before.values():
                 whole.copy_(before)
         self.recorded += 1

@@ -1,4 +1,5 @@
-"""Clients that are missing: the round goes on without them, in every engine, and as if they had not been asked."""
+"""Clients that are missing: the round goes on without them, in every engine, and as if they had not
+been asked."""
 
 from __future__ import annotations
 
@@ -32,16 +33,21 @@ from tests.test_parity import close, close_together
 
 ENGINES = ("sequential", "vectorized")
 N = len(federation.SIZES)
-TABLE = ALONE | {recipe: (recipe, settings(recipe)) for recipe in (*MORE, "scaffold+fnr", "ccvr+fnr")}
+TABLE = ALONE | {
+    recipe: (recipe, settings(recipe)) for recipe in (*MORE, "scaffold+fnr", "ccvr+fnr")
+}
 
 
-def simulation(entry: str, absent: Absent, observing: bool = False, **options: object) -> Simulation:
+def simulation(
+    entry: str, absent: Absent, observing: bool = False, **options: object
+) -> Simulation:
     recipe, methods = TABLE[entry]
     return federation.simulation(recipe, methods, absent=absent, observing=observing, **options)
 
 
 def often(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Nobody misses the first training, the last client the second, two clients the third; one every later exchange."""
+    """Nobody misses the first training, the last client the second, two clients the third; one
+    every later exchange."""
     if len(asked) == 1:
         return ()
     if exchange > 0 or round_ == 0:
@@ -62,18 +68,28 @@ def kept(absent: Absent, missing: dict[tuple[int, int], tuple[int, ...]]) -> Abs
 def one_step(absent: Absent, engine: str) -> Simulation:
     """A logistic regression on one number, from 0; lr = 1, one step, three clients."""
     net = logistic_regression((1,), 2)
-    zero = hand.Given(net.name, net.blocks, net.head, start={"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)})
+    zero = hand.Given(
+        net.name,
+        net.blocks,
+        net.head,
+        start={"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)},
+    )
     data = hand.samples(np.array([[2.0], [1.0], [1.0], [8.0]]), np.array([0, 1, 0, 1]))
     clients = [np.array([0]), np.array([3]), np.array([1, 2])]
     local = LocalTraining("sgd", 1.0, 1, 2)
     return simulate(
-        "fedavg", {}, Federation.of(data, clients, data, absent=absent), Plan(zero, local, 1, 3, 0, engine=engine)
+        "fedavg",
+        {},
+        Federation.of(data, clients, data, absent=absent),
+        Plan(zero, local, 1, 3, 0, engine=engine),
     )
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_mean_is_over_those_that_answer(engine: str) -> None:
-    """w = 0, so p = (1/2, 1/2). Client 1 is missing. Client 0: x = 2, y = 0; client 2: x = 1, 1, y = 1, 0.
+    """w = 0, so p = (1/2, 1/2).
+
+    Client 1 is missing. Client 0: x = 2, y = 0; client 2: x = 1, 1, y = 1, 0.
 
     client 0: gradient by logit (-1/2, 1/2), times x = 2: W = (1, -1), b = (1/2, -1/2)
     client 2: the two samples' gradients cancel: W = 0, b = 0
@@ -89,13 +105,19 @@ def test_the_mean_is_over_those_that_answer(engine: str) -> None:
 
 
 def test_somebody_has_to_answer() -> None:
-    message = r"^round 1, job 'train': every client that is asked \(0, 1, 2\) is missing; at least one has to answer$"
+    message = (
+        r"^round 1, job 'train': every client that is asked \(0, 1, 2\) is missing; at "
+        r"least one has to answer$"
+    )
     with pytest.raises(UserError, match=message):
         one_step(listed({(1, 0): {0, 1, 2}}), "sequential").run()
 
 
 def test_an_ask_is_passed_on_as_it_is_where_nobody_is_missing() -> None:
-    """The same object. Where somebody is, its model is the same object, and each client has its own row."""
+    """The same object.
+
+    Where somebody is, its model is the same object, and each client has its own row.
+    """
     loop = federation.simulation("fedavg").loop
     each = {"some": {"x": torch.tensor([[10.0], [11.0], [13.0], [15.0]])}}
     own = Ask("train", (0, 1, 3, 5), loop.state.params, each=each)
@@ -113,11 +135,19 @@ def test_an_ask_is_passed_on_as_it_is_where_nobody_is_missing() -> None:
 
 def test_who_misses_an_exchange_misses_the_rest_of_the_round() -> None:
     """rFedAvg+'s authors map the data of all clients: before round 1, and behind every training."""
-    ran = simulation("rfedavg_plus_authors", listed({(0, 0): {1}, (1, 0): {3}, (2, 1): {0}}), cohort=N, rounds=2)
+    ran = simulation(
+        "rfedavg_plus_authors", listed({(0, 0): {1}, (1, 0): {3}, (2, 1): {0}}), cohort=N, rounds=2
+    )
     exchanges = hand.tapped(ran)
     ran.run()
     first, second = (0, 1, 2, 4, 5), (1, 2, 3, 4, 5)
-    assert [ask.to for ask, _ in exchanges] == [(0, 2, 3, 4, 5), first, first, tuple(range(N)), second]
+    assert [ask.to for ask, _ in exchanges] == [
+        (0, 2, 3, 4, 5),
+        first,
+        first,
+        tuple(range(N)),
+        second,
+    ]
 
 
 def test_who_becomes_missing_while_an_ask_is_out_is_not_counted() -> None:
@@ -137,18 +167,25 @@ def test_who_becomes_missing_while_an_ask_is_out_is_not_counted() -> None:
 
 @pytest.mark.parametrize("entry", TABLE)
 def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> None:
-    """Weights, server, memories, rows and recorded quantities. The killed run has the absences from a file."""
+    """Weights, server, memories, rows and recorded quantities.
+
+    The killed run has the absences from a file.
+    """
     missing: dict[tuple[int, int], tuple[int, ...]] = {}
     options = {"dtype": torch.float64, "batch_norm": True, "epochs": 1}
     path = tmp_path / "run.safetensors"
-    mine = simulation(entry, kept(often, missing), True, checkpoint=path, checkpoint_every=2, **options)
+    mine = simulation(
+        entry, kept(often, missing), True, checkpoint=path, checkpoint_every=2, **options
+    )
     for done in mine.rounds():
         if done["round"] == 2:
             for file in (path, path.with_suffix(".rounds")):
                 shutil.copy(file, file.with_stem("killed"))
     absences.write(tmp_path / "absent.csv", missing)
     again = listed(absences.read(tmp_path / "absent.csv"))
-    assert any(exchange == 0 and clients for (round_, exchange), clients in missing.items() if round_)
+    assert any(
+        exchange == 0 and clients for (round_, exchange), clients in missing.items() if round_
+    )
 
     resumed = simulation(entry, again, True, checkpoint=tmp_path / "killed.safetensors", **options)
     assert resumed.start_round == 2
@@ -160,25 +197,39 @@ def test_engines_agree_and_a_killed_run_goes_on(entry: str, tmp_path: Path) -> N
     a, b = mine.outcome, other.run()
     for part in ("params", "evaluated", "buffers"):
         close(getattr(b, part), getattr(a, part), 1e-9)
-    states = [flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory}) for of in (mine, other)]
+    states = [
+        flatten({"state": of.loop.state.slices, "memory": of.engine.clients.memory})
+        for of in (mine, other)
+    ]
     close_together(states[1], states[0], 1e-9)
     for left, right in zip(a.rows, b.rows, strict=True):
         assert (left["bytes_up"], left["bytes_down"]) == (right["bytes_up"], right["bytes_down"])
         assert right["local_loss"] == pytest.approx(left["local_loss"], rel=1e-9)
     for of in (a, b):
-        assert of.tensors["round/clients"].shape == (1, 1 if entry == "centralised" else 2)  # of the last round
-    assert {key: leaf.shape for key, leaf in a.tensors.items()} == {key: leaf.shape for key, leaf in b.tensors.items()}
+        assert of.tensors["round/clients"].shape == (
+            1,
+            1 if entry == "centralised" else 2,
+        )  # of the last round
+    assert {key: leaf.shape for key, leaf in a.tensors.items()} == {
+        key: leaf.shape for key, leaf in b.tensors.items()
+    }
 
 
 # A client that was asked and is missing counts in another way than one that was not asked.
 ASKED = (
-    "ccvr", "ccvr+fnr",  # everybody sends statistics after the last round, but not a client that misses it
-    "rfedavg_authors", "rfedavg_plus_authors",  # the deltas of all that were drawn count
-)  # fmt: skip
+    "ccvr",
+    "ccvr+fnr",  # everybody sends statistics after the last round, but not a client that misses it
+    "rfedavg_authors",
+    "rfedavg_plus_authors",  # the deltas of all that were drawn count
+)
 
 
-@pytest.mark.parametrize("entry", [entry for entry in TABLE if entry not in ASKED and "=" not in entry])
-def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(entry: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "entry", [entry for entry in TABLE if entry not in ASKED and "=" not in entry]
+)
+def test_a_round_goes_on_as_if_the_missing_had_not_been_drawn(
+    entry: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def away(round_: int, exchange: int, asked: tuple[int, ...]) -> tuple[int, ...]:
         return (asked[round_],) if round_ and exchange == 0 and len(asked) > 1 else ()
 
@@ -243,7 +294,8 @@ def test_the_server_keeps_the_mean_of_all_clients(
 
 
 def test_the_share_that_is_missing_is_the_rate() -> None:
-    """4000 draws of rate 0.3, so the standard error is sqrt(0.3 0.7 / 4000); no two clients go together."""
+    """4000 draws of rate 0.3, so the standard error is sqrt(0.3 0.7 / 4000); no two clients go
+    together."""
     absent, asked = sometimes(0.3, 7), tuple(range(20))
     away = np.array([[k in absent(t, 0, asked) for k in asked] for t in range(1, 201)])
     assert abs(away.mean() - 0.3) < 4 * math.sqrt(0.3 * 0.7 / away.size)
@@ -256,7 +308,10 @@ def test_a_client_is_missing_whoever_else_is_asked() -> None:
     absent, other = sometimes(0.5, 1), sometimes(0.5, 2)
     every = [absent(t, 0, tuple(range(9))) for t in range(1, 30)]
     some = [sometimes(0.5, 1)(t, 0, (2, 5, 7, 8)) for t in range(1, 30)]
-    assert all(few == found & {2, 5, 7, 8} or {2, 5, 7, 8} <= found for few, found in zip(some, every, strict=True))
+    assert all(
+        few == found & {2, 5, 7, 8} or {2, 5, 7, 8} <= found
+        for few, found in zip(some, every, strict=True)
+    )
     assert every != [other(t, 0, tuple(range(9))) for t in range(1, 30)]
 
 
@@ -268,7 +323,8 @@ def test_one_client_always_stays_and_for_the_whole_round() -> None:
         later = set(absent(t, 1, tuple(range(6))))
         assert away < {1, 3, 4} and later & {1, 3, 4} == away
         two += len(away) == 2
-    # Two are missing if two or three draws are below 0.9: 3 * 0.81 * 0.1 + 0.729 = 0.972, standard error 0.017.
+    # Two are missing if two or three draws are below 0.9: 3 * 0.81 * 0.1 + 0.729 = 0.972, standard
+    # error 0.017.
     assert two >= 91
 
 
@@ -286,16 +342,24 @@ def test_at_rate_0_nothing_changes() -> None:
 
 def test_pooled_data_belong_to_no_client() -> None:
     """The one that trains stands for all, so the list is not about it."""
-    of, plan = federation.federation(), Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4), 2, 4, 0)
+    of, plan = (
+        federation.federation(),
+        Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4), 2, 4, 0),
+    )
     ran = [
-        simulate("centralised", {}, Federation.of(of.train, of.clients, of.test, absent=absent), plan).run()
+        simulate(
+            "centralised", {}, Federation.of(of.train, of.clients, of.test, absent=absent), plan
+        ).run()
         for absent in (nobody, listed({(1, 0): {0}}))
     ]
     assert federation.equal(*ran)
 
 
 def test_a_server_without_clients_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    """A deployed server has no memories, and notes of its own. FedAvg's clients have none either."""
+    """A deployed server has no memories, and notes of its own.
+
+    FedAvg's clients have none either.
+    """
     whole = federation.simulation("fednnnn")
     rounds = whole.rounds()
     next(rounds)
@@ -318,7 +382,9 @@ def test_a_file_has_a_line_per_missing_answer(tmp_path: Path) -> None:
     absences.write(path, {(10, 0): [3], (2, 1): [7, 0], (2, 0): {11}, (3, 0): ()})
     assert path.read_text() == "round,exchange,client\n2,0,11\n2,1,0\n2,1,7\n10,0,3\n"
     assert absences.read(path) == {(10, 0): {3}, (2, 1): {0, 7}, (2, 0): {11}}
-    path.write_bytes(b"\xef\xbb\xbfround, exchange, client\r\n1,,4\r\n\r\n2, 1,0\r\n")  # as a spreadsheet writes it
+    path.write_bytes(
+        b"\xef\xbb\xbfround, exchange, client\r\n1,,4\r\n\r\n2, 1,0\r\n"
+    )  # as a spreadsheet writes it
     assert absences.read(path) == {(1, 0): {4}, (2, 1): {0}}
     absences.write(path, {})
     assert absences.read(path) == {}
@@ -331,25 +397,39 @@ def test_a_file_has_a_line_per_missing_answer(tmp_path: Path) -> None:
         ("round;exchange;client\n", "line 1: 'round;exchange;client' is refused"),
         ("round,client\n1,2\n", "line 1: 'round,client' is refused"),
         ("round,exchange,client\n1,0\n", "line 2: has 2 cells; allowed: 3"),
-        ("round,exchange,client\n1,0,2\n\n1,0,-1\n", "line 4: client = '-1' is refused; allowed: 0 to 5"),
+        (
+            "round,exchange,client\n1,0,2\n\n1,0,-1\n",
+            "line 4: client = '-1' is refused; allowed: 0 to 5",
+        ),
         ("round,exchange,client\n1,0,6\n", "line 2: client = '6' is refused; allowed: 0 to 5"),
         ("round,exchange,client\n4,0,1\n", "line 2: round = '4' is refused; allowed: 0 to 3"),
         ("round,exchange,client\n,0,1\n", "line 2: round = '' is refused; allowed: 0 to 3"),
-        ("round,exchange,client\n1,one,1\n", "line 2: exchange = 'one' is refused; allowed: a whole number from 0 up"),
+        (
+            "round,exchange,client\n1,one,1\n",
+            "line 2: exchange = 'one' is refused; allowed: a whole number from 0 up",
+        ),
         ("round,exchange,client\n1,0,1.0\n", "line 2: client = '1.0' is refused"),
         ("round,exchange,client\n1," + "9" * 5000 + ",1\n", "line 2: exchange = '999"),
-        ("round,exchange,client\n1,0,1\n1,,1\n", "line 3: client 1 is named twice for round 1, exchange 0"),
+        (
+            "round,exchange,client\n1,0,1\n1,,1\n",
+            "line 3: client 1 is named twice for round 1, exchange 0",
+        ),
         ("round,exchange,client\n1,0," + "2" * 200_000, "is not a CSV file"),
         ("round,exchange,client\n1,0,\xff", "is not a CSV file"),
     ],
-)  # fmt: skip
+)
 def test_another_file_is_refused(content: str, words: str, tmp_path: Path) -> None:
     path = tmp_path / "absent.csv"
     path.write_bytes(content.encode("latin-1"))
     with pytest.raises(UserError) as error:
         absences.read(path, rounds=3, n_clients=N)
     message = str(error.value)
-    assert message.startswith(str(path)) and words in message and "\n" not in message and len(message) < 300
+    assert (
+        message.startswith(str(path))
+        and words in message
+        and "\n" not in message
+        and len(message) < 300
+    )
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -12,7 +12,14 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.engines.callbacks import Callback, EarlyStop, Exchange, RoundEnd, Row, callback_of
+from fedml_noniid.plugins.engines.callbacks import (
+    Callback,
+    EarlyStop,
+    Exchange,
+    RoundEnd,
+    Row,
+    callback_of,
+)
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.run import Checkpointing, Run
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -65,12 +72,18 @@ class After(Callback):
         return "enough" if rows[-1]["round"] == self.last else ""
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "fedbabu+ccn", "ccvr+scaffold", "scaffold+fnr", "fednnnn", "fedbn"])
+@pytest.mark.parametrize(
+    "recipe", ["fedavg", "fedbabu+ccn", "ccvr+scaffold", "scaffold+fnr", "fednnnn", "fedbn"]
+)
 def test_a_stopped_run_is_a_shorter_run(recipe: str) -> None:
-    """Also for methods that act on the last round's model; with fewer evaluations, the last round has one."""
+    """Also for methods that act on the last round's model; with fewer evaluations, the last round
+    has one."""
     settings = {"scaffold+fnr": {"fnr": {"p": 0.5}}}.get(recipe, {})
     options: dict[str, Any] = {"settings": settings, "batch_norm": True, "evaluate_every": 2}
-    stopped, short = simulation(recipe, After(4), **options), simulation(recipe, rounds=4, **options)
+    stopped, short = (
+        simulation(recipe, After(4), **options),
+        simulation(recipe, rounds=4, **options),
+    )
     assert federation.equal(stopped.run(), short.run())
     assert ("ccvr" in recipe) is bool(stopped.algorithm.exchanges.finish)
     assert (stopped.loop.over, stopped.loop.done, stopped.loop.stopped) == (True, 4, "enough")
@@ -81,7 +94,9 @@ def test_it_stops_where_the_validation_loss_does_not_fall() -> None:
     """With a step size that is far too small, no round is better by `min_delta` than the first."""
     ran = simulation("fedavg", EarlyStop(patience=3, min_delta=0.01), lr=1e-9)
     found = ran.run().rows
-    assert len(found) == 4 and ran.loop.stopped == "validation_loss has not improved for 3 evaluations"
+    assert (
+        len(found) == 4 and ran.loop.stopped == "validation_loss has not improved for 3 evaluations"
+    )
 
 
 @dataclass
@@ -127,7 +142,9 @@ def test_a_killed_run_goes_on_with_its_callbacks(killed: int, tmp_path: Path) ->
 
     def made() -> Simulation:
         written = Checkpointing(Checkpoints(tmp_path / "c", "f"))
-        return simulation("fedbabu+scaffold", Watcher(), EarlyStop(2, min_delta=9), After(4), written)
+        return simulation(
+            "fedbabu+scaffold", Watcher(), EarlyStop(2, min_delta=9), After(4), written
+        )
 
     whole = simulation("fedbabu+scaffold", Watcher(), EarlyStop(2, min_delta=9), After(4))
     whole.run()
@@ -161,15 +178,36 @@ class Measures(Broken):
 @pytest.mark.parametrize(
     ("callback", "words"),
     [
-        (Raises(), "callback Raises: on_round failed, .*test_callbacks.py, line .*: KeyError: 'test_acuracy'"),
-        (Measures(found=[1]), r"callback Measures: measure returned \[1\]; allowed: a dict of numbers"),
+        (
+            Raises(),
+            (
+                "callback Raises: on_round failed, .*test_callbacks.py, line .*: KeyError: "
+                "'test_acuracy'"
+            ),
+        ),
+        (
+            Measures(found=[1]),
+            r"callback Measures: measure returned \[1\]; allowed: a dict of numbers",
+        ),
         (Measures(found={"a": "b"}), "measure returned 'a': 'b'; allowed: numbers or tensors"),
         (Measures(found={"a": True}), "measure returned 'a': True; allowed: numbers"),
         (Measures(found={"a b": 1.0}), "measure returned 'a b': 1.0; allowed: .*names of letters"),
-        (Measures(found={"test_loss": 1.0}), "measure returned 'test_loss', a column that is there already"),
-        (Measures(found={"round": 1.0}), "measure returned 'round', a column that is there already"),
-        (Measures(found=lambda end: {f"at_{end.number}": 1.0}), "round 2: columns at_1, at_2 are not those of round 1"),
-        (Measures(found=lambda end: end.nothing), "callback Measures: measure failed, .*line .*AttributeError"),
+        (
+            Measures(found={"test_loss": 1.0}),
+            "measure returned 'test_loss', a column that is there already",
+        ),
+        (
+            Measures(found={"round": 1.0}),
+            "measure returned 'round', a column that is there already",
+        ),
+        (
+            Measures(found=lambda end: {f"at_{end.number}": 1.0}),
+            "round 2: columns at_1, at_2 are not those of round 1",
+        ),
+        (
+            Measures(found=lambda end: end.nothing),
+            "callback Measures: measure failed, .*line .*AttributeError",
+        ),
     ],
 )
 def test_mistakes_name_callback_and_place(callback: Callback, words: str) -> None:
@@ -182,7 +220,9 @@ def test_mistakes_name_callback_and_place(callback: Callback, words: str) -> Non
 def test_a_state_that_json_can_not_hold_is_refused(value: object, tmp_path: Path) -> None:
     """{1: 2} and (1, 2) would come back as other values."""
     written = Checkpointing(Checkpoints(tmp_path / "c", ""))
-    with pytest.raises(UserError, match=r"callback Broken: what = .* can't be kept in a checkpoint as JSON"):
+    with pytest.raises(
+        UserError, match=r"callback Broken: what = .* can't be kept in a checkpoint as JSON"
+    ):
         simulation("fedavg", Broken(what=value), written).run()
 
 
@@ -190,24 +230,43 @@ def test_early_stop_needs_a_validation_split() -> None:
     without = replace(federation.simulation("fedavg").loop.federation, validation=None)
     made = federation.simulation("fedavg")
     with pytest.raises(
-        UserError, match=r"early_stop: needs a validation split, and there is none; set data.validation"
+        UserError,
+        match=r"early_stop: needs a validation split, and there is none; set data.validation",
     ):
         Simulation(made.algorithm, without, made.loop.plan, [EarlyStop()])
-    with pytest.raises(UserError, match="early_stop: fedbn leaves a part of the model on the clients"):
+    with pytest.raises(
+        UserError, match="early_stop: fedbn leaves a part of the model on the clients"
+    ):
         simulation("fedbn", EarlyStop(), batch_norm=True)
 
 
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("early_stp", {}, "callback 'early_stp' is unknown (did you mean 'early_stop'?); allowed: early_stop, or"),
+        (
+            "early_stp",
+            {},
+            "callback 'early_stp' is unknown (did you mean 'early_stop'?); allowed: early_stop, or",
+        ),
         ("early_stop", {"patience": 0}, "callback early_stop: patience = 0 must be at least 1"),
         ("early_stop", {"patience": 2.5}, "patience = 2.5 must be a whole number"),
         ("early_stop", {"on": "test_loss"}, "on = 'test_loss' is unknown"),
-        ("early_stop", {"best": 1.0}, "unknown option 'best'; allowed: patience, on, min_delta, after"),
-        ("tests.nowhere.X", {}, "callback 'tests.nowhere.X' can't be imported, ModuleNotFoundError"),
+        (
+            "early_stop",
+            {"best": 1.0},
+            "unknown option 'best'; allowed: patience, on, min_delta, after",
+        ),
+        (
+            "tests.nowhere.X",
+            {},
+            "callback 'tests.nowhere.X' can't be imported, ModuleNotFoundError",
+        ),
         ("tests.federation.run", {}, "callback 'tests.federation.run' is no subclass of Callback"),
-        (f"{__name__}.After", {"lst": 3}, "After: unknown option 'lst' (did you mean 'last'?); allowed: last"),
+        (
+            f"{__name__}.After",
+            {"lst": 3},
+            "After: unknown option 'lst' (did you mean 'last'?); allowed: last",
+        ),
     ],
 )
 def test_names_and_options(name: str, options: dict[str, Any], words: str) -> None:

@@ -1,4 +1,5 @@
-"""Steps in graphs: the same results as steps that run one by one, no host in a step, and what is refused."""
+"""Steps in graphs: the same results as steps that run one by one, no host in a step, and what is
+refused."""
 
 from __future__ import annotations
 
@@ -29,7 +30,13 @@ from tests import federation
 from tests.engines.recording import HostTape
 from tests.recipe_table import ALONE
 
-IN_STEPS = ("warm_start", "update_factor", "penalty", "logits", "gradient_term")  # the hooks that a step runs or reads
+IN_STEPS = (
+    "warm_start",
+    "update_factor",
+    "penalty",
+    "logits",
+    "gradient_term",
+)  # the hooks that a step runs or reads
 
 
 def changes_steps(entry: str) -> bool:
@@ -40,7 +47,8 @@ def changes_steps(entry: str) -> bool:
     return hooks or made.needs.last_epoch or made.needs.own_norms or made.prepared(task) != task
 
 
-# In the sequential engine a step's shape depends on its batch: what comes only here is tested with a few recipes.
+# In the sequential engine a step's shape depends on its batch: what comes only here is tested with
+# a few recipes.
 FEW = ("fedavg", "fedgen", "moon", "scaffold", "ccn,z_time=last_epoch_running")
 WAYS = [
     *((entry, "vectorized") for entry in ALONE if entry == "fedavg" or changes_steps(entry)),
@@ -51,7 +59,12 @@ NEAR = {"rel": 1e-12, "abs": 1e-12, "nan_ok": True}
 
 def simulation(entry: str, engine: str, **options: Any) -> Simulation:
     recipe, settings = ALONE[entry]
-    given: dict[str, Any] = {"dtype": torch.float64, "batch_norm": True, "epochs": 3, "rounds": 2} | options
+    given: dict[str, Any] = {
+        "dtype": torch.float64,
+        "batch_norm": True,
+        "epochs": 3,
+        "rounds": 2,
+    } | options
     return federation.simulation(recipe, settings, engine=engine, **given)
 
 
@@ -71,7 +84,8 @@ def same(found: Outcome, wanted: Outcome) -> None:
 
 @pytest.mark.parametrize(("entry", "engine"), WAYS)
 def test_replayed_steps_end_with_the_same_bits(entry: str, engine: str) -> None:
-    """Clients with 1 to 12 samples, batches of 4, three epochs: full batches and short ones, masks, missing steps."""
+    """Clients with 1 to 12 samples, batches of 4, three epochs: full batches and short ones, masks,
+    missing steps."""
     found, tape = recorded(simulation(entry, engine))
     same(found, simulation(entry, engine).run())
     assert 0 < tape.recorded < tape.replays
@@ -79,15 +93,23 @@ def test_replayed_steps_end_with_the_same_bits(entry: str, engine: str) -> None:
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_what_a_step_draws_is_drawn_for_each_replay(engine: str) -> None:
-    """Dropout draws ahead. Crops and flips are drawn in the step, from its number, which is on the device."""
-    options: dict[str, Any] = {"of": federation.images(), "model": build("pfl_cnn", (1, 6, 6), 3), "augment": True}
+    """Dropout draws ahead.
+
+    Crops and flips are drawn in the step, from its number, which is on the device.
+    """
+    options: dict[str, Any] = {
+        "of": federation.images(),
+        "model": build("pfl_cnn", (1, 6, 6), 3),
+        "augment": True,
+    }
     found, tape = recorded(simulation("fedavg", engine, **options))
     same(found, simulation("fedavg", engine, **options).run())
     assert 0 < tape.recorded < tape.replays
 
 
 def test_too_few_steps_are_not_recorded() -> None:
-    """One epoch has at most three steps, and the last is shorter for all clients but the one of 12 samples."""
+    """One epoch has at most three steps, and the last is shorter for all clients but the one of 12
+    samples."""
     found, tape = recorded(simulation("fedavg", "sequential", epochs=1, cohort=6, rounds=1))
     same(found, simulation("fedavg", "sequential", epochs=1, cohort=6, rounds=1).run())
     assert (tape.recorded, tape.replays) == (1, 2)
@@ -120,7 +142,10 @@ def test_a_replay_runs_no_python(engine: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("entry", ALONE)
 def test_no_step_needs_the_host(entry: str) -> None:
-    """On a fake GPU, where a wait or a copy raises while a step is recorded. Of three steps, two are replays."""
+    """On a fake GPU, where a wait or a copy raises while a step is recorded.
+
+    Of three steps, two are replays.
+    """
     recipe, settings = ALONE[entry]
     cost = of_round(recipe, settings, "vectorized", SMALL, 3, cuda_graphs=True)
     assert cost.replays == 2
@@ -128,7 +153,8 @@ def test_no_step_needs_the_host(entry: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("entry", "engine"), [("fedavg", "sequential"), ("fedavg", "vectorized"), ("moon", "vectorized")]
+    ("entry", "engine"),
+    [("fedavg", "sequential"), ("fedavg", "vectorized"), ("moon", "vectorized")],
 )
 def test_a_replayed_step_is_one_launch(entry: str, engine: str) -> None:
     recipe, settings = ALONE[entry]
@@ -151,7 +177,9 @@ def test_a_method_that_needs_the_host_is_refused(
 ) -> None:
     changed(monkeypatch, change)
     recipe, settings = ALONE["fedprox"]
-    said = rf"cuda_graphs = true is refused: a step can't be recorded \({what} at .*\); allowed: false"
+    said = (
+        rf"cuda_graphs = true is refused: a step can't be recorded \({what} at .*\); allowed: false"
+    )
     with pytest.raises(UserError, match=said):
         of_round(recipe, settings, engine, SMALL, 8, cuda_graphs=True)
 
@@ -159,8 +187,15 @@ def test_a_method_that_needs_the_host_is_refused(
 def test_where_there_are_no_graphs_they_are_refused() -> None:
     of = federation.federation()
     local = replace(LocalTraining("sgd", 0.1, 1, 4), cuda_graphs=True)
-    with pytest.raises(UserError, match="cuda_graphs = true needs device cuda, the device is cpu; allowed: false"):
-        simulate("fedavg", {}, Federation.of(of.train, of.clients, of.test), Plan(federation.network(), local, 1, 4, 0))
+    with pytest.raises(
+        UserError, match="cuda_graphs = true needs device cuda, the device is cpu; allowed: false"
+    ):
+        simulate(
+            "fedavg",
+            {},
+            Federation.of(of.train, of.clients, of.test),
+            Plan(federation.network(), local, 1, 4, 0),
+        )
     with pytest.raises(UserError, match="cuda_graphs = true is refused for model 'lstm'"):
         tape_for(build("lstm", (5,), 2, embedding=torch.zeros(9, 4)))
 
@@ -169,7 +204,11 @@ def test_where_there_are_no_graphs_they_are_refused() -> None:
 @pytest.mark.parametrize(("entry", "engine"), WAYS)
 def test_a_gpu_replays_what_it_would_compute(entry: str, engine: str) -> None:
     of = federation.federation(torch.float64)
-    parts = (part._replace(x=part.x.cuda(), y=part.y.cuda()) for part in (of.train, of.test, of.public) if part)
+    parts = (
+        part._replace(x=part.x.cuda(), y=part.y.cuda())
+        for part in (of.train, of.test, of.public)
+        if part
+    )
     train, test, public = parts
     on_gpu = federation.Federation(train, of.clients, test, public)
     made = simulation(entry, engine, of=on_gpu)

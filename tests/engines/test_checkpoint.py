@@ -43,19 +43,30 @@ def keep(path: Path, done: int) -> None:
         ("scaffold+fnr", "vectorized"),
     ],
 )
-def test_resuming_after_any_round_gives_the_same_bits(recipe: str, engine: str, tmp_path: Path) -> None:
-    """Weights, evaluated weights, buffers, and all rows but their seconds; two of the rows have no accuracy."""
+def test_resuming_after_any_round_gives_the_same_bits(
+    recipe: str, engine: str, tmp_path: Path
+) -> None:
+    """Weights, evaluated weights, buffers, and all rows but their seconds; two of the rows have no
+    accuracy."""
     options: dict[str, Any] = {
-        "batch_norm": True, "engine": engine, "evaluate_every": 2, "fingerprint": "f", "rounds": ROUNDS,
-    }  # fmt: skip
+        "batch_norm": True,
+        "engine": engine,
+        "evaluate_every": 2,
+        "fingerprint": "f",
+        "rounds": ROUNDS,
+    }
     path = tmp_path / "run.safetensors"
     simulation = federation.simulation(recipe, checkpoint=path, **options)
     for row in simulation.rounds():
         keep(path, row["round"])
     undisturbed = simulation.outcome
-    assert federation.equal(undisturbed, federation.run(recipe, **options)), "saving changes nothing"
+    assert federation.equal(undisturbed, federation.run(recipe, **options)), (
+        "saving changes nothing"
+    )
     for done in range(1, ROUNDS + 1):
-        resumed = federation.simulation(recipe, checkpoint=tmp_path / f"{done}.safetensors", **options)
+        resumed = federation.simulation(
+            recipe, checkpoint=tmp_path / f"{done}.safetensors", **options
+        )
         assert resumed.start_round == done
         out = resumed.run()
         assert [row["round"] for row in out.rows] == [1, 2, 3, 4]
@@ -68,7 +79,9 @@ def test_being_killed_in_every_round_gives_the_same_bits(tmp_path: Path) -> None
     for lost in range(2, ROUNDS + 1):
         killed_in(lost, path, "scaffold+fnr+rfedavg_plus+ccn", **options)
     out = federation.run("scaffold+fnr+rfedavg_plus+ccn", rounds=ROUNDS, checkpoint=path, **options)
-    assert federation.equal(out, federation.run("scaffold+fnr+rfedavg_plus+ccn", rounds=ROUNDS, **options))
+    assert federation.equal(
+        out, federation.run("scaffold+fnr+rfedavg_plus+ccn", rounds=ROUNDS, **options)
+    )
 
 
 def test_a_checkpoint_is_written_every_k_rounds_and_at_the_end(tmp_path: Path) -> None:
@@ -103,7 +116,9 @@ def test_a_checkpoint_of_another_model_or_recipe_is_refused(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"run\.safetensors.*another model"):
         federation.simulation("fedavg", checkpoint=path, batch_norm=True)
     for other in ("scaffold", "fedprox"):  # FedProx has the same tensors
-        with pytest.raises(UserError, match=rf"run\.safetensors.*recipe 'fedavg'.*this run has recipe '{other}'"):
+        with pytest.raises(
+            UserError, match=rf"run\.safetensors.*recipe 'fedavg'.*this run has recipe '{other}'"
+        ):
             federation.simulation(other, checkpoint=path)
 
 
@@ -127,16 +142,21 @@ def test_another_kind_of_file_is_refused(content: bytes, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "metadata", [None, {"checkpoint": "{"}, {"checkpoint": "[1]"}, {"checkpoint": '{"fingerprint": ""}'}]
+    "metadata",
+    [None, {"checkpoint": "{"}, {"checkpoint": "[1]"}, {"checkpoint": '{"fingerprint": ""}'}],
 )
-def test_a_safetensors_file_that_is_no_checkpoint_is_refused(metadata: dict[str, str] | None, tmp_path: Path) -> None:
+def test_a_safetensors_file_that_is_no_checkpoint_is_refused(
+    metadata: dict[str, str] | None, tmp_path: Path
+) -> None:
     path = tmp_path / "run.safetensors"
     save_file({"w": torch.zeros(1)}, path, metadata)
     with pytest.raises(UserError, match=r"run\.safetensors"):
         federation.simulation("fedavg", checkpoint=path)
 
 
-def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_last_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written whole or not at all, and nothing left beside it."""
     path = tmp_path / "run.safetensors"
     federation.run("fedavg", checkpoint=path, rounds=1)
@@ -154,7 +174,8 @@ def test_a_failed_write_leaves_the_last_checkpoint(tmp_path: Path, monkeypatch: 
 
 
 def test_tensors_are_read_into_memory_of_their_own(tmp_path: Path) -> None:
-    """Aligned as torch aligns: the last bit of a matrix product depends on where its operands begin."""
+    """Aligned as torch aligns: the last bit of a matrix product depends on where its operands
+    begin."""
     path = tmp_path / "c.safetensors"
     trees = {str(n): torch.arange(float(n)) for n in (1, 3, 5, 7)}
     of = Checkpoints(path, "")
@@ -172,7 +193,12 @@ def test_trees_that_share_memory_and_views_survive(tmp_path: Path) -> None:
     of = Checkpoints(path, "f")
     of.write(Checkpoint(3, trees, "why", [{"holders": [1, 4]}], rows, [{}], True))
     found = of.read(trees)
-    assert (found.round, found.stopped, found.callbacks, found.differs) == (3, "why", [{"holders": [1, 4]}], True)
+    assert (found.round, found.stopped, found.callbacks, found.differs) == (
+        3,
+        "why",
+        [{"holders": [1, 4]}],
+        True,
+    )
     assert torch.equal(found.trees["a"]["x"], shared)
     assert torch.equal(found.trees["c"], view)
     assert found.trees["none"] == {}
@@ -193,21 +219,30 @@ def test_one_flipped_bit_is_refused_by_file(suffix: str, place: float, tmp_path:
     federation.run("scaffold", checkpoint=path, rounds=2)
     damaged = path.with_suffix(suffix)
     flipped(damaged, int(8 * damaged.stat().st_size * place) + 3)
-    with pytest.raises(UserError, match=rf"run\{suffix}: .*(delete it|delete both) to start afresh") as error:
+    with pytest.raises(
+        UserError, match=rf"run\{suffix}: .*(delete it|delete both) to start afresh"
+    ) as error:
         federation.simulation("scaffold", checkpoint=path, rounds=3)
     assert "\n" not in str(error.value)
 
 
 def test_the_records_of_another_run_are_refused(tmp_path: Path) -> None:
-    """Two runs with the same settings: each checkpoint goes with its own records, also before they are missing."""
+    """Two runs with the same settings: each checkpoint goes with its own records, also before they
+    are missing."""
     paths = [tmp_path / name for name in ("a.safetensors", "b.safetensors")]
     for path in paths:
         federation.run("fedavg", checkpoint=path, rounds=1)
     shutil.copy(paths[1], paths[0])
-    with pytest.raises(UserError, match=r"a\.rounds: is not of run [0-9a-f]{16}, which a\.safetensors is of; restore"):
+    with pytest.raises(
+        UserError,
+        match=r"a\.rounds: is not of run [0-9a-f]{16}, which a\.safetensors is of; restore",
+    ):
         federation.simulation("fedavg", checkpoint=paths[0])
     paths[1].with_suffix(".rounds").unlink()
-    with pytest.raises(UserError, match=r"b\.rounds: can't be read \(No such file or directory\); restore it beside"):
+    with pytest.raises(
+        UserError,
+        match=r"b\.rounds: can't be read \(No such file or directory\); restore it beside",
+    ):
         federation.simulation("fedavg", checkpoint=paths[1])
 
 
@@ -249,5 +284,8 @@ def test_the_umask_decides_who_may_read(umask: int, mode: int, tmp_path: Path) -
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {
-        "run.safetensors": mode, "run.rounds": mode, "private.safetensors": 0o600, "private.rounds": 0o600,
-    }  # fmt: skip
+        "run.safetensors": mode,
+        "run.rounds": mode,
+        "private.safetensors": 0o600,
+        "private.rounds": 0o600,
+    }

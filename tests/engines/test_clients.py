@@ -37,7 +37,9 @@ def test_batches_depend_on_seed_round_and_client_only() -> None:
     assert order("fedavg", 3, 2, cohort=1, rounds=9) == wanted
     assert order("fedavg", 3, 2, seed=4) != wanted
     assert order("fedavg", 3, 3) != wanted
-    assert order("fedavg", 3, 2, epochs=1)[0] == wanted[0][:12], "a longer run begins like a shorter one"
+    assert order("fedavg", 3, 2, epochs=1)[0] == wanted[0][:12], (
+        "a longer run begins like a shorter one"
+    )
 
 
 def test_batches_do_not_depend_on_what_was_asked_before() -> None:
@@ -51,7 +53,9 @@ def test_batches_do_not_depend_on_what_was_asked_before() -> None:
 def test_batches_of_several_clients_are_those_of_each_alone() -> None:
     asked = (4, 1, 3)
     found = federation.simulation("fedavg").engine.clients.orders(asked, 2)
-    assert [(one.index.tolist(), one.sizes) for one in found] == [order("fedavg", client, 2) for client in asked]
+    assert [(one.index.tolist(), one.sizes) for one in found] == [
+        order("fedavg", client, 2) for client in asked
+    ]
 
 
 def test_clients_of_equal_size_read_in_different_orders() -> None:
@@ -69,8 +73,11 @@ def test_every_epoch_reads_every_sample_once_in_a_new_order() -> None:
     assert order("fedavg", 2, 1)[1] == (4, 3, 4, 3)
 
 
-def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another for each client and round, the same in every recipe; 15 samples in batches of 10, two epochs."""
+def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another for each client and round, the same in every recipe; 15 samples in batches of 10, two
+    epochs."""
     seen: list[tuple[int, ...]] = []
     public = federation.federation().public
     assert public is not None
@@ -88,14 +95,18 @@ def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(monkeypat
     federation.run("fnr", cohort=6, **options)
     assert len(seen) == len(set(seen)) == 2 * 6
     for order in seen:
-        assert sorted(order[:15]) == sorted(order[15:]) == list(range(15)) and order[:15] != order[15:]
+        assert (
+            sorted(order[:15]) == sorted(order[15:]) == list(range(15)) and order[:15] != order[15:]
+        )
     first, seen[:] = seen[6:], []
     federation.run("scaffold+fnr", cohort=6, **options)
     assert seen[6:] == first
 
 
 def test_a_pass_over_its_own_samples_is_in_order() -> None:
-    assert federation.simulation("ccn").engine.clients.own_pass(2).index.tolist() == list(range(5, 12))
+    assert federation.simulation("ccn").engine.clients.own_pass(2).index.tolist() == list(
+        range(5, 12)
+    )
 
 
 @ENGINES
@@ -104,7 +115,9 @@ def test_who_does_not_take_part_keeps_its_memory(engine: str) -> None:
     simulation.run()
     took_part = set(draw_cohort(3, 1, 6, 2)) | set(draw_cohort(3, 2, 6, 2))
     for k in range(6):
-        moved = any(leaf[k].any() for leaf in simulation.engine.clients.memory["scaffold"]["c_i"].values())
+        moved = any(
+            leaf[k].any() for leaf in simulation.engine.clients.memory["scaffold"]["c_i"].values()
+        )
         assert moved is (k in took_part)
 
 
@@ -118,10 +131,15 @@ def test_a_client_without_samples_is_refused() -> None:
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("client", [1, 5])
-def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int, batch_norm: bool) -> None:
-    """Training, then FNR-FL's refinement of the result, sample by sample: a silo's tensors lie elsewhere in memory."""
+def test_a_silo_with_one_client_answers_to_the_same_bits(
+    client: int, seed: int, batch_norm: bool
+) -> None:
+    """Training, then FNR-FL's refinement of the result, sample by sample: a silo's tensors lie
+    elsewhere in memory."""
     settings = {"fnr": {"p": 1.0, "epochs": 1, "batch_size": 1}}
-    whole = federation.simulation("scaffold+fnr", settings, batch_norm=batch_norm, cohort=6, seed=seed)
+    whole = federation.simulation(
+        "scaffold+fnr", settings, batch_norm=batch_norm, cohort=6, seed=seed
+    )
     server, all_clients = whole.loop.state, whole.engine.clients
     own = {client: all_clients.indices[client]}
     alone = Sequential(Clients(whole.loop.start, replace(whole.loop.federation, clients=own)))
@@ -130,10 +148,18 @@ def test_a_silo_with_one_client_answers_to_the_same_bits(client: int, seed: int,
     def ask(job: str, to: tuple[int, ...]) -> Ask:
         if job == "train":
             return Ask(job, to, server.params, server.buffers, shared, {"scaffold": {}, "fnr": {}})
-        return Ask(job, to, each={"fnr": {"delta": torch.zeros(len(to), federation.N_CLASSES)}}, owner="fnr")
+        return Ask(
+            job,
+            to,
+            each={"fnr": {"delta": torch.zeros(len(to), federation.N_CLASSES)}},
+            owner="fnr",
+        )
 
     for job in ("train", "refine"):
-        mine, theirs = alone.answer(ask(job, (client,)), 1), whole.engine.answer(ask(job, tuple(range(6))), 1)
+        mine, theirs = (
+            alone.answer(ask(job, (client,)), 1),
+            whole.engine.answer(ask(job, tuple(range(6))), 1),
+        )
         assert mine.clients == (client,)
         for part in ("deltas", "buffers"):
             for key, leaf in getattr(mine, part).items():
@@ -159,8 +185,12 @@ def test_a_loss_that_is_not_finite_names_client_and_round(
     """With two of six clients a round, in the first round that has client 2."""
     first = next(t for t in range(1, 99) if 2 in draw_cohort(3, t, 6, 2))
     assert first > 1, "the example has rounds without the client"
-    simulation = federation.simulation(recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2)
-    with pytest.raises(NonFiniteError, match=rf"round {first}, client 2: loss or update is not finite") as error:
+    simulation = federation.simulation(
+        recipe, of=poisoned, engine=engine, cohort=2, rounds=first + 2
+    )
+    with pytest.raises(
+        NonFiniteError, match=rf"round {first}, client 2: loss or update is not finite"
+    ) as error:
         simulation.run()
     assert "\n" not in str(error.value)
     assert len(simulation.loop.rows) == first - 1
@@ -179,24 +209,33 @@ def test_a_server_step_that_is_not_finite_stops_the_run() -> None:
 
 
 def test_a_first_map_that_is_not_finite_names_its_client(poisoned: federation.Federation) -> None:
-    """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others unnoticed."""
+    """rFedAvg's delta_0 of client 2 is NaN before it ever trains: it must not reach the others
+    unnoticed."""
     with pytest.raises(NonFiniteError, match=r"round [01], client 2"):
         federation.run("rfedavg", of=poisoned, cohort=6)
 
 
 def test_where_nobody_draws_there_is_nothing_to_draw_from() -> None:
     """Then keys are what can't be mixed, so that whoever draws after all hears of it."""
-    dropping = Stacked("dropping", (Flatten(), Dropout(1, 0.5)), Linear("fc", 36, federation.N_CLASSES))
+    dropping = Stacked(
+        "dropping", (Flatten(), Dropout(1, 0.5)), Linear("fc", 36, federation.N_CLASSES)
+    )
     level = deviations("level", 0.5, len(federation.SIZES), (1, 6, 6), torch.tensor([2.0]))
     of = federation.images()
     noisy = replace(of, train=of.train._replace(noise=held(level, of.clients, of.train.x)))
     flat, ask = replace(dropping, blocks=(Flatten(),)), Ask("train", (1, 4))
 
     def keys(recipe: str, **options: Any) -> torch.Tensor:
-        return federation.simulation(recipe, **({"of": of, "model": flat} | options)).engine.clients.keys(ask, 1)
+        return federation.simulation(
+            recipe, **({"of": of, "model": flat} | options)
+        ).engine.clients.keys(ask, 1)
 
     with pytest.raises(RuntimeError):
         fold(keys("fedavg"), 0)
-    for drawing in (keys("rfedavg"), keys("fedavg", model=dropping), keys("fedavg", augment=True),
-                    keys("fedavg", of=noisy)):  # fmt: skip
+    for drawing in (
+        keys("rfedavg"),
+        keys("fedavg", model=dropping),
+        keys("fedavg", augment=True),
+        keys("fedavg", of=noisy),
+    ):
         assert len(set(fold(drawing, 0).tolist())) == 2

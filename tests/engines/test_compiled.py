@@ -23,7 +23,11 @@ from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Flatten, Linear, ReLU, Stacked
 from tests import federation
 
-DEEP = Stacked("deep", (Flatten(), Linear("a", 36, 40), ReLU("a"), Linear("b", 40, 7), ReLU("b")), Linear("c", 7, 3))
+DEEP = Stacked(
+    "deep",
+    (Flatten(), Linear("a", 36, 40), ReLU("a"), Linear("b", 40, 7), ReLU("b")),
+    Linear("c", 7, 3),
+)
 NETWORKS = {
     "logistic": build("logistic_regression", (1, 6, 6), 3),
     "mlp": build("mlp", (1, 6, 6), 3, {"hidden": 32}),
@@ -56,7 +60,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Pass]:
     return found
 
 
-def both(monkeypatch: pytest.MonkeyPatch, recipe: str, model: Stacked, **options: object) -> list[Simulation]:
+def both(
+    monkeypatch: pytest.MonkeyPatch, recipe: str, model: Stacked, **options: object
+) -> list[Simulation]:
     """A finished run in C++ and in Python."""
     of = federation.images(torch.float32)
     found = []
@@ -77,7 +83,10 @@ def both(monkeypatch: pytest.MonkeyPatch, recipe: str, model: Stacked, **options
 def test_the_bits_are_those_of_python(
     network: str, batch_size: int, size: int, calls: list[Pass], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With ragged clients, in chunks of several sizes. Some clients of a chunk have fewer steps than others."""
+    """With ragged clients, in chunks of several sizes.
+
+    Some clients of a chunk have fewer steps than others.
+    """
     monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
     ours, python = both(monkeypatch, "fedavg", NETWORKS[network], batch_size=batch_size)
     assert federation.equal(ours.outcome, python.outcome)
@@ -103,17 +112,23 @@ def test_a_client_without_a_step_keeps_its_parameters() -> None:
     one, large = params, {name: torch.full_like(leaf, 1e30) for name, leaf in params.items()}
     given = {name: torch.stack([one[name], large[name]]) for name in params}
     live = torch.tensor([[True, False]]).expand(3, 2)
-    samples, index = Samples(torch.ones(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])), torch.arange(4).expand(3, 2, 4)
+    samples, index = (
+        Samples(torch.ones(4, 1, 6, 6), torch.tensor([0, 1, 2, 0])),
+        torch.arange(4).expand(3, 2, 4),
+    )
     steps = Pass(samples, index, mask=live.unsqueeze(-1).expand(3, 2, 4), live=live)
     with torch.no_grad():
         found, _ = Compiled(layers_of(DEEP) or (), {})(given, steps, 0.1, None)
-    assert all(leaf[1].equal(large[name]) and leaf[0].isfinite().all() for name, leaf in found.items())
+    assert all(
+        leaf[1].equal(large[name]) and leaf[0].isfinite().all() for name, leaf in found.items()
+    )
     assert not any(leaf[0].equal(one[name]) for name, leaf in found.items())
 
 
 @pytest.mark.usefixtures("on")
 @pytest.mark.parametrize(
-    ("recipe", "in_cpp"), [("fedadam", True), ("fedprox", False), ("scaffold", False), ("fedlc", False)]
+    ("recipe", "in_cpp"),
+    [("fedadam", True), ("fedprox", False), ("scaffold", False), ("fedlc", False)],
 )
 def test_a_method_with_a_hook_in_the_step_takes_the_steps_in_python(
     recipe: str, in_cpp: bool, calls: list[Pass], monkeypatch: pytest.MonkeyPatch
@@ -149,11 +164,15 @@ def test_a_gradient_can_be_taken_of_what_they_leave(
         (build("pfl_cnn", (3, 32, 32), 10), None),
     ],
 )
-def test_only_rows_of_linear_layers_with_relus_are_compiled(network: Stacked, names: tuple[str, ...] | None) -> None:
+def test_only_rows_of_linear_layers_with_relus_are_compiled(
+    network: Stacked, names: tuple[str, ...] | None
+) -> None:
     assert layers_of(network) == names
 
 
-def test_few_steps_do_not_call_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_steps_do_not_call_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     called: list[Path] = []
     monkeypatch.setattr(compiled, "_built", called.append)
@@ -203,7 +222,10 @@ def test_processes_that_compile_at_the_same_time_do_not_disturb_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    code = "from tests.engines.test_compiled import DEEP, compiled_for; raise SystemExit(not compiled_for(DEEP, {}, 0))"
+    code = (
+        "from tests.engines.test_compiled import DEEP, compiled_for; raise SystemExit(not "
+        "compiled_for(DEEP, {}, 0))"
+    )
     started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
     assert [process.wait() for process in started] == [0, 0]
     assert list(tmp_path.iterdir()) == [compiled.library()]

@@ -33,10 +33,14 @@ def run(recipe: str, settings: dict[str, dict[str, object]], engine: str, device
     return simulation.run()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none")
+@pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="needs a CUDA device; this machine has none"
+)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize(("recipe", "settings"), ALONE.values(), ids=ALONE)
-def test_a_gpu_gives_the_cpus_results(recipe: str, settings: dict[str, dict[str, object]], engine: str) -> None:
+def test_a_gpu_gives_the_cpus_results(
+    recipe: str, settings: dict[str, dict[str, object]], engine: str
+) -> None:
     cpu, gpu = run(recipe, settings, "sequential", "cpu"), run(recipe, settings, engine, "cuda")
     for key, leaf in cpu.params.items():
         torch.testing.assert_close(gpu.params[key].cpu(), leaf, rtol=1e-6, atol=1e-9)

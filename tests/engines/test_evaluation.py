@@ -16,12 +16,16 @@ from tests import federation
 
 NETWORK = build("logistic_regression", (2,), 3)
 # Logits are (x1, x2, 0): predicted are 0, 0, 1, 2.
-PARAMS = {"fc.weight": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]), "fc.bias": torch.zeros(3)}
+PARAMS = {
+    "fc.weight": torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]]),
+    "fc.bias": torch.zeros(3),
+}
 X = torch.tensor([[2.0, 0.0], [1.0, 0.5], [0.0, 3.0], [-1.0, -1.0]])
 
 
 def test_accuracy_loss_and_classes_by_hand() -> None:
-    """Labels 0, 1, 1, 0: right, wrong, right, wrong; class 0 has 1 of 2, class 1 has 1 of 2, class 2 has no sample."""
+    """Labels 0, 1, 1, 0: right, wrong, right, wrong; class 0 has 1 of 2, class 1 has 1 of 2, class
+    2 has no sample."""
     found = evaluate(NETWORK, PARAMS, {}, Samples(X, torch.tensor([0, 1, 1, 0])))
     assert found.predictions.tolist() == [0, 0, 1, 2]
     assert found.accuracy == 0.5
@@ -36,7 +40,10 @@ def test_accuracy_loss_and_classes_by_hand() -> None:
 def test_the_batch_size_does_not_matter(batch_size: int) -> None:
     """The loss is a mean over samples, not over batches."""
     samples = Samples(X, torch.tensor([0, 1, 1, 0]))
-    whole, found = evaluate(NETWORK, PARAMS, {}, samples), evaluate(NETWORK, PARAMS, {}, samples, batch_size)
+    whole, found = (
+        evaluate(NETWORK, PARAMS, {}, samples),
+        evaluate(NETWORK, PARAMS, {}, samples, batch_size),
+    )
     assert found.accuracy == whole.accuracy
     assert found.predictions.equal(whole.predictions)
     assert found.loss == pytest.approx(whole.loss, rel=1e-6)
@@ -50,7 +57,8 @@ def test_batch_norm_uses_its_running_statistics_and_leaves_them() -> None:
     before = {key: leaf.clone() for key, leaf in buffers.items()}
     whole = evaluate(network, params, buffers, data)
     single = [
-        evaluate(network, params, buffers, Samples(x[None], y[None])) for x, y in zip(data.x, data.y, strict=True)
+        evaluate(network, params, buffers, Samples(x[None], y[None]))
+        for x, y in zip(data.x, data.y, strict=True)
     ]
     assert [one.predictions.item() for one in single] == whole.predictions.tolist()
     assert whole.loss == pytest.approx(np.mean([one.loss for one in single]), rel=1e-5)

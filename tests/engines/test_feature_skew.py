@@ -1,5 +1,5 @@
-"""Noise and augmentation in a run: who sees what, the same in both engines, after a restart, and none where there is
-none."""
+"""Noise and augmentation in a run: who sees what, the same in both engines, after a restart, and
+none where there is none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fedml_noniid.plugins.baselines.datasharing import DataSharing
 from fedml_noniid.plugins.core.algorithm import Algorithm
-from fedml_noniid.plugins.core.component import Answer, Ask, Client, Component, Needs, Public, Setting, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Client,
+    Component,
+    Needs,
+    Public,
+    Setting,
+    Trace,
+)
 from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
@@ -38,11 +47,23 @@ N = len(federation.SIZES)
 SHAPE = (1, 6, 6)
 SETTING = Setting(N, N, n_public=15)
 ENGINES = pytest.mark.parametrize("engine", ["sequential", "vectorized"])
-RECIPES = ("fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "qfedavg", "datasharing+ccn", "centralised",
-           "scaffold+fnr+rfedavg_plus+ccn")  # fmt: skip
+RECIPES = (
+    "fedavg",
+    "rfedavg_plus",
+    "ccn",
+    "fednlr",
+    "fnr",
+    "moon",
+    "qfedavg",
+    "datasharing+ccn",
+    "centralised",
+    "scaffold+fnr+rfedavg_plus+ccn",
+)
 
 
-def skewed(form: str = "level", sigma: float = 0.5, dtype: torch.dtype = torch.float64) -> federation.Federation:
+def skewed(
+    form: str = "level", sigma: float = 0.5, dtype: torch.dtype = torch.float64
+) -> federation.Federation:
     """Six ragged clients with images of 6 x 6, in noise."""
     of = federation.images(dtype)
     std = deviations(form, sigma, N, SHAPE, torch.tensor([2.0]))
@@ -67,7 +88,9 @@ def test_engines_agree(recipe: str, form: str) -> None:
         of = skewed(form)
         run = simulation(recipe, of=of, augment=True, engine=engine)
         outcomes.append(run.run())
-        states.append(flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory}))
+        states.append(
+            flatten({"state": run.loop.state.slices, "memory": run.engine.clients.memory})
+        )
     close(outcomes[1].params, outcomes[0].params, 1e-8)
     close(outcomes[1].evaluated, outcomes[0].evaluated, 1e-8)
     close_together(states[1], states[0], 1e-8)
@@ -78,19 +101,27 @@ def test_engines_agree_on_a_delta_of_one_batch() -> None:
     settings = {"rfedavg_authors": {"lam": 0.01, "delta": "batch", "L": 3}}
     a, b, clean = (
         federation.run("rfedavg_authors", settings, model=network(), of=of, engine=engine)
-        for of, engine in ((skewed(), "sequential"), (skewed(), "vectorized"), (federation.images(), "sequential"))
+        for of, engine in (
+            (skewed(), "sequential"),
+            (skewed(), "vectorized"),
+            (federation.images(), "sequential"),
+        )
     )
     close(b.params, a.params, 1e-8)
     first = "rfedavg_authors/mmd"
     assert not torch.equal(a.tensors[first], clean.tensors[first])
-    torch.testing.assert_close(b.tensors[first], a.tensors[first], rtol=1e-8, atol=1e-12, equal_nan=True)
+    torch.testing.assert_close(
+        b.tensors[first], a.tensors[first], rtol=1e-8, atol=1e-12, equal_nan=True
+    )
 
 
 def test_engines_agree_on_convolutions_in_single_precision() -> None:
     net = build("cnn", SHAPE, federation.N_CLASSES, {"channels": 2, "hidden": 4})
     of = skewed(dtype=torch.float32)
-    a, b = (federation.run("fedavg", model=net, of=of, augment=True, engine=engine)
-            for engine in ("sequential", "vectorized"))  # fmt: skip
+    a, b = (
+        federation.run("fedavg", model=net, of=of, augment=True, engine=engine)
+        for engine in ("sequential", "vectorized")
+    )
     close(b.params, a.params, 1e-4)
 
 
@@ -111,7 +142,10 @@ def test_sigma_0_is_no_noise_to_the_bit(recipe: str, form: str, engine: str) -> 
 
 @ENGINES
 def test_a_restart_gives_the_same_bits(engine: str, tmp_path: Path) -> None:
-    recipe, options = "scaffold+fnr+rfedavg_plus+ccn", {"of": skewed(), "augment": True, "engine": engine}
+    recipe, options = (
+        "scaffold+fnr+rfedavg_plus+ccn",
+        {"of": skewed(), "augment": True, "engine": engine},
+    )
     whole = simulation(recipe, rounds=4, **options).run()
     simulation(recipe, rounds=2, checkpoint=tmp_path / "c", **options).run()
     resumed = simulation(recipe, rounds=4, checkpoint=tmp_path / "c", **options)
@@ -132,7 +166,8 @@ def test_evaluation_is_neither_augmented_nor_noisy() -> None:
     assert run.loop.federation.test.noise is None
 
 
-# who sees what ------------------------------------------------------------------------------------------------------
+# who sees what
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +217,19 @@ def clients(
 
 
 def looked(
-    of: federation.Federation, client: int, job: str = "train", round_: int = 1, augment: bool = False, seed: int = 0
+    of: federation.Federation,
+    client: int,
+    job: str = "train",
+    round_: int = 1,
+    augment: bool = False,
+    seed: int = 0,
 ) -> tuple[dict[str, list[Tensor]], dict[str, list[Tensor]]]:
     """(what a client sees, what lies there) in the passes of one job, batch by batch."""
     spy = Spy()
     store, params, buffers = clients(of, spy, augment, seed)
-    Sequential(store).answer(Ask(job, (client,), params, buffers, owner="" if job == "train" else "spy"), round_)
+    Sequential(store).answer(
+        Ask(job, (client,), params, buffers, owner="" if job == "train" else "spy"), round_
+    )
     orders: dict[str, Any] = {
         "steps": (store.steps(client, round_), of.train),
         "own": (store.own_pass(client), of.train),
@@ -205,16 +247,24 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def test_who_sees_noise() -> None:
-    """Batches and a client's own passes do, the public split does not; whoever has deviation 0 does not at all."""
+    """Batches and a client's own passes do, the public split does not; whoever has deviation 0 does
+    not at all."""
     seen, lies = looked(skewed(), 3)
-    assert not any((x == y).any() for name in ("steps", "own") for x, y in zip(seen[name], lies[name], strict=True))
+    assert not any(
+        (x == y).any()
+        for name in ("steps", "own")
+        for x, y in zip(seen[name], lies[name], strict=True)
+    )
     assert same(seen["public"], lies["public"])
     seen, lies = looked(skewed(), 0)
     assert all(same(seen[name], lies[name]) for name in ("steps", "own", "public"))
 
 
 def test_noise_has_the_clients_deviation() -> None:
-    """Client 3 of six with 1 = 2 after normalisation: 2 * 0.5 * 3 / 5 = 0.6. Twelve images of 36 pixels, 24 rounds."""
+    """Client 3 of six with 1 = 2 after normalisation: 2 * 0.5 * 3 / 5 = 0.6.
+
+    Twelve images of 36 pixels, 24 rounds.
+    """
     rest = []
     for round_ in range(24):
         seen, lies = looked(skewed(), 3, round_=round_)
@@ -237,7 +287,12 @@ def test_noise_is_fresh_in_each_round_job_pass_and_step_and_each_client_has_its_
     twins = replace(of, clients=[of.clients[3]] * 6)
     wanted = eps(of=of)
     assert torch.equal(eps(of=of), wanted), "the same key draws the same numbers"
-    others = [eps(of=of, round_=2), eps(of=of, job="look"), eps(of=of, seed=1), eps(of=twins, client=4)]
+    others = [
+        eps(of=of, round_=2),
+        eps(of=of, job="look"),
+        eps(of=of, seed=1),
+        eps(of=twins, client=4),
+    ]
     assert torch.equal(eps(of=twins), wanted)
     assert all(other.shape == wanted.shape and not (other == wanted).any() for other in others)
     steps = eps("steps", of=of)  # two epochs of twelve samples
@@ -245,25 +300,31 @@ def test_noise_is_fresh_in_each_round_job_pass_and_step_and_each_client_has_its_
 
 
 def test_augmentation_is_for_training_only() -> None:
-    """Batches of training are cropped and flipped; a pass over one's own samples, and a further job's batches of the
-    public split, are as they lie."""
+    """Batches of training are cropped and flipped; a pass over one's own samples, and a further
+    job's batches of the public split, are as they lie."""
     seen, lies = looked(federation.images(), 3, augment=True)
     assert not same(seen["steps"], lies["steps"])
-    assert all(set(x.flatten().tolist()) <= set(y.flatten().tolist())
-               for x, y in zip(torch.cat(seen["steps"]), torch.cat(lies["steps"]), strict=True))  # fmt: skip
+    assert all(
+        set(x.flatten().tolist()) <= set(y.flatten().tolist())
+        for x, y in zip(torch.cat(seen["steps"]), torch.cat(lies["steps"]), strict=True)
+    )
     assert same(seen["own"], lies["own"]) and same(seen["public"], lies["public"])
     assert torch.equal(eps(augment=True), eps(augment=False)), "nor in noise"
     seen, lies = looked(skewed(), 3, job="look", augment=True)
     assert "steps" not in seen and same(seen["public"], lies["public"])
     assert [len(batch) for batch in seen["shuffled"]] == [4, 4, 4, 3]
-    shuffled, lie = (sorted(torch.cat(of).flatten(1).tolist()) for of in (seen["shuffled"], lies["public"]))
+    shuffled, lie = (
+        sorted(torch.cat(of).flatten(1).tolist()) for of in (seen["shuffled"], lies["public"])
+    )
     assert shuffled == lie
 
 
 @pytest.mark.parametrize("augment", [False, True])
 def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside one another, padded, and alone."""
-    monkeypatch.setattr("fedml_noniid.plugins.engines.vectorized.APART", math.inf)  # all of them together
+    monkeypatch.setattr(
+        "fedml_noniid.plugins.engines.vectorized.APART", math.inf
+    )  # all of them together
     of, steps = skewed(), list[Tensor]()
     store, params, buffers = clients(of, Sends(), augment)
     batches = local._batches
@@ -277,7 +338,9 @@ def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.Monk
         patched.setattr(local, "_batches", watched)
         reply = Vectorized(store).answer(Ask("train", tuple(range(N)), params, buffers), 1)
     assert len(steps) == 6 and all(x.shape == (N, 4, *SHAPE) for x in steps)
-    (trained,) = chunks([len(store.steps(client, 1).sizes) for client in range(N)], N, math.inf)  # in that order
+    (trained,) = chunks(
+        [len(store.steps(client, 1).sizes) for client in range(N)], N, math.inf
+    )  # in that order
     found = reply.upload["sends"] | {"steps": torch.stack(steps, 1)[np.argsort(trained)]}
     for client in range(N):
         seen, _ = looked(of, client, augment=augment)
@@ -287,13 +350,18 @@ def test_both_engines_read_the_same_bits(augment: bool, monkeypatch: pytest.Monk
 
 
 def test_whoever_has_the_data_of_all_sees_each_sample_in_its_clients_noise() -> None:
-    """Client 0's, of which there is one, are clean; client 5 has 2 * 0.5 = 1, client 1 a fifth of that."""
+    """Client 0's, of which there is one, are clean; client 5 has 2 * 0.5 = 1, client 1 a fifth of
+    that."""
     of = skewed()
     pooled = replace(of, clients=[np.concatenate(of.clients)])
-    rest = torch.stack([eps(of=pooled, client=0, round_=round_) for round_ in range(40)], 1)  # [n, 40, 1, 6, 6]
+    rest = torch.stack(
+        [eps(of=pooled, client=0, round_=round_) for round_ in range(40)], 1
+    )  # [n, 40, 1, 6, 6]
     for client, positions in enumerate(of.clients):
         found = rest[positions]
-        assert found.std().item() == pytest.approx(client / 5, rel=4 / math.sqrt(2 * found.numel()), abs=1e-12)
+        assert found.std().item() == pytest.approx(
+            client / 5, rel=4 / math.sqrt(2 * found.numel()), abs=1e-12
+        )
 
 
 def test_samples_that_all_share_stay_clean() -> None:
@@ -329,6 +397,8 @@ def test_what_can_not_be_cropped_is_refused(shape: tuple[int, ...]) -> None:
 
     of = federation.Federation(shaped(of.train), of.clients, shaped(of.test), shaped(of.public))
     net = build("mlp", shape, 3, {"hidden": 2})
-    with pytest.raises(UserError, match=r"augment = true is refused for samples of shape \[.*at least 5 x 5") as error:
+    with pytest.raises(
+        UserError, match=r"augment = true is refused for samples of shape \[.*at least 5 x 5"
+    ) as error:
         federation.simulation("fedavg", of=of, model=net, augment=True)
     assert "\n" not in str(error.value)

@@ -1,4 +1,5 @@
-"""Every faster form of a local step gives the result of the run without it, also where the rate changes by round."""
+"""Every faster form of a local step gives the result of the run without it, also where the rate
+changes by round."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ from fedml_noniid.plugins.rates import Exponential
 from tests import federation
 from tests.test_parity import close
 
-ROUNDED = {"one pass, in place"}  # torch rounds w - eta g of one pass once, and that of two passes twice
+ROUNDED = {
+    "one pass, in place"
+}  # torch rounds w - eta g of one pass once, and that of two passes twice
 
 
 def run(engine: str, dtype: torch.dtype) -> Outcome:
@@ -26,7 +29,10 @@ def run(engine: str, dtype: torch.dtype) -> Outcome:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 def test_a_form_changes_no_result(form: str, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the bit; to rounding in float64 where the form rounds otherwise. C++ is on for its own row alone."""
+    """To the bit; to rounding in float64 where the form rounds otherwise.
+
+    C++ is on for its own row alone.
+    """
     monkeypatch.setenv(SWITCH, "1" if form == COMPILED else "0")
     for dtype in (torch.float32, torch.float64):
         whole = run(engine, dtype)

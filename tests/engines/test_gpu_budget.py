@@ -27,17 +27,24 @@ AGAIN = "if this has to be, `noniid budget` writes the table again"
 def budget() -> dict[tuple[str, str], Counts]:
     with (ROOT / gpu_budget.FILE).open() as file:
         lines = list(csv.DictReader(file))
-    return {(line["recipe"], line["engine"]): Counts(*(int(line[key]) for key in Counts._fields)) for line in lines}
+    return {
+        (line["recipe"], line["engine"]): Counts(*(int(line[key]) for key in Counts._fields))
+        for line in lines
+    }
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("entry", ALONE)
 def test_a_method_keeps_its_budget(entry: str, engine: str) -> None:
     allowed = budget().get((entry, engine))
-    assert allowed is not None, f"{entry} has no line in {gpu_budget.FILE}; `noniid budget` writes it"
+    assert allowed is not None, (
+        f"{entry} has no line in {gpu_budget.FILE}; `noniid budget` writes it"
+    )
     counts, waits, _ = of_round(*ALONE[entry], engine, SMALL, 2)
     for what, found, most in zip(Counts._fields, counts, allowed, strict=True):
-        assert found <= most, f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"
+        assert found <= most, (
+            f"{found} {what} in a round, the budget is {most}; waits: {dict(waits)}; {AGAIN}"
+        )
 
 
 def test_the_round_of_pfls_benchmark_meets_the_target() -> None:

@@ -1,4 +1,5 @@
-"""The data lie in memory once, whatever the number of clients; and a large cross-device round fits into 6 GB."""
+"""The data lie in memory once, whatever the number of clients; and a large cross-device round fits
+into 6 GB."""
 
 from __future__ import annotations
 
@@ -29,12 +30,17 @@ def test_the_data_are_there_once(engine: str, n_clients: int) -> None:
     local = LocalTraining("sgd", 0.1, 1, 8)
     network = build("mlp", (13,), 3, {"hidden": 4})
     simulation = simulate(
-        "scaffold+rfedavg_plus", {}, Federation.of(train, clients, test), Plan(network, local, 2, 2, 0, engine=engine)
+        "scaffold+rfedavg_plus",
+        {},
+        Federation.of(train, clients, test),
+        Plan(network, local, 2, 2, 0, engine=engine),
     )
     most = 0
     for _ in simulation.rounds():
         wide = {
-            t.untyped_storage().data_ptr() for t in gc.get_objects() if type(t) is torch.Tensor and t.shape == x.shape
+            t.untyped_storage().data_ptr()
+            for t in gc.get_objects()
+            if type(t) is torch.Tensor and t.shape == x.shape
         }
         most = max(most, len(wide))
     assert most == 1 and simulation.engine.clients.train.x is x
@@ -54,7 +60,8 @@ def images(n):
     return torch.randint(256, (n, 3, 28, 28), dtype=torch.uint8), torch.arange(n) % 10
 
 torch.set_num_threads(1)
-data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)]), "half")
+data = Dataset.of("cifar", Raw(*images(50_000), *images(10_000), [str(c) for c in range(10)]), \
+"half")
 train = Samples(data.normalised("train"), data.train_y)
 test = Samples(data.normalised("test"), data.test_y)
 plan = Plan(build("cnn", (3, 28, 28), 10), LocalTraining("sgd", 0.1, 1, 32), 1, 100, 0)
@@ -67,7 +74,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 @pytest.mark.slow
 def test_500_clients_of_cifar_10_in_6_gb() -> None:
-    """rFedAvg's cross-device case, 20 % of 500 clients with its CNN, one round; random pixels in CIFAR-10's shape."""
-    found = subprocess.run([sys.executable, "-c", CROSS_DEVICE], cwd=ROOT, capture_output=True, text=True, check=False)
+    """rFedAvg's cross-device case, 20 % of 500 clients with its CNN, one round; random pixels in
+    CIFAR-10's shape."""
+    found = subprocess.run(
+        [sys.executable, "-c", CROSS_DEVICE], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert found.returncode == 0, found.stderr
     assert int(found.stdout) < 6e9

@@ -7,7 +7,11 @@ import torch
 
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 
-TREE = {"x": {"w": torch.tensor([1.0, 2.0]), "inner": {"b": torch.tensor([3.0])}}, "empty": {}, "y": torch.zeros(1)}
+TREE = {
+    "x": {"w": torch.tensor([1.0, 2.0]), "inner": {"b": torch.tensor([3.0])}},
+    "empty": {},
+    "y": torch.zeros(1),
+}
 
 
 def test_flatten_and_unflatten_are_inverse() -> None:

@@ -1,4 +1,5 @@
-"""Arithmetic of fewer bits in local training: off unless asked for, near to the exact one, everything else exact."""
+"""Arithmetic of fewer bits in local training: off unless asked for, near to the exact one,
+everything else exact."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
 
-MODELS = {"mlp": {"hidden": 8}, "batch_norm": {"hidden": 8, "batch_norm": True}, "cnn": {"channels": 4, "hidden": 8}}
+MODELS = {
+    "mlp": {"hidden": 8},
+    "batch_norm": {"hidden": 8, "batch_norm": True},
+    "cnn": {"channels": 4, "hidden": 8},
+}
 
 
 def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int = 1) -> Outcome:
@@ -43,9 +48,14 @@ def run(model: str, precision: str, engine: str, rounds: int = 4, workers: int =
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.parametrize("model", MODELS)
 def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) -> None:
-    """Where it goes in four rounds differs by less than how far it goes. Everything that is kept is float32."""
+    """Where it goes in four rounds differs by less than how far it goes.
+
+    Everything that is kept is float32.
+    """
     exact, low = run(model, "float32", engine), run(model, "bf16", engine)
-    assert all(leaf.dtype == torch.float32 for leaf in (*low.params.values(), *low.buffers.values()))
+    assert all(
+        leaf.dtype == torch.float32 for leaf in (*low.params.values(), *low.buffers.values())
+    )
     before = run(model, "float32", engine, rounds=1).params
     for key, leaf in exact.params.items():
         assert not torch.equal(low.params[key], leaf), key
@@ -60,16 +70,21 @@ def test_bf16_is_near_to_the_exact_run_but_not_equal(model: str, engine: str) ->
 @pytest.mark.parametrize("workers", [2, 4])
 def test_bf16_has_the_same_bits_in_any_number_of_processes(workers: int) -> None:
     """The runtime of silos has them too: tests/silo/test_host.py."""
-    assert federation.equal(run("cnn", "bf16", "sequential", workers=workers), run("cnn", "bf16", "sequential"))
+    assert federation.equal(
+        run("cnn", "bf16", "sequential", workers=workers), run("cnn", "bf16", "sequential")
+    )
 
 
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_bf16_learns(model: str) -> None:
     """Above the third that guessing gets of three classes, and near to the exact run.
 
-    Batch norm is left out: these clients have batches of one sample, with which the exact run does not learn either.
+    Batch norm is left out: these clients have batches of one sample, with which the exact run does
+    not learn either.
     """
-    exact, low = (run(model, precision, "sequential", rounds=12).rows for precision in ("float32", "bf16"))
+    exact, low = (
+        run(model, precision, "sequential", rounds=12).rows for precision in ("float32", "bf16")
+    )
     assert low[-1]["local_loss"] < 0.7 * low[0]["local_loss"]
     assert low[-1]["test_accuracy"] > 0.6
     assert abs(low[-1]["test_accuracy"] - exact[-1]["test_accuracy"]) <= 0.1
@@ -96,7 +111,8 @@ def test_only_training_is_of_fewer_bits() -> None:
 
 
 def test_gradients_of_several_clients_at_once() -> None:
-    """Within what 8 bits leave of those of the exact pass; without a ReLU, which may open in one and not the other."""
+    """Within what 8 bits leave of those of the exact pass; without a ReLU, which may open in one
+    and not the other."""
     network: Any = build("logistic_regression", (6,), 3)
     params, buffers = network.init(torch.Generator().manual_seed(0))
     x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(1))
@@ -120,12 +136,24 @@ def test_what_is_not_there_is_refused() -> None:
     of = federation.federation()
     for precision, message in (
         ("fp8", "precision 'fp8' is unknown; allowed: float32, tf32, bf16"),
-        ("tf32", "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: float32, bf16"),
+        (
+            "tf32",
+            (
+                "precision = tf32 is for NVIDIA's matrix units, the device is cpu; allowed: "
+                "float32, bf16"
+            ),
+        ),
     ):
         with pytest.raises(UserError, match=message):
             simulate(
                 "fedavg",
                 {},
                 Federation.of(of.train, of.clients, of.test),
-                Plan(federation.network(), LocalTraining("sgd", 0.1, 1, 4, precision=precision), 1, 4, 0),
+                Plan(
+                    federation.network(),
+                    LocalTraining("sgd", 0.1, 1, 4, precision=precision),
+                    1,
+                    4,
+                    0,
+                ),
             )

@@ -1,4 +1,5 @@
-"""What is recorded of a round beside the model's accuracy, worked out again from the exchanges themselves."""
+"""What is recorded of a round beside the model's accuracy, worked out again from the exchanges
+themselves."""
 
 from __future__ import annotations
 
@@ -39,13 +40,20 @@ def test_lengths_are_fednnnns_e_and_n_and_its_integral() -> None:
     total = 0.0
     starts = [ask.params for ask, _ in listened(ran)] + [ran.outcome.params]
     for (ask, reply), row, after in zip(listened(ran), ran.outcome.rows, starts[1:], strict=True):
-        lengths = [np.sqrt(sum((leaf[k] ** 2).sum().item() for leaf in reply.deltas.values())) for k in range(3)]
-        n = np.sqrt(sum(((after[key] - leaf) ** 2).sum().item() for key, leaf in ask.params.items()))
+        lengths = [
+            np.sqrt(sum((leaf[k] ** 2).sum().item() for leaf in reply.deltas.values()))
+            for k in range(3)
+        ]
+        n = np.sqrt(
+            sum(((after[key] - leaf) ** 2).sum().item() for key, leaf in ask.params.items())
+        )
         total += n
         assert row["update_norm_client"] == pytest.approx(np.mean(lengths), rel=1e-12)
         assert row["update_norm_server"] == pytest.approx(n, rel=1e-9)
         assert row["update_norm_server_sum"] == pytest.approx(total, rel=1e-9)
-    assert not any(key.endswith(("_fc", "_conv")) for key in row), "one kind of layer is the whole model"
+    assert not any(key.endswith(("_fc", "_conv")) for key in row), (
+        "one kind of layer is the whole model"
+    )
 
 
 def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
@@ -57,7 +65,9 @@ def test_the_cosine_of_each_client_with_the_next_global_model() -> None:
     assert found.shape == (2, 3)
     end = np.concatenate([leaf.numpy().ravel() for leaf in ran.outcome.params.values()])
     for k in range(3):
-        own = np.concatenate([(ask.params[key] + leaf[k]).numpy().ravel() for key, leaf in last.deltas.items()])
+        own = np.concatenate(
+            [(ask.params[key] + leaf[k]).numpy().ravel() for key, leaf in last.deltas.items()]
+        )
         wanted = own @ end / np.linalg.norm(own) / np.linalg.norm(end)
         assert found[-1, k].item() == pytest.approx(wanted, rel=1e-12)
 
@@ -67,7 +77,10 @@ def test_groups_of_layers_have_lengths_of_their_own(monkeypatch: pytest.MonkeyPa
     net = cnn((1, 6, 6), federation.N_CLASSES, channels=2, hidden=4)
     monkeypatch.setattr(federation, "network", lambda batch_norm: net)
     of = federation.federation(torch.float64)
-    shaped = [type(part)(part.x.repeat(1, 6).reshape(-1, 1, 6, 6), part.y) for part in (of.train, of.test, of.public)]
+    shaped = [
+        type(part)(part.x.repeat(1, 6).reshape(-1, 1, 6, 6), part.y)
+        for part in (of.train, of.test, of.public)
+    ]
     of = federation.Federation(shaped[0], of.clients, shaped[1], shaped[2])
     (row,) = federation.run("fedavg", of=of, rounds=1).rows
     whole, fc, conv = (row[f"update_norm_server{group}"] for group in ("", "_fc", "_conv"))
@@ -102,7 +115,9 @@ class Watcher(Component):
 
     def report(self, trace: Trace, client: Client) -> Answer:
         """Reports metrics in every run. The core drops them where they are not recorded."""
-        return Answer(metrics={"moved": torch.stack([trace.params["fc2.bias"], client.params["fc2.bias"]])})
+        return Answer(
+            metrics={"moved": torch.stack([trace.params["fc2.bias"], client.params["fc2.bias"]])}
+        )
 
     def step(self, server: Server) -> Change:
         return Change(metrics={"level": torch.tensor(self.level), "n": server.replies.n})
@@ -123,7 +138,8 @@ def watcher(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
 @pytest.mark.usefixtures("watcher")
 def test_what_methods_measure_and_observe(engine: str) -> None:
-    """Numbers become columns; tensors are kept of every round; clients' own only where the run observes."""
+    """Numbers become columns; tensors are kept of every round; clients' own only where the run
+    observes."""
     simulation = federation.simulation("watcher", engine=engine, rounds=2, cohort=6)
     simulation.engine.clients.observing = True
     out = simulation.run()
@@ -157,6 +173,9 @@ def test_the_sent_model_is_looked_at_beside_the_evaluated_one() -> None:
     """FedNNNN evaluates the average and sends the normalised one."""
     ran = hand.run("fednnnn", rounds=2)
     assert isinstance(hand.given(), Stacked)
-    for w, column in ((ran.outcome.params, "sent_accuracy"), (ran.outcome.evaluated, "test_accuracy")):
+    for w, column in (
+        (ran.outcome.params, "sent_accuracy"),
+        (ran.outcome.evaluated, "test_accuracy"),
+    ):
         tree = {key: leaf.numpy() for key, leaf in w.items()}
         assert ran.outcome.rows[-1][column] == hand.accuracy(tree, hand.PUBLIC_X, hand.PUBLIC_Y)

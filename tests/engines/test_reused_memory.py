@@ -9,17 +9,28 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Answer, Change, Claim, Client, Component, Server, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Change,
+    Claim,
+    Client,
+    Component,
+    Server,
+    Trace,
+)
 from fedml_noniid.plugins.core.trees import Tree, row, tree_map
 from fedml_noniid.plugins.recipes import METHODS
 from tests import federation
 
 COHORT = 4
-OF = federation.federation(sizes=(5,) * 6)  # with equal clients, the vectorized engine has one chunk
+OF = federation.federation(
+    sizes=(5,) * 6
+)  # with equal clients, the vectorized engine has one chunk
 ENGINES = pytest.mark.parametrize(
-    "how", [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
+    "how",
+    [{"engine": "sequential"}, {"engine": "sequential", "workers": 2}, {"engine": "vectorized"}],
     ids=["sequential", "workers", "vectorized"],
-)  # fmt: skip
+)
 
 
 @dataclass
@@ -28,7 +39,9 @@ class Seen:
 
     deltas: list[Tree] = field(default_factory=list)
     last: list[Tree] = field(default_factory=list)
-    uploads: list[tuple[Tree, Tree]] = field(default_factory=list)  # w_k: as uploaded, and from its delta
+    uploads: list[tuple[Tree, Tree]] = field(
+        default_factory=list
+    )  # w_k: as uploaded, and from its delta
 
 
 def clone(tree: Tree) -> Tree:
@@ -87,7 +100,10 @@ def test_a_method_that_keeps_updates_sees_those_of_the_last_round(
     for now, was in evaluated:
         tree_map(assert_same, was, now)
     name = next(iter(seen.deltas[0]))
-    assert_same(torch.stack([delta[name] for delta in seen.deltas]), simulation.outcome.tensors["keeps/first"])
+    assert_same(
+        torch.stack([delta[name] for delta in seen.deltas]),
+        simulation.outcome.tensors["keeps/first"],
+    )
 
 
 @ENGINES
@@ -102,13 +118,17 @@ def test_an_upload_of_a_part_of_the_model_is_no_difference(
         tree_map(lambda a, b: assert_same(a, b, atol=1e-6), uploaded, model)
 
 
-def test_killed_and_resumed_it_sees_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_killed_and_resumed_it_sees_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     kind, seen = keeper()
     monkeypatch.setitem(METHODS, "keeps", kind)
     federation.run("keeps", of=OF, cohort=COHORT)
     whole = seen.last[-1]
     path = tmp_path / "checkpoint"
-    killed = federation.simulation("keeps", of=OF, cohort=COHORT, checkpoint=path, checkpoint_every=2)
+    killed = federation.simulation(
+        "keeps", of=OF, cohort=COHORT, checkpoint=path, checkpoint_every=2
+    )
     rounds = killed.rounds()
     while not path.exists():
         next(rounds)

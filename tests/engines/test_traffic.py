@@ -25,10 +25,14 @@ def model(batch_norm: bool) -> tuple[int, int]:
     return n_bytes(params), n_bytes(params) + n_bytes(buffers)
 
 
-def traffic(recipe: str, cohort: int = COHORT, batch_norm: bool = False, rounds: int = 3) -> list[tuple[float, float]]:
+def traffic(
+    recipe: str, cohort: int = COHORT, batch_norm: bool = False, rounds: int = 3
+) -> list[tuple[float, float]]:
     """(up, down) of each round."""
     settings = {"fnr": {"fnr": {"p": 0.5}}}.get(recipe)
-    rows = federation.run(recipe, settings, cohort=cohort, batch_norm=batch_norm, rounds=rounds).rows
+    rows = federation.run(
+        recipe, settings, cohort=cohort, batch_norm=batch_norm, rounds=rounds
+    ).rows
     return [(row["bytes_up"], row["bytes_down"]) for row in rows]
 
 
@@ -50,12 +54,16 @@ def test_two_models_per_client(recipe: str, batch_norm: bool) -> None:
 def test_scaffold_moves_four_models(batch_norm: bool) -> None:
     """w and c down, w_k and dc up; control variates have no buffers."""
     params, m = model(batch_norm)
-    assert traffic("scaffold", batch_norm=batch_norm) == [(COHORT * (m + params), COHORT * (m + params))] * 3
+    assert (
+        traffic("scaffold", batch_norm=batch_norm)
+        == [(COHORT * (m + params), COHORT * (m + params))] * 3
+    )
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_fnr_moves_two_models_and_a_third_for_the_refined(batch_norm: bool) -> None:
-    """Up: M + C + 1, and M again from the floor(4 * 0.5) = 2 that are refined; down: M, and C to those."""
+    """Up: M + C + 1, and M again from the floor(4 * 0.5) = 2 that are refined; down: M, and C to
+    those."""
     _, m = model(batch_norm)
     up = COHORT * (m + (C + 1) * FLOAT) + 2 * m
     down = COHORT * m + 2 * C * FLOAT
@@ -69,7 +77,8 @@ def test_ccn_adds_the_representation() -> None:
 
 
 def test_rfedavg_sends_the_table_of_the_others() -> None:
-    """2M + d up + (N - 1) d down; before round 1 everybody gets w_0 and sends delta_0, and then has w_0."""
+    """2M + d up + (N - 1) d down; before round 1 everybody gets w_0 and sends delta_0, and then has
+    w_0."""
     _, m = model(False)
     up, down = COHORT * (m + D * FLOAT), COHORT * (N - 1) * D * FLOAT
     first, *later = traffic("rfedavg")
@@ -78,7 +87,8 @@ def test_rfedavg_sends_the_table_of_the_others() -> None:
 
 
 def test_rfedavg_plus_sends_one_mean_and_no_model_twice() -> None:
-    """Full participation: 2M + d up + d down; w_{t+1} goes down once, to be mapped, and is trained on in round t+1."""
+    """Full participation: 2M + d up + d down; w_{t+1} goes down once, to be mapped, and is trained
+    on in round t+1."""
     _, m = model(False)
     first, *later = traffic("rfedavg_plus", cohort=N)
     assert later == [(N * (m + D * FLOAT), N * (m + D * FLOAT))] * 2
@@ -100,7 +110,8 @@ def test_rfedavg_plus_sends_the_model_to_those_who_did_not_map_it() -> None:
 
 GENERATOR = 6 * (3 + C) + 6 + D * 6 + D  # numbers of FedGen's: 3 of noise and C, 6 hidden, D
 
-# Beside the model up and down: (parameters up, numbers up, parameters down, numbers down), per client and round.
+# Beside the model up and down: (parameters up, numbers up, parameters down, numbers down), per
+# client and round.
 BESIDE = {
     "datasharing": (0, 0, 0, 0),
     "feddc": (1, 0, 1, 0),
@@ -139,7 +150,10 @@ def test_fedbabu_moves_the_body_only() -> None:
 
 
 def test_ccvr_asks_everybody_once_for_statistics() -> None:
-    """After the last round: M down, C (d + d (d + 1) / 2 + 1) up. Nobody holds the new model yet."""
+    """After the last round: M down, C (d + d (d + 1) / 2 + 1) up.
+
+    Nobody holds the new model yet.
+    """
     _, m = model(False)
     *first, last = traffic("ccvr")
     assert first == [(COHORT * m, COHORT * m)] * 2
@@ -151,11 +165,14 @@ def test_feddyn_asks_for_counts_before_the_first_round_where_it_adapts() -> None
     _, m = model(False)
     rows = federation.run("feddyn_authors").rows
     assert [row["bytes_up"] for row in rows] == [COHORT * m] * 3
-    assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [COHORT * (m + FLOAT)] * 2
+    assert [row["bytes_down"] for row in rows] == [N * m + COHORT * FLOAT] + [
+        COHORT * (m + FLOAT)
+    ] * 2
 
 
 def test_centralised_training_counts_as_one_client() -> None:
-    """It gets the model and gives it back; what bringing all data there would cost is not counted."""
+    """It gets the model and gives it back; what bringing all data there would cost is not
+    counted."""
     _, m = model(False)
     assert traffic("centralised") == [(m, m)] * 3
 
@@ -176,7 +193,9 @@ def test_the_meter_starts_again_after_each_round() -> None:
     meter, w = Meter(), {"w": torch.zeros(3)}
 
     def exchange(*to: int) -> None:
-        nothing = Reply(to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to)))
+        nothing = Reply(
+            to, {}, {}, {}, torch.ones(len(to)), torch.ones(len(to)), torch.zeros(len(to))
+        )
         meter.count(Ask("map", to, w, shared={"x": {"x": torch.zeros(1)}}, owner="x"), nothing)
 
     exchange(0, 1)

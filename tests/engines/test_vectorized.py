@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.component import Answer, Ask, Change, Client, Component, Server, Trace
+from fedml_noniid.plugins.core.component import (
+    Answer,
+    Ask,
+    Change,
+    Client,
+    Component,
+    Server,
+    Trace,
+)
 from fedml_noniid.plugins.core.trees import n_bytes, tree_map
 from fedml_noniid.plugins.data.batches import Order, padded
 from fedml_noniid.plugins.engines.packing import flatten, stack
@@ -31,12 +39,18 @@ def close(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> No
 
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_chunks_of_any_size_give_the_same_result(recipe: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_any_size_give_the_same_result(
+    recipe: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Other chunks pad to other lengths, so up to rounding."""
-    whole = federation.simulation(recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5)
+    whole = federation.simulation(
+        recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5
+    )
     out = whole.run()
     monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
-    parts = federation.simulation(recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5)
+    parts = federation.simulation(
+        recipe, dtype=torch.float64, batch_norm=True, engine="vectorized", cohort=5
+    )
     again = parts.run()
     for part in ("params", "evaluated", "buffers"):
         close(getattr(again, part), getattr(out, part))
@@ -54,7 +68,9 @@ def test_a_memory_bound_of_one_client_is_kept_by_going_one_by_one() -> None:
     one = simulation.engine.chunk_size(ask)
     simulation.engine.memory_mb = 8
     assert simulation.engine.chunk_size(ask) == pytest.approx(8 * one, rel=0.01)
-    assert one * n_bytes(simulation.loop.state.params) <= 1 << 20, "the models of a chunk fit into the bound"
+    assert one * n_bytes(simulation.loop.state.params) <= 1 << 20, (
+        "the models of a chunk fit into the bound"
+    )
 
 
 def test_a_tight_bound_gives_the_same_result() -> None:
@@ -62,21 +78,33 @@ def test_a_tight_bound_gives_the_same_result() -> None:
     bounded = federation.simulation("scaffold", dtype=torch.float64, engine="vectorized")
     assert isinstance(bounded.engine, Vectorized)
     bounded.engine.memory_mb = 0
-    close(bounded.run().params, federation.run("scaffold", dtype=torch.float64, engine="vectorized").params)
+    close(
+        bounded.run().params,
+        federation.run("scaffold", dtype=torch.float64, engine="vectorized").params,
+    )
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_memory_that_is_used_again_leaves_no_trace(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even NaN. Gradients lie where those of the last chunk did, of this round or the one before."""
+def test_memory_that_is_used_again_leaves_no_trace(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even NaN.
+
+    Gradients lie where those of the last chunk did, of this round or the one before.
+    """
     monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
     used, fresh = (federation.simulation("fedavg", engine="vectorized") for _ in range(2))
     ask = Ask("train", (0, 1, 3, 5), used.loop.state.params, used.loop.state.buffers)
-    spoiled = ask._replace(params=tree_map(lambda leaf: torch.full_like(leaf, math.nan), ask.params))
+    spoiled = ask._replace(
+        params=tree_map(lambda leaf: torch.full_like(leaf, math.nan), ask.params)
+    )
     used.engine.answer(spoiled, 1)
     assert isinstance(used.engine, Vectorized)
     before = {name: leaf.data_ptr() for name, leaf in used.engine._gradient.items()}
     found, wanted = (simulation.engine.answer(ask, 1).deltas for simulation in (used, fresh))
-    assert all(torch.equal(found[name], leaf) and leaf.isfinite().all() for name, leaf in wanted.items())
+    assert all(
+        torch.equal(found[name], leaf) and leaf.isfinite().all() for name, leaf in wanted.items()
+    )
     assert before == {name: leaf.data_ptr() for name, leaf in used.engine._gradient.items()} != {}
 
 
@@ -85,13 +113,20 @@ def test_memory_that_is_used_again_leaves_no_trace(size: int, monkeypatch: pytes
 def test_a_gradient_can_be_taken_of_what_training_leaves(
     engine: str, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Though the steps run in torch's inference mode. Some clients have fewer steps than their chunk."""
+    """Though the steps run in torch's inference mode.
+
+    Some clients have fewer steps than their chunk.
+    """
     monkeypatch.setattr(Vectorized, "chunk_size", lambda self, ask: size)
     simulation = federation.simulation("fednova", engine=engine)
     state = simulation.loop.state
     ask = Ask("train", (0, 1, 3, 5), state.params, state.buffers, {"fednova": {}}, {"fednova": {}})
     reply = simulation.engine.answer(ask, 1)
-    left = [*flatten({"deltas": reply.deltas, "upload": reply.upload}).values(), reply.loss, reply.steps]
+    left = [
+        *flatten({"deltas": reply.deltas, "upload": reply.upload}).values(),
+        reply.loss,
+        reply.steps,
+    ]
     assert not any(leaf.is_inference() for leaf in left)
 
 
@@ -101,7 +136,12 @@ def test_replies_come_back_in_the_order_of_the_ask() -> None:
     for engine in ("sequential", "vectorized"):
         simulation = federation.simulation("ccn", dtype=torch.float64, engine=engine)
         ask = Ask(
-            "train", (1, 3, 4, 5), simulation.loop.state.params, simulation.loop.state.buffers, {"ccn": {}}, {"ccn": {}}
+            "train",
+            (1, 3, 4, 5),
+            simulation.loop.state.params,
+            simulation.loop.state.buffers,
+            {"ccn": {}},
+            {"ccn": {}},
         )
         replies.append(simulation.engine.answer(ask, 1))
     a, b = replies
@@ -124,7 +164,9 @@ class Sends(Component):
 
     def step(self, server: Server) -> Change:
         sent, deltas = server.replies.upload["w"], server.replies.deltas
-        return Change(metrics={"start": {key: (leaf - deltas[key])[0] for key, leaf in sent.items()}})
+        return Change(
+            metrics={"start": {key: (leaf - deltas[key])[0] for key, leaf in sent.items()}}
+        )
 
 
 @pytest.mark.parametrize("engine", ["sequential", "vectorized"])
@@ -132,7 +174,9 @@ def test_what_is_sent_of_a_model_stays_when_the_models_become_differences(
     engine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(METHODS, "sends", Sends)
-    simulation = federation.simulation("sends", dtype=torch.float64, engine=engine, rounds=1, cohort=1)
+    simulation = federation.simulation(
+        "sends", dtype=torch.float64, engine=engine, rounds=1, cohort=1
+    )
     start = simulation.loop.state.params
     found = simulation.run().tensors
     close({key: found[f"sends/start/{key}"][0] for key in start}, start)
@@ -147,7 +191,9 @@ def test_chunks_are_of_similar_lengths_and_no_larger_than_asked() -> None:
 
 
 def test_how_many_clients_move_at_a_time() -> None:
-    """All of 2, 2 and 9 steps: 13 steps in 2 + 9. One of them: 13 / 3 on average, and 2 * (1 - (2/3)^2) + 9 / 3.
+    """All of 2, 2 and 9 steps: 13 steps in 2 + 9.
+
+    One of them: 13 / 3 on average, and 2 * (1 - (2/3)^2) + 9 / 3.
 
     The share of a group of two of which somebody is drawn is 5/9, as if they were drawn one by one.
     """
@@ -161,8 +207,9 @@ def test_the_choice_of_an_engine() -> None:
     cpu, dense = torch.device("cpu"), build("mlp", (6,), 3)
     assert choose_engine("auto", dense, cpu, 10.0)[0] == "vectorized"
     assert choose_engine("auto", dense, cpu, 1.2) == (
-        "sequential", "a dense model on a CPU, but side by side only 1.2 clients move at a time",
-    )  # fmt: skip
+        "sequential",
+        "a dense model on a CPU, but side by side only 1.2 clients move at a time",
+    )
     assert choose_engine("auto", build("cnn", (1, 8, 8), 3), cpu, 10.0)[0] == "sequential"
     assert choose_engine("auto", dense, torch.device("cuda"), 1.2)[0] == "vectorized"
     assert choose_engine("sequential", dense, cpu, 10.0) == ("sequential", "as asked")
@@ -171,15 +218,22 @@ def test_the_choice_of_an_engine() -> None:
 @pytest.mark.parametrize("kind", ["logistic_regression", "mlp", "batch_norm", "projection"])
 @pytest.mark.parametrize("train", [True, False])
 def test_a_dense_network_takes_several_clients_trees(kind: str, train: bool) -> None:
-    """Outputs, buffers and gradients are those of each client by itself, whose batch is padded or not."""
+    """Outputs, buffers and gradients are those of each client by itself, whose batch is padded or
+    not."""
     options = {"batch_norm": {"batch_norm": True}, "projection": {"projection": 4}}.get(kind, {})
-    made = build("logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options)
+    made = build(
+        "logistic_regression" if kind == "logistic_regression" else "mlp", (1, 4, 2), 3, options
+    )
     assert made.dense
     generator = torch.Generator().manual_seed(0)
-    models = [tree_map(torch.Tensor.double, {"p": p, "b": b})
-              for p, b in (made.init(generator) for _ in range(3))]  # fmt: skip
+    models = [
+        tree_map(torch.Tensor.double, {"p": p, "b": b})
+        for p, b in (made.init(generator) for _ in range(3))
+    ]
     x = torch.randn(3, 5, 1, 4, 2, generator=generator, dtype=torch.float64)
-    mask = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool() if train else None
+    mask = (
+        torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]).bool() if train else None
+    )
     stacked = stack(models)
     params = {key: leaf.requires_grad_() for key, leaf in stacked["p"].items()}
     out = made(params, stacked["b"], x, train, mask, axes=1)
@@ -208,11 +262,19 @@ def test_padding_marks_what_is_real() -> None:
 
 def test_a_client_alone_equals_itself_among_longer_ones() -> None:
     """Client 0 takes 2 steps of one sample; beside client 3 it is padded to 6 steps of 4."""
-    simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, engine="vectorized")
+    simulation = federation.simulation(
+        "fedavg", dtype=torch.float64, batch_norm=True, engine="vectorized"
+    )
     server = simulation.loop.state
     alone = simulation.engine.answer(Ask("train", (0,), server.params, server.buffers), 1)
     among = simulation.engine.answer(Ask("train", (0, 3), server.params, server.buffers), 1)
     assert alone.steps.tolist() == [2.0]
     assert among.steps.tolist() == [2.0, 6.0]
-    close({k: leaf[0] for k, leaf in among.deltas.items()}, {k: leaf[0] for k, leaf in alone.deltas.items()})
-    close({k: leaf[0] for k, leaf in among.buffers.items()}, {k: leaf[0] for k, leaf in alone.buffers.items()})
+    close(
+        {k: leaf[0] for k, leaf in among.deltas.items()},
+        {k: leaf[0] for k, leaf in alone.deltas.items()},
+    )
+    close(
+        {k: leaf[0] for k, leaf in among.buffers.items()},
+        {k: leaf[0] for k, leaf in alone.buffers.items()},
+    )

@@ -41,7 +41,8 @@ def simulation(recipe: str, settings: Any = None, workers: int = 3, **options: A
     return made
 
 
-# Memories; what is held through a round; asks before the first round and after the last; what the server trains.
+# Memories; what is held through a round; asks before the first round and after the last; what the
+# server trains.
 RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "ccvr", "fedgen"]
 
 
@@ -50,8 +51,11 @@ def test_the_same_bits_as_in_one_process(recipe: str) -> None:
     assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
 
 
-def test_the_same_bits_where_the_process_in_front_takes_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes over large models, while the workers wait; nobody else has more threads, during the run or after it."""
+def test_the_same_bits_where_the_process_in_front_takes_their_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Passes over large models, while the workers wait; nobody else has more threads, during the
+    run or after it."""
     made, used, threads = (
         build("cnn", (1, 6, 6), 3, {"channels": 32, "hidden": 2048}),
         set[int](),
@@ -68,7 +72,12 @@ def test_the_same_bits_where_the_process_in_front_takes_their_cores(monkeypatch:
     for workers in (2, 1):
         used.clear()
         outcomes[workers] = federation.simulation(
-            "fedavg", of=federation.images(torch.float32), model=made, workers=workers, cohort=5, rounds=2
+            "fedavg",
+            of=federation.images(torch.float32),
+            model=made,
+            workers=workers,
+            cohort=5,
+            rounds=2,
         ).run()
         assert (2 in used) is (workers > 1)
         gc.collect()
@@ -91,7 +100,8 @@ def test_pieces_by_hand(sizes: list[int], processes: int, taken: int) -> None:
 
 
 def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first to be started sleeps over each client, while the others take what is left; the bits stay the same."""
+    """The first to be started sleeps over each client, while the others take what is left; the bits
+    stay the same."""
     alone, front = simulation("scaffold", workers=1, cohort=5, rounds=1).run(), os.getpid()
     made = simulation("scaffold", workers=2, cohort=5, rounds=1)
     some = Sequential.some
@@ -107,7 +117,9 @@ def test_a_process_that_is_slow_gets_less(monkeypatch: pytest.MonkeyPatch) -> No
     assert isinstance(made.engine, Workers)
     sizes = sorted(map(len, made.engine.clients.indices.values()), reverse=True)
     first = portion(sizes, 2)
-    assert sorted(made.engine._home.values()) == [0] * first + [1] * (5 - first)  # nothing but its first piece
+    assert sorted(made.engine._home.values()) == [0] * first + [1] * (
+        5 - first
+    )  # nothing but its first piece
 
 
 @pytest.mark.parametrize("workers", [2, 4, 9])
@@ -147,7 +159,9 @@ made.run()
 print(*[worker.process.pid for worker in made.engine._workers], flush=True)
 time.sleep(60)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         ids = [int(word) for word in process.stdout.readline().split()]
         assert len(ids) == 3 and all(alive(pid) for pid in ids)
@@ -169,7 +183,10 @@ simulation("fedavg").run()
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
         tasks, end = Path(f"/proc/{process.pid}/task/{process.pid}/children"), time.monotonic() + 60
-        while len(ids := [int(word) for word in tasks.read_text().split()]) < 3 and time.monotonic() < end:
+        while (
+            len(ids := [int(word) for word in tasks.read_text().split()]) < 3
+            and time.monotonic() < end
+        ):
             time.sleep(0.05)
         assert len(ids) == 3
         process.kill()
@@ -202,7 +219,9 @@ def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch
 
 
 def test_dense_models_and_single_clients_stay_in_one_process() -> None:
-    assert not isinstance(federation.simulation("fedavg", engine="vectorized", workers=2).engine, Workers)
+    assert not isinstance(
+        federation.simulation("fedavg", engine="vectorized", workers=2).engine, Workers
+    )
     assert not isinstance(federation.simulation("fedavg", cohort=1, workers=2).engine, Workers)
 
 
@@ -210,14 +229,20 @@ def test_dense_models_and_single_clients_stay_in_one_process() -> None:
 
 TREE: Tree = {
     "a": torch.arange(5, dtype=torch.float64),
-    "deep": {"b": torch.tensor([[True], [False]]), "c": torch.ones((), dtype=torch.int64), "none": torch.empty(0, 3)},
+    "deep": {
+        "b": torch.tensor([[True], [False]]),
+        "c": torch.ones((), dtype=torch.int64),
+        "none": torch.empty(0, 3),
+    },
     "view": torch.arange(12.0).reshape(3, 4).t(),
 }
 
 
 def same(found: Tree, wanted: Tree) -> bool:
     a, b = flatten(found), flatten(wanted)
-    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in b)
+    return a.keys() == b.keys() and all(
+        torch.equal(a[key], b[key]) and a[key].dtype == b[key].dtype for key in b
+    )
 
 
 def test_an_arena_gives_back_what_was_put_in() -> None:
@@ -232,7 +257,11 @@ def test_an_arena_gives_back_what_was_put_in() -> None:
 
 @pytest.mark.parametrize("memory", [None, shared], ids=["private", "shared"])
 def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> None:
-    like = {"odd": torch.zeros(3, 5), "one": torch.zeros((), dtype=torch.float64), "even": torch.zeros(4, 16)}
+    like = {
+        "odd": torch.zeros(3, 5),
+        "one": torch.zeros((), dtype=torch.float64),
+        "even": torch.zeros(4, 16),
+    }
     rows = rows_for(like, 3, memory)
     for key, leaf in like.items():
         assert rows[key].shape == (3, *leaf.shape) and rows[key].dtype == leaf.dtype
@@ -240,7 +269,9 @@ def test_each_row_of_models_lies_as_a_tensor_of_its_own_would(memory: Any) -> No
             assert row.data_ptr() % ALIGNED == 0 and row.is_contiguous()
             row.fill_(k)
     for leaf in rows.values():
-        assert [row.flatten().tolist() for row in leaf] == [[float(k)] * leaf[0].numel() for k in range(3)]
+        assert [row.flatten().tolist() for row in leaf] == [
+            [float(k)] * leaf[0].numel() for k in range(3)
+        ]
 
 
 def test_what_does_not_fit_travels_by_itself() -> None:

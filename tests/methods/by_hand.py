@@ -1,8 +1,9 @@
-"""A problem small enough to follow by hand, with the gradient written out: the oracle of the methods' tests.
+"""A problem small enough to follow by hand, with the gradient written out: the oracle of the
+methods' tests.
 
-The network is 2 inputs - 2 hidden neurons (ReLU) - 2 classes, 12 numbers in all. Three clients hold 1, 2 and 3 samples,
-the public split has 4. Everything is float64 NumPy; nothing here uses autograd or anything of `plugins` but the
-`Simulation` that is under test.
+The network is 2 inputs - 2 hidden neurons (ReLU) - 2 classes, 12 numbers in all. Three clients hold
+1, 2 and 3 samples, the public split has 4. Everything is float64 NumPy; nothing here uses autograd
+or anything of `plugins` but the `Simulation` that is under test.
 """
 
 from __future__ import annotations
@@ -91,11 +92,17 @@ def accuracy(w: Tree, x: Array, y: Array) -> float:
 
 
 def gradient(w: Tree, x: Array, y: Array, dh: Array | float = 0.0) -> Tree:
-    """Of the mean cross-entropy, plus a term whose derivative by the hidden layer is `dh` ([B, 2])."""
+    """Of the mean cross-entropy, plus a term whose derivative by the hidden layer is `dh` ([B,
+    2])."""
     h = hidden(w, x)
     do = (softmax(logits(w, x)) - np.eye(2)[y]) / len(y)  # dCE/do = (p - onehot) / B
     dz = (do @ w["fc2.weight"] + dh) * (h > 0)
-    return {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": do.T @ h, "fc2.bias": do.sum(0)}
+    return {
+        "fc1.weight": dz.T @ x,
+        "fc1.bias": dz.sum(0),
+        "fc2.weight": do.T @ h,
+        "fc2.bias": do.sum(0),
+    }
 
 
 def descend(
@@ -118,8 +125,12 @@ class Given(Stacked):
 
     start: dict[str, Array] = field(default_factory=dict)
 
-    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in self.start.items()}, {}
+    def init(
+        self, generator: torch.Generator
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        return {
+            key: torch.tensor(value, dtype=torch.float64) for key, value in self.start.items()
+        }, {}
 
 
 def given(start: Tree = W0) -> Given:
@@ -151,7 +162,10 @@ class Ran:
 
     def jobs(self) -> list[tuple[str, tuple[int, ...]]]:
         """("train", clients) and ("<component>.<job>", clients)."""
-        return [(f"{ask.owner}.{ask.job}" if ask.owner else ask.job, ask.to) for ask, _ in self.exchanges]
+        return [
+            (f"{ask.owner}.{ask.job}" if ask.owner else ask.job, ask.to)
+            for ask, _ in self.exchanges
+        ]
 
     def trained(self, exchange: int) -> Any:
         """w_k of the clients that were asked to train, leaves [M, ...]."""
@@ -159,7 +173,8 @@ class Ran:
         return add(ask.params, reply.deltas)
 
     def batches(self, client: int, round_: int) -> list[Array]:
-        """The positions that the client read in each step: which batches there are is not what is tested here."""
+        """The positions that the client read in each step: which batches there are is not what is
+        tested here."""
         order = self.simulation.engine.clients.steps(client, round_)
         return np.split(order.index, np.cumsum(order.sizes)[:-1])
 
@@ -183,7 +198,12 @@ def run(
     simulation = simulate(
         recipe,
         settings or {},
-        Federation.of(samples(X, Y), list(CLIENTS), samples(PUBLIC_X, PUBLIC_Y), public=samples(PUBLIC_X, PUBLIC_Y)),
+        Federation.of(
+            samples(X, Y),
+            list(CLIENTS),
+            samples(PUBLIC_X, PUBLIC_Y),
+            public=samples(PUBLIC_X, PUBLIC_Y),
+        ),
         Plan(
             network or given(),
             LocalTraining("sgd", lr, epochs, batch_size, **local),

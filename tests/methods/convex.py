@@ -1,4 +1,5 @@
-"""Logistic regression on the samples of `by_hand` with weight decay: strongly convex, so it has one minimiser."""
+"""Logistic regression on the samples of `by_hand` with weight decay: strongly convex, so it has one
+minimiser."""
 
 from __future__ import annotations
 
@@ -17,7 +18,10 @@ START = {"fc.weight": np.zeros((2, 2)), "fc.bias": np.zeros(2)}
 def gradient(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
     """Of the mean cross-entropy plus (decay / 2) ||w||^2."""
     do = (hand.softmax(x @ w["fc.weight"].T + w["fc.bias"]) - np.eye(2)[y]) / len(y)
-    return {"fc.weight": do.T @ x + DECAY * w["fc.weight"], "fc.bias": do.sum(0) + DECAY * w["fc.bias"]}
+    return {
+        "fc.weight": do.T @ x + DECAY * w["fc.weight"],
+        "fc.bias": do.sum(0) + DECAY * w["fc.bias"],
+    }
 
 
 def minimiser(p: Sequence[float] | hand.Array) -> hand.Tree:
@@ -34,7 +38,12 @@ def run(recipe: str, settings: dict[str, object], rounds: int, **options: Any) -
     net = logistic_regression((2,), 2)
     network = hand.Given(net.name, net.blocks, net.head, start=START)
     ran = hand.run(
-        recipe, {recipe: settings} if settings else {}, rounds=rounds, network=network, weight_decay=DECAY, **options
+        recipe,
+        {recipe: settings} if settings else {},
+        rounds=rounds,
+        network=network,
+        weight_decay=DECAY,
+        **options,
     )
     return {key: leaf.numpy() for key, leaf in ran.outcome.params.items()}
 

@@ -42,7 +42,9 @@ def similarity(z: hand.Array) -> hand.Array:
 def contribution(z: hand.Array, temperature: float) -> hand.Array:
     """Eq. 5 with the temperature of eq. 8, as they are printed: two sums of exponentials."""
     powers = np.exp(similarity(z).sum(1) / temperature)
-    return np.array([sum(s for q, s in enumerate(powers) if q != r) / powers.sum() for r in range(len(z))])
+    return np.array(
+        [sum(s for q, s in enumerate(powers) if q != r) / powers.sum() for r in range(len(z))]
+    )
 
 
 def weights(z: hand.Array, nu: hand.Array = SIZES / 6) -> hand.Array:
@@ -65,21 +67,32 @@ def before_relu(w: hand.Tree, x: hand.Array) -> hand.Array:
     return np.asarray(x @ w["fc1.weight"].T + w["fc1.bias"])
 
 
-def means(models: list[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden) -> hand.Array:
+def means(
+    models: list[hand.Tree], of: Callable[[hand.Tree, hand.Array], hand.Array] = hand.hidden
+) -> hand.Array:
     """z_r over all samples of client r, [3, 2]."""
-    return np.stack([of(w, hand.X[client]).mean(0) for w, client in zip(models, hand.CLIENTS, strict=True)])
+    return np.stack(
+        [of(w, hand.X[client]).mean(0) for w, client in zip(models, hand.CLIENTS, strict=True)]
+    )
 
 
 @pytest.mark.parametrize("nu", ["base", "uniform"])
 @pytest.mark.parametrize("z_act", ["post", "pre"])
 @pytest.mark.parametrize("z_time", ["after", "before"])
 def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
-    """w = sum_r Lambda_r nu_r / (Lambda . nu) w_r (eq. 7), z_r under the updated or the received model."""
-    ran = hand.run("ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act, "nu": nu}}, engine=engine)
+    """w = sum_r Lambda_r nu_r / (Lambda .
+
+    nu) w_r (eq. 7), z_r under the updated or the received model.
+    """
+    ran = hand.run(
+        "ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act, "nu": nu}}, engine=engine
+    )
     w, tensors = hand.W0, ran.outcome.tensors
     for t in range(2):
         local = trained(w)
-        z = means(local if z_time == "after" else [w] * 3, hand.hidden if z_act == "post" else before_relu)
+        z = means(
+            local if z_time == "after" else [w] * 3, hand.hidden if z_act == "post" else before_relu
+        )
         np.testing.assert_allclose(ran.exchanges[t][1].upload["ccn"]["z"], z, rtol=1e-10)
         lam, base = contribution(z, T), SIZES / 6 if nu == "base" else np.full(3, 1 / 3)
         assert np.ptp(lam) > 0.01, "the example tells clients apart"
@@ -87,7 +100,9 @@ def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
         for key, value in (("S", similarity(z)), ("Lambda", lam), ("weights", c)):
             np.testing.assert_allclose(tensors[f"ccn/{key}"][t], value, rtol=1e-10)
         row = ran.outcome.rows[t]
-        assert (row["ccn_lambda_min"], row["ccn_lambda_max"]) == pytest.approx((lam.min(), lam.max()), rel=1e-10)
+        assert (row["ccn_lambda_min"], row["ccn_lambda_max"]) == pytest.approx(
+            (lam.min(), lam.max()), rel=1e-10
+        )
         extremes = row["ccn_weight_over_nu_min"], row["ccn_weight_over_nu_max"]
         assert extremes == pytest.approx(((c / base).min(), (c / base).max()), rel=1e-10)
         moved = row["ccn_moved"], row["ccn_moved_most"], row["ccn_moved_part"]
@@ -98,8 +113,11 @@ def test_two_rounds(engine: str, z_time: str, z_act: str, nu: str) -> None:
 
 
 def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
-    """Batches of two: each sample counts once, with the model as it stood before the step that read it."""
-    ran = hand.run("ccn", {"ccn": {"T": T, "z_time": "last_epoch_running"}}, engine=engine, batch_size=2)
+    """Batches of two: each sample counts once, with the model as it stood before the step that read
+    it."""
+    ran = hand.run(
+        "ccn", {"ccn": {"T": T, "z_time": "last_epoch_running"}}, engine=engine, batch_size=2
+    )
     w = hand.W0
     for t in range(2):
         local, z = [], []
@@ -122,21 +140,32 @@ def test_the_running_mean_of_the_last_epoch(engine: str) -> None:
 class Normalised(hand.Given):
     """With a batch norm, whose running statistics begin at 0 and 1."""
 
-    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def init(
+        self, generator: torch.Generator
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         _, buffers = Stacked.init(self, generator)
-        return hand.Given.init(self, generator)[0], {key: leaf.double() for key, leaf in buffers.items()}
+        return hand.Given.init(self, generator)[0], {
+            key: leaf.double() for key, leaf in buffers.items()
+        }
 
 
 @pytest.mark.parametrize("z_act", ["post", "pre"])
 @pytest.mark.parametrize("z_time", ["after", "before"])
-def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(engine: str, z_time: str, z_act: str) -> None:
-    """In eval mode: those that were received, or those that local training left. The ReLU comes behind it."""
+def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
+    engine: str, z_time: str, z_act: str
+) -> None:
+    """In eval mode: those that were received, or those that local training left.
+
+    The ReLU comes behind it.
+    """
     net = mlp((2,), 2, hidden=2, batch_norm=True)
     w = hand.W0 | {"bn1.weight": np.array([1.5, 0.7]), "bn1.bias": np.array([-0.4, 0.2])}
     ran = hand.run(
-        "ccn", {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}}, engine=engine,
+        "ccn",
+        {"ccn": {"T": T, "z_time": z_time, "z_act": z_act}},
+        engine=engine,
         network=Normalised(net.name, net.blocks, net.head, start=w),
-    )  # fmt: skip
+    )
     for t, (ask, reply) in enumerate(ran.exchanges):
         for k, client in enumerate(hand.CLIENTS):
             model = ask.params | ask.buffers
@@ -161,11 +190,14 @@ def test_r_are_the_clients_of_the_round(engine: str) -> None:
         cohort = draw_cohort(0, t, 3, 2)
         local = [hand.descend(w, [hand.CLIENTS[k]] * 2) for k in cohort]
         n = np.array([hand.SIZES[k] for k in cohort])
-        w = hand.average(n / n.sum(), local)  # the similarity of two is mutual, so Lambda = (1/2, 1/2)
+        w = hand.average(
+            n / n.sum(), local
+        )  # the similarity of two is mutual, so Lambda = (1/2, 1/2)
     hand.same(ran.outcome.params, w)
 
 
-# Meeting others -----------------------------------------------------------------------------------------------------
+# Meeting others
+# --------------------------------------------------------------------------------------------------
 
 
 def test_scaffolds_model_step_is_weighted_and_its_control_variates_are_not(engine: str) -> None:
@@ -181,7 +213,9 @@ def test_fedbabus_body_is_weighted(engine: str) -> None:
     """The head stays at w_0: only fc1 is trained, so z_r is that of the new body."""
 
     def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return {key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()}
+        return {
+            key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()
+        }
 
     ran = hand.run("fedbabu+ccn", {"ccn": {"T": T, "z_act": "pre"}}, engine=engine)
     w = hand.W0
@@ -192,7 +226,8 @@ def test_fedbabus_body_is_weighted(engine: str) -> None:
 
 
 def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> None:
-    """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r v_r."""
+    """Two rounds: v <- gamma v + g, w <- w - eta v; the server sends sum c_r w_r and sum c_r
+    v_r."""
     gamma = 0.7
     ran = hand.run("sgdm+ccn", {"ccn": {"T": T}, "sgdm": {"gamma": gamma}}, engine=engine)
     w, v = hand.W0, hand.zeros()
@@ -213,7 +248,8 @@ def test_sgdm_averages_model_and_momentum_with_the_same_weights(engine: str) -> 
 
 
 def test_q_fedavgs_sums_are_both_weighted(engine: str) -> None:
-    """q = 1: Delta_k = F_k L (w - w_k), h_k = (L ||w - w_k||)^2 + L F_k; each with c_k m, and the m cancels."""
+    """q = 1: Delta_k = F_k L (w - w_k), h_k = (L ||w - w_k||)^2 + L F_k; each with c_k m, and the m
+    cancels."""
     ran = hand.run("qfedavg+ccn", {"ccn": {"T": T}, "qfedavg": {"q": 1.0}}, engine=engine, rounds=1)
     local, big_l = trained(hand.W0), 1 / hand.LR
     c = weights(means(local), np.full(3, 1 / 3))
@@ -227,7 +263,9 @@ def test_q_fedavgs_sums_are_both_weighted(engine: str) -> None:
 
 
 def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
-    ran = hand.run("fnr+ccn", {"ccn": {"T": T}, "fnr": {"p": 0.5, "epochs": 3, "batch_size": 8}}, engine=engine)
+    ran = hand.run(
+        "fnr+ccn", {"ccn": {"T": T}, "fnr": {"p": 0.5, "epochs": 3, "batch_size": 8}}, engine=engine
+    )
     w = hand.W0
     for t in range(2):
         local = trained(w)
@@ -241,17 +279,24 @@ def test_with_fnr_z_is_that_of_the_unrefined_model(engine: str) -> None:
 
 def test_fednnnn_has_its_weights_in_u_and_in_e(engine: str) -> None:
     """nu_r = 1/m. First round: w + beta (E / N) u, evaluated is w + u."""
-    ran = hand.run("fednnnn+ccn", {"ccn": {"T": T}, "fednnnn": {"beta": 0.9}}, engine=engine, rounds=1)
+    ran = hand.run(
+        "fednnnn+ccn", {"ccn": {"T": T}, "fednnnn": {"beta": 0.9}}, engine=engine, rounds=1
+    )
     local = trained(hand.W0)
     c = weights(means(local), np.full(3, 1 / 3))
     deltas = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
     u = hand.average(c, deltas)
-    stretch = 0.9 * sum(c_k * hand.length(delta) for c_k, delta in zip(c, deltas, strict=True)) / hand.length(u)
+    stretch = (
+        0.9
+        * sum(c_k * hand.length(delta) for c_k, delta in zip(c, deltas, strict=True))
+        / hand.length(u)
+    )
     hand.same(ran.outcome.params, hand.each(lambda w, u: w + stretch * u, hand.W0, u))
     hand.same(ran.outcome.evaluated, hand.average(c, local))
 
 
-# Pre-activations ----------------------------------------------------------------------------------------------------
+# Pre-activations
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
@@ -260,7 +305,10 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
     """Behind a batch norm, if there is one."""
     network = build(kind, (1, 8, 8), 10, {"hidden": 16, "batch_norm": batch_norm})
     params, buffers = network.init(torch.Generator().manual_seed(1))
-    task, x = Task(network, SGD(0.1)), torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    task, x = (
+        Task(network, SGD(0.1)),
+        torch.randn(5, 1, 8, 8, generator=torch.Generator().manual_seed(2)),
+    )
     found = task.pre_activation(params, buffers, x)
     assert found is not None
     assert found.shape == (5, 16)
@@ -271,34 +319,44 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
 class Double(Stacked):
     """In float64."""
 
-    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def init(
+        self, generator: torch.Generator
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         return {key: leaf.double() for key, leaf in Stacked.init(self, generator)[0].items()}, {}
 
 
-@pytest.mark.parametrize("net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)])
+@pytest.mark.parametrize(
+    "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
+)
 def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
     network: Any = Double(net.name, net.blocks, net.head)
     with pytest.raises(
-        RecipeError, match=rf"ccn: z_act = 'pre', but .*'{net.name}' does not read the output of a ReLU"
+        RecipeError,
+        match=rf"ccn: z_act = 'pre', but .*'{net.name}' does not read the output of a ReLU",
     ):
         hand.run("ccn", {"ccn": {"z_act": "pre"}}, engine=engine, network=network)
     assert hand.run("ccn", engine=engine, network=network).outcome.rows[-1]["ccn_lambda_max"] <= 1
 
 
 def test_opposite_pre_activations_in_numbers() -> None:
-    """(1, 0), (-2, 0), (0, 3): row sums 0, 0, 1; with T = 1, Lambda_3 = 2 / (2 + e), the others (1 + e) / (2 + e)."""
+    """(1, 0), (-2, 0), (0, 3): row sums 0, 0, 1; with T = 1, Lambda_3 = 2 / (2 + e), the others (1
+    + e) / (2 + e)."""
     lam, e = found(np.array([[1.0, 0.0], [-2.0, 0.0], [0.0, 3.0]]), 1.0), math.e
     np.testing.assert_allclose(lam, [(1 + e) / (2 + e), (1 + e) / (2 + e), 2 / (2 + e)], rtol=1e-14)
 
 
-# The contribution -----------------------------------------------------------------------------------------------------
+# The contribution
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_contribution_in_numbers() -> None:
-    """Axes x, x, y: row sums 2, 2, 1; with T = 1, Lambda_3 = 2 e^2 / (2 e^2 + e) = 2e / (2e + 1)."""
+    """Axes x, x, y: row sums 2, 2, 1; with T = 1, Lambda_3 = 2 e^2 / (2 e^2 + e) = 2e / (2e +
+    1)."""
     lam = found(np.array([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]]), 1.0)
     e = math.e
-    np.testing.assert_allclose(lam, [(e + 1) / (2 * e + 1), (e + 1) / (2 * e + 1), 2 * e / (2 * e + 1)], rtol=1e-14)
+    np.testing.assert_allclose(
+        lam, [(e + 1) / (2 * e + 1), (e + 1) / (2 * e + 1), 2 * e / (2 * e + 1)], rtol=1e-14
+    )
     assert lam[2] > lam[0], "the client that differs counts for more"
 
 
@@ -315,7 +373,9 @@ def test_eq_5_and_eq_8_agree_and_sum_to_r_minus_one(n: int, temperature: float) 
 
 def test_a_high_temperature_makes_everybody_equal() -> None:
     """T -> infinity: Lambda_r = 1 - 1/R."""
-    np.testing.assert_allclose(found(np.random.default_rng(0).random((5, 3)), 1e9), [0.8] * 5, rtol=1e-8)
+    np.testing.assert_allclose(
+        found(np.random.default_rng(0).random((5, 3)), 1e9), [0.8] * 5, rtol=1e-8
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.5, 0.01])
@@ -369,18 +429,23 @@ def recorded(method: CCN, z: torch.Tensor, n: list[int]) -> dict[str, torch.Tens
 
 
 def test_what_is_recorded_in_numbers() -> None:
-    """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~ ((e+1)/4, (e+1)/4, e)."""
+    """Row sums 2, 2, 1 at T = 1: Lambda = (e+1, e+1, 2e) / (2e+1); nu = (1/4, 1/4, 1/2), c ~
+    ((e+1)/4, (e+1)/4, e)."""
     z = torch.tensor([[2.0, 0.0], [5.0, 0.0], [0.0, 3.0]])
     c, e = weighed(CCN(T=1.0), z, [1, 1, 2]), math.e
     total = (e + 1) / 2 + e
     np.testing.assert_allclose(c, [(e + 1) / 4 / total, (e + 1) / 4 / total, e / total], rtol=1e-12)
     seen = recorded(CCN(T=1.0), z, [1, 1, 2])
     np.testing.assert_allclose(seen["S"], [[1, 1, 0], [1, 1, 0], [0, 0, 1]], atol=1e-15)
-    np.testing.assert_allclose(seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12)
+    np.testing.assert_allclose(
+        seen["Lambda"], np.array([e + 1, e + 1, 2 * e]) / (2 * e + 1), rtol=1e-12
+    )
     assert torch.equal(seen["weights"], c)
     assert seen["weight_over_nu_min"].item() == pytest.approx((e + 1) / total, rel=1e-12)
     assert seen["weight_over_nu_max"].item() == pytest.approx(2 * e / total, rel=1e-12)
-    assert seen["moved"].item() == pytest.approx(e / total - 1 / 2, rel=1e-12), "the third client takes from both"
+    assert seen["moved"].item() == pytest.approx(e / total - 1 / 2, rel=1e-12), (
+        "the third client takes from both"
+    )
     assert seen["moved_most"].item() == 1 / 2
 
 
@@ -388,16 +453,25 @@ def test_what_is_recorded_in_numbers() -> None:
     ("n", "c", "moved", "most"),
     [
         ([2, 1, 1], [2 / 3, 0, 1 / 3], 1 / 4, 1 / 2),
-        ([1, 2, 1], [1 / 2, 0, 1 / 2], 1 / 2, 1 / 2),  # the largest client loses everything: the most that can move
+        (
+            [1, 2, 1],
+            [1 / 2, 0, 1 / 2],
+            1 / 2,
+            1 / 2,
+        ),  # the largest client loses everything: the most that can move
     ],
 )
-def test_a_silenced_client_loses_its_whole_weight(n: list[int], c: list[float], moved: float, most: float) -> None:
+def test_a_silenced_client_loses_its_whole_weight(
+    n: list[int], c: list[float], moved: float, most: float
+) -> None:
     """Lambda = (1, 0, 1): c_2 = 0, and nu_2 is what moves."""
     z, cold = torch.tensor([[1.0, 0.0], [1.0, 0.2], [0.0, 1.0]]), CCN(T=1e-4)
     np.testing.assert_allclose(weighed(cold, z, n), c, rtol=1e-14)
     seen = recorded(cold, z, n)
     assert (seen["lambda_min"].item(), seen["lambda_max"].item()) == (0, 1)
-    assert (seen["moved"].item(), seen["moved_most"].item()) == pytest.approx((moved, most), rel=1e-14)
+    assert (seen["moved"].item(), seen["moved_most"].item()) == pytest.approx(
+        (moved, most), rel=1e-14
+    )
     assert seen["moved_part"].item() == pytest.approx(moved / most, rel=1e-14)
     assert seen["weight_over_nu_min"].item() == 0
     assert seen["weight_over_nu_max"].item() == pytest.approx(1 / (1 - n[1] / sum(n)), rel=1e-14)
@@ -405,7 +479,10 @@ def test_a_silenced_client_loses_its_whole_weight(n: list[int], c: list[float], 
 
 @pytest.mark.parametrize("temperature", [1e-4, 0.01, 0.1, 0.5])
 def test_no_more_moves_than_the_largest_weight_and_a_rise_says_little(temperature: float) -> None:
-    """1/2 sum |c - nu| is at most max nu. With equal nu no weight rises above N / (N - 1), however much others fall."""
+    """1/2 sum |c - nu| is at most max nu.
+
+    With equal nu no weight rises above N / (N - 1), however much others fall.
+    """
     draw = np.random.default_rng(0)
     for _ in range(50):
         z = torch.tensor(draw.lognormal(size=(20, 6)))
@@ -430,7 +507,10 @@ def test_a_single_client_keeps_its_weight(engine: str) -> None:
     """R = 1: sum Lambda = 0 would be 0/0."""
     ran = hand.run("ccn", engine=engine, cohort=1)
     plain = hand.run("fedavg", engine=engine, cohort=1)
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
     assert [row["ccn_weight_over_nu_max"] for row in ran.outcome.rows] == [1.0, 1.0]
     assert [row["ccn_moved"] for row in ran.outcome.rows] == [0.0, 0.0]
 
@@ -457,4 +537,6 @@ def test_a_temperature_that_is_not_positive_is_refused(temperature: float) -> No
 
 def test_a_pre_activation_needs_a_pass() -> None:
     with pytest.raises(RecipeError, match="ccn: z_act = 'pre' needs a pass of its own"):
-        recipes.build("ccn", {"ccn": {"z_act": "pre", "z_time": "last_epoch_running"}}, Setting(3, 3))
+        recipes.build(
+            "ccn", {"ccn": {"z_act": "pre", "z_time": "last_epoch_running"}}, Setting(3, 3)
+        )

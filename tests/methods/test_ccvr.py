@@ -18,7 +18,13 @@ from tests import federation
 from tests.methods import by_hand as hand
 
 SETTING = Setting(3, 3)
-CALIBRATE: dict[str, object] = {"samples": 7, "epochs": 2, "batch_size": 4, "server_lr": 0.3, "momentum": 0.5}
+CALIBRATE: dict[str, object] = {
+    "samples": 7,
+    "epochs": 2,
+    "batch_size": 4,
+    "server_lr": 0.3,
+    "momentum": 0.5,
+}
 ENCODER = ("fc1.weight", "fc1.bias")
 
 
@@ -27,12 +33,15 @@ def packed(cov: hand.Array) -> hand.Array:
 
 
 def statistics(z: hand.Array, y: hand.Array, n_classes: int) -> dict[str, hand.Array]:
-    """What a client with features z sends: mean, unbiased covariance and count of every class, 0 where undefined."""
+    """What a client with features z sends: mean, unbiased covariance and count of every class, 0
+    where undefined."""
     d = z.shape[1]
     of = [z[y == c] for c in range(n_classes)]
     return {
         "mean": np.stack([rows.mean(0) if len(rows) else np.zeros(d) for rows in of]),
-        "cov": np.stack([packed(np.cov(rows.T) if len(rows) > 1 else np.zeros((d, d))) for rows in of]),
+        "cov": np.stack(
+            [packed(np.cov(rows.T) if len(rows) > 1 else np.zeros((d, d))) for rows in of]
+        ),
         "n": np.array([len(rows) for rows in of], dtype=float),
     }
 
@@ -43,7 +52,8 @@ def received(ran: hand.Ran) -> hand.Tree:
 
 
 def test_what_clients_send(engine: str) -> None:
-    """Mean, covariance (n - 1) and count per class under the final model; a class with one sample has covariance 0."""
+    """Mean, covariance (n - 1) and count per class under the final model; a class with one sample
+    has covariance 0."""
     ran = hand.run("ccvr", engine=engine)
     found = ran.exchanges[-1][1].upload["ccvr"]
     for k, client in enumerate(hand.CLIENTS):
@@ -65,14 +75,17 @@ def test_the_pool_of_a_run_is_the_statistics_of_all_samples(engine: str) -> None
 
 
 def test_the_pool_is_that_of_the_union_for_any_split() -> None:
-    """Five clients, one without any sample of class 1, class 2 with one sample in all, class 3 with none."""
+    """Five clients, one without any sample of class 1, class 2 with one sample in all, class 3 with
+    none."""
     rng = np.random.default_rng(0)
     z, y = rng.normal(size=(60, 5)) @ rng.normal(size=(5, 5)) + 3, rng.integers(0, 2, 60)
     y[7] = 2
     owner = rng.integers(0, 5, 60)
     owner[y == 1] %= 4
     parts = [statistics(z[owner == k], y[owner == k], 4) for k in range(5)]
-    n, mean, cov = CCVR.pooled({name: torch.tensor(np.stack([part[name] for part in parts])) for name in parts[0]})
+    n, mean, cov = CCVR.pooled(
+        {name: torch.tensor(np.stack([part[name] for part in parts])) for name in parts[0]}
+    )
     assert n.tolist() == [(y == c).sum() for c in range(4)]
     for c in (0, 1):
         np.testing.assert_allclose(mean[c], z[y == c].mean(0), rtol=1e-12)
@@ -82,13 +95,15 @@ def test_the_pool_is_that_of_the_union_for_any_split() -> None:
 
 
 def root(cov: hand.Array) -> hand.Array:
-    """The symmetric root of a 2 x 2 matrix (Cayley and Hamilton): (S + s I) / sqrt(tr S + 2 s), s = sqrt(det S)."""
+    """The symmetric root of a 2 x 2 matrix (Cayley and Hamilton): (S + s I) / sqrt(tr S + 2 s), s =
+    sqrt(det S)."""
     s = np.sqrt(max(cov[0, 0] * cov[1, 1] - cov[0, 1] * cov[1, 0], 0.0))
     return np.asarray((cov + s * np.eye(2)) / np.sqrt(np.trace(cov) + 2 * s))
 
 
 def test_the_classifier_is_trained_on_virtual_features(engine: str) -> None:
-    """Two epochs of SGD with momentum over 2 x 7 features z = mu_c + Sigma_c^(1/2) eps, in batches of 4."""
+    """Two epochs of SGD with momentum over 2 x 7 features z = mu_c + Sigma_c^(1/2) eps, in batches
+    of 4."""
     ran = hand.run("ccvr", {"ccvr": CALIBRATE}, engine=engine)
     w = received(ran)
     at = fold(torch.tensor(key(0, "server", 2)), identity(CCVR()))
@@ -121,7 +136,10 @@ def test_only_the_classifier_changes(engine: str) -> None:
 
 
 def test_no_epochs_are_fedavg_to_the_bit(engine: str) -> None:
-    ran, plain = (hand.run(r, {r: {"epochs": 0}} if r == "ccvr" else {}, engine=engine) for r in ("ccvr", "fedavg"))
+    ran, plain = (
+        hand.run(r, {r: {"epochs": 0}} if r == "ccvr" else {}, engine=engine)
+        for r in ("ccvr", "fedavg")
+    )
     assert federation.equal_models(ran.outcome, plain.outcome)
     assert ran.jobs() == plain.jobs()
 
@@ -136,14 +154,17 @@ def test_everybody_is_asked_once_after_the_last_round() -> None:
     assert not reply.deltas
 
 
-def virtual(n: Any, mean: Any, cov: Any, samples: int, seed: int = 0) -> tuple[hand.Array, hand.Array]:
+def virtual(
+    n: Any, mean: Any, cov: Any, samples: int, seed: int = 0
+) -> tuple[hand.Array, hand.Array]:
     as_tensor = [torch.tensor(np.asarray(value, dtype=float)) for value in (n, mean, cov)]
     z, y = CCVR(samples=samples).virtual(torch.tensor(seed), *as_tensor)
     return z.numpy(), y.numpy()
 
 
 def test_virtual_features_have_the_pooled_mean_and_covariance() -> None:
-    """20,000 draws: the mean to 5 standard errors, the covariance to 5 of its own, sqrt((S_ij^2 + S_ii S_jj) / n)."""
+    """20,000 draws: the mean to 5 standard errors, the covariance to 5 of its own, sqrt((S_ij^2 +
+    S_ii S_jj) / n)."""
     rng = np.random.default_rng(1)
     mean = rng.normal(size=(2, 4))
     cov = np.stack([a @ a.T for a in rng.normal(size=(2, 4, 4))])
@@ -152,19 +173,24 @@ def test_virtual_features_have_the_pooled_mean_and_covariance() -> None:
         of, var = z[y == c], np.diag(cov[c])
         assert len(of) == 20_000
         assert (np.abs(of.mean(0) - mean[c]) < 5 * np.sqrt(var / 20_000)).all()
-        assert (np.abs(np.cov(of.T) - cov[c]) < 5 * np.sqrt((cov[c] ** 2 + np.outer(var, var)) / 20_000)).all()
+        assert (
+            np.abs(np.cov(of.T) - cov[c]) < 5 * np.sqrt((cov[c] ** 2 + np.outer(var, var)) / 20_000)
+        ).all()
     assert not np.allclose(z[y == 0] - mean[0], z[y == 1] - mean[1]), "each class has its own draws"
 
 
 def test_classes_that_nobody_has_get_no_features_and_single_samples_get_their_own() -> None:
-    z, y = virtual([0, 1, 4], [[0, 0], [2, 3], [1, 1]], [np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2)], 5)
+    z, y = virtual(
+        [0, 1, 4], [[0, 0], [2, 3], [1, 1]], [np.zeros((2, 2)), np.zeros((2, 2)), np.eye(2)], 5
+    )
     assert np.unique(y).tolist() == [1, 2]
     assert (z[y == 1] == [2, 3]).all()
     assert (z[y == 2] != [1, 1]).all()
 
 
 def test_a_singular_covariance_makes_no_noise_where_there_is_none() -> None:
-    """Two samples in six dimensions, one of them of a dead neuron: features on the line through both."""
+    """Two samples in six dimensions, one of them of a dead neuron: features on the line through
+    both."""
     a, b = np.random.default_rng(2).normal(size=(2, 6)) * [1, 2, 3, 4, 5, 0]
     z, _ = virtual([2], [(a + b) / 2], [np.cov(np.stack([a, b]).T)], 50)
     along = (z - (a + b) / 2) @ (b - a) / ((b - a) @ (b - a))
@@ -179,7 +205,8 @@ def test_draws_hang_on_the_key_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("samples", 0), ("epochs", -1), ("batch_size", 0), ("server_lr", 0.0), ("momentum", 1.0)]
+    ("key", "value"),
+    [("samples", 0), ("epochs", -1), ("batch_size", 0), ("server_lr", 0.0), ("momentum", 1.0)],
 )
 def test_bad_values_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=rf"ccvr: .*{key} = {value}"):

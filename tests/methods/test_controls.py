@@ -17,12 +17,14 @@ ALL_X, ALL_Y = np.concatenate([hand.X, hand.PUBLIC_X]), np.concatenate([hand.Y, 
 
 
 def test_every_client_trains_on_the_shared_samples_too(engine: str) -> None:
-    """Full batches: the gradient over own and public samples together; n_k counts both, so p = (5, 6, 7) / 18."""
+    """Full batches: the gradient over own and public samples together; n_k counts both, so p = (5,
+    6, 7) / 18."""
     ran = hand.run("datasharing", engine=engine, batch_size=16)
     w = hand.W0
     for _ in range(2):
         local = [
-            hand.descend(w, [np.concatenate([client, [6, 7, 8, 9]])] * 2, x=ALL_X, y=ALL_Y) for client in hand.CLIENTS
+            hand.descend(w, [np.concatenate([client, [6, 7, 8, 9]])] * 2, x=ALL_X, y=ALL_Y)
+            for client in hand.CLIENTS
         ]
         w = hand.average(np.array([5, 6, 7]) / 18, local)
     hand.same(ran.outcome.params, w)
@@ -32,8 +34,13 @@ def test_every_client_trains_on_the_shared_samples_too(engine: str) -> None:
 
 def test_a_share_takes_the_first_samples(engine: str) -> None:
     """share = 1/2 of four: the first two of the public split; p = (3, 4, 5) / 12."""
-    ran = hand.run("datasharing", {"datasharing": {"share": 0.5}}, engine=engine, rounds=1, batch_size=16)
-    local = [hand.descend(hand.W0, [np.concatenate([client, [6, 7]])] * 2, x=ALL_X, y=ALL_Y) for client in hand.CLIENTS]
+    ran = hand.run(
+        "datasharing", {"datasharing": {"share": 0.5}}, engine=engine, rounds=1, batch_size=16
+    )
+    local = [
+        hand.descend(hand.W0, [np.concatenate([client, [6, 7]])] * 2, x=ALL_X, y=ALL_Y)
+        for client in hand.CLIENTS
+    ]
     hand.same(ran.outcome.params, hand.average(np.array([3, 4, 5]) / 12, local))
 
 
@@ -48,7 +55,9 @@ def test_other_methods_read_the_shared_samples_as_the_clients_own(engine: str) -
 
 
 def test_sharing_needs_a_public_split() -> None:
-    with pytest.raises(RecipeError, match=r"datasharing: needs a public split, but data.public is 0"):
+    with pytest.raises(
+        RecipeError, match=r"datasharing: needs a public split, but data.public is 0"
+    ):
         build("datasharing", {}, Setting(3, 3))
 
 
@@ -74,14 +83,18 @@ def test_centralised_is_gradient_descent_on_the_union(engine: str) -> None:
 def test_centralised_may_have_the_public_split_as_well() -> None:
     ran = hand.run("centralised", {"centralised": {"with_public": True}}, rounds=1, batch_size=16)
     hand.same(ran.outcome.params, hand.descend(hand.W0, [np.arange(10)] * 2, x=ALL_X, y=ALL_Y))
-    with pytest.raises(RecipeError, match=r"centralised: needs a public split, but data.public is 0"):
+    with pytest.raises(
+        RecipeError, match=r"centralised: needs a public split, but data.public is 0"
+    ):
         build("centralised", {"centralised": {"with_public": True}}, Setting(3, 3))
     build("centralised", {}, Setting(3, 3))
 
 
 @pytest.mark.parametrize("other", ["fedprox", "fnr", "datasharing", "scaffold"])
 def test_centralised_composes_with_nothing(other: str) -> None:
-    with pytest.raises(RecipeError, match=rf"'centralised' and '{other}' can't be combined: .*no clients"):
+    with pytest.raises(
+        RecipeError, match=rf"'centralised' and '{other}' can't be combined: .*no clients"
+    ):
         build(f"{other}+centralised", {}, Setting(3, 3, n_public=4))
 
 

@@ -1,4 +1,5 @@
-"""FedAvg (McMahan et al. 2017; FedNNNN's algorithms 1 and 2), the empty recipe, against arithmetic by hand."""
+"""FedAvg (McMahan et al. 2017; FedNNNN's algorithms 1 and 2), the empty recipe, against arithmetic
+by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_the_gradient_written_out_by_hand_is_the_derivative_of_the_loss() -> Non
 
 
 def test_one_step_on_a_logistic_regression_with_the_arithmetic_in_words(engine: str) -> None:
-    """w = 0, so p = (1/2, 1/2). Client 0: x = 2, y = 0; client 1: x = 1, 1, y = 1, 0; lr = 1, one step.
+    """w = 0, so p = (1/2, 1/2).
+
+    Client 0: x = 2, y = 0; client 1: x = 1, 1, y = 1, 0; lr = 1, one step.
 
     client 0: gradient by logit (-1/2, 1/2), times x = 2: W = (1, -1), b = (1/2, -1/2)
     client 1: the two samples' gradients cancel: W = 0, b = 0
@@ -61,10 +64,14 @@ def test_two_rounds_of_all_clients_weighted_by_their_samples(engine: str) -> Non
         after = hand.average(np.array(hand.SIZES) / 6, local)
         row = ran.outcome.rows[t]
         assert row["update_norm_client"] == pytest.approx(np.mean(moved), rel=1e-12)
-        assert row["update_norm_server"] == pytest.approx(hand.length(hand.each(np.subtract, after, w)), rel=1e-12)
+        assert row["update_norm_server"] == pytest.approx(
+            hand.length(hand.each(np.subtract, after, w)), rel=1e-12
+        )
         w = after
         assert row["test_accuracy"] == hand.accuracy(w, hand.PUBLIC_X, hand.PUBLIC_Y)
-        assert row["test_loss"] == pytest.approx(hand.loss(w, hand.PUBLIC_X, hand.PUBLIC_Y), rel=1e-12)
+        assert row["test_loss"] == pytest.approx(
+            hand.loss(w, hand.PUBLIC_X, hand.PUBLIC_Y), rel=1e-12
+        )
     hand.same(ran.outcome.params, w)
     assert all(torch.equal(ran.outcome.params[k], ran.outcome.evaluated[k]) for k in w)
 
@@ -81,7 +88,8 @@ def test_the_weights_are_those_of_the_clients_that_take_part(engine: str) -> Non
 
 
 def test_mini_batches_keep_the_last_short_one(engine: str) -> None:
-    """Batches of 2: clients take 1, 1 and 2 steps an epoch, the third client's last batch has one sample."""
+    """Batches of 2: clients take 1, 1 and 2 steps an epoch, the third client's last batch has one
+    sample."""
     ran = hand.run("fedavg", engine=engine, batch_size=2)
     w = hand.W0
     for t in (1, 2):

@@ -20,7 +20,10 @@ from tests import federation
 from tests.methods import by_hand as hand
 
 HEAD, BODY = ("fc2.weight", "fc2.bias"), ("fc1.weight", "fc1.bias")
-WEIGHTS = {"size": lambda cohort: [hand.SIZES[k] for k in cohort], "uniform": lambda cohort: [1 for _ in cohort]}
+WEIGHTS = {
+    "size": lambda cohort: [hand.SIZES[k] for k in cohort],
+    "uniform": lambda cohort: [1 for _ in cohort],
+}
 
 
 def body(tree: hand.Tree) -> hand.Tree:
@@ -29,7 +32,9 @@ def body(tree: hand.Tree) -> hand.Tree:
 
 def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
     """The head's learning rate is 0."""
-    return {key: g if key in BODY else np.zeros_like(g) for key, g in hand.gradient(w, x, y).items()}
+    return {
+        key: g if key in BODY else np.zeros_like(g) for key, g in hand.gradient(w, x, y).items()
+    }
 
 
 def one_round(
@@ -78,27 +83,37 @@ def test_the_evaluated_model_has_the_random_head() -> None:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_two_bodies_per_client(batch_norm: bool) -> None:
-    """2M times the body's share: 6*5 + 5 floats; batch norm adds 5 + 5, and 5 + 5 buffers. The head has 5*3 + 3."""
+    """2M times the body's share: 6*5 + 5 floats; batch norm adds 5 + 5, and 5 + 5 buffers.
+
+    The head has 5*3 + 3.
+    """
     floats = 35 + 20 * batch_norm
     for row in federation.run("fedbabu", batch_norm=batch_norm).rows:
         assert (row["bytes_up"], row["bytes_down"]) == (4 * floats * 4, 4 * floats * 4)
 
 
-@pytest.mark.parametrize("method", sorted(set(recipes.METHODS) - {"fedbabu", "ccvr", "centralised"}))
+@pytest.mark.parametrize(
+    "method", sorted(set(recipes.METHODS) - {"fedbabu", "ccvr", "centralised"})
+)
 def test_other_methods_see_the_body_only(method: str) -> None:
     """No state, memory or message about the head; it stays as it was drawn."""
     simulation = federation.simulation(f"fedbabu+{method}", dtype=torch.float64)
     before = {key: leaf.clone() for key, leaf in simulation.engine.clients.task.fixed.items()}
     out = simulation.run()
-    kept = flatten({"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory})
+    kept = flatten(
+        {"state": simulation.loop.state.slices, "memory": simulation.engine.clients.memory}
+    )
     assert not {key.rpartition("/")[2] for key in kept} & set(HEAD)
     assert set(before) == set(HEAD)
     assert all(torch.equal(out.params[key], before[key]) for key in HEAD)
 
 
 def test_norms_are_those_of_the_body(engine: str) -> None:
-    """FedNNNN, beta = 1, no momentum: the server's step is as long as the mean of the clients' steps of the body."""
-    ran = hand.run("fedbabu+fednnnn", {"fednnnn": {"beta": 1.0, "gamma": 0.0}}, engine=engine, rounds=1)
+    """FedNNNN, beta = 1, no momentum: the server's step is as long as the mean of the clients'
+    steps of the body."""
+    ran = hand.run(
+        "fedbabu+fednnnn", {"fednnnn": {"beta": 1.0, "gamma": 0.0}}, engine=engine, rounds=1
+    )
     local = [hand.descend(hand.W0, [client] * 2, direction) for client in hand.CLIENTS]
     e = np.mean([hand.length(hand.each(np.subtract, body(w), body(hand.W0))) for w in local])
     assert ran.outcome.rows[0]["update_norm_server"] == pytest.approx(e, rel=1e-10)
@@ -106,7 +121,10 @@ def test_norms_are_those_of_the_body(engine: str) -> None:
 
 def test_a_model_without_a_body_is_refused() -> None:
     data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=r"fedbabu: of train.model = 'logistic_regression' nothing would be left to"):
+    with pytest.raises(
+        RecipeError,
+        match=r"fedbabu: of train.model = 'logistic_regression' nothing would be left to",
+    ):
         simulate(
             "fedbabu",
             {},

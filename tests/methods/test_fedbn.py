@@ -37,7 +37,10 @@ SIZES, LR, EPOCHS, ROUNDS, COHORT, MU = (4, 6, 5), 0.1, 2, 4, 2, 0.7
 RNG = np.random.default_rng(1)
 X, Y = RNG.normal(size=(sum(SIZES), 3)), RNG.integers(0, 3, sum(SIZES))
 CLIENTS = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
-TESTS = [hand.samples(RNG.normal(size=(n, 3)) + k, RNG.integers(0, 3, n)) for k, n in enumerate((7, 0, 4))]
+TESTS = [
+    hand.samples(RNG.normal(size=(n, 3)) + k, RNG.integers(0, 3, n))
+    for k, n in enumerate((7, 0, 4))
+]
 SHARED = ("fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias")
 NORM = ("bn1.weight", "bn1.bias", "bn1.mean", "bn1.var")
 # In the order of `torch.nn`.
@@ -52,7 +55,10 @@ def theirs(name: str) -> str:
 
 @dataclass
 class Modules:
-    """Clients as modules. What the server averages goes by name; nothing here knows of a batch norm's role."""
+    """Clients as modules.
+
+    What the server averages goes by name; nothing here knows of a batch norm's role.
+    """
 
     clients: list[nn.Sequential]
     shared: dict[str, Tensor]
@@ -77,7 +83,9 @@ class Modules:
         states = [copy.deepcopy(self.clients[k].state_dict()) for k in cohort]
         parts = [weight / sum(n) for weight in n]
         self.shared = {
-            name: torch.stack([p * state[name] for p, state in zip(parts, states, strict=True)]).sum(0)
+            name: torch.stack(
+                [p * state[name] for p, state in zip(parts, states, strict=True)]
+            ).sum(0)
             for name in self.shared
         }
 
@@ -95,12 +103,18 @@ class Modules:
         return hits / n, loss / n
 
 
-def simulation(recipe: str, settings: Any = None, engine: str = "sequential", cohort: int = COHORT) -> Simulation:
+def simulation(
+    recipe: str, settings: Any = None, engine: str = "sequential", cohort: int = COHORT
+) -> Simulation:
     return simulate(
         recipe,
         settings or {},
         Federation.of(
-            hand.samples(X, Y), CLIENTS, hand.samples(X, Y), validation=hand.samples(X, Y), tests=lambda: TESTS
+            hand.samples(X, Y),
+            CLIENTS,
+            hand.samples(X, Y),
+            validation=hand.samples(X, Y),
+            tests=lambda: TESTS,
         ),
         Plan(
             mlp((3,), 3, hidden=4, batch_norm=True),
@@ -135,7 +149,10 @@ def own(of: Simulation, k: int) -> Params:
 @pytest.mark.parametrize("weights", ["size", "uniform"])
 @pytest.mark.parametrize("recipe", ["fedbn", "fedprox+fedbn"])
 def test_it_is_the_federation_of_modules(recipe: str, weights: str, engine: str) -> None:
-    """Two of three clients a round, so a client's batch norms wait for it. FedProx pulls at the shared part only."""
+    """Two of three clients a round, so a client's batch norms wait for it.
+
+    FedProx pulls at the shared part only.
+    """
     settings: dict[str, dict[str, object]] = {"fedbn": {"weights": weights}}
     if recipe != "fedbn":
         settings["fedprox"] = {"mu": MU}
@@ -149,9 +166,13 @@ def test_it_is_the_federation_of_modules(recipe: str, weights: str, engine: str)
         for k, module in enumerate(reference.clients):
             same(own(ours, k), module.state_dict(), NORM)
         accuracy, loss = reference.scores()
-        assert found["test_accuracy"] == found["sent_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        assert (
+            found["test_accuracy"] == found["sent_accuracy"] == pytest.approx(accuracy, abs=1e-12)
+        )
         assert found["test_loss"] == pytest.approx(loss, rel=1e-12)
-        assert np.isnan(found["validation_accuracy"]), "nobody's batch norms belong to the validation split"
+        assert np.isnan(found["validation_accuracy"]), (
+            "nobody's batch norms belong to the validation split"
+        )
     assert t == ROUNDS
 
 
@@ -176,7 +197,12 @@ def test_batch_norms_never_leave_the_client(engine: str) -> None:
         assert found["bytes_up"] == found["bytes_down"] == COHORT * 31 * 8
     for ask, reply in exchanges:
         assert ask.params.keys() == reply.deltas.keys() == set(SHARED)
-        assert not [*leaves(ask.buffers), *leaves(ask.shared), *leaves(reply.buffers), *leaves(reply.upload)]
+        assert not [
+            *leaves(ask.buffers),
+            *leaves(ask.shared),
+            *leaves(reply.buffers),
+            *leaves(reply.upload),
+        ]
     server = {key.rpartition("/")[2] for key in flatten(ours.loop.state._asdict())}
     assert server == set(SHARED)
 
@@ -188,29 +214,43 @@ def test_a_client_that_never_took_part_has_the_first_batch_norms() -> None:
     assert 0 < len(took_part) < len(SIZES)
     first = dict(zip(NORM, (1.0, 0.0, 0.0, 1.0), strict=True))
     for k in range(len(SIZES)):
-        assert all((leaf == first[name]).all() for name, leaf in own(ours, k).items()) is (k not in took_part)
+        assert all((leaf == first[name]).all() for name, leaf in own(ours, k).items()) is (
+            k not in took_part
+        )
 
 
 @pytest.mark.parametrize("others", ["", "+scaffold+ccn"])
 def test_without_batch_norm_it_changes_no_bit_and_says_so(others: str, engine: str) -> None:
     with_it = federation.simulation(f"fedbn{others}", engine=engine)
     assert federation.equal(with_it.run(), federation.run(f"fedavg{others}", engine=engine))
-    assert with_it.remarks == {"no_effect": "mlp has no batch norms that a client could keep to itself"}
+    assert with_it.remarks == {
+        "no_effect": "mlp has no batch norms that a client could keep to itself"
+    }
     assert federation.simulation(f"fedavg{others}").remarks == {}
     assert list(federation.simulation("fedbn", batch_norm=True).remarks) == ["own_models"]
 
 
 @pytest.mark.parametrize("method", COMPOSES)
 def test_other_methods_see_the_shared_part_only(method: str) -> None:
-    """No state, memory or message has a batch norm. Both engines end at the same place, and the batch norms move."""
+    """No state, memory or message has a batch norm.
+
+    Both engines end at the same place, and the batch norms move.
+    """
     ends = []
     for engine in ("sequential", "vectorized"):
-        ours = federation.simulation(f"fedbn+{method}", dtype=torch.float64, batch_norm=True, engine=engine)
+        ours = federation.simulation(
+            f"fedbn+{method}", dtype=torch.float64, batch_norm=True, engine=engine
+        )
         exchanges = hand.tapped(ours)
         out = ours.run()
         memory = {key: tree for key, tree in ours.engine.clients.memory.items() if key != OWN}
-        said = [{"ask": ask.params | ask.shared | ask.each, "reply": reply.deltas | reply.buffers | reply.upload}
-                for ask, reply in exchanges]  # fmt: skip
+        said = [
+            {
+                "ask": ask.params | ask.shared | ask.each,
+                "reply": reply.deltas | reply.buffers | reply.upload,
+            }
+            for ask, reply in exchanges
+        ]
         for tree in ({"state": ours.loop.state._asdict()}, memory, *said):
             assert not {key.rpartition("/")[2] for key in flatten(tree)} & set(NORM)
         assert out.own["params"]["bn1.weight"].std(0).min() > 0, "each client has its own"
@@ -224,7 +264,9 @@ def test_methods_that_need_the_batch_norms_elsewhere_are_refused(method: str) ->
     with pytest.raises(RecipeError) as refused:
         build(f"{method}+fedbn", {}, Setting(4, 2, n_public=10))
     words = "'fedbn' keeps the batch norms on the clients"
-    assert words in str(refused.value) and f"'{method}' needs them outside of local training" in str(refused.value)
+    assert words in str(
+        refused.value
+    ) and f"'{method}' needs them outside of local training" in str(refused.value)
 
 
 @pytest.mark.parametrize("recipe", ["fedbn", "fedbn+scaffold"])
@@ -239,13 +281,16 @@ def test_processes_and_a_checkpoint_keep_the_bits(recipe: str, tmp_path: Path) -
     for found in (beside, resumed.run()):
         assert federation.equal(found, whole)
         kept, wanted = flatten(found.own), flatten(whole.own)
-        assert kept.keys() == wanted.keys() and all(torch.equal(kept[key], leaf) for key, leaf in wanted.items())
+        assert kept.keys() == wanted.keys() and all(
+            torch.equal(kept[key], leaf) for key, leaf in wanted.items()
+        )
 
 
 def test_on_rotated_digits_own_models_are_better_than_the_one_model() -> None:
     """The paper's claim for feature skew, on four angles and eight clients with labels alike.
 
-    Each client is tested on its own test images, turned as its own. FedAvg has the same data, batches and weights.
+    Each client is tested on its own test images, turned as its own. FedAvg has the same data,
+    batches and weights.
     """
     gains = np.array([_accuracy("fedbn", seed) - _accuracy("fedavg", seed) for seed in range(4)])
     assert gains.mean() > 2 * gains.std(ddof=1) / np.sqrt(len(gains)), gains
@@ -260,7 +305,9 @@ def _accuracy(recipe: str, seed: int) -> float:
     for k in range(n):
         x[clients[k]], x[owned[k]] = turned(x[clients[k]], k % 4), turned(x[owned[k]], k % 4)
     tests = [Samples(x[part], y[part]) for part in owned]
-    test = Samples(x[1000:], y[1000:])  # every image turned as its client's: FedAvg's one model sees the same
+    test = Samples(
+        x[1000:], y[1000:]
+    )  # every image turned as its client's: FedAvg's one model sees the same
     net = network("mlp", (1, 8, 8), 10, {"hidden": 64, "batch_norm": True})
     run = simulate(
         recipe,
@@ -270,5 +317,7 @@ def _accuracy(recipe: str, seed: int) -> float:
     )
     out = run.run()
     if recipe == "fedavg":
-        assert evaluate(net, out.params, out.buffers, test).accuracy == out.rows[-1]["test_accuracy"]
+        assert (
+            evaluate(net, out.params, out.buffers, test).accuracy == out.rows[-1]["test_accuracy"]
+        )
     return out.rows[-1]["test_accuracy"]

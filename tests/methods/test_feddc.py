@@ -34,7 +34,9 @@ class Reference:
         linear = hand.each(np.subtract, self.Delta, self.Delta_k[k])
         for batch in batches:
             g = hand.gradient(w, hand.X[batch], hand.Y[batch])
-            g = hand.each(lambda g, w, centre, linear: g + ALPHA * (w - centre) + linear, g, w, centre, linear)
+            g = hand.each(
+                lambda g, w, centre, linear: g + ALPHA * (w - centre) + linear, g, w, centre, linear
+            )
             v = hand.each(lambda v, g: self.rho * v + g, v, g)
             w = hand.each(lambda w, v: w - hand.LR * v, w, v)
         return w
@@ -45,9 +47,16 @@ class Reference:
         for k, w_k, of in zip(cohort, local, batches, strict=True):
             self.h[k] = hand.each(lambda h, w_k, w_t: h + w_k - w_t, self.h[k], w_k, w_t)
             k_eta = len(of) * hand.LR  # K, the steps really taken
-            new = hand.each(lambda d_k, d, w_k, w_t, k_eta=k_eta: d_k - d + (w_t - w_k) / k_eta,
-                            self.Delta_k[k], Delta, w_k, w_t)  # fmt: skip
-            self.Delta = hand.each(lambda d, new, old: d + (new - old) / 3, self.Delta, new, self.Delta_k[k])  # 1/N
+            new = hand.each(
+                lambda d_k, d, w_k, w_t, k_eta=k_eta: d_k - d + (w_t - w_k) / k_eta,
+                self.Delta_k[k],
+                Delta,
+                w_k,
+                w_t,
+            )
+            self.Delta = hand.each(
+                lambda d, new, old: d + (new - old) / 3, self.Delta, new, self.Delta_k[k]
+            )  # 1/N
             self.Delta_k[k] = new
         mean = hand.average([1 / len(cohort)] * len(cohort), local)
         self.w = hand.each(np.add, mean, hand.average([1 / 3] * 3, self.h))  # over all clients
@@ -81,14 +90,21 @@ def test_partial_participation_and_unequal_numbers_of_steps(engine: str, rho: fl
 
 @pytest.mark.parametrize("cohort", [2, 3])
 @pytest.mark.parametrize("recipe", ["feddc", "feddc+fnr"])
-def test_the_server_has_the_means_of_everybodys_drift(engine: str, cohort: int, recipe: str) -> None:
-    """Delta and the mean of h_k follow the clients whoever takes part, and whatever a refinement does to w_k."""
-    chosen = SETTINGS | ({"fnr": {"p": 1.0, "epochs": 1, "batch_size": 2}} if "fnr" in recipe else {})
+def test_the_server_has_the_means_of_everybodys_drift(
+    engine: str, cohort: int, recipe: str
+) -> None:
+    """Delta and the mean of h_k follow the clients whoever takes part, and whatever a refinement
+    does to w_k."""
+    chosen = SETTINGS | (
+        {"fnr": {"p": 1.0, "epochs": 1, "batch_size": 2}} if "fnr" in recipe else {}
+    )
     ran = hand.run(recipe, chosen, engine=engine, rounds=4, cohort=cohort, batch_size=1)
     for what in ("h", "Delta"):
         for key, mean in ran.state("feddc")[what].items():
             assert mean.abs().max() > 1e-3
-            torch.testing.assert_close(mean, ran.memory("feddc")[what][key].mean(0), rtol=1e-10, atol=1e-14)
+            torch.testing.assert_close(
+                mean, ran.memory("feddc")[what][key].mean(0), rtol=1e-10, atol=1e-14
+            )
 
 
 def test_after_one_full_batch_step_the_delta_is_the_gradient(engine: str) -> None:
@@ -101,7 +117,9 @@ def test_after_one_full_batch_step_the_delta_is_the_gradient(engine: str) -> Non
 
 def test_four_models_travel(engine: str) -> None:
     """w and Delta down, w_k and the change of Delta_k up; h_k does not."""
-    feddc, plain = (hand.run(recipe, engine=engine, rounds=2).outcome.rows for recipe in ("feddc", "fedavg"))
+    feddc, plain = (
+        hand.run(recipe, engine=engine, rounds=2).outcome.rows for recipe in ("feddc", "fedavg")
+    )
     for a, b in zip(feddc, plain, strict=True):
         assert (a["bytes_up"], a["bytes_down"]) == (2 * b["bytes_up"], 2 * b["bytes_down"])
 

@@ -28,11 +28,17 @@ def server_key(t: int) -> torch.Tensor:
 
 
 def kl_gradient(w: hand.Tree, x: hand.Array, target: hand.Array, tau: float) -> hand.Tree:
-    """Of mean_B KL(target || softmax(o / tau)): dKL/do = (softmax(o / tau) - target) / (tau B), then back by hand."""
+    """Of mean_B KL(target || softmax(o / tau)): dKL/do = (softmax(o / tau) - target) / (tau B),
+    then back by hand."""
     h = hand.hidden(w, x)
     do = (hand.softmax(hand.logits(w, x) / tau) - target) / (tau * len(x))
     dz = (do @ w["fc2.weight"]) * (h > 0)
-    return {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": do.T @ h, "fc2.bias": do.sum(0)}
+    return {
+        "fc1.weight": dz.T @ x,
+        "fc1.bias": dz.sum(0),
+        "fc2.weight": do.T @ h,
+        "fc2.bias": do.sum(0),
+    }
 
 
 def kl(w: hand.Tree, x: hand.Array, target: hand.Array, tau: float) -> float:
@@ -45,7 +51,15 @@ def teach(local: list[hand.Tree], tau: float) -> hand.Array:
 
 
 def distil(
-    w: hand.Tree, target: hand.Array, t: int, *, steps: int, batch_size: int, lr: float, tau: float, clip: float
+    w: hand.Tree,
+    target: hand.Array,
+    t: int,
+    *,
+    steps: int,
+    batch_size: int,
+    lr: float,
+    tau: float,
+    clip: float,
 ) -> hand.Tree:
     """Adam (0.9, 0.999, 1e-8) along a cosine, on batches of the round's own order."""
     at = fold(server_key(t), "order")
@@ -62,7 +76,12 @@ def distil(
         v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
         eta = lr * 0.5 * (1 + np.cos(np.pi * s / steps))
         c1, c2 = 1 - 0.9 ** (s + 1), 1 - 0.999 ** (s + 1)
-        w = hand.each(lambda w, m, v, eta=eta, c1=c1, c2=c2: w - eta * m / c1 / (np.sqrt(v / c2) + 1e-8), w, m, v)
+        w = hand.each(
+            lambda w, m, v, eta=eta, c1=c1, c2=c2: w - eta * m / c1 / (np.sqrt(v / c2) + 1e-8),
+            w,
+            m,
+            v,
+        )
     return w
 
 
@@ -79,15 +98,25 @@ def test_the_gradient_by_hand_is_the_derivative() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize(("tau", "clip", "batch_size"), [(1.0, 5.0, 128), (2.0, 5.0, 3), (1.0, 0.02, 2)])
+@pytest.mark.parametrize(
+    ("tau", "clip", "batch_size"), [(1.0, 5.0, 128), (2.0, 5.0, 3), (1.0, 0.02, 2)]
+)
 def test_two_rounds(engine: str, steps: int, tau: float, clip: float, batch_size: int) -> None:
-    """Average with n_k / n, then distil the uniform mean of the logits; batches of 3 are of 3 and 1 samples."""
+    """Average with n_k / n, then distil the uniform mean of the logits; batches of 3 are of 3 and 1
+    samples."""
     numbers: dict[str, Any] = {"steps": steps, "batch_size": batch_size, "clip": clip}
     ran = hand.run("feddf", {"feddf": numbers | {"server_lr": 0.05, "T": tau}}, engine=engine)
     w = hand.W0
     for t in (1, 2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
-        w = distil(hand.average(np.array(hand.SIZES) / 6, local), teach(local, tau), t, lr=0.05, tau=tau, **numbers)
+        w = distil(
+            hand.average(np.array(hand.SIZES) / 6, local),
+            teach(local, tau),
+            t,
+            lr=0.05,
+            tau=tau,
+            **numbers,
+        )
     hand.same(ran.outcome.params, w, rtol=1e-8)
     hand.same(ran.outcome.evaluated, w, rtol=1e-8)
 
@@ -108,7 +137,9 @@ def test_partial_participation_has_the_cohort_as_teachers(engine: str) -> None:
 def test_no_steps_are_fedavg_to_the_bit(engine: str) -> None:
     for batch_norm in (False, True):
         ran = federation.run("feddf", {"feddf": {"steps": 0}}, engine=engine, batch_norm=batch_norm)
-        assert federation.equal_models(ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+        assert federation.equal_models(
+            ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm)
+        )
 
 
 def test_more_steps_bring_the_student_closer_to_its_teachers() -> None:
@@ -122,26 +153,37 @@ def test_more_steps_bring_the_student_closer_to_its_teachers() -> None:
 
 
 def test_the_students_running_statistics_move_to_the_public_data() -> None:
-    """One step in train mode: mean <- 0.9 mean + 0.1 mean_B z, with z of the average before the step."""
+    """One step in train mode: mean <- 0.9 mean + 0.1 mean_B z, with z of the average before the
+    step."""
     settings = {"feddf": {"steps": 1, "batch_size": 99}}
     ran = federation.run("feddf", settings, dtype=torch.float64, batch_norm=True, rounds=1)
     plain = federation.run("fedavg", dtype=torch.float64, batch_norm=True, rounds=1)
     x = federation.federation(torch.float64).public.x.numpy()
-    w, b = ({name: leaf.numpy() for name, leaf in tree.items()} for tree in (plain.params, plain.buffers))
+    w, b = (
+        {name: leaf.numpy() for name, leaf in tree.items()}
+        for tree in (plain.params, plain.buffers)
+    )
     z = x @ w["fc1.weight"].T + w["fc1.bias"]
-    np.testing.assert_allclose(ran.buffers["bn1.mean"], 0.9 * b["bn1.mean"] + 0.1 * z.mean(0), rtol=1e-10)
-    np.testing.assert_allclose(ran.buffers["bn1.var"], 0.9 * b["bn1.var"] + 0.1 * z.var(0, ddof=1), rtol=1e-10)
+    np.testing.assert_allclose(
+        ran.buffers["bn1.mean"], 0.9 * b["bn1.mean"] + 0.1 * z.mean(0), rtol=1e-10
+    )
+    np.testing.assert_allclose(
+        ran.buffers["bn1.var"], 0.9 * b["bn1.var"] + 0.1 * z.var(0, ddof=1), rtol=1e-10
+    )
 
 
 def test_teachers_answer_with_their_own_running_statistics() -> None:
-    """In eval mode, each with its own; a public split above the size of a pass is answered in parts."""
+    """In eval mode, each with its own; a public split above the size of a pass is answered in
+    parts."""
     simulation = federation.simulation("fedavg", dtype=torch.float64, batch_norm=True, rounds=1)
     task, exchanges = simulation.engine.clients.task, hand.tapped(simulation)
     simulation.run()
     ((ask, reply),) = exchanges
     x = torch.randn(1203, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     split = Samples(x, torch.zeros(1203, dtype=torch.int64))
-    found = FedDF.mean_logits(Server(task, {}, {}, 1, 4, public=split, start=ask.params, replies=reply)).numpy()
+    found = FedDF.mean_logits(
+        Server(task, {}, {}, 1, 4, public=split, start=ask.params, replies=reply)
+    ).numpy()
     models = add(ask.params, reply.deltas), reply.buffers
     wanted = np.zeros((1203, 3))
     for k in range(4):
@@ -153,7 +195,8 @@ def test_teachers_answer_with_their_own_running_statistics() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("steps", -1), ("batch_size", 0), ("server_lr", 0.0), ("T", -1.0), ("clip", 0.0)]
+    ("key", "value"),
+    [("steps", -1), ("batch_size", 0), ("server_lr", 0.0), ("T", -1.0), ("clip", 0.0)],
 )
 def test_bad_values_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=rf"feddf: .*{key} = {value}"):

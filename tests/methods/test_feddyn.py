@@ -26,7 +26,9 @@ ALPHA = 0.3
 EVERYBODY = (0, 1, 2)
 PLAIN: dict[str, dict[str, object]] = {"feddyn": {"alpha": ALPHA}}
 ADAPTED: dict[str, dict[str, object]] = {"feddyn_authors": {"alpha": ALPHA, "clip": 0.0}}
-BOTH = pytest.mark.parametrize("settings", [PLAIN, ADAPTED], ids=lambda settings: next(iter(settings)))
+BOTH = pytest.mark.parametrize(
+    "settings", [PLAIN, ADAPTED], ids=lambda settings: next(iter(settings))
+)
 
 
 def clipped(clip: float) -> dict[str, dict[str, object]]:
@@ -52,8 +54,12 @@ class Reference:
 
         def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
             g = hand.each(
-                lambda g, g_k, w, w_t: g - g_k + alpha * (w - w_t), hand.gradient(w, x, y), g_k, w, w_t
-            )  # fmt: skip
+                lambda g, g_k, w, w_t: g - g_k + alpha * (w - w_t),
+                hand.gradient(w, x, y),
+                g_k,
+                w,
+                w_t,
+            )
             if hand.length(g) + 1e-6 <= self.clip:
                 return g
             self.clipped += 1
@@ -66,8 +72,12 @@ class Reference:
         w_t, local = self.w, [self.local(k, of) for k, of in zip(cohort, batches, strict=True)]
         for k, w_k in zip(cohort, local, strict=True):
             alpha_k = self.alpha[k]
-            self.g[k] = hand.each(lambda g, w_k, w_t, a=alpha_k: g - a * (w_k - w_t), self.g[k], w_k, w_t)
-            self.h = hand.each(lambda h, w_k, w_t: h - ALPHA / 3 * (w_k - w_t), self.h, w_k, w_t)  # 1/N, N all
+            self.g[k] = hand.each(
+                lambda g, w_k, w_t, a=alpha_k: g - a * (w_k - w_t), self.g[k], w_k, w_t
+            )
+            self.h = hand.each(
+                lambda h, w_k, w_t: h - ALPHA / 3 * (w_k - w_t), self.h, w_k, w_t
+            )  # 1/N, N all
         mean = hand.average([1 / len(cohort)] * len(cohort), local)
         self.w = hand.each(lambda m, h: m - h / ALPHA, mean, self.h)
 
@@ -92,7 +102,10 @@ def test_three_rounds_of_everybody(engine: str, settings: dict[str, dict[str, ob
 def test_partial_participation_and_unequal_numbers_of_steps(
     engine: str, settings: dict[str, dict[str, object]]
 ) -> None:
-    """Batches of 1: 2, 4, 6 steps. Clients that are not drawn keep g_k; the mean is over S, h moves by 1/N."""
+    """Batches of 1: 2, 4, 6 steps.
+
+    Clients that are not drawn keep g_k; the mean is over S, h moves by 1/N.
+    """
     ran = start(settings, engine=engine, rounds=4, cohort=2, batch_size=1)
     reference = Reference(settings is ADAPTED)
     for t in range(1, 5):
@@ -132,12 +145,17 @@ def test_the_clip_bounds_the_whole_gradient_but_weight_decay(engine: str) -> Non
         factor = 0.05 / (hand.length(g) + 1e-6)
         local.append(hand.each(lambda w, g, f=factor: w - hand.LR * (f * g + 0.3 * w), hand.W0, g))
     for key, leaf in ran.trained(0).items():
-        np.testing.assert_allclose(leaf, np.stack([w_k[key] for w_k in local]), rtol=1e-10, atol=1e-13)
+        np.testing.assert_allclose(
+            leaf, np.stack([w_k[key] for w_k in local]), rtol=1e-10, atol=1e-13
+        )
 
 
 def test_a_gradient_of_zero_can_be_clipped(engine: str) -> None:
-    """A client whose loss is at its minimum: no neuron is active and the logits are sure of its label."""
-    sure = {key: np.zeros_like(leaf) for key, leaf in hand.W0.items()} | {"fc2.bias": np.array([900.0, -900.0])}
+    """A client whose loss is at its minimum: no neuron is active and the logits are sure of its
+    label."""
+    sure = {key: np.zeros_like(leaf) for key, leaf in hand.W0.items()} | {
+        "fc2.bias": np.array([900.0, -900.0])
+    }
     network = hand.given(sure)
     outcome = start(clipped(1.0), engine=engine, network=network, rounds=1).outcome
     assert all(torch.isfinite(leaf).all() for leaf in outcome.params.values())
@@ -146,12 +164,15 @@ def test_a_gradient_of_zero_can_be_clipped(engine: str) -> None:
 @pytest.mark.parametrize("cohort", [2, 3])
 @pytest.mark.parametrize("recipe", ["feddyn", "feddyn+fnr"])
 def test_h_is_the_mean_of_everybodys_g(engine: str, cohort: int, recipe: str) -> None:
-    """Both lose alpha (w_k - w_t), divided by N in h: whoever takes part, and whatever a refinement does to w_k."""
+    """Both lose alpha (w_k - w_t), divided by N in h: whoever takes part, and whatever a refinement
+    does to w_k."""
     chosen = PLAIN | ({"fnr": {"p": 1.0, "epochs": 1, "batch_size": 2}} if "fnr" in recipe else {})
     ran = hand.run(recipe, chosen, engine=engine, rounds=4, cohort=cohort, batch_size=1)
     for key, h in ran.state("feddyn")["h"].items():
         assert h.abs().max() > 1e-3
-        torch.testing.assert_close(h, ran.memory("feddyn")["g"][key].mean(0), rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            h, ran.memory("feddyn")["g"][key].mean(0), rtol=1e-10, atol=1e-14
+        )
 
 
 def test_in_the_authors_form_the_mean_counts_samples() -> None:
@@ -163,10 +184,17 @@ def test_in_the_authors_form_the_mean_counts_samples() -> None:
 
 
 def test_the_sizes_are_asked_for_once_and_cost_no_model(engine: str) -> None:
-    """The exchange before round 1 carries round 1's model, so what is more is alpha_k, a number a round."""
+    """The exchange before round 1 carries round 1's model, so what is more is alpha_k, a number a
+    round."""
     ran = start(ADAPTED, engine=engine, rounds=2)
-    assert ran.jobs() == [("feddyn_authors.count", EVERYBODY), ("train", EVERYBODY), ("train", EVERYBODY)]
-    np.testing.assert_allclose(ran.exchanges[1][0].each["feddyn_authors"]["alpha"], ALPHA * 2 / np.array([1, 2, 3]))
+    assert ran.jobs() == [
+        ("feddyn_authors.count", EVERYBODY),
+        ("train", EVERYBODY),
+        ("train", EVERYBODY),
+    ]
+    np.testing.assert_allclose(
+        ran.exchanges[1][0].each["feddyn_authors"]["alpha"], ALPHA * 2 / np.array([1, 2, 3])
+    )
     plain = hand.run("fedavg", engine=engine, rounds=2).outcome.rows
     for a, b in zip(ran.outcome.rows, plain, strict=True):
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"] + 3 * 8)
@@ -187,14 +215,17 @@ def test_a_client_whose_answer_was_dropped_has_the_plain_alpha() -> None:
 def test_with_equal_clients_the_forms_agree() -> None:
     equal = federation.federation(torch.float64, sizes=(5, 5, 5, 5))
     a, b = (
-        federation.run(next(iter(settings)), settings, of=equal, dtype=torch.float64) for settings in (PLAIN, ADAPTED)
+        federation.run(next(iter(settings)), settings, of=equal, dtype=torch.float64)
+        for settings in (PLAIN, ADAPTED)
     )
     for key, leaf in a.params.items():
         torch.testing.assert_close(b.params[key], leaf, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("recipe", "p"), [("feddyn", [1 / 3] * 3), ("feddyn_authors", np.array(hand.SIZES) / 6)], ids=["paper", "authors"]
+    ("recipe", "p"),
+    [("feddyn", [1 / 3] * 3), ("feddyn_authors", np.array(hand.SIZES) / 6)],
+    ids=["paper", "authors"],
 )
 def test_its_fixed_point_is_the_minimiser(recipe: str, p: hand.Array) -> None:
     """Of the mean loss over clients, or in the authors' form over samples."""
@@ -213,7 +244,8 @@ def test_fedavg_stops_elsewhere() -> None:
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_other_optimisers_take_the_corrected_gradient(engine: str, optimizer: str) -> None:
-    """Their first step from g_k = 0 is FedAvg's; g_k and h are made of models whatever made the steps."""
+    """Their first step from g_k = 0 is FedAvg's; g_k and h are made of models whatever made the
+    steps."""
     data = hand.samples(hand.X, hand.Y)
     simulation = simulate(
         "feddyn",

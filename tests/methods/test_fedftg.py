@@ -1,6 +1,9 @@
-"""FedFTG (Zhang et al. 2022), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+"""FedFTG (Zhang et al.
 
-The model's gradient is written out; the generator's is taken by central differences of a loss written in NumPy.
+2022), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+
+The model's gradient is written out; the generator's is taken by central differences of a loss
+written in NumPy.
 """
 
 from __future__ import annotations
@@ -23,9 +26,17 @@ from tests.methods.test_fedgen import numpy, slopes
 
 SETTING = Setting(3, 3)
 SMALL: dict[str, Any] = {
-    "iterations": 2, "generator_steps": 1, "model_steps": 2, "batch_size": 5, "noise_dim": 2, "hidden": 3,
-    "generator_lr": 0.02, "server_lr": 0.4, "lambda_cls": 0.8, "lambda_dis": 1.2,
-}  # fmt: skip
+    "iterations": 2,
+    "generator_steps": 1,
+    "model_steps": 2,
+    "batch_size": 5,
+    "noise_dim": 2,
+    "hidden": 3,
+    "generator_lr": 0.02,
+    "server_lr": 0.4,
+    "lambda_cls": 0.8,
+    "lambda_dis": 1.2,
+}
 ONE_HOT = np.eye(2)
 
 
@@ -35,7 +46,8 @@ def server_key(t: int, seed: int = 0) -> torch.Tensor:
 
 
 def made(g: hand.Tree, z: hand.Array, y: hand.Array) -> hand.Array:
-    """x = tanh(W2 a(W1 [z, onehot(y)] + b1) + b2), a with slope 0.2 below 0; then mean 0, variance 1 per input."""
+    """x = tanh(W2 a(W1 [z, onehot(y)] + b1) + b2), a with slope 0.2 below 0; then mean 0, variance
+    1 per input."""
     a = np.concatenate([z, ONE_HOT[y]], axis=1) @ g["w1"].T + g["b1"]
     x = np.tanh(np.where(a > 0, a, 0.2 * a) @ g["w2"].T + g["b2"])
     return np.asarray((x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5))
@@ -48,10 +60,17 @@ class Reference:
         self.g, self.discrepancy, self.n = g, discrepancy, numbers
 
     def loss(
-        self, g: hand.Tree, given: hand.Array, student: hand.Tree, clients: list[hand.Tree], share: hand.Array,
-        y: hand.Array, z: hand.Array,
-    ) -> float:  # fmt: skip
-        """-L_md + lambda_cls L_cls + lambda_dis L_dis; `given`: the clients' logits, which L_md takes as numbers."""
+        self,
+        g: hand.Tree,
+        given: hand.Array,
+        student: hand.Tree,
+        clients: list[hand.Tree],
+        share: hand.Array,
+        y: hand.Array,
+        z: hand.Array,
+    ) -> float:
+        """-L_md + lambda_cls L_cls + lambda_dis L_dis; `given`: the clients' logits, which L_md
+        takes as numbers."""
         x = made(g, z, y)
         s = hand.logits(student, x)
         md = cls = 0.0
@@ -62,21 +81,33 @@ class Reference:
             q = sum(share[k][:, None] * hand.softmax(given[k]) for k in range(len(clients)))
             md = (q * np.log(q / hand.softmax(s))).sum(1).mean()
         pairs = [(i, j) for i in range(len(y)) for j in range(len(y))]
-        dis = np.exp(-np.mean([((z[i] - z[j]) ** 2).mean() * np.abs(x[i] - x[j]).mean() for i, j in pairs]))
+        dis = np.exp(
+            -np.mean([((z[i] - z[j]) ** 2).mean() * np.abs(x[i] - x[j]).mean() for i, j in pairs])
+        )
         return float(-md + self.n["lambda_cls"] * cls + self.n["lambda_dis"] * dis)
 
-    def round(self, t: int, w: hand.Tree, clients: list[hand.Tree], counts: hand.Array) -> hand.Tree:
-        m, v, step = hand.each(np.zeros_like, self.g), hand.each(np.zeros_like, self.g), 0  # Adam begins anew
+    def round(
+        self, t: int, w: hand.Tree, clients: list[hand.Tree], counts: hand.Array
+    ) -> hand.Tree:
+        m, v, step = (
+            hand.each(np.zeros_like, self.g),
+            hand.each(np.zeros_like, self.g),
+            0,
+        )  # Adam begins anew
         for i in range(self.n["iterations"]):
             at = fold(server_key(t), i)
             u = uniform(fold(at, "y"), 5, dtype=torch.float64).numpy() * counts.sum()
             y = np.array([int(u_i >= counts[:, 0].sum()) for u_i in u])  # p(y) ~ sum_k n_k^y
             z = normal(fold(at, "z"), 5, 2, dtype=torch.float64).numpy()
-            share = np.array([counts[k, y] / counts[:, y].sum(0) for k in range(len(clients))])  # alpha_k^y
+            share = np.array(
+                [counts[k, y] / counts[:, y].sum(0) for k in range(len(clients))]
+            )  # alpha_k^y
             for _ in range(self.n["generator_steps"]):
                 given = np.array([hand.logits(w_k, made(self.g, z, y)) for w_k in clients])
                 grads = slopes(
-                    lambda g, w=w, given=given, share=share, y=y, z=z: self.loss(g, given, w, clients, share, y, z),
+                    lambda g, w=w, given=given, share=share, y=y, z=z: self.loss(
+                        g, given, w, clients, share, y, z
+                    ),
                     self.g,
                 )
                 step += 1
@@ -84,15 +115,28 @@ class Reference:
                 v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, grads)
                 lr, c1, c2 = self.n["generator_lr"], 1 - 0.9**step, 1 - 0.999**step
                 self.g = hand.each(
-                    lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8), self.g, m, v
+                    lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8),
+                    self.g,
+                    m,
+                    v,
                 )
             x = made(self.g, z, y)
-            target = sum(share[k][:, None] * hand.softmax(hand.logits(w_k, x)) for k, w_k in enumerate(clients))
+            target = sum(
+                share[k][:, None] * hand.softmax(hand.logits(w_k, x))
+                for k, w_k in enumerate(clients)
+            )
             for _ in range(self.n["model_steps"]):
                 h = hand.hidden(w, x)
-                do = (hand.softmax(hand.logits(w, x)) - target) / (5 * 2)  # the mean is over B and C
+                do = (hand.softmax(hand.logits(w, x)) - target) / (
+                    5 * 2
+                )  # the mean is over B and C
                 dz = (do @ w["fc2.weight"]) * (h > 0)
-                g_w = {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": do.T @ h, "fc2.bias": do.sum(0)}
+                g_w = {
+                    "fc1.weight": dz.T @ x,
+                    "fc1.bias": dz.sum(0),
+                    "fc2.weight": do.T @ h,
+                    "fc2.bias": do.sum(0),
+                }
                 w = hand.each(lambda leaf, g: leaf - self.n["server_lr"] * g, w, g_w)
         return w
 
@@ -107,7 +151,12 @@ class Reference:
     ],
 )
 def test_two_rounds(engine: str, discrepancy: str, numbers: dict[str, Any]) -> None:
-    ran = hand.run("fedftg", {"fedftg": SMALL | numbers | {"discrepancy": discrepancy}}, engine=engine, cohort=2)
+    ran = hand.run(
+        "fedftg",
+        {"fedftg": SMALL | numbers | {"discrepancy": discrepancy}},
+        engine=engine,
+        cohort=2,
+    )
     first = hand.run("fedftg", {"fedftg": SMALL}, rounds=0).state("fedftg")["generator"]
     reference = Reference(numpy(first), discrepancy, SMALL | numbers)
     w = hand.W0
@@ -124,18 +173,28 @@ def test_two_rounds(engine: str, discrepancy: str, numbers: dict[str, Any]) -> N
 
 def test_the_generator_is_trained_only_by_its_own_steps() -> None:
     first = hand.run("fedftg", {"fedftg": SMALL}, rounds=0).state("fedftg")["generator"]
-    kept = hand.run("fedftg", {"fedftg": SMALL | {"generator_steps": 0}}).state("fedftg")["generator"]
+    kept = hand.run("fedftg", {"fedftg": SMALL | {"generator_steps": 0}}).state("fedftg")[
+        "generator"
+    ]
     moved = hand.run("fedftg", {"fedftg": SMALL | {"model_steps": 0}})
     assert all(torch.equal(first[name], kept[name]) for name in first)
-    assert not any(torch.equal(first[name], moved.state("fedftg")["generator"][name]) for name in first)
+    assert not any(
+        torch.equal(first[name], moved.state("fedftg")["generator"][name]) for name in first
+    )
     plain = hand.run("fedavg").outcome.params
-    assert all(torch.equal(moved.outcome.params[name], leaf) for name, leaf in plain.items()), "no step of the model"
+    assert all(torch.equal(moved.outcome.params[name], leaf) for name, leaf in plain.items()), (
+        "no step of the model"
+    )
 
 
 def test_no_iterations_are_fedavg_to_the_bit(engine: str) -> None:
     for batch_norm in (False, True):
-        ran = federation.run("fedftg", {"fedftg": {"iterations": 0}}, engine=engine, batch_norm=batch_norm)
-        assert federation.equal_models(ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+        ran = federation.run(
+            "fedftg", {"fedftg": {"iterations": 0}}, engine=engine, batch_norm=batch_norm
+        )
+        assert federation.equal_models(
+            ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm)
+        )
 
 
 def test_model_steps_bring_the_student_closer_to_the_ensemble() -> None:
@@ -150,24 +209,34 @@ def test_model_steps_bring_the_student_closer_to_the_ensemble() -> None:
         x = made(g, normal(fold(at, "z"), 5, 2, dtype=torch.float64).numpy(), y)
         clients = [hand.descend(hand.W0, [client] * 2, lr=2.0) for client in hand.CLIENTS]
         share = np.array([[(hand.Y[client] == c).sum() / 3 for c in y] for client in hand.CLIENTS])
-        q = sum(share[k][:, None] * hand.softmax(hand.logits(w_k, x)) for k, w_k in enumerate(clients))
-        return float((q * np.log(q / hand.softmax(hand.logits(numpy(ran.outcome.params), x)))).sum(1).mean())
+        q = sum(
+            share[k][:, None] * hand.softmax(hand.logits(w_k, x)) for k, w_k in enumerate(clients)
+        )
+        return float(
+            (q * np.log(q / hand.softmax(hand.logits(numpy(ran.outcome.params), x)))).sum(1).mean()
+        )
 
-    # The 12 numbers of the student can fit the ensemble on some draws of the inputs; on the others it comes closer.
+    # The 12 numbers of the student can fit the ensemble on some draws of the inputs; on the others
+    # it comes closer.
     assert distance(300, 2) < 0.5 * distance(20, 2) < 0.5 * distance(0, 2)
     for seed in range(4):
         assert distance(300, seed) < distance(20, seed) < distance(0, seed)
 
 
 def test_the_students_running_statistics_move() -> None:
-    ran, plain = (federation.run(recipe, batch_norm=True, rounds=1) for recipe in ("fedftg", "fedavg"))
+    ran, plain = (
+        federation.run(recipe, batch_norm=True, rounds=1) for recipe in ("fedftg", "fedavg")
+    )
     assert not any(torch.equal(ran.buffers[name], leaf) for name, leaf in plain.buffers.items())
 
 
 @pytest.mark.parametrize("shape", [(7,), (3, 4, 5)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_inputs_have_the_datas_shape_and_moments(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Mean 0 and variance 1 per channel: over batch and positions of an image, over the batch of a vector."""
+def test_inputs_have_the_datas_shape_and_moments(
+    shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """Mean 0 and variance 1 per channel: over batch and positions of an image, over the batch of a
+    vector."""
     task = federation.simulation("fedavg").engine.clients.task
     server = Server(task, {"w": torch.zeros(1, dtype=dtype)}, {}, 0, 6, shape, keys=torch.tensor(0))
     method = FedFTG(noise_dim=6)
@@ -179,7 +248,9 @@ def test_inputs_have_the_datas_shape_and_moments(shape: tuple[int, ...], dtype: 
     np.testing.assert_allclose(x.mean(rest), 0, atol=1e-5)
     np.testing.assert_allclose(x.var(rest, unbiased=False), 1, rtol=2e-2)
     if len(shape) > 1:
-        assert x.mean(0).abs().min() < 0.05 < x.mean(0).abs().max(), "a position by itself has a mean"
+        assert x.mean(0).abs().min() < 0.05 < x.mean(0).abs().max(), (
+            "a position by itself has a mean"
+        )
 
 
 def test_draws_differ_between_rounds_and_repeat() -> None:
@@ -188,8 +259,13 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
         return [*(ask.params for ask, _ in ran.exchanges), ran.outcome.params]
 
     first, again, other = runs(0), runs(0), runs(1)
-    assert all(torch.equal(a["fc1.weight"], b["fc1.weight"]) for a, b in zip(first, again, strict=True))
-    assert not any(torch.equal(a["fc1.weight"], b["fc1.weight"]) for a, b in zip(first[1:], other[1:], strict=True))
+    assert all(
+        torch.equal(a["fc1.weight"], b["fc1.weight"]) for a, b in zip(first, again, strict=True)
+    )
+    assert not any(
+        torch.equal(a["fc1.weight"], b["fc1.weight"])
+        for a, b in zip(first[1:], other[1:], strict=True)
+    )
     z = [normal(fold(fold(server_key(t), 0), "z"), 5, 2) for t in (1, 2)]
     assert not torch.equal(*z)
 
@@ -197,10 +273,18 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("iterations", -1), ("generator_steps", -1), ("model_steps", -1), ("lambda_cls", -1.0), ("lambda_dis", -1.0),
-        ("batch_size", 1), ("noise_dim", 0), ("hidden", 0), ("generator_lr", 0.0), ("server_lr", 0.0),
+        ("iterations", -1),
+        ("generator_steps", -1),
+        ("model_steps", -1),
+        ("lambda_cls", -1.0),
+        ("lambda_dis", -1.0),
+        ("batch_size", 1),
+        ("noise_dim", 0),
+        ("hidden", 0),
+        ("generator_lr", 0.0),
+        ("server_lr", 0.0),
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=rf"fedftg: .*{key} = {value}"):
         build("fedftg", {"fedftg": {key: value}}, SETTING)

@@ -1,6 +1,9 @@
-"""FedGen (Zhu et al. 2021), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+"""FedGen (Zhu et al.
 
-The client's gradient is written out; the generator's is taken by central differences of a loss written in NumPy.
+2021), algorithm 1 with the terms of the authors' code, against arithmetic by hand.
+
+The client's gradient is written out; the generator's is taken by central differences of a loss
+written in NumPy.
 """
 
 from __future__ import annotations
@@ -24,9 +27,19 @@ from tests.methods import by_hand as hand
 SETTING = Setting(3, 3)
 SCOPE = identity(FedGen())  # of its keys
 SMALL: dict[str, Any] = {
-    "generative_alpha": 0.7, "generative_beta": 1.3, "decay": 0.5, "gen_batch_size": 3, "hidden": 3, "noise_dim": 2,
-    "steps": 2, "batch_size": 4, "generator_lr": 0.02, "weight_decay": 0.1, "alpha": 0.9, "eta": 1.5,
-}  # fmt: skip
+    "generative_alpha": 0.7,
+    "generative_beta": 1.3,
+    "decay": 0.5,
+    "gen_batch_size": 3,
+    "hidden": 3,
+    "noise_dim": 2,
+    "steps": 2,
+    "batch_size": 4,
+    "generator_lr": 0.02,
+    "weight_decay": 0.1,
+    "alpha": 0.9,
+    "eta": 1.5,
+}
 ONE_HOT = np.eye(2)
 
 
@@ -60,14 +73,18 @@ def slopes(loss: Callable[[hand.Tree], float], at: hand.Tree, step: float = 1e-6
     return found
 
 
-def local(w: hand.Tree, g: hand.Tree, weight: float, client_key: torch.Tensor, batches: list[hand.Array]) -> hand.Tree:
-    """Steps on CE + weight (alpha' CE(head(G(y', eps')), y') + beta' KL(softmax(head(G(y, eps))) || p))."""
+def local(
+    w: hand.Tree, g: hand.Tree, weight: float, client_key: torch.Tensor, batches: list[hand.Array]
+) -> hand.Tree:
+    """Steps on CE + weight (alpha' CE(head(G(y', eps')), y') + beta' KL(softmax(head(G(y, eps))) ||
+    p))."""
     for s, batch in enumerate(batches):
         x, y, at = hand.X[batch], hand.Y[batch], step_key(client_key, s, SCOPE)
         h = hand.hidden(w, x)
         p = hand.softmax(head(w, h))
         target = hand.softmax(head(w, made(g, draw(fold(at, "eps"), len(y)), y)))
-        # d/do of CE is p - onehot, of KL(target || softmax(o)) it is p - target; both are means over the batch.
+        # d/do of CE is p - onehot, of KL(target || softmax(o)) it is p - target; both are means
+        # over the batch.
         do = ((p - ONE_HOT[y]) + weight * SMALL["generative_beta"] * (p - target)) / len(y)
         dz = (do @ w["fc2.weight"]) * (h > 0)
         new_y = integers(fold(at, "y'"), 2, 3).numpy()
@@ -87,9 +104,16 @@ class Server:
     """The generator, with Adam's state."""
 
     def __init__(self, g: hand.Tree) -> None:
-        self.g, self.m, self.v, self.t = g, hand.each(np.zeros_like, g), hand.each(np.zeros_like, g), 0
+        self.g, self.m, self.v, self.t = (
+            g,
+            hand.each(np.zeros_like, g),
+            hand.each(np.zeros_like, g),
+            0,
+        )
 
-    def round(self, t: int, w: list[hand.Tree], student: hand.Tree, counts: hand.Array, beta: float) -> None:
+    def round(
+        self, t: int, w: list[hand.Tree], student: hand.Tree, counts: hand.Array, beta: float
+    ) -> None:
         for s in range(SMALL["steps"]):
             at = fold(fold(torch.tensor(key(0, "server", t)), SCOPE), s)
             u = uniform(fold(at, "y"), 4, dtype=torch.float64).numpy() * counts.sum()
@@ -104,27 +128,38 @@ class Server:
                     teacher += (share * -np.log(hand.softmax(head(w_k, f))[range(4), y])).mean()
                     mixed += share[:, None] * head(w_k, f)
                 pairs = [(i, j) for i in range(4) for j in range(4)]
-                far = [((eps[i] - eps[j]) ** 2).mean() * np.abs(f[i] - f[j]).mean() for i, j in pairs]
+                far = [
+                    ((eps[i] - eps[j]) ** 2).mean() * np.abs(f[i] - f[j]).mean() for i, j in pairs
+                ]
                 value = SMALL["alpha"] * teacher + SMALL["eta"] * np.exp(-np.mean(far))
                 q, p = hand.softmax(mixed), hand.softmax(head(student, f))
                 return float(value - beta * (q * np.log(q / p)).mean())
 
-            # Adam with coupled weight decay; its step shrinks by `decay` a round, its state goes on.
-            grads = hand.each(lambda g, w: g + SMALL["weight_decay"] * w, slopes(loss, self.g), self.g)
+            # Adam with coupled weight decay; its step shrinks by `decay` a round, its state goes
+            # on.
+            grads = hand.each(
+                lambda g, w: g + SMALL["weight_decay"] * w, slopes(loss, self.g), self.g
+            )
             self.t += 1
             self.m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, self.m, grads)
             self.v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, self.v, grads)
             c1, c2 = 1 - 0.9**self.t, 1 - 0.999**self.t
             lr = SMALL["generator_lr"] * SMALL["decay"] ** (t - 1)
             self.g = hand.each(
-                lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8), self.g, self.m, self.v
+                lambda g, m, v, lr=lr, c1=c1, c2=c2: g - lr * m / c1 / (np.sqrt(v / c2) + 1e-8),
+                self.g,
+                self.m,
+                self.v,
             )
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.4])
 def test_three_rounds(engine: str, beta: float) -> None:
-    """Mini-batches of 2 on ragged clients; the cohort's models teach the generator that the next round learns from."""
-    ran = hand.run("fedgen", {"fedgen": SMALL | {"beta": beta}}, engine=engine, rounds=3, batch_size=2)
+    """Mini-batches of 2 on ragged clients; the cohort's models teach the generator that the next
+    round learns from."""
+    ran = hand.run(
+        "fedgen", {"fedgen": SMALL | {"beta": beta}}, engine=engine, rounds=3, batch_size=2
+    )
     server = Server(numpy(ran.exchanges[0][0].shared["fedgen"]["generator"]))
     counts = np.array([[(hand.Y[client] == c).sum() for c in (0, 1)] for client in hand.CLIENTS])
     for t, (ask, reply) in enumerate(ran.exchanges, start=1):
@@ -153,7 +188,10 @@ def test_the_student_is_the_model_after_a_learner(engine: str) -> None:
     ran = hand.run("fedgen+feddf", settings, engine=engine, rounds=1)
     counts = np.array([[(hand.Y[client] == c).sum() for c in (0, 1)] for client in hand.CLIENTS])
     w = [numpy({name: leaf[k] for name, leaf in ran.trained(0).items()}) for k in range(3)]
-    found, first = ran.state("fedgen")["generator"], ran.exchanges[0][0].shared["fedgen"]["generator"]
+    found, first = (
+        ran.state("fedgen")["generator"],
+        ran.exchanges[0][0].shared["fedgen"]["generator"],
+    )
     after, before = Server(numpy(first)), Server(numpy(first))
     after.round(1, w, numpy(ran.outcome.params), counts, 0.9)
     before.round(1, w, hand.average(np.array(hand.SIZES) / 6, w), counts, 0.9)
@@ -162,15 +200,21 @@ def test_the_student_is_the_model_after_a_learner(engine: str) -> None:
 
 
 def test_the_first_round_is_fedavg_to_the_bit(engine: str) -> None:
-    ran, plain = (hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("fedgen", "fedavg"))
+    ran, plain = (
+        hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("fedgen", "fedavg")
+    )
     assert federation.equal_models(ran, plain)
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_weights_of_zero_are_fedavg_to_the_bit(engine: str, batch_norm: bool) -> None:
-    settings = {"fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0, "hidden": 4, "steps": 2}}
+    settings = {
+        "fedgen": {"generative_alpha": 0.0, "generative_beta": 0.0, "hidden": 4, "steps": 2}
+    }
     ran = federation.run("fedgen", settings, engine=engine, batch_norm=batch_norm)
-    assert federation.equal_models(ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+    assert federation.equal_models(
+        ran, federation.run("fedavg", engine=engine, batch_norm=batch_norm)
+    )
 
 
 def test_weights_decay_from_round_two_on() -> None:
@@ -180,7 +224,8 @@ def test_weights_decay_from_round_two_on() -> None:
 
 
 def test_partial_participation_counts_the_cohort_only(engine: str) -> None:
-    """Client 0 holds one sample of class 0, client 1 one of each: with those two, and a cohort of one."""
+    """Client 0 holds one sample of class 0, client 1 one of each: with those two, and a cohort of
+    one."""
     ran = hand.run("fedgen", {"fedgen": SMALL}, engine=engine, rounds=3, cohort=1)
     for ask, reply in ran.exchanges:
         (k,) = ask.to
@@ -190,8 +235,15 @@ def test_partial_participation_counts_the_cohort_only(engine: str) -> None:
 
 
 def test_generated_features_come_to_be_classified_as_their_label() -> None:
-    """The teacher loss works: after training, the average classifies most of G(y, eps) as y, and G is diverse."""
-    numbers = {"steps": 300, "generator_lr": 0.01, "hidden": 16, "noise_dim": 4, "weight_decay": 0.0}
+    """The teacher loss works: after training, the average classifies most of G(y, eps) as y, and G
+    is diverse."""
+    numbers = {
+        "steps": 300,
+        "generator_lr": 0.01,
+        "hidden": 16,
+        "noise_dim": 4,
+        "weight_decay": 0.0,
+    }
     ran = hand.run("fedgen", {"fedgen": numbers}, rounds=2)
     y = np.arange(200) % 2
     eps = np.random.default_rng(0).uniform(size=(200, 4))
@@ -219,11 +271,22 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("generative_alpha", -1.0), ("generative_beta", -1.0), ("weight_decay", -1.0), ("alpha", -1.0), ("eta", -1.0),
-        ("beta", -1.0), ("steps", -1), ("gen_batch_size", 0), ("hidden", 0), ("noise_dim", 0), ("batch_size", 0),
-        ("decay", 0.0), ("decay", 1.5), ("generator_lr", 0.0),
+        ("generative_alpha", -1.0),
+        ("generative_beta", -1.0),
+        ("weight_decay", -1.0),
+        ("alpha", -1.0),
+        ("eta", -1.0),
+        ("beta", -1.0),
+        ("steps", -1),
+        ("gen_batch_size", 0),
+        ("hidden", 0),
+        ("noise_dim", 0),
+        ("batch_size", 0),
+        ("decay", 0.0),
+        ("decay", 1.5),
+        ("generator_lr", 0.0),
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_refused(key: str, value: float) -> None:
     with pytest.raises(RecipeError, match=rf"fedgen: .*{key} = {value}"):
         build("fedgen", {"fedgen": {key: value}}, SETTING)

@@ -1,4 +1,6 @@
-"""FedLC (Zhang et al. 2022) against arithmetic by hand, with three classes of which no client has all.
+"""FedLC (Zhang et al.
+
+2022) against arithmetic by hand, with three classes of which no client has all.
 
 The labels are 0; 1, 2; 1, 1, 0. Padding points at sample 0, whose class client 1 does not have.
 """
@@ -41,7 +43,8 @@ def network(start: hand.Tree = W0) -> hand.Given:
 def calibrated(
     o: hand.Array, y: hand.Array, n: hand.Array, tau: float, form: str, absent: str
 ) -> tuple[float, hand.Array]:
-    """Mean of -log(e^{z_y} / sum e^{z_c}) and its derivative by o; z_c = o_c - tau n_c^(-1/4), over all c or c != y."""
+    """Mean of -log(e^{z_y} / sum e^{z_c}) and its derivative by o; z_c = o_c - tau n_c^(-1/4), over
+    all c or c != y."""
     z = o - tau * np.maximum(n, 1).astype(float) ** -0.25
     if absent == "masked":
         z[:, n == 0] = -np.inf  # also for tau = 0
@@ -56,7 +59,12 @@ def calibrated(
 def gradient(w: hand.Tree, x: hand.Array, do: hand.Array) -> hand.Tree:
     h = hand.hidden(w, x)
     dz = (do @ w["fc2.weight"]) * (h > 0)
-    return {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": do.T @ h, "fc2.bias": do.sum(0)}
+    return {
+        "fc1.weight": dz.T @ x,
+        "fc1.bias": dz.sum(0),
+        "fc2.weight": do.T @ h,
+        "fc2.bias": do.sum(0),
+    }
 
 
 def local(
@@ -74,7 +82,12 @@ def local(
 
 
 def one_round(
-    w: hand.Tree, cohort: Sequence[int], batches: Sequence[list[hand.Array]], form: str, absent: str, tau: float = TAU
+    w: hand.Tree,
+    cohort: Sequence[int],
+    batches: Sequence[list[hand.Array]],
+    form: str,
+    absent: str,
+    tau: float = TAU,
 ) -> tuple[hand.Tree, list[float]]:
     n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
     found = [local(w, k, of, form, absent, tau) for k, of in zip(cohort, batches, strict=True)]
@@ -90,7 +103,9 @@ def test_two_rounds(engine: str, form: str, absent: str, tau: float) -> None:
     ran = hand.run("fedlc", settings, engine=engine, network=network())
     w = W0
     for t in range(2):
-        w, losses = one_round(w, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], form, absent, tau)
+        w, losses = one_round(
+            w, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], form, absent, tau
+        )
         np.testing.assert_allclose(ran.exchanges[t][1].loss.numpy(), losses, rtol=1e-10, atol=1e-14)
     hand.same(ran.outcome.params, w)
 
@@ -100,18 +115,23 @@ def test_two_rounds(engine: str, form: str, absent: str, tau: float) -> None:
 def test_counts_are_the_clients_not_the_batchs(engine: str, form: str, absent: str) -> None:
     """Batches of 2 of 3 samples, and clients that have done with their steps before others."""
     settings: dict[str, dict[str, object]] = {"fedlc": {"form": form, "absent": absent, "tau": TAU}}
-    ran = hand.run("fedlc", settings, engine=engine, network=network(), rounds=4, cohort=2, batch_size=2)
+    ran = hand.run(
+        "fedlc", settings, engine=engine, network=network(), rounds=4, cohort=2, batch_size=2
+    )
     w = W0
     for t in (1, 2, 3, 4):
         cohort = draw_cohort(0, t, 3, 2)
         w, losses = one_round(w, cohort, [ran.batches(k, t) for k in cohort], form, absent)
-        np.testing.assert_allclose(ran.exchanges[t - 1][1].loss.numpy(), losses, rtol=1e-10, atol=1e-14)
+        np.testing.assert_allclose(
+            ran.exchanges[t - 1][1].loss.numpy(), losses, rtol=1e-10, atol=1e-14
+        )
     hand.same(ran.outcome.params, w)
 
 
 @FORMS
 def test_what_is_masked_keeps_its_row_to_the_bit(engine: str, form: str) -> None:
-    """Neither the classes a client lacks, nor anything where it has one class only: loss and gradient are 0."""
+    """Neither the classes a client lacks, nor anything where it has one class only: loss and
+    gradient are 0."""
     ran = hand.run("fedlc", {"fedlc": {"form": form}}, engine=engine, network=network(), rounds=1)
     reply, trained = ran.exchanges[0][1], ran.trained(0)
     for k, counts in enumerate(COUNTS):
@@ -136,9 +156,14 @@ def test_masked_is_the_limit_of_a_vanishing_count(engine: str) -> None:
 
 
 def test_the_rarer_the_class_the_larger_its_margin() -> None:
-    """From o = 0 and n = (1, 2, -), the softmax gives class 1 more than class 0: its samples push less."""
-    start = {key: np.zeros_like(leaf) if key.startswith("fc2") else leaf for key, leaf in W0.items()}
-    ran = hand.run("fedlc", {"fedlc": {"tau": 1.0}}, epochs=1, rounds=1, lr=1.0, network=network(start))
+    """From o = 0 and n = (1, 2, -), the softmax gives class 1 more than class 0: its samples push
+    less."""
+    start = {
+        key: np.zeros_like(leaf) if key.startswith("fc2") else leaf for key, leaf in W0.items()
+    }
+    ran = hand.run(
+        "fedlc", {"fedlc": {"tau": 1.0}}, epochs=1, rounds=1, lr=1.0, network=network(start)
+    )
     p = np.exp([-1.0, -(2**-0.25)])
     p /= p.sum()
     found = ran.trained(0)["fc2.bias"][2].numpy()  # - mean over the samples 1, 1, 0 of (p - onehot)
@@ -150,13 +175,17 @@ def test_with_tau_zero_and_a_floor_it_is_fedavg_to_the_bit(engine: str) -> None:
     settings = {"fedlc": {"tau": 0.0, "absent": "floor"}}
     for batch_norm in (False, True):
         found = federation.run("fedlc", settings, engine=engine, batch_norm=batch_norm)
-        assert federation.equal_models(found, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+        assert federation.equal_models(
+            found, federation.run("fedavg", engine=engine, batch_norm=batch_norm)
+        )
 
 
 @FORMS
 @ABSENT
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_single_and_double_precision_stay_finite(engine: str, form: str, absent: str, dtype: torch.dtype) -> None:
+def test_single_and_double_precision_stay_finite(
+    engine: str, form: str, absent: str, dtype: torch.dtype
+) -> None:
     settings = {"fedlc": {"form": form, "absent": absent}}
     out = federation.run("fedlc", settings, engine=engine, dtype=dtype, batch_norm=True)
     assert all(leaf.dtype == dtype and torch.isfinite(leaf).all() for leaf in out.params.values())

@@ -48,8 +48,11 @@ def rates(h: hand.Array, mu: float) -> hand.Array:
     return np.asarray(len(h) * q / q.sum())
 
 
-def factors(w: hand.Tree, x: hand.Array, one: float = ONE, two: float = TWO, option: str = "") -> hand.Tree:
-    """Lines 5-8: mean activations (eq. 14), after the ReLU and of the logits, to the factor of every parameter."""
+def factors(
+    w: hand.Tree, x: hand.Array, one: float = ONE, two: float = TWO, option: str = ""
+) -> hand.Tree:
+    """Lines 5-8: mean activations (eq. 14), after the ReLU and of the logits, to the factor of
+    every parameter."""
     classifier = hand.softmax(hand.logits(w, x)) if option == "prob" else hand.logits(w, x)
     f1, f2 = rates(hand.hidden(w, x).mean(0), one), rates(classifier.mean(0), two)
     if option == "sum1":  # lemma 4: eta q
@@ -64,7 +67,9 @@ def local(k: int, w: hand.Tree, scale: hand.Tree, mu: float = 0.0) -> hand.Tree:
     """Line 9, eq. 18, with FedProx's mu: two steps of client k."""
 
     def direction(now: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return hand.each(lambda s, g, v, w_t: s * (g + mu * (v - w_t)), scale, hand.gradient(now, x, y), now, w)
+        return hand.each(
+            lambda s, g, v, w_t: s * (g + mu * (v - w_t)), scale, hand.gradient(now, x, y), now, w
+        )
 
     return hand.descend(w, [hand.CLIENTS[k]] * 2, direction)
 
@@ -87,28 +92,38 @@ def local(k: int, w: hand.Tree, scale: hand.Tree, mu: float = 0.0) -> hand.Tree:
 def test_two_rounds_of_neuron_wise_rates(
     engine: str, options: dict[str, object], one: float, two: float, option: str
 ) -> None:
-    """Line 9, eq. 18: row m of layer l moves at eta M q_m; rates are renewed on each received model, not per step."""
+    """Line 9, eq. 18: row m of layer l moves at eta M q_m; rates are renewed on each received
+    model, not per step."""
     ran = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options}, engine=engine)
     w = hand.W0
     for _ in range(2):
-        trained = [local(k, w, factors(w, hand.X[client], one, two, option)) for k, client in enumerate(hand.CLIENTS)]
+        trained = [
+            local(k, w, factors(w, hand.X[client], one, two, option))
+            for k, client in enumerate(hand.CLIENTS)
+        ]
         w = hand.average(np.array(hand.SIZES) / 6, trained)  # line 12, eq. 19
     hand.same(ran.outcome.params, w)
 
 
 def test_they_multiply_what_others_add_to_the_gradient(engine: str) -> None:
     """FedProx's term."""
-    settings: dict[str, dict[str, object]] = {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}, "fedprox": {"mu": 0.7}}
+    settings: dict[str, dict[str, object]] = {
+        "fednlr": {"mu0": MU0, "a1": A1, "a2": A2},
+        "fedprox": {"mu": 0.7},
+    }
     ran = hand.run("fednlr+fedprox", settings, engine=engine)
     w = hand.W0
     for _ in range(2):
-        trained = [local(k, w, factors(w, hand.X[client]), 0.7) for k, client in enumerate(hand.CLIENTS)]
+        trained = [
+            local(k, w, factors(w, hand.X[client]), 0.7) for k, client in enumerate(hand.CLIENTS)
+        ]
         w = hand.average(np.array(hand.SIZES) / 6, trained)
     hand.same(ran.outcome.params, w)
 
 
 def test_scaffolds_control_variates_divide_by_eta(engine: str) -> None:
-    """c_i+ = (x - y_i) / (K eta) in round 1, eta without the neurons' factors; round 2 uses them, scaled."""
+    """c_i+ = (x - y_i) / (K eta) in round 1, eta without the neurons' factors; round 2 uses them,
+    scaled."""
     ran = hand.run("fednlr+scaffold", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine)
     w, c, c_i = hand.W0, hand.zeros(), [hand.zeros() for _ in hand.CLIENTS]
     for _ in range(2):
@@ -124,13 +139,19 @@ def test_scaffolds_control_variates_divide_by_eta(engine: str) -> None:
                 c: hand.Tree = c,
                 scale: hand.Tree = scale,
             ) -> hand.Tree:
-                return hand.each(lambda s, g, own, c: s * (g - own + c), scale, hand.gradient(now, x, y), own, c)
+                return hand.each(
+                    lambda s, g, own, c: s * (g - own + c), scale, hand.gradient(now, x, y), own, c
+                )
 
             y_k = hand.descend(w, [client] * 2, direction)
             trained.append(y_k)
-            fresh.append(hand.each(lambda own, c, x, y: own - c + (x - y) / (2 * hand.LR), c_i[k], c, w, y_k))
+            fresh.append(
+                hand.each(lambda own, c, x, y: own - c + (x - y) / (2 * hand.LR), c_i[k], c, w, y_k)
+            )
         c = hand.each(
-            lambda c, *rows: c + sum(new - old for new, old in zip(rows[:3], rows[3:], strict=True)) / 3,
+            lambda c, *rows: (
+                c + sum(new - old for new, old in zip(rows[:3], rows[3:], strict=True)) / 3
+            ),
             c,
             *fresh,
             *c_i,
@@ -155,7 +176,12 @@ def test_a_frozen_classifier_is_not_scaled(engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("depth", "n_layers", "units", "mu"),
-    [(1, 9, 10, 1 + 0.45 / 9 + 0.3), (9, 9, 100, 1 + 0.45 + 0.6), (2, 2, 1, 1.45), (3, 4, 1000, 1 + 0.3375 + 0.9)],
+    [
+        (1, 9, 10, 1 + 0.45 / 9 + 0.3),
+        (9, 9, 100, 1 + 0.45 + 0.6),
+        (2, 2, 1, 1.45),
+        (3, 4, 1000, 1 + 0.3375 + 0.9),
+    ],
 )
 def test_the_discrepancy_ratio(depth: int, n_layers: int, units: int, mu: float) -> None:
     """Eq. 17 with the values of the main tables: mu_l = 1 + 0.45 l / L + 0.3 log10 M_l."""
@@ -176,7 +202,9 @@ def test_the_largest_rate_is_mu_times_the_smallest_and_the_mean_is_one(
     assert scale.dtype == dtype
     assert (scale.max() / scale.min()).item() == pytest.approx(mu, rel=1e-4)
     assert scale.mean().item() == pytest.approx(1.0, rel=1e-5)
-    assert (scale.argmax(), scale.argmin()) == (h.argmax(), h.argmin()), "active neurons learn faster"
+    assert (scale.argmax(), scale.argmin()) == (h.argmax(), h.argmin()), (
+        "active neurons learn faster"
+    )
 
 
 def test_the_rates_in_numbers() -> None:
@@ -193,7 +221,9 @@ def test_rates_that_sum_to_eta() -> None:
 
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
 @pytest.mark.parametrize("h", [[0.0, 0.0, 0.0], [7.5, 7.5, 7.5], [3.0], [-1.0, -1.0]])
-def test_neurons_of_equal_activation_keep_the_rate(h: list[float], scale: Literal["mean1", "sum1"]) -> None:
+def test_neurons_of_equal_activation_keep_the_rate(
+    h: list[float], scale: Literal["mean1", "sum1"]
+) -> None:
     """max h = min h: T = 0."""
     assert FedNLR(scale=scale).factors(torch.tensor(h), 2.0).tolist() == [1.0] * len(h)
 
@@ -202,7 +232,11 @@ def test_neurons_of_equal_activation_keep_the_rate(h: list[float], scale: Litera
 @pytest.mark.parametrize("mu", [1.0, 0.9, 0.0])
 def test_a_ratio_of_at_most_one_keeps_the_rate(mu: float, scale: Literal["mean1", "sum1"]) -> None:
     """ln mu <= 0."""
-    assert FedNLR(scale=scale).factors(torch.tensor([0.0, 1.0, 5.0]), mu).tolist() == [1.0, 1.0, 1.0]
+    assert FedNLR(scale=scale).factors(torch.tensor([0.0, 1.0, 5.0]), mu).tolist() == [
+        1.0,
+        1.0,
+        1.0,
+    ]
 
 
 def test_activations_that_hardly_differ_make_no_nan() -> None:
@@ -220,11 +254,16 @@ def convolve(x: hand.Array, weight: hand.Array, bias: hand.Array) -> hand.Array:
     return out
 
 
-@pytest.mark.parametrize(("counting", "sizes"), [("channels", (2, 4, 3, 3)), ("units", (2 * 4 * 4, 4 * 2 * 2, 3, 3))])
-def test_channels_are_averaged_over_space_before_pooling(counting: str, sizes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("counting", "sizes"), [("channels", (2, 4, 3, 3)), ("units", (2 * 4 * 4, 4 * 2 * 2, 3, 3))]
+)
+def test_channels_are_averaged_over_space_before_pooling(
+    counting: str, sizes: tuple[int, ...]
+) -> None:
     """Eq. 14 for a convolution: the mean over samples and positions of the channel's ReLU; L = 4.
 
-    M_l in eq. 17 is the number of channels, or of units C H W before the pooling; rates are one per channel.
+    M_l in eq. 17 is the number of channels, or of units C H W before the pooling; rates are one per
+    channel.
     """
     net = cnn((1, 4, 4), 3, channels=2, hidden=3)
     rng = np.random.default_rng(3)
@@ -257,8 +296,13 @@ def test_channels_are_averaged_over_space_before_pooling(counting: str, sizes: t
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("last", ["logits", "prob"])
 @pytest.mark.parametrize("scale", ["mean1", "sum1"])
-def test_the_factors_of_more_than_two_neurons(last: str, scale: Literal["mean1", "sum1"], padded: bool) -> None:
-    """Of two neurons only the order would matter. 4 hidden neurons, 3 classes, 5 samples in batches of 3 and 2."""
+def test_the_factors_of_more_than_two_neurons(
+    last: str, scale: Literal["mean1", "sum1"], padded: bool
+) -> None:
+    """Of two neurons only the order would matter.
+
+    4 hidden neurons, 3 classes, 5 samples in batches of 3 and 2.
+    """
     net = mlp((2,), 3, hidden=4)
     x = np.random.default_rng(7).normal(size=(5, 2))
     data = Samples(torch.tensor(x), torch.zeros(5, dtype=torch.int64))
@@ -266,8 +310,10 @@ def test_the_factors_of_more_than_two_neurons(last: str, scale: Literal["mean1",
     w = {key: leaf.numpy() for key, leaf in params.items()}
     outputs = hand.softmax(hand.logits(w, x)) if last == "prob" else hand.logits(w, x)
     wanted = {
-        "fc1": rates(hand.hidden(w, x).mean(0), MU0 + A1 / 2 + A2 * math.log10(4)) / (4 if scale == "sum1" else 1),
-        "fc2": rates(outputs.mean(0), MU0 + A1 + A2 * math.log10(3)) / (3 if scale == "sum1" else 1),
+        "fc1": rates(hand.hidden(w, x).mean(0), MU0 + A1 / 2 + A2 * math.log10(4))
+        / (4 if scale == "sum1" else 1),
+        "fc2": rates(outputs.mean(0), MU0 + A1 + A2 * math.log10(3))
+        / (3 if scale == "sum1" else 1),
     }
     plan = Pass(data, torch.arange(5), sizes=(3, 2))
     if padded:
@@ -283,7 +329,11 @@ def test_a_rate_scales_the_whole_row_of_its_neuron() -> None:
     """Eq. 18: w_{l,m} are all weights of neuron m; a kernel's rows are its first axis."""
     net, own = mlp((2,), 2), Pass(hand.samples(hand.X, hand.Y), torch.arange(6), sizes=(6,))
     scale = torch.tensor([2.0, 3.0])
-    tree = {"conv.weight": torch.ones(2, 1, 3, 3), "conv.bias": torch.ones(2), "other": torch.ones(4)}
+    tree = {
+        "conv.weight": torch.ones(2, 1, 3, 3),
+        "conv.bias": torch.ones(2),
+        "other": torch.ones(4),
+    }
     view = replace(received(net, {}, {}, own), prepared={"conv.weight": scale, "conv.bias": scale})
     out = scaled(tree, FedNLR().update_factor(view))
     assert out["conv.weight"].flatten(1).unique(dim=1).tolist() == [[2.0], [3.0]]
@@ -307,36 +357,59 @@ def test_a_batch_norms_pair_learns_at_the_rate_of_its_neurons(bias: str) -> None
         assert torch.equal(found[part], found["fc1.weight"])
 
 
-@pytest.mark.parametrize("options", [{"a1": 0.0, "a2": 0.0}, {"mu": "fc1=1 fc2=1"}, {"mu": "fc1=1", "last": "skip"}])
+@pytest.mark.parametrize(
+    "options", [{"a1": 0.0, "a2": 0.0}, {"mu": "fc1=1 fc2=1"}, {"mu": "fc1=1", "last": "skip"}]
+)
 def test_equal_ratios_of_one_are_fedavg_to_the_bit(engine: str, options: dict[str, object]) -> None:
     """mu_l = 1 in every layer."""
     ran = hand.run("fednlr", {"fednlr": options}, engine=engine)
     plain = hand.run("fedavg", engine=engine)
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
 
 
 def observed(
-    engine: str, options: dict[str, object], start: hand.Tree = hand.W0, public: Samples | None = None
+    engine: str,
+    options: dict[str, object],
+    start: hand.Tree = hand.W0,
+    public: Samples | None = None,
 ) -> tuple[dict[str, torch.Tensor], Simulation]:
     """What one round of everybody records, and the simulation."""
     simulation = simulate(
         "fednlr",
         {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2} | options},
         Federation.of(
-            hand.samples(hand.X, hand.Y), list(hand.CLIENTS), hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y), public=public
+            hand.samples(hand.X, hand.Y),
+            list(hand.CLIENTS),
+            hand.samples(hand.PUBLIC_X, hand.PUBLIC_Y),
+            public=public,
         ),
-        Plan(hand.given(start), LocalTraining("sgd", hand.LR, 2, 8), 1, 3, 0, engine=engine, observing=True),
+        Plan(
+            hand.given(start),
+            LocalTraining("sgd", hand.LR, 2, 8),
+            1,
+            3,
+            0,
+            engine=engine,
+            observing=True,
+        ),
     )
     return simulation.run().tensors, simulation
 
 
 def test_what_is_observed_of_the_rates(engine: str) -> None:
-    """Figure 3's T_l = (max h - min h) / ln mu_l, and the factors with their range, by client and layer."""
+    """Figure 3's T_l = (max h - min h) / ln mu_l, and the factors with their range, by client and
+    layer."""
     tensors, _ = observed(engine, {})
     for k, client in enumerate(hand.CLIENTS):
         x = hand.X[client]
         scale = factors(hand.W0, x)
-        for layer, h, mu in (("fc1", hand.hidden(hand.W0, x), ONE), ("fc2", hand.logits(hand.W0, x), TWO)):
+        for layer, h, mu in (
+            ("fc1", hand.hidden(hand.W0, x), ONE),
+            ("fc2", hand.logits(hand.W0, x), TWO),
+        ):
             f = scale[f"{layer}.bias"]
             wanted = {
                 "T": np.ptp(h.mean(0)) / math.log(mu),
@@ -358,14 +431,17 @@ def test_a_ratio_of_one_has_no_temperature(engine: str) -> None:
 
 
 def test_activations_by_class_before_and_after_training(engine: str) -> None:
-    """Table 4's quantities: means of the hidden layer over the public split's samples of each class; NaN for classes
-    that it lacks.
+    """Table 4's quantities: means of the hidden layer over the public split's samples of each
+    class; NaN for classes that it lacks.
     """
     x = hand.PUBLIC_X[:3]
     for public_y in (np.array([0, 0, 1]), np.array([0, 0, 0])):
         tensors, _ = observed(engine, {}, public=hand.samples(x, public_y))
         for k, client in enumerate(hand.CLIENTS):
-            models = {"before": hand.W0, "after": local(k, hand.W0, factors(hand.W0, hand.X[client]))}
+            models = {
+                "before": hand.W0,
+                "after": local(k, hand.W0, factors(hand.W0, hand.X[client])),
+            }
             for when, w in models.items():
                 for c in (0, 1):
                     found, rows = tensors[f"fednlr/{when}"][0, k, c].numpy(), x[public_y == c]
@@ -377,8 +453,9 @@ def test_activations_by_class_before_and_after_training(engine: str) -> None:
 
 
 def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
-    """Definition 1 and table 4: class 0's three samples activate neuron 1 by 1.46, 1.56, 0.3 and neuron 2 by 1.9, 1.45,
-    0.82, class 1's one by 0 and 0: so both are bound to class 0, and none to class 1.
+    """Definition 1 and table 4: class 0's three samples activate neuron 1 by 1.46, 1.56, 0.3 and
+    neuron 2 by 1.9, 1.45, 0.82, class 1's one by 0 and 0: so both are bound to class 0, and none to
+    class 1.
     """
     w0 = hand.W0 | {"fc1.weight": np.array([[0.6, -0.4], [0.9, 0.0]])}
     x, y = np.array([[2.0, 0.1], [-1.0, 0.2], [1.5, -0.9], [0.8, 1.2]]), np.array([0, 1, 0, 0])
@@ -390,13 +467,19 @@ def test_bound_neurons_and_their_drift_on_the_public_split(engine: str) -> None:
         drift_0, drift_1 = tensors["fednlr/drift"][0, k].tolist()
         assert drift_0 == pytest.approx(change, rel=1e-10)
         assert math.isnan(drift_1)
-    assert "fednlr/bound" not in observed(engine, {})[0], "without samples of all classes nothing can be said"
+    assert "fednlr/bound" not in observed(engine, {})[0], (
+        "without samples of all classes nothing can be said"
+    )
 
 
 def test_observing_changes_nothing(engine: str) -> None:
     _, simulation = observed(engine, {})
-    plain = hand.run("fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine, rounds=1)
-    assert all(torch.equal(simulation.loop.state.params[key], plain.server.params[key]) for key in hand.W0)
+    plain = hand.run(
+        "fednlr", {"fednlr": {"mu0": MU0, "a1": A1, "a2": A2}}, engine=engine, rounds=1
+    )
+    assert all(
+        torch.equal(simulation.loop.state.params[key], plain.server.params[key]) for key in hand.W0
+    )
 
 
 def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() -> None:
@@ -418,7 +501,9 @@ def test_the_last_hidden_layer_averages_channels_over_space_and_joins_batches() 
 
 def test_means_by_class() -> None:
     """Class 0 has (1, 2) and (3, 6), class 2 has (5, 0), class 1 nothing."""
-    found = class_means(torch.tensor([[1.0, 2.0], [5.0, 0.0], [3.0, 6.0]]), torch.tensor([0, 2, 0]), 3)
+    found = class_means(
+        torch.tensor([[1.0, 2.0], [5.0, 0.0], [3.0, 6.0]]), torch.tensor([0, 2, 0]), 3
+    )
     assert found[0].tolist() == [2.0, 4.0]
     assert found[1].isnan().all()
     assert found[2].tolist() == [5.0, 0.0]
@@ -431,21 +516,30 @@ def test_rates_from_a_round_on(engine: str, since: int) -> None:
     ran = hand.run("fednlr", {"fednlr": options}, engine=engine, rounds=3)
     w = hand.W0
     for t in (1, 2, 3):
-        scales = [factors(w, hand.X[client]) if t >= since else hand.each(np.ones_like, w) for client in hand.CLIENTS]
-        w = hand.average(np.array(hand.SIZES) / 6, [local(k, w, scale) for k, scale in enumerate(scales)])
+        scales = [
+            factors(w, hand.X[client]) if t >= since else hand.each(np.ones_like, w)
+            for client in hand.CLIENTS
+        ]
+        w = hand.average(
+            np.array(hand.SIZES) / 6, [local(k, w, scale) for k, scale in enumerate(scales)]
+        )
     hand.same(ran.outcome.params, w)
 
 
 def test_rounds_before_the_first_with_rates_are_fedavg_to_the_bit(engine: str) -> None:
     ran = hand.run("fednlr", {"fednlr": {"since": 3}}, engine=engine, rounds=2)
     plain = hand.run("fedavg", engine=engine, rounds=2)
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
     tensors, _ = observed(engine, {"since": 2})
     assert tensors["fednlr/factor/fc1"].eq(1).all(), "what is recorded is what was in force"
 
 
 @pytest.mark.parametrize(
-    "mu", ["fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3", "fc1=0.5", "fc1=nan", "fc1=inf"]
+    "mu",
+    ["fc1", "fc1=", "=2", "fc1=two", "fc1 = 2", "fc1=2,conv1=3", "fc1=0.5", "fc1=nan", "fc1=inf"],
 )
 def test_ratios_in_another_form_are_refused(mu: str) -> None:
     with pytest.raises(RecipeError, match=r"fednlr: mu = .* must be layer=number"):
@@ -458,7 +552,9 @@ def test_a_layer_named_twice_is_refused() -> None:
 
 
 def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> None:
-    with pytest.raises(UserError, match=r"names 'fc3', 'conv1' \(did you mean 'fc\d'\?\), .*allowed: fc1, fc2"):
+    with pytest.raises(
+        UserError, match=r"names 'fc3', 'conv1' \(did you mean 'fc\d'\?\), .*allowed: fc1, fc2"
+    ):
         hand.run("fednlr", {"fednlr": {"mu": "fc1=2 fc3=2 conv1=4"}}, engine=engine)
     with pytest.raises(UserError, match=r"names 'fc2'.*allowed: fc1"):
         hand.run("fednlr", {"fednlr": {"mu": "fc2=2", "last": "skip"}}, engine=engine)
@@ -469,10 +565,12 @@ def test_ratios_of_layers_that_the_network_has_not_are_refused(engine: str) -> N
 def test_bound_neurons() -> None:
     """Definition 1, neuron by neuron. Classes 0, 0, 1, 1, 2; class 3 has no samples.
 
-    Neuron 0: min over class 0 is 2 > 1.9, the others' largest: bound to 0. Neuron 1: class 1 has min 3 = 3, not above.
-    Neuron 2: class 2 has 9 > 8. Neuron 3: all 0, bound to nobody.
+    Neuron 0: min over class 0 is 2 > 1.9, the others' largest: bound to 0. Neuron 1: class 1 has
+    min 3 = 3, not above. Neuron 2: class 2 has 9 > 8. Neuron 3: all 0, bound to nobody.
     """
-    h = torch.tensor([[5.0, 3, 0, 0], [2.0, 0, 8, 0], [1.9, 3, 1, 0], [0.0, 4, 1, 0], [0.1, 1, 9, 0]])
+    h = torch.tensor(
+        [[5.0, 3, 0, 0], [2.0, 0, 8, 0], [1.9, 3, 1, 0], [0.0, 4, 1, 0], [0.1, 1, 9, 0]]
+    )
     y = torch.tensor([0, 0, 1, 1, 2])
     wanted = [[True, False, False, False], [False] * 4, [False, False, True, False], [False] * 4]
     assert bound(h, y, 4).tolist() == wanted
@@ -480,7 +578,8 @@ def test_bound_neurons() -> None:
 
 
 def test_drift_of_bound_neurons() -> None:
-    """Class 0 has neurons 0 and 1, class 1 none: h_0 falls by 1 and 3, h_1 rises by 1 and 1: (-2 + 1) / 2."""
+    """Class 0 has neurons 0 and 1, class 1 none: h_0 falls by 1 and 3, h_1 rises by 1 and 1: (-2 +
+    1) / 2."""
     before = torch.tensor([[5.0, 4], [6.0, 3], [1.0, 2]], dtype=torch.float64)
     after = torch.tensor([[4.0, 5], [3.0, 4], [9.0, 9]], dtype=torch.float64)
     change = drift(before, after, torch.tensor([0, 0, 1]), 2)
@@ -489,11 +588,13 @@ def test_drift_of_bound_neurons() -> None:
 
 
 def test_drift_in_example_1() -> None:
-    """Eq. 9 has class 2: h_{1,2} falls from 1.11 to 1.04, h_{1,1} is not bound to it. Class 1 is invented."""
+    """Eq. 9 has class 2: h_{1,2} falls from 1.11 to 1.04, h_{1,1} is not bound to it. Class 1 is
+    invented."""
     before = torch.tensor([[1.11, 0.67], [0.67, 1.11]], dtype=torch.float64)  # class 1, class 2
     after = torch.tensor([[1.2, 0.6], [0.73, 1.04]], dtype=torch.float64)
     torch.testing.assert_close(
-        drift(before, after, torch.tensor([0, 1]), 2), torch.tensor([0.09, -0.07], dtype=torch.float64)
+        drift(before, after, torch.tensor([0, 1]), 2),
+        torch.tensor([0.09, -0.07], dtype=torch.float64),
     )
 
 

@@ -31,10 +31,15 @@ LAYERS = {"fc1": ("fc1.weight", "fc1.bias"), "fc2": ("fc2.weight", "fc2.bias")}
 
 
 class Reference:
-    """Algorithm 3 with n_k/n = 1/m, eq. 8 and eqs. 10-11; `layers`: the weights that share an E / N."""
+    """Algorithm 3 with n_k/n = 1/m, eq. 8 and eqs. 10-11; `layers`: the weights that share an E /
+    N."""
 
     def __init__(
-        self, beta: float, gamma: float, variant: str = "fednnnn", layers: dict[str, tuple[str, ...]] | None = None
+        self,
+        beta: float,
+        gamma: float,
+        variant: str = "fednnnn",
+        layers: dict[str, tuple[str, ...]] | None = None,
     ) -> None:
         self.beta, self.gamma, self.variant = beta, gamma, variant
         self.layers = layers or {"": tuple(hand.W0)}  # as one vector
@@ -49,11 +54,14 @@ class Reference:
         found, d = {}, {}
         for layer, names in self.layers.items():
             n = hand.length({name: u[name] for name in names})  # line 9, eq. 4
-            e = float(np.mean([hand.length({name: w_k[name] for name in names}) for w_k in deltas]))  # line 10, eq. 5
+            e = float(
+                np.mean([hand.length({name: w_k[name] for name in names}) for w_k in deltas])
+            )  # line 10, eq. 5
             found[layer] = n, e
             for name in names:
                 d[name] = {
-                    "fednnnn": self.gamma * self.d[name] + self.beta * e / n * u[name],  # line 11, eq. 12
+                    "fednnnn": self.gamma * self.d[name]
+                    + self.beta * e / n * u[name],  # line 11, eq. 12
                     "norm_norm": self.beta * e / n * u[name],  # eq. 8
                     "momentum": self.gamma * self.d[name] + u[name],  # eq. 10
                 }[self.variant]
@@ -77,7 +85,9 @@ def test_three_rounds(engine: str, variant: str, evaluate: str) -> None:
         ((n, e),) = reference.round().values()
         assert e > 1.01 * n, "the example has clients that pull apart"
         looked_at = reference.average if evaluate == "average" else reference.w
-        assert row["test_loss"] == pytest.approx(hand.loss(looked_at, hand.PUBLIC_X, hand.PUBLIC_Y), rel=1e-10)
+        assert row["test_loss"] == pytest.approx(
+            hand.loss(looked_at, hand.PUBLIC_X, hand.PUBLIC_Y), rel=1e-10
+        )
         assert row["sent_accuracy"] == hand.accuracy(reference.w, hand.PUBLIC_X, hand.PUBLIC_Y)
         for key, value in (("N", n), ("E", e), ("ratio", e / n)):
             assert row[f"fednnnn_{key}"] == pytest.approx(value, rel=1e-10)
@@ -101,7 +111,9 @@ def test_every_layer_has_its_own_ratio(engine: str, variant: str) -> None:
     reference = Reference(BETA, GAMMA, variant, LAYERS)
     for row in ran.outcome.rows:
         found = reference.round()
-        assert abs(found["fc1"][1] / found["fc1"][0] - found["fc2"][1] / found["fc2"][0]) > 1e-3, "they differ"
+        assert abs(found["fc1"][1] / found["fc1"][0] - found["fc2"][1] / found["fc2"][0]) > 1e-3, (
+            "they differ"
+        )
         for layer, (n, e) in found.items():
             for key, value in (("N", n), ("E", e), ("ratio", e / n)):
                 assert row[f"fednnnn_{key}_{layer}"] == pytest.approx(value, rel=1e-10)
@@ -113,7 +125,10 @@ def test_per_layer_is_one_norm_where_there_is_one_layer() -> None:
     net = logistic_regression((2,), 2)
     w = {"fc.weight": hand.W0["fc1.weight"], "fc.bias": hand.W0["fc1.bias"]}
     flat = hand.Given(net.name, net.blocks, net.head, start=w)
-    a, b = (hand.run("fednnnn", settings(norm=norm), network=flat, rounds=3) for norm in ("all", "per_layer"))
+    a, b = (
+        hand.run("fednnnn", settings(norm=norm), network=flat, rounds=3)
+        for norm in ("all", "per_layer")
+    )
     assert federation.equal_models(a.outcome, b.outcome)
 
 
@@ -121,9 +136,13 @@ def test_per_layer_is_one_norm_where_there_is_one_layer() -> None:
 class Normalised(hand.Given):
     """With a batch norm, whose running statistics begin at 0 and 1."""
 
-    def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def init(
+        self, generator: torch.Generator
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         _, buffers = Stacked.init(self, generator)
-        return hand.Given.init(self, generator)[0], {key: leaf.double() for key, leaf in buffers.items()}
+        return hand.Given.init(self, generator)[0], {
+            key: leaf.double() for key, leaf in buffers.items()
+        }
 
 
 @pytest.mark.parametrize("norm", ["all", "with_buffers"])
@@ -132,19 +151,28 @@ def test_norms_with_buffers_and_without(engine: str, norm: str) -> None:
     net = mlp((2,), 2, hidden=2, batch_norm=True)
     w = hand.W0 | {"bn1.weight": np.ones(2), "bn1.bias": np.zeros(2)}
     ran = hand.run(
-        "fednnnn", settings(norm=norm), engine=engine, rounds=3,
+        "fednnnn",
+        settings(norm=norm),
+        engine=engine,
+        rounds=3,
         network=Normalised(net.name, net.blocks, net.head, start=w),
-    )  # fmt: skip
+    )
     d = hand.each(np.zeros_like, w)
     buffers: hand.Tree = {"bn1.mean": np.zeros(2), "bn1.var": np.ones(2)}
     for (ask, reply), row in zip(ran.exchanges, ran.outcome.rows, strict=True):
         hand.same(ask.params, w)
         hand.same(ask.buffers, buffers)
         deltas = [{key: leaf[k].numpy() for key, leaf in reply.deltas.items()} for k in range(3)]
-        steps = [{key: leaf[k].numpy() - buffers[key] for key, leaf in reply.buffers.items()} for k in range(3)]
+        steps = [
+            {key: leaf[k].numpy() - buffers[key] for key, leaf in reply.buffers.items()}
+            for k in range(3)
+        ]
         u, moved = hand.average([1 / 3] * 3, deltas), hand.average([1 / 3] * 3, steps)
         plain = hand.length(u), float(np.mean([hand.length(delta) for delta in deltas]))
-        joint = hand.length(u | moved), float(np.mean([hand.length(a | b) for a, b in zip(deltas, steps, strict=True)]))
+        joint = (
+            hand.length(u | moved),
+            float(np.mean([hand.length(a | b) for a, b in zip(deltas, steps, strict=True)])),
+        )
         assert abs(joint[1] / joint[0] - plain[1] / plain[0]) > 1e-3, "the example's buffers matter"
         n, e = joint if norm == "with_buffers" else plain
         assert (row["fednnnn_N"], row["fednnnn_E"]) == pytest.approx((n, e), rel=1e-9)
@@ -169,7 +197,9 @@ def test_norm_norm_is_fednnnn_without_momentum_to_the_bit(engine: str) -> None:
 
 
 def test_momentum_does_not_use_beta() -> None:
-    a, b = (federation.run("fednnnn", settings(variant="momentum", beta=beta)) for beta in (0.3, 2.0))
+    a, b = (
+        federation.run("fednnnn", settings(variant="momentum", beta=beta)) for beta in (0.3, 2.0)
+    )
     assert federation.equal(a, b)
 
 
@@ -180,11 +210,14 @@ def test_momentum_of_zero_is_the_uniform_average(engine: str) -> None:
     for _ in range(3):
         w = hand.average([1 / 3] * 3, [hand.descend(w, [client] * 2) for client in hand.CLIENTS])
     hand.same(ran.outcome.params, w)
-    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+    assert all(
+        torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items()
+    )
 
 
 def test_u_is_the_aggregated_update_that_others_leave(engine: str) -> None:
-    """FedNova's average, 2, 4 and 6 steps: u = tau_eff mean(delta_k / tau_k), tau_eff = 4; E is that of the delta_k."""
+    """FedNova's average, 2, 4 and 6 steps: u = tau_eff mean(delta_k / tau_k), tau_eff = 4; E is
+    that of the delta_k."""
     ran = hand.run("fednova+fednnnn", settings(), engine=engine, rounds=1, batch_size=1)
     local = [hand.descend(hand.W0, ran.batches(k, 1)) for k in range(3)]
     deltas = [hand.each(np.subtract, w_k, hand.W0) for w_k in local]
@@ -221,33 +254,46 @@ def tensor(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 def update(*deltas: dict[str, list[float]], dtype: torch.dtype = torch.float64) -> Server:
     """What the server sees of these clients' updates at w_t = 0."""
-    stacked = {key: torch.stack([tensor(*delta[key], dtype=dtype) for delta in deltas]) for key in deltas[0]}
+    stacked = {
+        key: torch.stack([tensor(*delta[key], dtype=dtype) for delta in deltas])
+        for key in deltas[0]
+    }
     m, u = len(deltas), {key: leaf.mean(0) for key, leaf in stacked.items()}
     reply = Reply(tuple(range(m)), stacked, {}, {}, torch.ones(m), torch.ones(m), torch.zeros(m))
-    w, q = {key: torch.zeros_like(leaf) for key, leaf in u.items()}, torch.full((m,), 1 / m, dtype=torch.float64)
+    w, q = (
+        {key: torch.zeros_like(leaf) for key, leaf in u.items()},
+        torch.full((m,), 1 / m, dtype=torch.float64),
+    )
     task = Task(hand.given(), SGD(0.1))
     return Server(task, w, {}, 1, m, start=w, replies=reply, trained=stacked, weights=q, update=u)
 
 
-def stepped(method: FedNNNN, before: Tree, seen: Server) -> tuple[dict[str, torch.Tensor], Tree, Tree]:
+def stepped(
+    method: FedNNNN, before: Tree, seen: Server
+) -> tuple[dict[str, torch.Tensor], Tree, Tree]:
     """(w_{t+1} - w_t, the state, what is recorded)."""
     found = method.step(replace(seen, state=before))
     assert found.params is not None
     return found.params, found.state, found.metrics
 
 
-def before(dtype: torch.dtype = torch.float64, **d: list[float]) -> dict[str, dict[str, torch.Tensor]]:
+def before(
+    dtype: torch.dtype = torch.float64, **d: list[float]
+) -> dict[str, dict[str, torch.Tensor]]:
     return {"d": {key: tensor(*value, dtype=dtype) for key, value in d.items()}}
 
 
 def test_the_step_in_numbers() -> None:
-    """Deltas (6, 0), (0, 8): u = (3, 4), N = 5, E = 7; d = 1/2 (10, 20) + 5 * 7/5 * (3, 4) = (26, 38)."""
+    """Deltas (6, 0), (0, 8): u = (3, 4), N = 5, E = 7; d = 1/2 (10, 20) + 5 * 7/5 * (3, 4) = (26,
+    38)."""
     seen = update({"w": [6.0, 0.0]}, {"w": [0.0, 8.0]})
     d, state, measured = stepped(FedNNNN(beta=5.0, gamma=0.5), before(w=[10.0, 20.0]), seen)
     torch.testing.assert_close(d["w"], tensor(26.0, 38.0))
     assert state.keys() == {"d"}
     assert torch.equal(state["d"]["w"], d["w"])
-    assert {key: leaf.item() for key, leaf in measured.items()} == pytest.approx({"N": 5.0, "E": 7.0, "ratio": 1.4})
+    assert {key: leaf.item() for key, leaf in measured.items()} == pytest.approx(
+        {"N": 5.0, "E": 7.0, "ratio": 1.4}
+    )
 
 
 def test_e_has_the_weights_of_u() -> None:
@@ -260,16 +306,23 @@ def test_e_has_the_weights_of_u() -> None:
 
 def test_a_block_of_layers_is_no_layer() -> None:
     """block.a: N = 1, E = 2; block.b: N = E = 3."""
-    seen = update({"block.a.weight": [3.0], "block.b.weight": [2.0]},
-                     {"block.a.weight": [-1.0], "block.b.weight": [4.0]})  # fmt: skip
-    d, _, _ = stepped(FedNNNN(beta=1.0, norm="per_layer"), before(**{key: [0.0] for key in seen.update}), seen)
+    seen = update(
+        {"block.a.weight": [3.0], "block.b.weight": [2.0]},
+        {"block.a.weight": [-1.0], "block.b.weight": [4.0]},
+    )
+    d, _, _ = stepped(
+        FedNNNN(beta=1.0, norm="per_layer"), before(**{key: [0.0] for key in seen.update}), seen
+    )
     assert (d["block.a.weight"].item(), d["block.b.weight"].item()) == (2.0, 3.0)
 
 
 def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
-    """a: deltas (6), (0) and biases (0), (8), the numbers above; b: deltas 2 and 4, N = E = 3, where all agree."""
-    seen = update({"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
-                     {"a.weight": [0.0], "a.bias": [8.0], "b.weight": [4.0]})  # fmt: skip
+    """a: deltas (6), (0) and biases (0), (8), the numbers above; b: deltas 2 and 4, N = E = 3,
+    where all agree."""
+    seen = update(
+        {"a.weight": [6.0], "a.bias": [0.0], "b.weight": [2.0]},
+        {"a.weight": [0.0], "a.bias": [8.0], "b.weight": [4.0]},
+    )
     zero = before(**{key: [0.0] for key in seen.update})
     d, _, _ = stepped(FedNNNN(beta=5.0, norm="per_layer"), zero, seen)
     assert {key: leaf.item() for key, leaf in d.items()} == pytest.approx(
@@ -283,7 +336,8 @@ def test_a_layer_is_what_shares_a_name_before_the_last_dot() -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e-6, 1e6])
 @pytest.mark.parametrize("gamma", [0.5, 0.0])
 def test_when_clients_cancel(scale: float, gamma: float) -> None:
-    """N = 0, "return w_t as is": the normalised term is dropped and d = gamma d; or w and d stay."""
+    """N = 0, "return w_t as is": the normalised term is dropped and d = gamma d; or w and d
+    stay."""
     seen = update({"w": [scale, -2 * scale]}, {"w": [-scale, 2 * scale]})
     for n_zero, moved, kept in (
         ("skip_term", [gamma, 3 * gamma], [gamma, 3 * gamma]),
@@ -299,11 +353,16 @@ def test_when_clients_cancel(scale: float, gamma: float) -> None:
 def test_momentum_knows_no_division() -> None:
     """Eqs. 10-11: with N = 0 it is d = gamma d whatever `n_zero` says."""
     seen = update({"w": [1.0]}, {"w": [-1.0]})
-    d, state, _ = stepped(FedNNNN(gamma=0.5, variant="momentum", n_zero="hold"), before(w=[3.0]), seen)
+    d, state, _ = stepped(
+        FedNNNN(gamma=0.5, variant="momentum", n_zero="hold"), before(w=[3.0]), seen
+    )
     assert (d["w"].item(), state["d"]["w"].item()) == (1.5, 1.5)
 
 
-BITS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}  # eps: the gap between 1 and the next number
+BITS = {
+    torch.float32: 2.0**-23,
+    torch.float64: 2.0**-52,
+}  # eps: the gap between 1 and the next number
 
 
 @pytest.mark.parametrize("dtype", BITS)
@@ -318,8 +377,13 @@ BITS = {torch.float32: 2.0**-23, torch.float64: 2.0**-52}  # eps: the gap betwee
         (2.0**-10, 129, False),  # clients that nearly agree late in training move on
     ],
 )
-def test_what_counts_as_close_to_zero(size: float, off: int, small: bool, dtype: torch.dtype) -> None:
-    """N <= 64 eps max(1, E); else the step has length beta E. Deltas size and off eps - size: all numbers are exact."""
+def test_what_counts_as_close_to_zero(
+    size: float, off: int, small: bool, dtype: torch.dtype
+) -> None:
+    """N <= 64 eps max(1, E); else the step has length beta E.
+
+    Deltas size and off eps - size: all numbers are exact.
+    """
     first, second = size, off * BITS[dtype] - size
     seen = update({"w": [first]}, {"w": [second]}, dtype=dtype)
     assert seen.update["w"].item() == off / 2 * BITS[dtype]
@@ -338,21 +402,29 @@ def steps_from(w: torch.Tensor, move: float) -> dict[str, list[float]]:
 def test_opposite_updates_cancel_but_for_rounding(
     dtype: torch.dtype, move: float, n_zero: str, moved: float, kept: float
 ) -> None:
-    """w_k = w_t +- the same: N is rounding noise, and the step is the momentum's alone; d was 1, gamma = 1/2."""
+    """w_k = w_t +- the same: N is rounding noise, and the step is the momentum's alone; d was 1,
+    gamma = 1/2."""
     w = torch.linspace(0.1, 1.7, 50, dtype=dtype)
     seen = update(steps_from(w, move), steps_from(w, -move), dtype=dtype)
     n = torch.linalg.vector_norm(seen.update["w"]).item()
     assert 0 < n < 50**0.5 * 1.7 * BITS[dtype], "the example rounds"
-    d, state, _ = stepped(FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero), before(dtype, w=[1.0] * 50), seen)
+    d, state, _ = stepped(
+        FedNNNN(beta=0.7, gamma=0.5, n_zero=n_zero), before(dtype, w=[1.0] * 50), seen
+    )
     assert d["w"].tolist() == [moved] * 50
     assert state["d"]["w"].tolist() == [kept] * 50
 
 
 def test_a_layer_cancels_in_float32_by_itself() -> None:
-    """a: opposite updates with rounding noise; b: deltas 2 and 4, so N = E = 3. beta = 2, d before is 0."""
+    """a: opposite updates with rounding noise; b: deltas 2 and 4, so N = E = 3.
+
+    beta = 2, d before is 0.
+    """
     w = torch.linspace(0.1, 1.7, 50)
     one, other = steps_from(w, 0.3)["w"], steps_from(w, -0.3)["w"]
-    seen = update({"a.weight": one, "b.weight": [2.0]}, {"a.weight": other, "b.weight": [4.0]}, dtype=w.dtype)
+    seen = update(
+        {"a.weight": one, "b.weight": [2.0]}, {"a.weight": other, "b.weight": [4.0]}, dtype=w.dtype
+    )
     assert seen.update["a.weight"].any(), "the example rounds"
     zero = before(w.dtype, **{"a.weight": [0.0] * 50, "b.weight": [0.0]})
     method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer")
@@ -363,14 +435,20 @@ def test_a_layer_cancels_in_float32_by_itself() -> None:
 
 
 def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> None:
-    """Equal logits and the same x with the two labels: gradients -+x/2, so w stays, however w +- x/2 is rounded."""
+    """Equal logits and the same x with the two labels: gradients -+x/2, so w stays, however w +-
+    x/2 is rounded."""
     net = logistic_regression((5,), 2)
     x = np.array([[0.1, 0.7, -1.3, 2.9, 0.33]] * 2)
-    start = {"fc.weight": np.array([[0.21, -0.37, 0.77, 0.13, 1.9]] * 2), "fc.bias": np.array([0.43, 0.43])}
+    start = {
+        "fc.weight": np.array([[0.21, -0.37, 0.77, 0.13, 1.9]] * 2),
+        "fc.bias": np.array([0.43, 0.43]),
+    }
 
     @dataclass(frozen=True)
     class Single(hand.Given):
-        def init(self, generator: torch.Generator) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        def init(
+            self, generator: torch.Generator
+        ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
             params, buffers = hand.Given.init(self, generator)
             return {key: leaf.float() for key, leaf in params.items()}, buffers
 
@@ -381,7 +459,12 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
         {},
         Federation.of(data, [np.array([0]), np.array([1])], data),
         Plan(
-            Single(net.name, net.blocks, net.head, start=start), LocalTraining("sgd", 0.3, 1, 2), 3, 2, 0, engine=engine
+            Single(net.name, net.blocks, net.head, start=start),
+            LocalTraining("sgd", 0.3, 1, 2),
+            3,
+            2,
+            0,
+            engine=engine,
         ),
     ).run()
     assert out.rows[0]["fednnnn_N"] > 0, "the example rounds"
@@ -390,7 +473,10 @@ def test_a_whole_run_in_float32_stays_where_its_clients_cancel(engine: str) -> N
 
 
 def test_one_layer_can_cancel_by_itself() -> None:
-    """a: N = 0; b: deltas 2 and 4, so N = E = 3. d before is 1 everywhere, gamma = 1/2, beta = 2."""
+    """a: N = 0; b: deltas 2 and 4, so N = E = 3.
+
+    d before is 1 everywhere, gamma = 1/2, beta = 2.
+    """
     seen = update({"a.weight": [1.0], "b.weight": [2.0]}, {"a.weight": [-1.0], "b.weight": [4.0]})
     for n_zero, moved, kept in (("skip_term", 0.5, 0.5), ("hold", 0.0, 1.0)):
         method = FedNNNN(beta=2.0, gamma=0.5, norm="per_layer", n_zero=n_zero)
@@ -401,7 +487,10 @@ def test_one_layer_can_cancel_by_itself() -> None:
 
 
 def test_holding_is_skipping_where_nothing_cancels(engine: str) -> None:
-    a, b = (federation.run("fednnnn", settings(n_zero=n_zero), engine=engine) for n_zero in ("skip_term", "hold"))
+    a, b = (
+        federation.run("fednnnn", settings(n_zero=n_zero), engine=engine)
+        for n_zero in ("skip_term", "hold")
+    )
     assert federation.equal(a, b)
 
 
@@ -415,7 +504,8 @@ def test_clients_that_do_not_move_leave_the_model_where_it_is(n_zero: str) -> No
 
 @pytest.mark.parametrize("n_zero", ["skip_term", "hold"])
 def test_clients_that_cancel_in_a_whole_run(engine: str, n_zero: str) -> None:
-    """w = 0, the same x with the two labels: gradients -+x/2, so N = 0 in every round and w stays 0."""
+    """w = 0, the same x with the two labels: gradients -+x/2, so N = 0 in every round and w stays
+    0."""
     net = logistic_regression((1,), 2)
     start = {"fc.weight": np.zeros((2, 1)), "fc.bias": np.zeros(2)}
     zero = hand.Given(net.name, net.blocks, net.head, start=start)
@@ -427,7 +517,11 @@ def test_clients_that_cancel_in_a_whole_run(engine: str, n_zero: str) -> None:
         Plan(zero, LocalTraining("sgd", 1.0, 1, 2), 3, 2, 0, engine=engine),
     ).run()
     assert out.rows[-1]["update_norm_client"] > 1
-    assert [row["fednnnn_N"] for row in out.rows] == [row["fednnnn_ratio"] for row in out.rows] == [0.0] * 3
+    assert (
+        [row["fednnnn_N"] for row in out.rows]
+        == [row["fednnnn_ratio"] for row in out.rows]
+        == [0.0] * 3
+    )
     assert all(not leaf.any() for leaf in out.params.values())
 
 

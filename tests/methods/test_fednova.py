@@ -1,4 +1,5 @@
-"""FedNova (Wang et al. 2020), algorithm 1 and the authors' proximal form, against arithmetic by hand."""
+"""FedNova (Wang et al. 2020), algorithm 1 and the authors' proximal form, against arithmetic by
+hand."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ EVERYBODY = (0, 1, 2)
 
 
 def held(tau: int, rho: float, mu: float, lr: float = hand.LR) -> hand.Array:
-    """a_k of the paper as a vector: how often (w_t - w_k) / eta holds the gradient of each of the tau steps."""
+    """a_k of the paper as a vector: how often (w_t - w_k) / eta holds the gradient of each of the
+    tau steps."""
     moved, v = np.zeros(tau), np.zeros(tau)
     for step in range(tau):
         v = rho * v - lr * mu * moved  # mu (w - w_t) = -mu eta moved
@@ -40,7 +42,9 @@ class Reference:
         w, v = self.w, hand.zeros()
         for batch in batches:
             g = hand.gradient(w, hand.X[batch], hand.Y[batch])
-            v = hand.each(lambda v, g, w, w_t: self.rho * v + g + self.mu * (w - w_t), v, g, w, self.w)
+            v = hand.each(
+                lambda v, g, w, w_t: self.rho * v + g + self.mu * (w - w_t), v, g, w, self.w
+            )
             w = hand.each(lambda w, v: w - self.lr * v, w, v)
         return w
 
@@ -55,11 +59,16 @@ class Reference:
         self.w = combined(self.w, local, n / n.sum(), a, tau if self.mu else a, self.nu)
 
 
-def combined(w: hand.Tree, local: list[hand.Tree], p: hand.Array, a: hand.Array, in_tau: hand.Array, nu: str) -> Any:
+def combined(
+    w: hand.Tree, local: list[hand.Tree], p: hand.Array, a: hand.Array, in_tau: hand.Array, nu: str
+) -> Any:
     """w - tau_eff sum_k p_k d_k, tau_eff = sum_k p_k in_tau_k."""
     if nu == "weights":
         return hand.average(p / a / (p / a).sum(), local)
-    d = [hand.each(lambda w, w_k, a_k=a_k: (w - w_k) / a_k, w, w_k) for w_k, a_k in zip(local, a, strict=True)]
+    d = [
+        hand.each(lambda w, w_k, a_k=a_k: (w - w_k) / a_k, w, w_k)
+        for w_k, a_k in zip(local, a, strict=True)
+    ]
     return hand.each(lambda w, d: w - (p @ in_tau) * d, w, hand.average(p, d))
 
 
@@ -67,8 +76,14 @@ def combined(w: hand.Tree, local: list[hand.Tree], p: hand.Array, a: hand.Array,
 def test_three_rounds_with_unequal_numbers_of_steps(engine: str, rho: float, mu: float) -> None:
     """Two of three clients, batches of 1: 2, 4, 6 steps."""
     ran = hand.run(
-        "fednova", {"fednova": {"mu": mu}}, engine=engine, rounds=3, cohort=2, batch_size=1, momentum=rho
-    )  # fmt: skip
+        "fednova",
+        {"fednova": {"mu": mu}},
+        engine=engine,
+        rounds=3,
+        cohort=2,
+        batch_size=1,
+        momentum=rho,
+    )
     reference = Reference(rho, mu)
     for t in range(1, 4):
         cohort = draw_cohort(0, t, 3, 2)
@@ -77,11 +92,17 @@ def test_three_rounds_with_unequal_numbers_of_steps(engine: str, rho: float, mu:
 
 
 @pytest.mark.parametrize(("rho", "mu"), FORMS)
-def test_a_is_the_number_of_gradients_that_an_update_holds(engine: str, rho: float, mu: float) -> None:
+def test_a_is_the_number_of_gradients_that_an_update_holds(
+    engine: str, rho: float, mu: float
+) -> None:
     """Without mu one number goes up beside the model, with it tau too."""
-    ran = hand.run("fednova", {"fednova": {"mu": mu}}, engine=engine, rounds=1, batch_size=1, momentum=rho)
+    ran = hand.run(
+        "fednova", {"fednova": {"mu": mu}}, engine=engine, rounds=1, batch_size=1, momentum=rho
+    )
     sent = ran.exchanges[0][1].upload["fednova"]
-    np.testing.assert_allclose(sent["a"], [held(tau, rho, mu).sum() for tau in (2, 4, 6)], rtol=1e-13)
+    np.testing.assert_allclose(
+        sent["a"], [held(tau, rho, mu).sum() for tau in (2, 4, 6)], rtol=1e-13
+    )
     assert sent.keys() == ({"a", "tau"} if mu else {"a"})
     if mu:
         np.testing.assert_array_equal(sent["tau"], [2, 4, 6])
@@ -89,7 +110,8 @@ def test_a_is_the_number_of_gradients_that_an_update_holds(engine: str, rho: flo
 
 @pytest.mark.parametrize("tau", [1, 2, 5])
 def test_the_vector_gives_the_closed_forms(tau: int) -> None:
-    """Section 5: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho); with mu, sum_s (1 - eta mu)^s."""
+    """Section 5: a = (tau - rho (1 - rho^tau) / (1 - rho)) / (1 - rho); with mu, sum_s (1 - eta
+    mu)^s."""
     assert held(tau, 0.0, 0.0).sum() == tau
     momentum = (tau - RHO * (1 - RHO**tau) / (1 - RHO)) / (1 - RHO)
     assert held(tau, RHO, 0.0).sum() == pytest.approx(momentum, rel=1e-12)
@@ -113,7 +135,9 @@ def test_momentum_and_mu_as_the_authors_code_counts_them(engine: str) -> None:
 @pytest.mark.parametrize(("rho", "mu"), FORMS[:3])
 def test_the_two_counts_differ_only_where_momentum_meets_mu(rho: float, mu: float) -> None:
     a, b = (
-        hand.run("fednova", {"fednova": {"mu": mu, "count": count}}, batch_size=1, momentum=rho).outcome.params
+        hand.run(
+            "fednova", {"fednova": {"mu": mu, "count": count}}, batch_size=1, momentum=rho
+        ).outcome.params
         for count in ("exact", "authors")
     )
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -122,13 +146,17 @@ def test_the_two_counts_differ_only_where_momentum_meets_mu(rho: float, mu: floa
 @pytest.mark.parametrize("rho", [0.0, RHO])
 def test_with_equal_steps_it_is_fedavg(engine: str, rho: float) -> None:
     """tau_eff / a = 1 for everybody."""
-    a, b = (hand.run(name, engine=engine, rounds=3, momentum=rho).outcome.params for name in ("fednova", "fedavg"))
+    a, b = (
+        hand.run(name, engine=engine, rounds=3, momentum=rho).outcome.params
+        for name in ("fednova", "fedavg")
+    )
     for key, leaf in b.items():
         torch.testing.assert_close(a[key], leaf, rtol=1e-12, atol=1e-14)
 
 
 def test_the_sum_of_the_coefficients_of_two_clients() -> None:
-    """1 and 9 samples in batches of 1, so 1 and 9 steps and p = 0.1, 0.9: tau_eff = 0.1 + 8.1 = 8.2.
+    """1 and 9 samples in batches of 1, so 1 and 9 steps and p = 0.1, 0.9: tau_eff = 0.1 + 8.1 =
+    8.2.
 
     The coefficients are 8.2 * 0.1 / 1 = 0.82 and 8.2 * 0.9 / 9 = 0.82, their sum is 1.64.
     """
@@ -150,7 +178,8 @@ def test_the_sum_of_the_coefficients_of_two_clients() -> None:
 
 @pytest.mark.parametrize(("nu", "wanted"), [("direction", 7 / 6), ("weights", 1.0)])
 def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: float) -> None:
-    """2, 4, 6 steps and p = 1/6, 2/6, 3/6: tau_eff = (2 + 8 + 18) / 6 = 14/3, sum p / a = 3 / 12; 1 for a mean."""
+    """2, 4, 6 steps and p = 1/6, 2/6, 3/6: tau_eff = (2 + 8 + 18) / 6 = 14/3, sum p / a = 3 / 12; 1
+    for a mean."""
     ran = hand.run("fednova", {"fednova": {"nu": nu}}, engine=engine, rounds=1, batch_size=1)
     assert ran.outcome.rows[0]["fednova_coefficient_sum"] == pytest.approx(wanted, rel=1e-12)
 
@@ -159,8 +188,13 @@ def test_the_sum_of_the_coefficients_is_recorded(engine: str, nu: str, wanted: f
 def test_weights_of_p_over_a(engine: str, rho: float) -> None:
     """The direction is shorter than FedNova's by tau_eff sum p / a, which is at least 1."""
     ran = hand.run(
-        "fednova", {"fednova": {"nu": "weights"}}, engine=engine, rounds=3, batch_size=1, momentum=rho
-    )  # fmt: skip
+        "fednova",
+        {"fednova": {"nu": "weights"}},
+        engine=engine,
+        rounds=3,
+        batch_size=1,
+        momentum=rho,
+    )
     reference = Reference(rho, 0.0, "weights")
     for t in range(1, 4):
         reference.round(EVERYBODY, [ran.batches(k, t) for k in EVERYBODY])
@@ -174,9 +208,16 @@ def test_ccns_weights_take_the_place_of_p(engine: str, nu: str) -> None:
     ran = hand.run("ccn+fednova", settings, engine=engine, rounds=1, batch_size=1)
     trained, p, a = ran.trained(0), np.array(hand.SIZES) / 6, np.array([2.0, 4.0, 6.0])
     local = [{key: leaf[k].numpy() for key, leaf in trained.items()} for k in EVERYBODY]
-    z = np.stack([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    z = np.stack(
+        [
+            hand.hidden(w, hand.X[client]).mean(0)
+            for w, client in zip(local, hand.CLIENTS, strict=True)
+        ]
+    )
     length = np.linalg.norm(z, axis=1, keepdims=True)
-    z = z / np.where(length > 0, length, 1)  # one client's neurons are never active here: its cosines are 0
+    z = z / np.where(
+        length > 0, length, 1
+    )  # one client's neurons are never active here: its cosines are 0
     cosine = z @ z.T
     np.fill_diagonal(cosine, 1)
     s = np.exp(cosine.sum(1) / 0.4)
@@ -192,19 +233,34 @@ def test_a_refinement_is_averaged_and_not_counted(engine: str) -> None:
     trained, refined = (reply for _, reply in ran.exchanges)
     a = np.array([2.0, 4.0, 6.0])
     np.testing.assert_array_equal(trained.upload["fednova"]["a"], a)
-    local = [{key: hand.W0[key] + leaf[k].numpy() for key, leaf in refined.deltas.items()} for k in EVERYBODY]
-    hand.same(ran.outcome.params, combined(hand.W0, local, np.array(hand.SIZES) / 6, a, a, "direction"))
+    local = [
+        {key: hand.W0[key] + leaf[k].numpy() for key, leaf in refined.deltas.items()}
+        for k in EVERYBODY
+    ]
+    hand.same(
+        ran.outcome.params, combined(hand.W0, local, np.array(hand.SIZES) / 6, a, a, "direction")
+    )
 
 
-@pytest.mark.parametrize(("optimizer", "momentum"), [("adam", None), ("rmsprop", None), ("rmsprop", RHO)])
+@pytest.mark.parametrize(
+    ("optimizer", "momentum"), [("adam", None), ("rmsprop", None), ("rmsprop", RHO)]
+)
 def test_other_optimisers(engine: str, optimizer: str, momentum: float | None) -> None:
-    """Adam's mean of gradients is normalised, so a = tau; RMSProp's momentum is not, so it counts as SGD's."""
+    """Adam's mean of gradients is normalised, so a = tau; RMSProp's momentum is not, so it counts
+    as SGD's."""
     data = hand.samples(hand.X, hand.Y)
     simulation = simulate(
         "fednova",
         {},
         Federation.of(data, list(hand.CLIENTS), data),
-        Plan(hand.given(), LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum), 1, 3, 0, engine=engine),
+        Plan(
+            hand.given(),
+            LocalTraining(optimizer, 0.05, 2, 1, momentum=momentum),
+            1,
+            3,
+            0,
+            engine=engine,
+        ),
     )
     exchanges = hand.tapped(simulation)
     simulation.run()

@@ -14,23 +14,34 @@ MU = 0.7
 
 
 def test_two_rounds_with_the_gradient_of_the_proximal_term(engine: str) -> None:
-    """Eq. 2: h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2, so the step is w - eta (g + mu (w - w_t))."""
+    """Eq. 2: h_k(w; w_t) = F_k(w) + mu/2 ||w - w_t||^2, so the step is w - eta (g + mu (w -
+    w_t))."""
     ran = hand.run("fedprox", {"fedprox": {"mu": MU}}, engine=engine, epochs=3)
     w_t = hand.W0
     for _ in range(2):
 
-        def direction(w: hand.Tree, x: hand.Array, y: hand.Array, w_t: hand.Tree = w_t) -> hand.Tree:
+        def direction(
+            w: hand.Tree, x: hand.Array, y: hand.Array, w_t: hand.Tree = w_t
+        ) -> hand.Tree:
             return hand.each(lambda g, w, w_t: g + MU * (w - w_t), hand.gradient(w, x, y), w, w_t)
 
-        w_t = hand.average(np.array(hand.SIZES) / 6, [hand.descend(w_t, [c] * 3, direction) for c in hand.CLIENTS])
+        w_t = hand.average(
+            np.array(hand.SIZES) / 6, [hand.descend(w_t, [c] * 3, direction) for c in hand.CLIENTS]
+        )
     hand.same(ran.outcome.params, w_t)
 
 
 def test_partial_participation_momentum_and_unequal_numbers_of_steps(engine: str) -> None:
     """Batches of 1, two of three clients; momentum takes the gradient with the term."""
     ran = hand.run(
-        "fedprox", {"fedprox": {"mu": MU}}, engine=engine, rounds=3, cohort=2, batch_size=1, momentum=0.5
-    )  # fmt: skip
+        "fedprox",
+        {"fedprox": {"mu": MU}},
+        engine=engine,
+        rounds=3,
+        cohort=2,
+        batch_size=1,
+        momentum=0.5,
+    )
     w_t = hand.W0
     for t in range(1, 4):
         cohort, local = draw_cohort(0, t, 3, 2), []
@@ -71,7 +82,9 @@ def test_the_first_local_step_is_fedavgs(engine: str) -> None:
 
 def test_a_strong_pull_keeps_clients_closer_to_the_received_model() -> None:
     def moved(recipe: str, **mu: object) -> float:
-        return hand.run(recipe, {recipe: mu} if mu else {}, epochs=20, rounds=1).outcome.rows[0]["update_norm_client"]
+        return hand.run(recipe, {recipe: mu} if mu else {}, epochs=20, rounds=1).outcome.rows[0][
+            "update_norm_client"
+        ]
 
     assert moved("fedprox", mu=1.0) < moved("fedprox", mu=0.1) < moved("fedavg")
 

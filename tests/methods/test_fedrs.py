@@ -28,10 +28,17 @@ def gradient(w: hand.Tree, x: hand.Array, y: hand.Array, s: hand.Array) -> hand.
     do = (hand.softmax(o) - np.eye(2)[y]) / len(y)
     scores = do * s  # dL / d(w_c h)
     dz = (scores @ w["fc2.weight"]) * (h > 0)
-    return {"fc1.weight": dz.T @ x, "fc1.bias": dz.sum(0), "fc2.weight": scores.T @ h, "fc2.bias": do.sum(0)}
+    return {
+        "fc1.weight": dz.T @ x,
+        "fc1.bias": dz.sum(0),
+        "fc2.weight": scores.T @ h,
+        "fc2.bias": do.sum(0),
+    }
 
 
-def local(w: hand.Tree, s: hand.Array, batches: Sequence[hand.Array], frozen: tuple[str, ...] = ()) -> hand.Tree:
+def local(
+    w: hand.Tree, s: hand.Array, batches: Sequence[hand.Array], frozen: tuple[str, ...] = ()
+) -> hand.Tree:
     def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
         return {key: 0 * g if key in frozen else g for key, g in gradient(w, x, y, s).items()}
 
@@ -39,7 +46,11 @@ def local(w: hand.Tree, s: hand.Array, batches: Sequence[hand.Array], frozen: tu
 
 
 def one_round(
-    w: hand.Tree, form: str, cohort: Sequence[int], batches: Sequence[list[hand.Array]], frozen: tuple[str, ...] = ()
+    w: hand.Tree,
+    form: str,
+    cohort: Sequence[int],
+    batches: Sequence[list[hand.Array]],
+    frozen: tuple[str, ...] = (),
 ) -> hand.Tree:
     n = np.array([hand.SIZES[k] for k in cohort], dtype=float)
     found = [local(w, SCALES[form][k], of, frozen) for k, of in zip(cohort, batches, strict=True)]
@@ -58,7 +69,14 @@ def test_two_rounds(engine: str, form: str) -> None:
 @pytest.mark.parametrize("form", ["hard", "soft"])
 def test_batches_do_not_change_which_classes_a_client_has(engine: str, form: str) -> None:
     """Batches of 1: every batch lacks a class, but only client 0 does."""
-    ran = hand.run("fedrs", {"fedrs": {"form": form, "alpha": ALPHA}}, engine=engine, rounds=3, cohort=2, batch_size=1)
+    ran = hand.run(
+        "fedrs",
+        {"fedrs": {"form": form, "alpha": ALPHA}},
+        engine=engine,
+        rounds=3,
+        cohort=2,
+        batch_size=1,
+    )
     w = hand.W0
     for t in (1, 2, 3):
         cohort = draw_cohort(0, t, 3, 2)
@@ -67,12 +85,18 @@ def test_batches_do_not_change_which_classes_a_client_has(engine: str, form: str
 
 
 def test_the_step_of_a_missing_class_is_alpha_as_long(engine: str) -> None:
-    """One step from equal scores: with fc2.weight = 0 both ways see the same softmax, and w_1 moves by alpha of it."""
+    """One step from equal scores: with fc2.weight = 0 both ways see the same softmax, and w_1 moves
+    by alpha of it."""
     start = hand.W0 | {"fc2.weight": np.zeros((2, 2))}
     moved = {}
     for alpha in (1.0, ALPHA):
         ran = hand.run(
-            "fedrs", {"fedrs": {"alpha": alpha}}, engine=engine, rounds=1, epochs=1, network=hand.given(start)
+            "fedrs",
+            {"fedrs": {"alpha": alpha}},
+            engine=engine,
+            rounds=1,
+            epochs=1,
+            network=hand.given(start),
         )
         moved[alpha] = ran.trained(0)["fc2.weight"][0].numpy()  # client 0, from 0
     np.testing.assert_allclose(moved[ALPHA][0], moved[1.0][0], rtol=1e-12)
@@ -84,7 +108,9 @@ def test_with_alpha_zero_the_weights_of_a_missing_class_stay(engine: str) -> Non
     """Its bias, which is not scaled, does not."""
     ran = hand.run("fedrs", {"fedrs": {"alpha": 0.0}}, engine=engine, rounds=1)
     reply = ran.trained(0)
-    np.testing.assert_allclose(reply["fc2.weight"][0, 1].numpy(), hand.W0["fc2.weight"][1], rtol=1e-14)
+    np.testing.assert_allclose(
+        reply["fc2.weight"][0, 1].numpy(), hand.W0["fc2.weight"][1], rtol=1e-14
+    )
     assert abs(reply["fc2.bias"][0, 1].item() - hand.W0["fc2.bias"][1]) > 0.01
 
 
@@ -93,7 +119,9 @@ def test_with_alpha_one_it_is_fedavg_to_the_bit(engine: str, form: str) -> None:
     settings = {"fedrs": {"form": form, "alpha": 1.0}}
     for batch_norm in (False, True):
         found = federation.run("fedrs", settings, engine=engine, batch_norm=batch_norm)
-        assert federation.equal_models(found, federation.run("fedavg", engine=engine, batch_norm=batch_norm))
+        assert federation.equal_models(
+            found, federation.run("fedavg", engine=engine, batch_norm=batch_norm)
+        )
 
 
 def test_the_bias_of_a_frozen_classifier_is_found(engine: str) -> None:

@@ -31,9 +31,12 @@ from tests.methods import by_hand as hand
 KEY = torch.tensor(0)
 REFINE: dict[str, Any] = {"p": 0.5, "lam": 2.0, "epochs": 3, "batch_size": 8}
 PAPER: dict[str, Any] = {
-    "public_data": "train_holdout", "fnr_reg": "published", "delta": "rest", "fnr_mode": "eval",
+    "public_data": "train_holdout",
+    "fnr_reg": "published",
+    "delta": "rest",
+    "fnr_mode": "eval",
     "refine_optimizer": "same",
-}  # fmt: skip
+}
 PUBLIC = np.arange(4)
 
 
@@ -43,9 +46,12 @@ def authors(**options: Any) -> dict[str, dict[str, object]]:
 
 
 def order(ran: hand.Ran, client: int, round_: int, n: int = 4) -> list[hand.Array]:
-    """The positions in D_public of each step of a refinement: which batches there are is not what is tested here."""
+    """The positions in D_public of each step of a refinement: which batches there are is not what
+    is tested here."""
     (component,) = (c for c in ran.simulation.algorithm.components if isinstance(c, FNR))
-    keys = ran.simulation.engine.clients.keys(Ask("refine", (client,), owner=component.name), round_)
+    keys = ran.simulation.engine.clients.keys(
+        Ask("refine", (client,), owner=component.name), round_
+    )
     numbers = torch.arange(n)
     batches = Pass(Samples(numbers, numbers), numbers).shuffled(
         fold(keys[0], identity(component)), component.epochs, component.batch_size
@@ -105,7 +111,8 @@ def test_two_rounds_average_the_refined_models(engine: str) -> None:
 
 
 def test_mini_batches_of_the_public_split(engine: str) -> None:
-    """Line 31: D_public in batches of 3, so 3 and 1 samples in each of the 2 epochs; all three clients refined."""
+    """Line 31: D_public in batches of 3, so 3 and 1 samples in each of the 2 epochs; all three
+    clients refined."""
     settings: dict[str, object] = {"p": 1.0, "epochs": 2, "batch_size": 3}
     ran = hand.run("fnr", {"fnr": settings}, engine=engine, rounds=1)
     batches = [order(ran, j, 1) for j in range(3)]
@@ -128,7 +135,8 @@ def test_only_the_cohort_can_be_refined(engine: str) -> None:
 def test_lambda_changes_nothing_because_j_has_no_gradient(engine: str) -> None:
     """The published regulariser is a constant: the weights agree to the bit."""
     weights = [
-        hand.run("fnr", {"fnr": REFINE | {"lam": lam}}, engine=engine).outcome.params for lam in (0.0, 1.0, 1000.0)
+        hand.run("fnr", {"fnr": REFINE | {"lam": lam}}, engine=engine).outcome.params
+        for lam in (0.0, 1.0, 1000.0)
     ]
     assert all(torch.equal(weights[0][key], other[key]) for other in weights[1:] for key in other)
 
@@ -154,11 +162,15 @@ def of_j(fnr_reg: str, each: dict[str, Any]) -> float:
         ("off", {}),
     ],
 )
-def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(fnr_reg: str, each: dict[str, Any]) -> None:
+def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(
+    fnr_reg: str, each: dict[str, Any]
+) -> None:
     """Eq. 9 and lines 34-39, lambda = 2."""
     seen: list[float] = []
 
-    def listening(loss: Callable[[Params], tuple[Tensor, Tree]], params: Params) -> tuple[Params, Tree]:
+    def listening(
+        loss: Callable[[Params], tuple[Tensor, Tree]], params: Params
+    ) -> tuple[Params, Tree]:
         grads, aux = autograd(loss, params)
         seen.append(aux["loss"].item())
         return grads, aux
@@ -167,18 +179,26 @@ def test_the_loss_of_the_refinement_is_cross_entropy_plus_lambda_j(fnr_reg: str,
     params, buffers = network.init(torch.Generator())
     sent = {key: torch.tensor(value, dtype=torch.float64) for key, value in each.items()}
     client = Client(
-        Task(network, SGD(hand.LR), grad=listening), params, buffers, 1, public=D_PUBLIC, each=sent, keys=KEY
-    )  # fmt: skip
+        Task(network, SGD(hand.LR), grad=listening),
+        params,
+        buffers,
+        1,
+        public=D_PUBLIC,
+        each=sent,
+        keys=KEY,
+    )
     FNRAuthors(lam=2.0, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client)
     wanted = hand.loss(hand.W0, hand.PUBLIC_X, hand.PUBLIC_Y) + 2.0 * of_j(fnr_reg, each)
     assert seen == [pytest.approx(wanted, rel=1e-12)]
 
 
 def live(fnr_reg: str, lam: float, value: hand.Array, others: int) -> Callable[..., hand.Tree]:
-    """The gradient of CE + lambda J through f_c = mean of ||h_b|| over class c, with df_c/dh_b = h_b / (n_c ||h_b||).
+    """The gradient of CE + lambda J through f_c = mean of ||h_b|| over class c, with df_c/dh_b =
+    h_b / (n_c ||h_b||).
 
-    squared: J = sum_c rho_c (value_c - f_c)^2, dJ/dh_b = -2 (value - f)[y_b] / B * h_b / ||h_b||, as rho_c = n_c / B.
-    signed:  J = sum_c rho_c (value_c - others f_c), dJ/dh_b = -others / B * h_b / ||h_b||. Both 0 where h_b = 0.
+    squared: J = sum_c rho_c (value_c - f_c)^2, dJ/dh_b = -2 (value - f)[y_b] / B * h_b / ||h_b||,
+    as rho_c = n_c / B. signed: J = sum_c rho_c (value_c - others f_c), dJ/dh_b = -others / B * h_b
+    / ||h_b||. Both 0 where h_b = 0.
     """
 
     def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
@@ -197,10 +217,15 @@ def live(fnr_reg: str, lam: float, value: hand.Array, others: int) -> Callable[.
 @pytest.mark.parametrize("batch_size", [8, 3])
 @pytest.mark.parametrize("delta", ["rest", "all_others"])
 @pytest.mark.parametrize("fnr_reg", ["squared_live", "signed_live"])
-def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_size: int, engine: str) -> None:
-    """Two of three are refined, for two rounds; in batches of 3 and 1 a class may be absent (rho_c = 0)."""
+def test_the_live_regularisers_have_a_gradient(
+    fnr_reg: str, delta: str, batch_size: int, engine: str
+) -> None:
+    """Two of three are refined, for two rounds; in batches of 3 and 1 a class may be absent (rho_c
+    = 0)."""
     lam = 0.3
-    settings = authors(p=0.7, lam=lam, epochs=2, batch_size=batch_size, fnr_reg=fnr_reg, delta=delta)
+    settings = authors(
+        p=0.7, lam=lam, epochs=2, batch_size=batch_size, fnr_reg=fnr_reg, delta=delta
+    )
     ran = hand.run("fnr_authors", settings, engine=engine)
     w = hand.W0
     for t in range(2):
@@ -213,7 +238,11 @@ def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_s
             others = [m for m in range(3) if (m != j if delta == "all_others" else m not in s_re)]
             total = norms[others].sum(0)
             value = total / len(others) if fnr_reg == "squared_live" else total
-            wanted = {"mean": value} if fnr_reg == "squared_live" else {"sum": value, "others": len(others)}
+            wanted = (
+                {"mean": value}
+                if fnr_reg == "squared_live"
+                else {"sum": value, "others": len(others)}
+            )
             assert ask.each["fnr_authors"].keys() == wanted.keys()
             for key, leaf in ask.each["fnr_authors"].items():
                 np.testing.assert_allclose(leaf[row], wanted[key], rtol=1e-10)
@@ -231,16 +260,21 @@ def test_the_live_regularisers_have_a_gradient(fnr_reg: str, delta: str, batch_s
 def vmapped(answer: Callable[[Params, Any], Params], params: Params) -> Params:
     """What two clients with the same parameters answer, the second of them."""
     twice = {key: torch.stack([leaf, leaf]) for key, leaf in params.items()}
-    return {key: leaf[1] for key, leaf in torch.func.vmap(lambda w: answer(w, functional))(twice).items()}
+    return {
+        key: leaf[1]
+        for key, leaf in torch.func.vmap(lambda w: answer(w, functional))(twice).items()
+    }
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["autograd", "vmap"])
 @pytest.mark.parametrize("fnr_reg", ["squared_live", "signed_live"])
 def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) -> None:
-    """||h|| has no derivative at h = 0, which must not become NaN; no ReLU behind h that would hide it.
+    """||h|| has no derivative at h = 0, which must not become NaN; no ReLU behind h that would hide
+    it.
 
-    h = V relu(U relu(..) + a) + b. The second public sample has relu(..) = 0 and a = b = 0, so h = 0. dJ/db is the sum
-    of slope / 4 * h_b / ||h_b|| over the other three, with slope = -2 (T - f)[y_b] or -3 for three others.
+    h = V relu(U relu(..) + a) + b. The second public sample has relu(..) = 0 and a = b = 0, so h =
+    0. dJ/db is the sum of slope / 4 * h_b / ||h_b|| over the other three, with slope = -2 (T -
+    f)[y_b] or -3 for three others.
     """
     start = hand.W0 | {
         "fc1.bias": np.array([0.3, -0.1]),
@@ -265,7 +299,9 @@ def test_a_sample_without_features_has_no_gradient(fnr_reg: str, batched: bool) 
         def one(params: Params, grad: Any) -> Params:
             task = Task(network, SGD(hand.LR), grad=grad)
             client = Client(task, params, buffers, 1, public=D_PUBLIC, each=each[fnr_reg], keys=KEY)
-            return FNRAuthors(lam=0.5, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client).params
+            return (
+                FNRAuthors(lam=0.5, epochs=1, **PAPER | {"fnr_reg": fnr_reg}).answer(client).params
+            )
 
         return vmapped(one, params) if batched else one(params, autograd)
 
@@ -291,20 +327,27 @@ def weights(engine: str, **settings: object) -> Params:
 
 def test_with_the_papers_readings_the_variant_is_the_paper(engine: str) -> None:
     """But for rounding: the two draw the order of D_public with keys of their own."""
-    hand.same(weights(engine), {k: v.numpy() for k, v in hand.run("fnr", {"fnr": REFINE}).outcome.params.items()})
+    hand.same(
+        weights(engine),
+        {k: v.numpy() for k, v in hand.run("fnr", {"fnr": REFINE}).outcome.params.items()},
+    )
 
 
 def test_the_variants_defaults_are_the_authors_codes() -> None:
     found = FNRAuthors()
     assert (found.public_data, found.delta, found.fnr_mode, found.refine_optimizer) == (
-        "test", "all_others", "train", "adam"
-    )  # fmt: skip
+        "test",
+        "all_others",
+        "train",
+        "adam",
+    )
     assert (found.fnr_reg, found.p, found.lam) == ("published", 0.5, 1.0)
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0, 1000.0])
 def test_without_the_regulariser_nothing_changes(lam: float, engine: str) -> None:
-    """The control: "off" gives the published method's weights to the bit, and so do live ones with lambda = 0."""
+    """The control: "off" gives the published method's weights to the bit, and so do live ones with
+    lambda = 0."""
     off = weights(engine, fnr_reg="off")
     for fnr_reg in ("published", "off") if lam else ("published", "squared_live", "signed_live"):
         found = weights(engine, fnr_reg=fnr_reg, lam=lam)
@@ -328,10 +371,13 @@ def test_a_single_client_has_no_others() -> None:
     for fnr_reg in ("published", "squared_live", "signed_live"):
         ran, off = (
             hand.run(
-                "fnr_authors", authors(p=1.0, epochs=1, fnr_reg=reg, delta="all_others"), cohort=1, rounds=1
+                "fnr_authors",
+                authors(p=1.0, epochs=1, fnr_reg=reg, delta="all_others"),
+                cohort=1,
+                rounds=1,
             ).outcome.params
             for reg in (fnr_reg, "off")
-        )  # fmt: skip
+        )
         assert all(torch.equal(ran[key], leaf) for key, leaf in off.items())
 
 
@@ -346,15 +392,20 @@ def test_a_single_client_has_no_others() -> None:
     ],
 )
 def test_only_what_a_variant_needs_is_sent(fnr_reg: str, p: float, numbers: int) -> None:
-    """Float64: down M = 12 numbers to three, and to the refined C, C, C + 1 or nothing; up M + C + 1, and M again."""
+    """Float64: down M = 12 numbers to three, and to the refined C, C, C + 1 or nothing; up M + C +
+    1, and M again."""
     ran = hand.run("fnr_authors", authors(**REFINE | {"fnr_reg": fnr_reg, "p": p}), rounds=1)
     (row,), n_re = ran.outcome.rows, round(3 * p - 0.1)
-    assert (row["bytes_down"], row["bytes_up"]) == (8 * (3 * 12 + n_re * numbers), 8 * (3 * (12 + 3) + n_re * 12))
+    assert (row["bytes_down"], row["bytes_up"]) == (
+        8 * (3 * 12 + n_re * numbers),
+        8 * (3 * (12 + 3) + n_re * 12),
+    )
 
 
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
-    """Kingma and Ba 2015 with the local rate and decay, from m = v = 0 in every refinement; phase 1 stays SGD."""
+    """Kingma and Ba 2015 with the local rate and decay, from m = v = 0 in every refinement; phase 1
+    stays SGD."""
     lr, settings = 0.05, authors(p=0.5, epochs=3, batch_size=8, refine_optimizer="adam")
     ran = hand.run("fnr_authors", settings, engine=engine, lr=lr, weight_decay=weight_decay)
 
@@ -371,7 +422,12 @@ def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
             m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
             v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
             y = hand.each(
-                lambda y, m, v, t=t: y - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), y, m, v
+                lambda y, m, v, t=t: (
+                    y - lr * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+                ),
+                y,
+                m,
+                v,
             )
         local[j] = y
         w = hand.average(np.array(hand.SIZES) / 6, local)
@@ -380,7 +436,16 @@ def test_phase_2_with_adam(weight_decay: float, engine: str) -> None:
 
 @pytest.mark.parametrize(
     ("n", "p", "n_re"),
-    [(10, 0.5, 5), (3, 0.5, 1), (10, 0.29, 2), (100, 0.29, 29), (100, 0.57, 57), (7, 1.0, 7), (4, 0.2, 0), (9, 0.0, 0)],
+    [
+        (10, 0.5, 5),
+        (3, 0.5, 1),
+        (10, 0.29, 2),
+        (100, 0.29, 29),
+        (100, 0.57, 57),
+        (7, 1.0, 7),
+        (4, 0.2, 0),
+        (9, 0.0, 0),
+    ],
 )
 def test_the_number_of_refined_clients_is_floor_np(n: int, p: float, n_re: int) -> None:
     """Line 10, with decimal p: 100 * 0.29 is 29, though its binary product is 28.999..."""
@@ -393,9 +458,20 @@ def server(accuracy: list[float], norms: Any, clients: tuple[int, ...]) -> Serve
     """Before the refinement; the clients' updates are 0."""
     m = len(clients)
     upload = {"A": torch.tensor(accuracy), "F": torch.tensor(norms)}
-    reply = Reply(clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m))
+    reply = Reply(
+        clients, {"w": torch.zeros(m)}, {}, upload, torch.ones(m), torch.ones(m), torch.zeros(m)
+    )
     network = hand.given()
-    return Server(Task(network, SGD(hand.LR)), {}, {}, 1, m, cohort=clients, replies=reply, trained=reply.deltas)
+    return Server(
+        Task(network, SGD(hand.LR)),
+        {},
+        {},
+        1,
+        m,
+        cohort=clients,
+        replies=reply,
+        trained=reply.deltas,
+    )
 
 
 NORMS = [[1.0, 4.0], [2.0, 8.0], [5.0, 5.0], [0.0, 1.0]]
@@ -413,7 +489,11 @@ def select(component: FNR, accuracy: list[float], clients: tuple[int, ...]) -> A
         ([0.9, 0.1, 0.5, 0.4], 0.5, (13, 19)),
         ([0.5, 0.5, 0.5, 0.5], 0.5, (11, 13)),  # of equal accuracies the lower ids
         ([0.5, 0.4, 0.4, 0.4], 0.5, (13, 17)),
-        ([0.5, 0.5, 0.5, 0.1], 0.5, (11, 19)),  # ids ascend in an Ask, whatever the order of accuracies
+        (
+            [0.5, 0.5, 0.5, 0.1],
+            0.5,
+            (11, 19),
+        ),  # ids ascend in an Ask, whatever the order of accuracies
         ([0.5, 0.5, 0.5, 0.1], 1.0, (11, 13, 17, 19)),
     ],
 )
@@ -429,7 +509,10 @@ def test_the_worst_are_refined_and_ties_go_to_the_lower_id(
     ("delta", "wanted"),
     [
         ("rest", [[1.0 - 2 + 5 - 2, 4.0 - 8 + 5 - 8], [1.0 + 5, 4.0 - 1 + 5 - 1]]),
-        ("all_others", [[1.0 - 2 + 5 - 2 + 0 - 2, 4.0 - 8 + 5 - 8 + 1 - 8], [1.0 + 2 + 5, 3.0 + 7 + 4]]),
+        (
+            "all_others",
+            [[1.0 - 2 + 5 - 2 + 0 - 2, 4.0 - 8 + 5 - 8 + 1 - 8], [1.0 + 2 + 5, 3.0 + 7 + 4]],
+        ),
     ],
 )
 def test_algorithm_2_sums_over_the_others(delta: str, wanted: list[list[float]]) -> None:
@@ -447,7 +530,10 @@ def test_delta_is_zero_when_everybody_is_refined() -> None:
 
 @pytest.mark.parametrize("passed", [(1,), (3,), (1, 3)])
 def test_a_refinement_that_a_defence_drops_counts_as_phase_1(passed: tuple[int, ...]) -> None:
-    """1 and 3 of four are asked. Delta_1 = (2, -7), Delta_3 = (6, 7) as above; the updates were 0, refined 10 + id."""
+    """1 and 3 of four are asked.
+
+    Delta_1 = (2, -7), Delta_3 = (6, 7) as above; the updates were 0, refined 10 + id.
+    """
     asks = FNR().refine(server([0.9, 0.1, 0.5, 0.4], NORMS, (0, 1, 2, 3)))
     assert next(asks).to == (1, 3)
     n = torch.ones(len(passed))
@@ -458,12 +544,17 @@ def test_a_refinement_that_a_defence_drops_counts_as_phase_1(passed: tuple[int, 
     assert reply.deltas["w"].tolist() == [10.0 + k if k in passed else 0.0 for k in range(4)]
     assert reply.upload["refined"].tolist() == [k in passed for k in range(4)]
     delta = {1: [2.0, -7.0], 3: [6.0, 7.0]}
-    assert reply.upload["delta"].tolist() == [delta[k] if k in passed else [0.0, 0.0] for k in range(4)]
+    assert reply.upload["delta"].tolist() == [
+        delta[k] if k in passed else [0.0, 0.0] for k in range(4)
+    ]
 
 
 def three_classes() -> hand.Given:
     """D_public has no sample of the third."""
-    start = hand.W0 | {"fc2.weight": np.array([*hand.W0["fc2.weight"], [-9.0, -9.0]]), "fc2.bias": np.zeros(3)}
+    start = hand.W0 | {
+        "fc2.weight": np.array([*hand.W0["fc2.weight"], [-9.0, -9.0]]),
+        "fc2.bias": np.zeros(3),
+    }
     net = mlp((2,), 3, hidden=2)
     return hand.Given(net.name, net.blocks, net.head, start=start)
 
@@ -489,11 +580,15 @@ def test_nobody_to_refine_is_fedavg(settings: dict[str, object], engine: str) ->
     ran = hand.run("fnr", {"fnr": settings}, engine=engine)
     plain = hand.run("fedavg", engine=engine)
     assert {job for job, _ in ran.jobs()} == {"train"}
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
 
 
 def test_scaffold_computes_c_i_from_the_local_training_only(engine: str) -> None:
-    """ "X+FNR": the average is of the refined models, c_i+ = c_i - c + (x - y_i) / (K eta) has the unrefined y_i."""
+    """ "X+FNR": the average is of the refined models, c_i+ = c_i - c + (x - y_i) / (K eta) has the
+    unrefined y_i."""
     ran = hand.run("scaffold+fnr", {"fnr": REFINE}, engine=engine, rounds=2)
     x, c, c_i = hand.W0, hand.zeros(), [hand.zeros() for _ in range(3)]
     for _ in range(2):
@@ -501,18 +596,28 @@ def test_scaffold_computes_c_i_from_the_local_training_only(engine: str) -> None
         for i, client in enumerate(hand.CLIENTS):
 
             def direction(
-                y: hand.Tree, at: hand.Array, labels: hand.Array, c: hand.Tree = c, c_i: hand.Tree = c_i[i]
+                y: hand.Tree,
+                at: hand.Array,
+                labels: hand.Array,
+                c: hand.Tree = c,
+                c_i: hand.Tree = c_i[i],
             ) -> hand.Tree:
-                return hand.each(lambda g, c_i, c: g - c_i + c, hand.gradient(y, at, labels), c_i, c)
+                return hand.each(
+                    lambda g, c_i, c: g - c_i + c, hand.gradient(y, at, labels), c_i, c
+                )
 
             y = hand.descend(x, [client] * 2, direction)
-            new.append(hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / (2 * hand.LR), c_i[i], c, x, y))
+            new.append(
+                hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / (2 * hand.LR), c_i[i], c, x, y)
+            )
             local.append(y)
         for j in worst(local, 1):
             local[j] = refine(local[j], [PUBLIC] * 3)  # without c_i and c
         x = hand.average([1 / 3] * 3, local)
         c = hand.each(
-            lambda c, *d: c + sum(d) / 3, c, *(hand.each(np.subtract, a, b) for a, b in zip(new, c_i, strict=True))
+            lambda c, *d: c + sum(d) / 3,
+            c,
+            *(hand.each(np.subtract, a, b) for a, b in zip(new, c_i, strict=True)),
         )
         c_i = new
     hand.same(ran.outcome.params, x)
@@ -576,10 +681,13 @@ def test_the_test_set_needs_no_public_split(recipe: str) -> None:
 
 @pytest.mark.parametrize("recipe", ["fnr_authors", "datasharing+fnr_authors", "feddf+fnr_authors"])
 def test_with_the_test_set_the_public_split_is_not_read(recipe: str) -> None:
-    """The same bits with a public split and without: datasharing and FedDF read the test set too."""
+    """The same bits with a public split and without: datasharing and FedDF read the test set
+    too."""
     of, settings = federation.federation(), authors(public_data="test")
     a = federation.run(recipe, settings, of=of)
-    b = federation.run(recipe, settings, of=federation.Federation(of.train, of.clients, of.test, None))
+    b = federation.run(
+        recipe, settings, of=federation.Federation(of.train, of.clients, of.test, None)
+    )
     assert federation.equal(a, b)
 
 
@@ -614,13 +722,21 @@ def observed(
     return hand.Ran(simulation, simulation.run(), exchanges)
 
 
-TEST_X, TEST_Y = np.array([[0.2, 1.0], [-0.4, -0.8], [1.1, -0.3], [0.6, 0.1], [-0.9, 0.7]]), np.array([1, 0, 1, 0, 1])
+TEST_X, TEST_Y = (
+    np.array([[0.2, 1.0], [-0.4, -0.8], [1.1, -0.3], [0.6, 0.1], [-0.9, 0.7]]),
+    np.array([1, 0, 1, 0, 1]),
+)
 
 
 @pytest.mark.parametrize("public_data", ["train_holdout", "test"])
 def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
     """A_i, F_i and phase 2 on the one or the other, and the leak is said."""
-    ran = observed(REFINE | {"public_data": public_data}, engine, test=hand.samples(TEST_X, TEST_Y), variant=True)
+    ran = observed(
+        REFINE | {"public_data": public_data},
+        engine,
+        test=hand.samples(TEST_X, TEST_Y),
+        variant=True,
+    )
     x, y = (TEST_X, TEST_Y) if public_data == "test" else (hand.PUBLIC_X, hand.PUBLIC_Y)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
     scores = [hand.accuracy(w_i, x, y) for w_i in local]
@@ -639,7 +755,12 @@ def test_d_public_may_be_the_test_set(public_data: str, engine: str) -> None:
 def test_what_the_server_records(engine: str, variant: bool) -> None:
     """F, A, who was refined, and Delta of those; the accuracies' mean and smallest as columns."""
     name = "fnr_authors" if variant else "fnr"
-    ran = observed(REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}), engine, rounds=2, variant=variant)
+    ran = observed(
+        REFINE | {"p": 0.7} | ({"fnr_reg": "off"} if variant else {}),
+        engine,
+        rounds=2,
+        variant=variant,
+    )
     found = ran.outcome.tensors
     w = hand.W0
     for t in range(2):
@@ -671,34 +792,50 @@ def test_the_same_is_recorded_when_nobody_is_refined() -> None:
 
 
 def test_figure_5_is_observed_and_never_sent(engine: str) -> None:
-    """The accuracy of each class of D_public, before and after the refinement; it changes neither weights nor bytes."""
+    """The accuracy of each class of D_public, before and after the refinement; it changes neither
+    weights nor bytes."""
     ran = observed(REFINE | {"p": 0.7}, engine, observing=True)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
 
     def by_class(w: hand.Tree) -> list[float]:
-        return [hand.accuracy(w, hand.PUBLIC_X[[c, c + 1]], hand.PUBLIC_Y[[c, c + 1]]) for c in (0, 2)]
+        return [
+            hand.accuracy(w, hand.PUBLIC_X[[c, c + 1]], hand.PUBLIC_Y[[c, c + 1]]) for c in (0, 2)
+        ]
 
     s_re = worst(local, 2)
     before, after = (ran.outcome.tensors[f"fnr/refine.{when}"] for when in ("before", "after"))
     assert before[0].tolist() == [by_class(local[j]) for j in s_re]
     assert after[0].tolist() == [by_class(refine(local[j], [PUBLIC] * 3)) for j in s_re]
     tested = [ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after")]
-    assert torch.equal(torch.stack(tested), torch.stack([before, after])), "the test set is D_public here"
+    assert torch.equal(torch.stack(tested), torch.stack([before, after])), (
+        "the test set is D_public here"
+    )
     blind = observed(REFINE | {"p": 0.7}, engine)
-    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items())
-    assert all(ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down"))
+    assert all(
+        torch.equal(ran.outcome.params[key], leaf) for key, leaf in blind.outcome.params.items()
+    )
+    assert all(
+        ran.outcome.rows[0][key] == blind.outcome.rows[0][key] for key in ("bytes_up", "bytes_down")
+    )
 
 
 def test_refined_models_are_observed_on_the_test_set_too(engine: str) -> None:
     """Each refined client's model by class of the test set, which is not what it was refined on."""
-    ran = observed(REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True)
+    ran = observed(
+        REFINE | {"p": 0.7}, engine, test=hand.samples(TEST_X, TEST_Y), rounds=2, observing=True
+    )
     w = hand.W0
     for t in range(2):
         local = [hand.descend(w, [client] * 2) for client in hand.CLIENTS]
         refined = {j: refine(local[j], [PUBLIC] * 3) for j in worst(local, 2)}
-        for when, models in (("before", [local[j] for j in refined]), ("after", list(refined.values()))):
+        for when, models in (
+            ("before", [local[j] for j in refined]),
+            ("after", list(refined.values())),
+        ):
             of_class = [np.flatnonzero(label == TEST_Y) for label in (0, 1)]
-            wanted = [[hand.accuracy(m, TEST_X[own], TEST_Y[own]) for own in of_class] for m in models]
+            wanted = [
+                [hand.accuracy(m, TEST_X[own], TEST_Y[own]) for own in of_class] for m in models
+            ]
             assert ran.outcome.tensors[f"fnr/refine.test_{when}"][t].tolist() == wanted
         w = hand.average(np.array(hand.SIZES) / 6, [refined.get(j, local[j]) for j in range(3)])
     before, after = (ran.outcome.tensors[f"fnr/refine.test_{when}"] for when in ("before", "after"))
@@ -710,14 +847,25 @@ def test_a_class_that_d_public_lacks_has_no_accuracy() -> None:
     network = three_classes()
     params, buffers = network.init(torch.Generator())
     client = Client(
-        Task(network, SGD(hand.LR)), params, buffers, 1, public=D_PUBLIC, each={"delta": torch.zeros(3)},
-        observing=True, keys=KEY,
-    )  # fmt: skip
+        Task(network, SGD(hand.LR)),
+        params,
+        buffers,
+        1,
+        public=D_PUBLIC,
+        each={"delta": torch.zeros(3)},
+        observing=True,
+        keys=KEY,
+    )
     metrics = FNR().answer(client).metrics
-    assert torch.isnan(metrics["before"]).tolist() == torch.isnan(metrics["after"]).tolist() == [False, False, True]
+    assert (
+        torch.isnan(metrics["before"]).tolist()
+        == torch.isnan(metrics["after"]).tolist()
+        == [False, False, True]
+    )
 
 
-# Batch norm by hand: fc1, then (z - mean) / sqrt(var + 1e-5) * gamma + beta, ReLU, fc2. -----------------------------
+# Batch norm by hand: fc1, then (z - mean) / sqrt(var + 1e-5) * gamma + beta, ReLU, fc2.
+# ---------------------------
 
 BN_CLIENTS = (np.array([0, 1]), np.array([2, 3, 4, 5]))
 BN_W0 = hand.W0 | {"bn1.weight": np.array([1.2, 0.7]), "bn1.bias": np.array([0.3, 0.6])}
@@ -726,7 +874,9 @@ BN_STATS = {"bn1.mean": np.array([0.3, -0.1]), "bn1.var": np.array([1.8, 0.3])}
 
 class Normalised(hand.Given):
     def init(self, generator: torch.Generator) -> tuple[Params, Params]:
-        return tuple({key: torch.tensor(leaf) for key, leaf in tree.items()} for tree in (BN_W0, BN_STATS))
+        return tuple(
+            {key: torch.tensor(leaf) for key, leaf in tree.items()} for tree in (BN_W0, BN_STATS)
+        )
 
 
 def normalised() -> Normalised:
@@ -746,13 +896,19 @@ def moments(w: hand.Tree, x: hand.Array) -> tuple[hand.Array, hand.Array]:
 
 
 def moved(stats: hand.Tree, w: hand.Tree, x: hand.Array) -> hand.Tree:
-    """The running statistics after one more batch: 0.9 old + 0.1 new, the variance unbiased (as it is for 1 sample)."""
+    """The running statistics after one more batch: 0.9 old + 0.1 new, the variance unbiased (as it
+    is for 1 sample)."""
     mean, var = moments(w, x)
     unbiased = var * len(x) / max(len(x) - 1, 1)
-    return {"bn1.mean": 0.9 * stats["bn1.mean"] + 0.1 * mean, "bn1.var": 0.9 * stats["bn1.var"] + 0.1 * unbiased}
+    return {
+        "bn1.mean": 0.9 * stats["bn1.mean"] + 0.1 * mean,
+        "bn1.var": 0.9 * stats["bn1.var"] + 0.1 * unbiased,
+    }
 
 
-def bn_descend(w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array) -> tuple[hand.Tree, hand.Tree]:
+def bn_descend(
+    w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array
+) -> tuple[hand.Tree, hand.Tree]:
     """One step of training; the gradient of the batch-normalised loss by central differences."""
 
     def loss(w: hand.Tree) -> float:
@@ -765,20 +921,25 @@ def bn_descend(w: hand.Tree, stats: hand.Tree, x: hand.Array, y: hand.Array) -> 
         return (loss(w | {key: w[key] + step}) - loss(w | {key: w[key] - step})) / 2e-5
 
     gradient = {
-        key: np.array([slope(key, at) for at in np.ndindex(*leaf.shape)]).reshape(leaf.shape) for key, leaf in w.items()
+        key: np.array([slope(key, at) for at in np.ndindex(*leaf.shape)]).reshape(leaf.shape)
+        for key, leaf in w.items()
     }
     return hand.each(lambda leaf, g: leaf - hand.LR * g, w, gradient), moved(stats, w, x)
 
 
 def test_the_feature_pass_in_train_mode(engine: str) -> None:
-    """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A and phase 2."""
+    """Batches of 3 and 1 in order: F with their statistics; the running ones go on from there, to A
+    and phase 2."""
     settings: dict[str, object] = {"p": 0.5, "epochs": 2, "batch_size": 3, "fnr_mode": "train"}
     ran = observed(settings, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
     px, py = hand.PUBLIC_X, hand.PUBLIC_Y
     trained = ran.exchanges[0][1]
 
     def score(w: hand.Tree, stats: hand.Tree) -> float:
-        o = bn_hidden(w, px, stats["bn1.mean"], stats["bn1.var"]) @ w["fc2.weight"].T + w["fc2.bias"]
+        o = (
+            bn_hidden(w, px, stats["bn1.mean"], stats["bn1.var"]) @ w["fc2.weight"].T
+            + w["fc2.bias"]
+        )
         return float((o.argmax(1) == py).mean())
 
     w, stats, scores, earlier = [], [], [], []
@@ -810,22 +971,33 @@ def test_the_feature_pass_in_train_mode(engine: str) -> None:
 def test_train_mode_moves_the_statistics_also_where_nobody_is_refined(engine: str) -> None:
     """And their upload is counted: 4 numbers from each of two clients."""
     plain, ran = (
-        observed({"p": 0.0, "fnr_mode": mode}, engine, network=normalised(), clients=BN_CLIENTS, variant=True)
+        observed(
+            {"p": 0.0, "fnr_mode": mode},
+            engine,
+            network=normalised(),
+            clients=BN_CLIENTS,
+            variant=True,
+        )
         for mode in ("eval", "train")
     )
     (_, reply) = ran.exchanges[0]
     stats = []
     for i in range(2):
         w_i = {key: leaf[i].numpy() for key, leaf in ran.trained(0).items()}
-        stats.append(moved({key: leaf[i].numpy() for key, leaf in reply.buffers.items()}, w_i, hand.PUBLIC_X))
+        stats.append(
+            moved({key: leaf[i].numpy() for key, leaf in reply.buffers.items()}, w_i, hand.PUBLIC_X)
+        )
     hand.same(ran.outcome.buffers, hand.average([1 / 3, 2 / 3], stats))
-    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in plain.outcome.params.items())
+    assert all(
+        torch.equal(ran.outcome.params[key], leaf) for key, leaf in plain.outcome.params.items()
+    )
     assert ran.outcome.rows[0]["bytes_up"] - plain.outcome.rows[0]["bytes_up"] == 2 * 4 * 8
 
 
 def test_without_batch_norm_the_modes_agree(engine: str) -> None:
     evaluated, trained = (
-        observed(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True) for mode in ("eval", "train")
+        observed(REFINE | {"fnr_mode": mode, "batch_size": 3}, engine, variant=True)
+        for mode in ("eval", "train")
     )
     for key, leaf in evaluated.outcome.params.items():
         assert torch.equal(trained.outcome.params[key], leaf)
@@ -838,7 +1010,9 @@ def test_the_refinement_leaves_a_fixed_head_alone(engine: str) -> None:
     ran = hand.run("fedbabu+fnr", {"fnr": REFINE}, engine=engine)
 
     def body(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
-        return {key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()}
+        return {
+            key: g if key.startswith("fc1") else 0 * g for key, g in hand.gradient(w, x, y).items()
+        }
 
     w = hand.W0
     for _ in range(2):
@@ -860,7 +1034,8 @@ def test_the_refinement_leaves_a_fixed_head_alone(engine: str) -> None:
 )
 def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str, object]) -> None:
     """Both engines, float64."""
-    # Adam divides by its gradient's own size, and batch norm leaves some gradients at the size of their rounding.
+    # Adam divides by its gradient's own size, and batch norm leaves some gradients at the size of
+    # their rounding.
     close = 1e-7 if settings.get("refine_optimizer") == "adam" else 1e-9
     of = federation.federation(torch.float64)
     settings = {"p": 0.7, "epochs": 2, "batch_size": 8} | settings
@@ -870,4 +1045,6 @@ def test_the_options_agree_on_ragged_clients_with_batch_norm(settings: dict[str,
     )
     for found, wanted in ((a.params, b.params), (a.buffers, b.buffers)):
         for key, leaf in wanted.items():
-            torch.testing.assert_close(found[key], leaf, rtol=close, atol=close * leaf.abs().max().item())
+            torch.testing.assert_close(
+                found[key], leaf, rtol=close, atol=close * leaf.abs().max().item()
+            )

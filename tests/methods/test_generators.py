@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.baselines.generators import diversity, draw_labels, generate, init, label_weights
+from fedml_noniid.plugins.baselines.generators import (
+    diversity,
+    draw_labels,
+    generate,
+    init,
+    label_weights,
+)
 
 COUNTS = torch.tensor([[3.0, 0.0, 1.0, 0.0], [1.0, 0.0, 5.0, 0.0]])
 
@@ -28,12 +34,19 @@ def test_generate(slope: float) -> None:
 def test_initial_weights_fill_their_range(dtype: torch.dtype) -> None:
     """Uniform in +-1/sqrt(inputs): 40 + 10 and 300 inputs."""
     g = init(torch.tensor(3), 40, 10, 300, 20, torch.zeros((), dtype=dtype))
-    for name, shape, inputs in (("w1", (300, 50), 50), ("b1", (300,), 50), ("w2", (20, 300), 300), ("b2", (20,), 300)):
+    for name, shape, inputs in (
+        ("w1", (300, 50), 50),
+        ("b1", (300,), 50),
+        ("w2", (20, 300), 300),
+        ("b2", (20,), 300),
+    ):
         leaf = g[name]
         assert (leaf.shape, leaf.dtype) == (shape, dtype)
         assert leaf.abs().max() <= inputs**-0.5
         if leaf.numel() > 100:
-            assert leaf.std() == pytest.approx((3 * inputs) ** -0.5, rel=0.1), "the deviation of a uniform number"
+            assert leaf.std() == pytest.approx((3 * inputs) ** -0.5, rel=0.1), (
+                "the deviation of a uniform number"
+            )
     assert len({leaf.flatten()[0].item() for leaf in g.values()}) == 4
     again, other = (init(torch.tensor(seed), 40, 10, 300, 20, torch.zeros(())) for seed in (3, 4))
     assert torch.equal(again["w2"], init(torch.tensor(3), 40, 10, 300, 20, torch.zeros(()))["w2"])
@@ -47,8 +60,12 @@ def test_diversity() -> None:
     for i in range(4):
         for j in range(4):
             total += ((eps[i] - eps[j]) ** 2).mean() * np.abs(out[i] - out[j]).mean()
-    assert diversity(torch.tensor(eps), torch.tensor(out)).item() == pytest.approx(np.exp(-total / 16), rel=1e-12)
-    assert diversity(torch.tensor(eps), torch.zeros(4, 2)).item() == 1.0, "one output for every noise: the worst"
+    assert diversity(torch.tensor(eps), torch.tensor(out)).item() == pytest.approx(
+        np.exp(-total / 16), rel=1e-12
+    )
+    assert diversity(torch.tensor(eps), torch.zeros(4, 2)).item() == 1.0, (
+        "one output for every noise: the worst"
+    )
 
 
 def test_labels_follow_the_cohorts_counts() -> None:

@@ -1,4 +1,5 @@
-"""Every method learns scikit-learn's digits from clients that each know about five of the ten classes."""
+"""Every method learns scikit-learn's digits from clients that each know about five of the ten
+classes."""
 
 from __future__ import annotations
 
@@ -17,13 +18,16 @@ from fedml_noniid.plugins.recipes import METHODS
 from fedml_noniid.plugins.simulate import simulate
 
 N_CLIENTS, ROUNDS = 10, 5
-# What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's option I.
+# What is slow gets more rounds: a random classifier, a step size that is a bound's, SCAFFOLD's
+# option I.
 MORE_ROUNDS = {"fedbabu": 12, "qfedavg": 12, "scaffold_i": 12}
 # Defaults that are made for other step sizes and losses than these.
 SETTINGS: dict[str, dict[str, object]] = {
-    "fedgen": {"generative_alpha": 1.0, "generative_beta": 1.0}, "qfedavg": {"q": 0.1}, "feddf": {"steps": 50},
+    "fedgen": {"generative_alpha": 1.0, "generative_beta": 1.0},
+    "qfedavg": {"q": 0.1},
+    "feddf": {"steps": 50},
     "fnr_authors": {"refine_optimizer": "same"},  # Adam with a rate of 0.2 diverges
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +36,9 @@ def digits() -> tuple[Samples, list[Any], Samples, Samples]:
     images, labels = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))
     x, y = torch.tensor(images[order] / 16, dtype=torch.float32), torch.tensor(labels[order])
-    test, public, train = (Samples(x[part], y[part]) for part in (slice(400), slice(400, 500), slice(500, None)))
+    test, public, train = (
+        Samples(x[part], y[part]) for part in (slice(400), slice(400, 500), slice(500, None))
+    )
     # Sorted by label and cut into 40 shards, four for each client.
     shards = np.array_split(np.argsort(train.y.numpy(), kind="stable"), 4 * N_CLIENTS)
     clients = [np.sort(np.concatenate(shards[k::N_CLIENTS])) for k in range(N_CLIENTS)]
@@ -45,7 +51,11 @@ def test_it_learns_digits(recipe: str, digits: tuple[Samples, list[Any], Samples
     settings = {recipe: SETTINGS[recipe]} if recipe in SETTINGS else {}
     local, network = LocalTraining("sgd", 0.2, 2, 16), build("mlp", (64,), 10, {"hidden": 32})
     plan = Plan(network, local, MORE_ROUNDS.get(recipe, ROUNDS), N_CLIENTS, 0, engine="sequential")
-    rows = simulate(recipe, settings, Federation.of(train, clients, test, public=public), plan).run().rows
+    rows = (
+        simulate(recipe, settings, Federation.of(train, clients, test, public=public), plan)
+        .run()
+        .rows
+    )
     assert rows[-1]["test_accuracy"] > 0.75
     assert rows[-1]["test_loss"] < rows[0]["test_loss"]
     if recipe != "fedgen":  # whose local loss has further terms from round 2 on

@@ -1,4 +1,5 @@
-"""Where two methods meet and neither's own test looks: what the docstrings promise, against arithmetic by hand."""
+"""Where two methods meet and neither's own test looks: what the docstrings promise, against
+arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -32,8 +33,12 @@ class Scaled(feddyn.Reference):
         def direction(w: hand.Tree, x: hand.Array, y: hand.Array) -> hand.Tree:
             return hand.each(
                 lambda rate, g, g_k, w, w_t: rate * (g - g_k + feddyn.ALPHA * (w - w_t)),
-                rates, hand.gradient(w, x, y), g_k, w, w_t,
-            )  # fmt: skip
+                rates,
+                hand.gradient(w, x, y),
+                g_k,
+                w,
+                w_t,
+            )
 
         return hand.descend(w_t, batches, direction)
 
@@ -47,22 +52,31 @@ def test_fednlr_scales_feddyns_terms_and_g_k_sees_what_came_of_it(engine: str) -
 
 
 def test_under_ccn_feddyns_mean_is_weighted_and_its_h_is_not(engine: str) -> None:
-    """w = sum_k c_k w_k - h / alpha, with c_k = Lambda_k / sum Lambda, since FedDyn's own weights are uniform."""
+    """w = sum_k c_k w_k - h / alpha, with c_k = Lambda_k / sum Lambda, since FedDyn's own weights
+    are uniform."""
     ran = hand.run("ccn+feddyn", feddyn.PLAIN | {"ccn": {"T": ccn.T}}, engine=engine, rounds=2)
     reference = feddyn.Reference()
     for _ in range(2):
         local = [reference.local(k, BATCHES[k]) for k in EVERYBODY]
         z = np.stack(
-            [hand.hidden(w_k, hand.X[client]).mean(0) for w_k, client in zip(local, hand.CLIENTS, strict=True)]
+            [
+                hand.hidden(w_k, hand.X[client]).mean(0)
+                for w_k, client in zip(local, hand.CLIENTS, strict=True)
+            ]
         )
         c = ccn.weights(z, UNIFORM)
         reference.round(EVERYBODY, BATCHES)
-        reference.w = hand.each(lambda m, h: m - h / feddyn.ALPHA, hand.average(c, local), reference.h)
+        reference.w = hand.each(
+            lambda m, h: m - h / feddyn.ALPHA, hand.average(c, local), reference.h
+        )
     compare(ran, reference)
 
 
 def test_fednnnn_stretches_fednovas_direction_and_evaluates_it_as_it_was(engine: str) -> None:
-    """u = tau_eff sum_k p_k Delta_k / a_k with p_k = 1/m; d = gamma d + beta (E / N) u. Batches of 1: 2, 4, 6 steps."""
+    """u = tau_eff sum_k p_k Delta_k / a_k with p_k = 1/m; d = gamma d + beta (E / N) u.
+
+    Batches of 1: 2, 4, 6 steps.
+    """
     beta, gamma = 0.8, 0.5
     settings: dict[str, dict[str, object]] = {"fednnnn": {"beta": beta, "gamma": gamma}}
     ran = hand.run("fednnnn+fednova", settings, engine=engine, rounds=2, batch_size=1)
@@ -83,28 +97,48 @@ def test_fednnnn_stretches_fednovas_direction_and_evaluates_it_as_it_was(engine:
 
 def test_rfedavg_plus_maps_with_the_distilled_model(engine: str) -> None:
     """FedDF's step comes before the map, and what it makes is what is evaluated and sent next."""
-    settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}, "rfedavg_plus": {"lam": 0.01}}
+    settings: dict[str, dict[str, object]] = {
+        "feddf": {"steps": 3, "batch_size": 4},
+        "rfedavg_plus": {"lam": 0.01},
+    }
     ran = hand.run("feddf+rfedavg_plus", settings, engine=engine, rounds=2)
     jobs = [ask for ask, _ in ran.exchanges]
-    assert [job for job, _ in ran.jobs()] == ["rfedavg_plus.map", *["train", "rfedavg_plus.map"] * 2]
+    assert [job for job, _ in ran.jobs()] == [
+        "rfedavg_plus.map",
+        *["train", "rfedavg_plus.map"] * 2,
+    ]
     assert jobs[2].params is jobs[3].params, "mapped and then trained on"
-    average = {key: leaf.mul(torch.tensor([1, 2, 3]).reshape(-1, *(1,) * (leaf.ndim - 1)) / 6).sum(0)
-               for key, leaf in ran.trained(1).items()}  # fmt: skip
-    assert any(not torch.allclose(jobs[2].params[key], leaf) for key, leaf in average.items()), "FedDF moved it"
-    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+    average = {
+        key: leaf.mul(torch.tensor([1, 2, 3]).reshape(-1, *(1,) * (leaf.ndim - 1)) / 6).sum(0)
+        for key, leaf in ran.trained(1).items()
+    }
+    assert any(not torch.allclose(jobs[2].params[key], leaf) for key, leaf in average.items()), (
+        "FedDF moved it"
+    )
+    assert all(
+        torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items()
+    )
 
 
 def test_with_fednnnn_a_distilled_model_is_the_evaluated_one() -> None:
     """Not the average, which FedNNNN evaluates by itself."""
     settings: dict[str, dict[str, object]] = {"feddf": {"steps": 3, "batch_size": 4}}
     ran = hand.run("feddf+fednnnn", settings, rounds=1)
-    assert all(torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items())
+    assert all(
+        torch.equal(ran.outcome.evaluated[key], leaf) for key, leaf in ran.outcome.params.items()
+    )
     alone = hand.run("fednnnn", rounds=1)
-    assert any(not torch.equal(alone.outcome.evaluated[key], leaf) for key, leaf in alone.outcome.params.items())
+    assert any(
+        not torch.equal(alone.outcome.evaluated[key], leaf)
+        for key, leaf in alone.outcome.params.items()
+    )
 
 
 def test_moon_remembers_the_model_before_fnrs_refinement(engine: str) -> None:
-    settings: dict[str, dict[str, object]] = {"moon": {"mu": 0.5}, "fnr": {"p": 1.0, "epochs": 2, "batch_size": 8}}
+    settings: dict[str, dict[str, object]] = {
+        "moon": {"mu": 0.5},
+        "fnr": {"p": 1.0, "epochs": 2, "batch_size": 8},
+    }
     ran = hand.run("fnr+moon", settings, engine=engine, rounds=1)
     (_, trained), (_, refined) = ran.exchanges
     for key, leaf in ran.memory("moon")["w"].items():

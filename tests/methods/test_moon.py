@@ -37,7 +37,10 @@ def contrast(z: hand.Array, z_glob: hand.Array, z_prev: hand.Array) -> tuple[flo
     value = float(-np.log(e_pos / (e_pos + e_neg)).mean())
     # d cos(z, b) / dz = (b/|b| - cos z/|z|) / |z|
     length = np.linalg.norm(z, axis=1, keepdims=True)
-    d_cos = [(b - c[:, None] * u) / np.where(length > 0, length, 1) for b, c in ((g, positive), (p, negative))]
+    d_cos = [
+        (b - c[:, None] * u) / np.where(length > 0, length, 1)
+        for b, c in ((g, positive), (p, negative))
+    ]
     share = (e_neg / (e_pos + e_neg) / TAU)[:, None]
     return value, share * (d_cos[1] - d_cos[0]) / len(z)
 
@@ -70,7 +73,9 @@ class Reference:
 def compare(ran: hand.Ran, reference: Reference) -> None:
     hand.same(ran.outcome.params, reference.w)
     for k in range(3):
-        hand.same({key: leaf[k] for key, leaf in ran.memory("moon")["w"].items()}, reference.previous[k])
+        hand.same(
+            {key: leaf[k] for key, leaf in ran.memory("moon")["w"].items()}, reference.previous[k]
+        )
 
 
 def test_three_rounds_of_everybody(engine: str) -> None:
@@ -80,12 +85,17 @@ def test_three_rounds_of_everybody(engine: str) -> None:
         assert ran.outcome.rows[t]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
     compare(ran, reference)
     plain = hand.run("fedavg", engine=engine, rounds=3).outcome.params
-    assert max((plain[key].numpy() - leaf).max() for key, leaf in reference.w.items()) > 1e-3, "the term does something"
+    assert max((plain[key].numpy() - leaf).max() for key, leaf in reference.w.items()) > 1e-3, (
+        "the term does something"
+    )
 
 
 def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None:
     """The previous model is that of the client's last participation, not of the last round."""
-    ran, reference = hand.run("moon", SETTINGS, engine=engine, rounds=5, cohort=2, batch_size=2), Reference()
+    ran, reference = (
+        hand.run("moon", SETTINGS, engine=engine, rounds=5, cohort=2, batch_size=2),
+        Reference(),
+    )
     for t in range(1, 6):
         cohort = draw_cohort(0, t, 3, 2)
         reference.round(cohort, [ran.batches(k, t) for k in cohort])
@@ -94,22 +104,32 @@ def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None
 
 def test_the_first_round_is_fedavgs_with_a_loss_of_log_two_more(engine: str) -> None:
     """Received and previous model are both w_0, so the two cosines are one."""
-    moon, plain = (hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("moon", "fedavg"))
+    moon, plain = (
+        hand.run(recipe, engine=engine, rounds=1).outcome for recipe in ("moon", "fedavg")
+    )
     for key, leaf in plain.params.items():
         torch.testing.assert_close(moon.params[key], leaf, rtol=1e-13, atol=1e-15)
-    assert moon.rows[0]["local_loss"] == pytest.approx(plain.rows[0]["local_loss"] + np.log(2), rel=1e-12)
+    assert moon.rows[0]["local_loss"] == pytest.approx(
+        plain.rows[0]["local_loss"] + np.log(2), rel=1e-12
+    )
 
 
 def test_mu_of_zero_is_fedavg_to_the_bit(engine: str) -> None:
     for batch_norm in (False, True):
         a = federation.run("moon", {"moon": {"mu": 0.0}}, batch_norm=batch_norm, engine=engine)
-        assert federation.equal_models(a, federation.run("fedavg", batch_norm=batch_norm, engine=engine))
+        assert federation.equal_models(
+            a, federation.run("fedavg", batch_norm=batch_norm, engine=engine)
+        )
 
 
 def test_features_of_zero_have_cosine_zero_and_no_gradient(engine: str) -> None:
-    """A bias so low that no neuron is ever active: l_con = log 2, and only the classifier's bias learns."""
+    """A bias so low that no neuron is ever active: l_con = log 2, and only the classifier's bias
+    learns."""
     dead = hand.W0 | {"fc1.bias": np.array([-9.0, -9.0])}
-    moon, plain = (hand.run(recipe, engine=engine, network=hand.given(dead)).outcome for recipe in ("moon", "fedavg"))
+    moon, plain = (
+        hand.run(recipe, engine=engine, network=hand.given(dead)).outcome
+        for recipe in ("moon", "fedavg")
+    )
     assert all(torch.equal(moon.params[key], plain.params[key]) for key in plain.params)
     for a, b in zip(moon.rows, plain.rows, strict=True):
         assert a["local_loss"] == pytest.approx(b["local_loss"] + np.log(2), rel=1e-12)
@@ -117,9 +137,12 @@ def test_features_of_zero_have_cosine_zero_and_no_gradient(engine: str) -> None:
 
 @pytest.mark.parametrize("zero", ["z", "glob", "prev"])
 def test_a_single_zero_vector_is_harmless(zero: str) -> None:
-    """Where the features can be negative, behind a projection head say, the gradient meets no ReLU that stops it."""
-    z, glob, prev = (torch.tensor([[0.0, 0.0], [1.0, -2.0]] if zero == name else [[0.6, 0.8], [1.0, 2.0]])
-                     for name in ("z", "glob", "prev"))  # fmt: skip
+    """Where the features can be negative, behind a projection head say, the gradient meets no ReLU
+    that stops it."""
+    z, glob, prev = (
+        torch.tensor([[0.0, 0.0], [1.0, -2.0]] if zero == name else [[0.6, 0.8], [1.0, 2.0]])
+        for name in ("z", "glob", "prev")
+    )
     z = z.double().requires_grad_()
     value = penalty(MOON(mu=MU, tau=TAU), z, {"w": glob.double()}, {"w": prev.double()})
     wanted, _ = contrast(z.detach().numpy(), glob.numpy(), prev.numpy())
@@ -130,7 +153,8 @@ def test_a_single_zero_vector_is_harmless(zero: str) -> None:
 
 
 class Recorded:
-    """A task whose features are its parameters, and which remembers the buffers of each evaluation."""
+    """A task whose features are its parameters, and which remembers the buffers of each
+    evaluation."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -140,10 +164,14 @@ class Recorded:
         return Output(params["w"], params["w"], buffers)
 
 
-def penalty(moon: MOON, z: torch.Tensor, received: Any, previous: Any, task: Any = None) -> torch.Tensor:
+def penalty(
+    moon: MOON, z: torch.Tensor, received: Any, previous: Any, task: Any = None
+) -> torch.Tensor:
     batch = Batch(torch.zeros(len(z), 1), torch.zeros(len(z)))
     buffers: list[Any] = [{"seen": "received"}, {"seen": "previous"}]
-    client = Client(task or Recorded(), received, buffers[0], 1, memory={"w": previous, "buffers": buffers[1]})
+    client = Client(
+        task or Recorded(), received, buffers[0], 1, memory={"w": previous, "buffers": buffers[1]}
+    )
     found = moon.penalty({}, Output(z, z, {}), batch, client)
     assert found is not None
     return found
@@ -156,11 +184,15 @@ def test_both_old_models_run_in_eval_mode_with_their_own_buffers_and_without_gra
     assert task.calls == [{"seen": "received"}, {"seen": "previous"}]
     value.backward()
     assert all(w.grad is None for w in old)
-    assert value.item() == pytest.approx(np.log1p(np.exp(-2 / 0.5)), rel=1e-6)  # cosines 1 and -1, tau = 0.5
+    assert value.item() == pytest.approx(
+        np.log1p(np.exp(-2 / 0.5)), rel=1e-6
+    )  # cosines 1 and -1, tau = 0.5
 
 
 def test_the_memory_is_the_client_s_model_with_its_buffers(engine: str) -> None:
-    simulation = federation.simulation("moon", dtype=torch.float64, batch_norm=True, engine=engine, rounds=1)
+    simulation = federation.simulation(
+        "moon", dtype=torch.float64, batch_norm=True, engine=engine, rounds=1
+    )
     exchanges = hand.tapped(simulation)
     simulation.run()
     ((ask, reply),) = exchanges
@@ -180,17 +212,24 @@ def test_nothing_travels_but_the_models() -> None:
         assert (a["bytes_up"], a["bytes_down"]) == (b["bytes_up"], b["bytes_down"])
 
 
-def test_with_a_projection_head_the_contrast_is_of_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_projection_head_the_contrast_is_of_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The head is part of the model: it trains, travels and is remembered; both engines agree."""
     net = build("mlp", (6,), federation.N_CLASSES, {"hidden": 5, "projection": 4})
     monkeypatch.setattr(federation, "network", lambda batch_norm: net)
-    one, other = (federation.simulation("moon", engine=e, dtype=torch.float64) for e in ("sequential", "vectorized"))
+    one, other = (
+        federation.simulation("moon", engine=e, dtype=torch.float64)
+        for e in ("sequential", "vectorized")
+    )
     a, b = one.run(), other.run()
     assert "projection2.weight" in one.engine.clients.memory["moon"]["w"]
     for key, leaf in a.params.items():
         torch.testing.assert_close(b.params[key], leaf, rtol=1e-9, atol=1e-12)
     plain = federation.run("fedavg", dtype=torch.float64)
-    assert not torch.allclose(plain.params["projection1.weight"], a.params["projection1.weight"]), "it is contrasted"
+    assert not torch.allclose(plain.params["projection1.weight"], a.params["projection1.weight"]), (
+        "it is contrasted"
+    )
 
 
 @pytest.mark.parametrize(("key", "value"), [("mu", -0.1), ("tau", 0.0), ("tau", -1.0)])

@@ -22,7 +22,11 @@ from tests.methods import by_hand as hand
 
 
 def one_round(
-    w: hand.Tree, q: float, cohort: Sequence[int], batches: Sequence[list[hand.Array]], c: Sequence[float] | None = None
+    w: hand.Tree,
+    q: float,
+    cohort: Sequence[int],
+    batches: Sequence[list[hand.Array]],
+    c: Sequence[float] | None = None,
 ) -> hand.Tree:
     """Lines 5-8 for the clients of a cohort, with weights `c` in both sums."""
     big_l = 1 / hand.LR
@@ -55,7 +59,9 @@ def test_partial_participation_and_small_batches(engine: str) -> None:
         cohort = draw_cohort(0, t, 3, 2)
         for k, client in enumerate(cohort):
             wanted = hand.loss(w, hand.X[hand.CLIENTS[client]], hand.Y[hand.CLIENTS[client]])
-            assert ran.exchanges[t - 1][1].upload["qfedavg"]["F"][k].item() == pytest.approx(wanted, rel=1e-10)
+            assert ran.exchanges[t - 1][1].upload["qfedavg"]["F"][k].item() == pytest.approx(
+                wanted, rel=1e-10
+            )
         w = one_round(w, 1.0, cohort, [ran.batches(k, t) for k in cohort])
     hand.same(ran.outcome.params, w)
 
@@ -74,22 +80,36 @@ def test_the_step_of_a_single_client_is_shortened_by_its_curvature() -> None:
 
 
 def test_the_clients_weights_are_in_both_sums(engine: str) -> None:
-    """With CCN, c_r = Lambda_r / sum Lambda, since nu_r = 1/m; Lambda = 1 - softmax(sum of cosines / T)."""
+    """With CCN, c_r = Lambda_r / sum Lambda, since nu_r = 1/m; Lambda = 1 - softmax(sum of cosines
+    / T)."""
     ran = hand.run("ccn+qfedavg", {"ccn": {"T": 0.2}}, engine=engine, rounds=1)
     local = [hand.descend(hand.W0, [client] * 2) for client in hand.CLIENTS]
-    z = np.array([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    z = np.array(
+        [
+            hand.hidden(w, hand.X[client]).mean(0)
+            for w, client in zip(local, hand.CLIENTS, strict=True)
+        ]
+    )
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     contribution = 1 - hand.softmax((z @ z.T).sum(1)[None] / 0.2)[0]
     c = (contribution / contribution.sum()).tolist()
-    hand.same(ran.outcome.params, one_round(hand.W0, 1.0, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], c))
+    hand.same(
+        ran.outcome.params,
+        one_round(hand.W0, 1.0, (0, 1, 2), [[client] * 2 for client in hand.CLIENTS], c),
+    )
 
 
 def direction(q: float, f: list[float], deltas: list[list[float]], lr: float = 0.5) -> list[float]:
     m = len(f)
     reply = Reply(
-        tuple(range(m)), {"w": torch.tensor(deltas)}, {}, {"F": torch.tensor(f)}, torch.ones(m), torch.ones(m),
+        tuple(range(m)),
+        {"w": torch.tensor(deltas)},
+        {},
+        {"F": torch.tensor(f)},
+        torch.ones(m),
+        torch.ones(m),
         torch.zeros(m),
-    )  # fmt: skip
+    )
     weights = torch.full((m,), 1 / m, dtype=torch.float64)
     server = Server(Task(hand.given(), SGD(lr)), {}, {}, 1, m, replies=reply, weights=weights)
     found: list[float] = QFedAvg(q=q).average(server)["w"].tolist()
@@ -101,13 +121,18 @@ def test_the_step_in_numbers() -> None:
 
     q = 1: Delta = (6, 8), 3 (0, -2); h = 100 + 2, 4 + 2 * 3. Sums: (6, 2) and 112.
     """
-    assert direction(1.0, [1.0, 3.0], [[-3.0, -4.0], [0.0, 1.0]]) == pytest.approx([-6 / 112, -2 / 112], rel=1e-6)
+    assert direction(1.0, [1.0, 3.0], [[-3.0, -4.0], [0.0, 1.0]]) == pytest.approx(
+        [-6 / 112, -2 / 112], rel=1e-6
+    )
 
 
 def test_the_higher_q_the_more_a_high_loss_counts() -> None:
     """Two clients that pull to either side, one with thrice the loss."""
     first, second = [1.0, 0.0], [0.0, 1.0]
-    shares = [second_ / first_ for first_, second_ in (direction(q, [1.0, 3.0], [first, second]) for q in (0, 1, 2))]
+    shares = [
+        second_ / first_
+        for first_, second_ in (direction(q, [1.0, 3.0], [first, second]) for q in (0, 1, 2))
+    ]
     assert shares == pytest.approx([1.0, 3.0, 9.0], rel=1e-6)
 
 
@@ -130,7 +155,9 @@ def test_nobody_moves_nothing_moves() -> None:
 
 def test_the_loss_is_that_of_the_received_model_in_eval_mode(engine: str) -> None:
     """With a batch norm: F_k uses the buffers that came with the model, in rounds 1 and 2."""
-    simulation = federation.simulation("qfedavg", dtype=torch.float64, batch_norm=True, engine=engine, rounds=2)
+    simulation = federation.simulation(
+        "qfedavg", dtype=torch.float64, batch_norm=True, engine=engine, rounds=2
+    )
     heard = hand.tapped(simulation)
     simulation.run()
     of = federation.federation(torch.float64)

@@ -1,4 +1,5 @@
-"""rFedAvg and rFedAvg+ (Wang et al. 2022), algorithms 1 and 2, and other readings, against arithmetic by hand."""
+"""rFedAvg and rFedAvg+ (Wang et al. 2022), algorithms 1 and 2, and other readings, against
+arithmetic by hand."""
 
 from __future__ import annotations
 
@@ -28,13 +29,23 @@ BOTH = ("rfedavg", "rfedavg_plus")
 AUTHORS = ("rfedavg_authors", "rfedavg_plus_authors")
 # The paper's readings, and those of the authors' code that differ.
 SHARED: dict[str, Any] = {
-    "delta": "full", "delta_scope": "known", "warmup": "delta0", "weights": "size", "opt_state": "reset",
-}  # fmt: skip
+    "delta": "full",
+    "delta_scope": "known",
+    "warmup": "delta0",
+    "weights": "size",
+    "opt_state": "reset",
+}
 PAPER = {
     "rfedavg_authors": SHARED | {"mmd": "mean", "delta_time": "end"},
     "rfedavg_plus_authors": SHARED | {"plus": "exclude"},
 }
-REPO = {"delta": "batch", "delta_scope": "sampled", "weights": "uniform", "opt_state": "persist", "plus": "incl_self"}
+REPO = {
+    "delta": "batch",
+    "delta_scope": "sampled",
+    "weights": "uniform",
+    "opt_state": "persist",
+    "plus": "incl_self",
+}
 
 
 def read(name: str, **options: Any) -> dict[str, Any]:
@@ -48,9 +59,12 @@ def delta(w: hand.Tree, positions: hand.Array) -> hand.Array:
 
 
 class Reference:
-    """Both algorithms with every option; batches and random numbers are those of the run that it is compared with."""
+    """Both algorithms with every option; batches and random numbers are those of the run that it is
+    compared with."""
 
-    def __init__(self, name: str, ran: hand.Ran, momentum: float = 0.0, lr: float = hand.LR, **options: Any) -> None:
+    def __init__(
+        self, name: str, ran: hand.Ran, momentum: float = 0.0, lr: float = hand.LR, **options: Any
+    ) -> None:
         self.name, self.ran, self.plus = name, ran, "plus" in name
         self.o: dict[str, Any] = SHARED | {
             "mmd": "mean",
@@ -64,7 +78,9 @@ class Reference:
         self.w, self.loss = hand.W0, 0.0
         self.table: dict[int, hand.Array] = {}  # of whom it is known
         if self.o["warmup"] == "delta0":
-            self.table = {k: self.map(self.w, k, "map", 0) for k in EVERYBODY}  # line 1: delta_0, with w_0
+            self.table = {
+                k: self.map(self.w, k, "map", 0) for k in EVERYBODY
+            }  # line 1: delta_0, with w_0
         self.noise = np.zeros(2)
 
     @property
@@ -92,15 +108,22 @@ class Reference:
         noise = normal(fold(at, "noise"), 2, dtype=torch.float64).numpy()
         if self.o["dp"] == "paper":
             c_0 = self.o["clip"]
-            found = found / max(1, np.sqrt((found**2).sum()) / c_0) + self.o["sigma"] * c_0 / size * noise
+            found = (
+                found / max(1, np.sqrt((found**2).sum()) / c_0)
+                + self.o["sigma"] * c_0 / size * noise
+            )
         if self.o["dp"] == "repo" and not self.plus:
             found = found + self.o["sigma"] / np.sqrt(size) * noise
         return found
 
-    def regulariser(self, phi: hand.Array, k: int, cohort: tuple[int, ...]) -> tuple[float, hand.Array]:
+    def regulariser(
+        self, phi: hand.Array, k: int, cohort: tuple[int, ...]
+    ) -> tuple[float, hand.Array]:
         """r_k and its derivative by phi; 0 where nobody else is known."""
         counted = cohort if self.o["delta_scope"] == "sampled" else EVERYBODY
-        others = np.array([self.table[j] for j in counted if j != k and j in self.table])  # never its own
+        others = np.array(
+            [self.table[j] for j in counted if j != k and j in self.table]
+        )  # never its own
         if len(others) == 0:
             return 0.0, np.zeros(2)
         if not self.plus:  # eq. 5: r = 1/(N-1) sum_j ||phi - delta^j||^2
@@ -108,10 +131,14 @@ class Reference:
             return factor * ((phi - others) ** 2).sum(), factor * 2 * (phi - others).sum(0)
         if self.o["plus"] == "incl_self":
             others = np.array([self.table[j] for j in counted if j in self.table])
-        away = phi - (others.mean(0) + self.noise)  # section IV-C: r = ||phi - 1/(N-1) sum_j delta^j||^2
+        away = phi - (
+            others.mean(0) + self.noise
+        )  # section IV-C: r = ||phi - 1/(N-1) sum_j delta^j||^2
         return (away**2).sum(), 2 * away
 
-    def round(self, t: int, cohort: tuple[int, ...], batches: list[list[hand.Array]] | None = None) -> None:
+    def round(
+        self, t: int, cohort: tuple[int, ...], batches: list[list[hand.Array]] | None = None
+    ) -> None:
         batches = [self.ran.batches(k, t) for k in cohort] if batches is None else batches
         self.noise = self.of_the_server(t)
         local, losses = [], []
@@ -122,7 +149,9 @@ class Reference:
                 x, y = hand.X[batch], hand.Y[batch]
                 r, dr = self.regulariser(hand.hidden(w_k, x).mean(0), k, cohort)
                 seen.append(hand.loss(w_k, x, y) + LAM * r)
-                g = hand.gradient(w_k, x, y, dh=LAM * dr / len(batch))  # every sample is 1/B of the mean
+                g = hand.gradient(
+                    w_k, x, y, dh=LAM * dr / len(batch)
+                )  # every sample is 1/B of the mean
                 v = hand.each(lambda v, g: self.momentum * v + g, v, g)
                 w_k = hand.each(lambda w, v: w - self.lr * v, w_k, v)  # line 9 (algorithm 2: 10)
             self.v[k] = v
@@ -136,7 +165,9 @@ class Reference:
             self.table = self.table | {k: self.map(self.w, k, "map", t) for k in mapping}
         else:  # algorithm 1, line 10: with the local model, or as printed with the received one
             models = [old] * len(cohort) if self.o["delta_time"] == "start" else local
-            self.table = self.table | {k: self.map(w, k, "train", t) for k, w in zip(cohort, models, strict=True)}
+            self.table = self.table | {
+                k: self.map(w, k, "train", t) for k, w in zip(cohort, models, strict=True)
+            }
 
     def rows(self) -> hand.Array:
         """The server's table: zero where nothing is known."""
@@ -147,7 +178,9 @@ class Reference:
 def test_two_rounds_of_everybody(name: str, engine: str) -> None:
     ran = hand.run(name, {name: {"lam": LAM}}, engine=engine)
     reference = Reference(name, ran)
-    np.testing.assert_allclose(ran.exchanges[0][1].upload[name]["delta"], reference.rows(), rtol=1e-12)
+    np.testing.assert_allclose(
+        ran.exchanges[0][1].upload[name]["delta"], reference.rows(), rtol=1e-12
+    )
     for t in range(2):
         reference.round(t + 1, EVERYBODY, [[client] * 2 for client in hand.CLIENTS])
         assert ran.outcome.rows[t]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
@@ -169,24 +202,38 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     *((name, read(name, dp="repo", **NOISY)) for name in AUTHORS),
     *((name, read(name, weights="uniform")) for name in AUTHORS),
     *((name, read(name, opt_state="persist")) for name in AUTHORS),
-    *(("rfedavg_authors", read("rfedavg_authors", **options)) for options in (
-        {"mmd": "sum"}, {"mmd": "sum", "warmup": "none"}, {"delta_time": "start"},
-    )),
-    *(("rfedavg_plus_authors", read("rfedavg_plus_authors", **options)) for options in (
-        {"plus": "incl_self"}, {"plus": "incl_self", "warmup": "none"},
-        {"plus": "incl_self", "delta_scope": "sampled", "delta": "batch", "L": 2},
-    )),
-]  # fmt: skip
+    *(
+        ("rfedavg_authors", read("rfedavg_authors", **options))
+        for options in (
+            {"mmd": "sum"},
+            {"mmd": "sum", "warmup": "none"},
+            {"delta_time": "start"},
+        )
+    ),
+    *(
+        ("rfedavg_plus_authors", read("rfedavg_plus_authors", **options))
+        for options in (
+            {"plus": "incl_self"},
+            {"plus": "incl_self", "warmup": "none"},
+            {"plus": "incl_self", "delta_scope": "sampled", "delta": "batch", "L": 2},
+        )
+    ),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
-def test_three_rounds_of_partial_participation(name: str, options: dict[str, object], engine: str) -> None:
-    """Two of three clients, mini-batches of 2, momentum: the rows, and optimisers, of those who are absent stay."""
+def test_three_rounds_of_partial_participation(
+    name: str, options: dict[str, object], engine: str
+) -> None:
+    """Two of three clients, mini-batches of 2, momentum: the rows, and optimisers, of those who are
+    absent stay."""
     ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine, **PARTIAL)
     reference = Reference(name, ran, momentum=0.5, lr=0.12, **options)
     cohorts = [draw_cohort(0, t, 3, 2) for t in (1, 2, 3)]
     assert len(set(cohorts)) > 1, "the example has an absent client whose row is used"
-    assert cohorts[1] != cohorts[0], "in round 2, a client meets others of whom one is not known yet without a warm-up"
+    assert cohorts[1] != cohorts[0], (
+        "in round 2, a client meets others of whom one is not known yet without a warm-up"
+    )
     for t, cohort in enumerate(cohorts, start=1):
         reference.round(t, cohort)
         assert ran.outcome.rows[t - 1]["local_loss"] == pytest.approx(reference.loss, rel=1e-10)
@@ -213,18 +260,23 @@ def test_the_authors_variant_with_the_papers_readings_is_the_paper(name: str, en
     paper = hand.run(name, {name: {"lam": LAM}}, engine=engine, **PARTIAL)
     authors = f"{name}_authors"
     ran = hand.run(authors, {authors: {"lam": LAM} | read(authors)}, engine=engine, **PARTIAL)
-    assert all(torch.equal(ran.outcome.params[key], leaf) for key, leaf in paper.outcome.params.items())
+    assert all(
+        torch.equal(ran.outcome.params[key], leaf) for key, leaf in paper.outcome.params.items()
+    )
     assert torch.equal(ran.state(authors)["delta"], paper.state(name)["delta"])
     for mine, theirs in zip(ran.outcome.rows, paper.outcome.rows, strict=True):
         columns = [key for key in theirs if key.startswith(f"{name}_")]
         assert len(columns) == 3
-        assert [mine[key.replace(name, authors, 1)] for key in columns] == [theirs[key] for key in columns]
+        assert [mine[key.replace(name, authors, 1)] for key in columns] == [
+            theirs[key] for key in columns
+        ]
 
 
 @pytest.mark.parametrize("name", AUTHORS)
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, engine: str) -> None:
-    """lambda = 0: SGD without momentum has nothing to keep; with it, the velocity of the last participation."""
+    """lambda = 0: SGD without momentum has nothing to keep; with it, the velocity of the last
+    participation."""
     options = read(name, opt_state="persist")
     settings = {name: {"lam": 0.0} | options}
     ran = hand.run(name, settings, engine=engine, cohort=2, rounds=3, momentum=momentum)
@@ -232,14 +284,20 @@ def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, e
     if not momentum:
         assert ran.memory(name) == {"optimizer": {}}
         plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
-        assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+        assert all(
+            torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+            for key in plain.outcome.params
+        )
         return
     reference.regulariser = lambda phi, k, cohort: (0.0, np.zeros(2))  # type: ignore[method-assign]  # no term
     for t in (1, 2, 3):
         reference.round(t, draw_cohort(0, t, 3, 2))
     hand.same(ran.outcome.params, reference.w)
     for k in EVERYBODY:
-        hand.same({key: leaf[k] for key, leaf in ran.memory(name)["optimizer"]["v"].items()}, reference.v[k])
+        hand.same(
+            {key: leaf[k] for key, leaf in ran.memory(name)["optimizer"]["v"].items()},
+            reference.v[k],
+        )
 
 
 @pytest.mark.parametrize("name", AUTHORS)
@@ -266,25 +324,33 @@ def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:
 
 @pytest.mark.parametrize("name", BOTH)
 def test_clipping_without_noise_and_noise_of_no_size(name: str, engine: str) -> None:
-    """A clip above every norm, or the repo's noise with sigma = 0, is no privacy: the plain method."""
+    """A clip above every norm, or the repo's noise with sigma = 0, is no privacy: the plain
+    method."""
     plain = hand.run(name, {name: {"lam": LAM}}, engine=engine)
     authors = f"{name}_authors"
     for of, options in ((name, {"dp": "paper", "clip": 99.0}), (authors, read(authors, dp="repo"))):
         ran = hand.run(of, {of: {"lam": LAM} | options}, engine=engine)
-        hand.same(ran.outcome.params, {key: leaf.numpy() for key, leaf in plain.outcome.params.items()})
+        hand.same(
+            ran.outcome.params, {key: leaf.numpy() for key, leaf in plain.outcome.params.items()}
+        )
 
 
 def test_noise_has_the_papers_size() -> None:
-    """sigma C_0 / L, with L = 4 or the client's number of samples if that is less; over many features."""
+    """sigma C_0 / L, with L = 4 or the client's number of samples if that is less; over many
+    features."""
     component = RFedAvg(dp="paper", sigma=6.0, clip=2.0, L=4)
     data = hand.samples(hand.X, hand.Y)
     zero = torch.zeros(40_000, dtype=torch.float64)
     for n, std in ((2, 6.0), (4, 3.0), (6, 3.0)):
         own = Pass(data, torch.arange(n), sizes=(n,))
-        assert component.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(std, rel=0.02)
+        assert component.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(
+            std, rel=0.02
+        )
         repo = RFedAvgAuthors(dp="repo", sigma=6.0, L=4)
         wanted = 6.0 / np.sqrt(min(n, 4))
-        assert repo.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(wanted, rel=0.02)
+        assert repo.protected(zero, own, torch.tensor(n)).std().item() == pytest.approx(
+            wanted, rel=0.02
+        )
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -314,14 +380,17 @@ def test_a_batch_is_drawn_without_replacement_and_the_same_with_padding() -> Non
         assert other.index.tolist() == [plain.index.tolist()]
         assert other.mask is not None and other.mask.all()
         seen.append(tuple(plain.index.tolist()))
-    assert all(sum(sample in batch for batch in seen) > 80 for sample in index.tolist()), "each in three of five"
+    assert all(sum(sample in batch for batch in seen) > 80 for sample in index.tolist()), (
+        "each in three of five"
+    )
     everything = drawn(Pass(data, padded, mask=mask), 7, torch.tensor(0))
     assert everything.mask is not None
     assert sorted(everything.index[everything.mask].tolist()) == [0, 1, 2, 4, 5]
 
 
 def test_the_exchanges_of_rfedavg() -> None:
-    """delta_0 before round 1 by everybody, then one exchange a round: delta goes up with the model."""
+    """delta_0 before round 1 by everybody, then one exchange a round: delta goes up with the
+    model."""
     ran = hand.run("rfedavg", cohort=2)
     assert [job for job, _ in ran.jobs()] == ["rfedavg.map", "train", "train"]
     assert ran.jobs()[0][1] == EVERYBODY
@@ -348,13 +417,19 @@ def test_without_a_warm_up_nobody_maps_before_round_1(name: str) -> None:
     ran = hand.run(name, {name: {"lam": LAM} | read(name, warmup="none")}, rounds=1)
     assert ran.jobs()[0] == ("train", EVERYBODY)
     plain = hand.run("fedavg", rounds=1)
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
     assert ran.state(name)["known"].tolist() == [1.0] * 3
 
 
 def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
-    """rFedAvg+: the clients that are drawn next have mapped with the model that is sent then; nothing is stale."""
-    ran = hand.run("rfedavg_plus_authors", {"rfedavg_plus_authors": {"delta_scope": "sampled"}}, cohort=2)
+    """rFedAvg+: the clients that are drawn next have mapped with the model that is sent then;
+    nothing is stale."""
+    ran = hand.run(
+        "rfedavg_plus_authors", {"rfedavg_plus_authors": {"delta_scope": "sampled"}}, cohort=2
+    )
     mapped = [(to, ask.params) for ask, _ in ran.exchanges for to in [ask.to] if ask.job != "train"]
     assert all(to == EVERYBODY for to, _ in mapped)
     trained = [ask.params for ask, _ in ran.exchanges if ask.job == "train"]
@@ -366,7 +441,11 @@ def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
     [
         ("rfedavg", {}, 3 * 2),  # N - 1 vectors of d
         ("rfedavg_authors", {}, 2 * 2),  # M - 1
-        ("rfedavg_authors", {"delta_scope": "known", "warmup": "none"}, 3 * 2 + 3),  # and which are known
+        (
+            "rfedavg_authors",
+            {"delta_scope": "known", "warmup": "none"},
+            3 * 2 + 3,
+        ),  # and which are known
         ("rfedavg_plus", {}, 2),
         ("rfedavg_plus_authors", {}, 2),
         ("rfedavg_plus_authors", {"warmup": "none"}, 2 + 1),
@@ -376,14 +455,18 @@ def test_sampled_clients_are_mapped_with_the_model_of_the_round() -> None:
 def test_what_a_client_is_sent(name: str, options: dict[str, object], numbers: int) -> None:
     """N = 4, M = 3, d = 2."""
     (component,) = recipes.build(name, {name: options}, Setting(4, 3)).components
-    state = {"delta": torch.zeros(4, 2)} | ({"known": torch.zeros(4)} if "warmup" in options else {})
+    state = {"delta": torch.zeros(4, 2)} | (
+        {"known": torch.zeros(4)} if "warmup" in options else {}
+    )
     sent = component.message(server(state, (0, 1, 3)))
     assert sum(leaf[0].numel() for leaf in sent.values()) == numbers
     assert all(leaf.shape[0] == 3 for leaf in sent.values())
 
 
 def server(state: dict[str, torch.Tensor], cohort: tuple[int, ...]) -> Server:
-    return Server(Task(hand.given(), SGD(0.1)), {}, {}, 1, len(state["delta"]), state=state, cohort=cohort)
+    return Server(
+        Task(hand.given(), SGD(0.1)), {}, {}, 1, len(state["delta"]), state=state, cohort=cohort
+    )
 
 
 @pytest.mark.parametrize("name", [*BOTH, *AUTHORS])
@@ -398,8 +481,12 @@ def test_a_client_is_not_compared_with_itself(name: str) -> None:
 
 
 def test_both_regularisers_have_the_same_gradient() -> None:
-    """Section IV-C: r and r~ differ by a constant, so with equal deltas one round moves the model equally."""
-    weights = [hand.run(name, {name: {"lam": LAM}}, rounds=1).outcome.params for name in ("rfedavg", "rfedavg_plus")]
+    """Section IV-C: r and r~ differ by a constant, so with equal deltas one round moves the model
+    equally."""
+    weights = [
+        hand.run(name, {name: {"lam": LAM}}, rounds=1).outcome.params
+        for name in ("rfedavg", "rfedavg_plus")
+    ]
     hand.same(weights[0], {key: leaf.numpy() for key, leaf in weights[1].items()})
 
 
@@ -408,15 +495,23 @@ def test_both_regularisers_have_the_same_gradient() -> None:
     [
         *((name, {}) for name in BOTH),
         *((name, {"weights": "size"}) for name in AUTHORS),
-        *((name, {"weights": "size", "warmup": "none", "delta_scope": "known"}) for name in AUTHORS),
+        *(
+            (name, {"weights": "size", "warmup": "none", "delta_scope": "known"})
+            for name in AUTHORS
+        ),
         *((name, {"weights": "size", "dp": "repo", "sigma": 1.0}) for name in AUTHORS),
     ],
     ids=str,
 )
-def test_lambda_zero_is_fedavg_to_the_bit(name: str, options: dict[str, object], engine: str) -> None:
+def test_lambda_zero_is_fedavg_to_the_bit(
+    name: str, options: dict[str, object], engine: str
+) -> None:
     ran = hand.run(name, {name: {"lam": 0.0} | options}, engine=engine, cohort=2, rounds=3)
     plain = hand.run("fedavg", engine=engine, cohort=2, rounds=3)
-    assert all(torch.equal(ran.outcome.params[key], plain.outcome.params[key]) for key in plain.outcome.params)
+    assert all(
+        torch.equal(ran.outcome.params[key], plain.outcome.params[key])
+        for key in plain.outcome.params
+    )
 
 
 def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
@@ -428,12 +523,17 @@ def test_a_stronger_regulariser_brings_the_clients_features_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "warmup"), [*((name, "delta0") for name in (*BOTH, *AUTHORS)), *((name, "none") for name in AUTHORS)]
+    ("name", "warmup"),
+    [*((name, "delta0") for name in (*BOTH, *AUTHORS)), *((name, "none") for name in AUTHORS)],
 )
 def test_what_is_recorded(name: str, warmup: str, engine: str) -> None:
-    """Eq. 2's distances of the cohort, the mean of their r, the median norm of all known delta, and 8 bytes a number.
+    """Eq.
 
-    rFedAvg: of the delta that the round brought; rFedAvg+: of those that it used, as the next map comes later.
+    2's distances of the cohort, the mean of their r, the median norm of all known delta, and 8
+    bytes a number.
+
+    rFedAvg: of the delta that the round brought; rFedAvg+: of those that it used, as the next map
+    comes later.
     """
     options = read(name, warmup=warmup) if name in AUTHORS else {}
     ran = hand.run(name, {name: {"lam": LAM} | options}, engine=engine, cohort=2, rounds=3)
@@ -447,13 +547,21 @@ def test_what_is_recorded(name: str, warmup: str, engine: str) -> None:
             reference.table = before
         table = reference.table
         mmd = [
-            [np.sqrt(((table[i] - table[j]) ** 2).sum()) if {i, j} <= table.keys() else np.nan for j in cohort]
+            [
+                np.sqrt(((table[i] - table[j]) ** 2).sum()) if {i, j} <= table.keys() else np.nan
+                for j in cohort
+            ]
             for i in cohort
         ]
-        np.testing.assert_allclose(ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(
+            ran.outcome.tensors[f"{name}/mmd"][t - 1], mmd, rtol=1e-9, atol=1e-12
+        )
         found = [reference.regulariser(table[k], k, cohort)[0] for k in cohort if k in table]
         norms = [np.sqrt((d**2).sum()) for d in table.values()]
-        for column, wanted in (("r", np.mean(found) if found else np.nan), ("delta_norm_median", _median(norms))):
+        for column, wanted in (
+            ("r", np.mean(found) if found else np.nan),
+            ("delta_norm_median", _median(norms)),
+        ):
             assert row[f"{name}_{column}"] == pytest.approx(wanted, rel=1e-9, nan_ok=True)
         masked = (1 if reference.plus else 2) if warmup == "none" else 0
         assert row[f"{name}_delta_bytes"] == 8 * ((2 if reference.plus else 2 * 2) + masked)
@@ -478,7 +586,11 @@ def test_a_single_client_has_nobody_to_be_compared_with(name: str) -> None:
 
 BAD: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
     ((*BOTH, *AUTHORS), {"dp": "paper", "clip": -1.0}, "clip = -1.0 must be at least 0"),
-    ((*BOTH, *AUTHORS), {"dp": "paper", "sigma": 1.0}, "clip = 0.0 must be above 0 .*_delta_norm_median"),
+    (
+        (*BOTH, *AUTHORS),
+        {"dp": "paper", "sigma": 1.0},
+        "clip = 0.0 must be above 0 .*_delta_norm_median",
+    ),
     ((*BOTH, *AUTHORS), {"sigma": 1.0}, "dp = 'none'"),
     ((*BOTH, *AUTHORS), {"clip": 1.0}, "dp = 'none'"),
     ((*BOTH, *AUTHORS), {"L": 0}, "L = 0 must be at least 1"),
@@ -487,7 +599,9 @@ BAD: list[tuple[tuple[str, ...], dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), [(n, *rest) for names, *rest in BAD for n in names], ids=str)
+@pytest.mark.parametrize(
+    ("name", "options", "message"), [(n, *rest) for names, *rest in BAD for n in names], ids=str
+)
 def test_bad_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         recipes.build(name, {name: options}, Setting(3, 3))
@@ -497,7 +611,9 @@ def test_bad_options_are_refused(name: str, options: dict[str, Any], message: st
 def test_noise_of_the_runs_seed_is_refused_in_a_deployment(name: str) -> None:
     recipes.build(name, {}, Setting(3, 3, deployed=True))
     for options in (
-        ({"dp": "paper", "clip": 1.0}, {"dp": "repo"}) if name in AUTHORS else ({"dp": "paper", "clip": 1.0},)
+        ({"dp": "paper", "clip": 1.0}, {"dp": "repo"})
+        if name in AUTHORS
+        else ({"dp": "paper", "clip": 1.0},)
     ):
         recipes.build(name, {name: options}, Setting(3, 3))
         with pytest.raises(RecipeError, match=f"{name}: the noise .* is drawn from the run's seed"):

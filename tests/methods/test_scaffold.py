@@ -1,4 +1,5 @@
-"""SCAFFOLD (Karimireddy et al. 2020), algorithm 1 with options I and II, against arithmetic by hand."""
+"""SCAFFOLD (Karimireddy et al. 2020), algorithm 1 with options I and II, against arithmetic by
+hand."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ BOTH = pytest.mark.parametrize("recipe", ["scaffold", "scaffold_i"])  # options 
 class Reference:
     """Algorithm 1, line by line."""
 
-    def __init__(self, recipe: str = "scaffold", weights: str = "uniform", adam: float = 0.0) -> None:
+    def __init__(
+        self, recipe: str = "scaffold", weights: str = "uniform", adam: float = 0.0
+    ) -> None:
         self.recipe, self.weights, self.adam = recipe, weights, adam
         self.x, self.c, self.lr = hand.W0, hand.zeros(), hand.LR
         self.c_i = [hand.zeros() for _ in hand.CLIENTS]
@@ -38,13 +41,21 @@ class Reference:
         c, c_i = self.c, self.c_i[i]
 
         def direction(y: hand.Tree, x: hand.Array, labels: hand.Array) -> hand.Tree:
-            return hand.each(lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c)  # line 10
+            return hand.each(
+                lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c
+            )  # line 10
 
-        y = self.by_adam(batches, direction) if self.adam else hand.descend(self.x, batches, direction, self.lr)
+        y = (
+            self.by_adam(batches, direction)
+            if self.adam
+            else hand.descend(self.x, batches, direction, self.lr)
+        )
         if self.recipe == "scaffold_i":  # line 12 (i): g_i(x), over the whole local data
             return y, hand.gradient(self.x, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
         k_eta = len(batches) * self.lr  # K, the steps really taken
-        return y, hand.each(lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y)  # line 12 (ii)
+        return y, hand.each(
+            lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y
+        )  # line 12 (ii)
 
     def by_adam(self, batches: list[hand.Array], direction: Any) -> hand.Tree:
         """Kingma and Ba 2015, algorithm 1."""
@@ -54,7 +65,12 @@ class Reference:
             m = hand.each(lambda m, g: 0.9 * m + 0.1 * g, m, g)
             v = hand.each(lambda v, g: 0.999 * v + 0.001 * g**2, v, g)
             w = hand.each(
-                lambda w, m, v, t=t: w - self.adam * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8), w, m, v
+                lambda w, m, v, t=t: (
+                    w - self.adam * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+                ),
+                w,
+                m,
+                v,
             )
         return w
 
@@ -65,7 +81,11 @@ class Reference:
         p = uniform if self.weights == "uniform" else [n_i / sum(n) for n_i in n]
         dx = hand.average(p, [hand.each(np.subtract, y, self.x) for y, _ in found])  # line 16
         dc = hand.average(
-            uniform, [hand.each(np.subtract, new, self.c_i[i]) for i, (_, new) in zip(cohort, found, strict=True)]
+            uniform,
+            [
+                hand.each(np.subtract, new, self.c_i[i])
+                for i, (_, new) in zip(cohort, found, strict=True)
+            ],
         )
         self.x = hand.each(lambda x, d: x + eta_g * d, self.x, dx)  # line 17
         self.c = hand.each(lambda c, d: c + len(cohort) / 3 * d, self.c, dc)  # line 17, |S| / N
@@ -77,7 +97,10 @@ def compare(ran: hand.Ran, reference: Reference) -> None:
     hand.same(ran.outcome.params, reference.x)
     hand.same(ran.state(reference.recipe)["c"], reference.c)
     for i in range(3):
-        hand.same({key: leaf[i] for key, leaf in ran.memory(reference.recipe)["c_i"].items()}, reference.c_i[i])
+        hand.same(
+            {key: leaf[i] for key, leaf in ran.memory(reference.recipe)["c_i"].items()},
+            reference.c_i[i],
+        )
 
 
 def test_three_rounds_of_everybody(engine: str) -> None:
@@ -89,7 +112,10 @@ def test_three_rounds_of_everybody(engine: str) -> None:
 
 
 def test_partial_participation_and_unequal_numbers_of_steps(engine: str) -> None:
-    """Batches of 1: K = 2, 4, 6 steps. The clients that are not drawn keep c_i; c moves by |S|/N of the mean."""
+    """Batches of 1: K = 2, 4, 6 steps.
+
+    The clients that are not drawn keep c_i; c moves by |S|/N of the mean.
+    """
     ran = hand.run("scaffold", engine=engine, rounds=4, cohort=2, batch_size=1)
     reference = Reference()
     for t in range(1, 5):
@@ -140,21 +166,27 @@ class Recorded:
     def __init__(self) -> None:
         self.calls: list[tuple[Any, bool]] = []
 
-    def __call__(self, params: Any, buffers: Any, x: Any, train: bool, mask: Any, key: Any) -> Output:
+    def __call__(
+        self, params: Any, buffers: Any, x: Any, train: bool, mask: Any, key: Any
+    ) -> Output:
         self.calls.append((buffers, train))
         return Output(x, torch.cat([params["w"] * x, 0 * x], dim=1), buffers)
 
 
 def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffers() -> None:
-    """x = 1, 2, 3 in batches of 2 and 1, all of class 0: g = mean of -x / (1 + e^(w x)), at w = 0.4."""
+    """x = 1, 2, 3 in batches of 2 and 1, all of class 0: g = mean of -x / (1 + e^(w x)), at w =
+    0.4."""
     samples = Samples(torch.tensor([[1.0], [2.0], [3.0]]), torch.zeros(3, dtype=torch.int64))
     network, w, received = Recorded(), {"w": torch.tensor(0.4)}, {"seen": "received"}
     client = Client(
         Task(network, SGD(0.1)),  # type: ignore[arg-type]  # all that is called of a network
-        w, received, 1,  # type: ignore[arg-type]  # to tell buffers apart
+        w,
+        received,
+        1,  # type: ignore[arg-type]  # to tell buffers apart
         own=Pass(samples, torch.arange(3), sizes=(2, 1)),
-        shared={"c": {"w": torch.tensor(0.1)}}, memory={"c_i": {"w": torch.tensor(-0.2)}},
-    )  # fmt: skip
+        shared={"c": {"w": torch.tensor(0.1)}},
+        memory={"c_i": {"w": torch.tensor(-0.2)}},
+    )
     one = torch.tensor(1.0)
     trace = Trace({"w": torch.tensor(9.0)}, {}, one, one, {}, one, 1)
     upload, memory, *_ = ScaffoldI().report(trace, client)
@@ -175,7 +207,9 @@ def test_under_full_participation_c_is_the_mean_of_the_c_i(engine: str) -> None:
     """c = (1/N) sum_i c_i, which algorithm 1 keeps from c = c_i = 0 on."""
     ran = hand.run("scaffold", engine=engine, rounds=3)
     for key, c in ran.state("scaffold")["c"].items():
-        torch.testing.assert_close(c, ran.memory("scaffold")["c_i"][key].mean(0), rtol=1e-10, atol=1e-14)
+        torch.testing.assert_close(
+            c, ran.memory("scaffold")["c_i"][key].mean(0), rtol=1e-10, atol=1e-14
+        )
 
 
 def test_after_one_full_batch_step_c_i_is_the_gradient_at_the_received_model(engine: str) -> None:
@@ -190,7 +224,9 @@ def test_after_one_full_batch_step_c_i_is_the_gradient_at_the_received_model(eng
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
     data = hand.samples(hand.X, hand.Y)
-    with pytest.raises(RecipeError, match=rf"scaffold.*{optimizer}.*allowed: sgd, or the recipe scaffold_i"):
+    with pytest.raises(
+        RecipeError, match=rf"scaffold.*{optimizer}.*allowed: sgd, or the recipe scaffold_i"
+    ):
         simulate(
             "scaffold",
             {},

@@ -23,13 +23,22 @@ T = 12
 # Our schedule, and torch's with the same numbers. A round here is an epoch there.
 TORCH: dict[str, tuple[Rate, Callable[[Any], Any]]] = {
     "constant": (Rate(0.5), lambda of: torch.optim.lr_scheduler.ConstantLR(of, 1.0)),
-    "step": (Step(0.5, factor=0.3, every=5), lambda of: torch.optim.lr_scheduler.StepLR(of, 5, 0.3)),
+    "step": (
+        Step(0.5, factor=0.3, every=5),
+        lambda of: torch.optim.lr_scheduler.StepLR(of, 5, 0.3),
+    ),
     "milestones": (
         Step(0.5, factor=0.1, at=(4, 9)),
         lambda of: torch.optim.lr_scheduler.MultiStepLR(of, [3, 8], 0.1),  # torch counts from 0
     ),
-    "exponential": (Exponential(0.5, factor=0.9), lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.9)),
-    "cosine": (Cosine(0.5, end=0.05), lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, T, 0.05)),
+    "exponential": (
+        Exponential(0.5, factor=0.9),
+        lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.9),
+    ),
+    "cosine": (
+        Cosine(0.5, end=0.05),
+        lambda of: torch.optim.lr_scheduler.CosineAnnealingLR(of, T, 0.05),
+    ),
 }
 
 
@@ -70,18 +79,30 @@ def test_rates_worked_out_by_hand(setting: Any, wanted: list[float]) -> None:
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ({"start": 0.4, "decay": "cosin"}, "decay 'cosin' is unknown (did you mean 'cosine'?); allowed: none, step"),
+        (
+            {"start": 0.4, "decay": "cosin"},
+            "decay 'cosin' is unknown (did you mean 'cosine'?); allowed: none, step",
+        ),
         ({"decay": "cosine"}, "decay = cosine: start is missing"),
         ({"start": -1, "decay": "cosine"}, "decay = cosine: start = -1 must be above 0"),
         ({"start": math.nan}, "decay = none: start = nan must be a finite number"),
-        ({"start": 0.4, "decay": "cosine", "end": 0.5}, "end = 0.5 is refused; allowed: at most start = 0.4"),
-        ({"start": 0.4, "decay": "exponential", "every": 3}, "unknown option 'every'; allowed: start, warm_up, factor"),
+        (
+            {"start": 0.4, "decay": "cosine", "end": 0.5},
+            "end = 0.5 is refused; allowed: at most start = 0.4",
+        ),
+        (
+            {"start": 0.4, "decay": "exponential", "every": 3},
+            "unknown option 'every'; allowed: start, warm_up, factor",
+        ),
         ({"start": 0.4, "decay": "exponential", "factor": 1.5}, "factor = 1.5 must lie in (0, 1]"),
         ({"start": 0.4, "decay": "step"}, "decay = step needs one of `every` (rounds) and `at`"),
         ({"start": 0.4, "decay": "step", "every": 2, "at": [3]}, "decay = step needs one of"),
         ({"start": 0.4, "decay": "step", "at": [0]}, "at = (0,) has 0, which must be at least 1"),
         ({"start": 0.4, "decay": "step", "at": 3}, "at = 3 must be a list"),
-        ({"start": 0.4, "decay": "nowhere.Rate"}, "decay 'nowhere.Rate' can't be imported, ModuleNotFoundError"),
+        (
+            {"start": 0.4, "decay": "nowhere.Rate"},
+            "decay 'nowhere.Rate' can't be imported, ModuleNotFoundError",
+        ),
         ({"start": 0.4, "decay": "math.sqrt"}, "decay 'math.sqrt' is no subclass of Rate"),
         ({"start": 0.4, "decay": 3}, "decay 3 is unknown"),
     ],
@@ -103,7 +124,9 @@ def test_a_rate_above_its_start_is_refused() -> None:
     """Methods are checked against `start`: FedNova's mu below 1 / eta."""
     of = rate_of({"start": 0.4, "decay": f"{__name__}.Rising"})
     assert of.at_round(1, 3) == 0.4
-    with pytest.raises(UserError, match=r"lr: Rising gives 0\.8 in round 2; allowed: above 0, at most 0\.4"):
+    with pytest.raises(
+        UserError, match=r"lr: Rising gives 0\.8 in round 2; allowed: above 0, at most 0\.4"
+    ):
         of.at_round(2, 3)
 
 
@@ -125,7 +148,9 @@ REFERENCES: dict[str, tuple[str, dict[str, Any], dict[str, Any], Callable[[], An
 def test_methods_use_the_rate_of_the_round(engine: str, entry: str) -> None:
     """Rates 0.5, 0.25, 0.125: SCAFFOLD's c_i divides by K eta_t, FedNova's a with mu has eta_t."""
     recipe, settings, local, made = REFERENCES[entry]
-    ran = hand.run(recipe, settings, engine=engine, rounds=3, cohort=2, batch_size=1, lr=HALVED, **local)
+    ran = hand.run(
+        recipe, settings, engine=engine, rounds=3, cohort=2, batch_size=1, lr=HALVED, **local
+    )
     reference = made()
     for t, lr in zip((1, 2, 3), (0.5, 0.25, 0.125), strict=True):
         reference.lr = lr
@@ -146,7 +171,10 @@ DECAYING = Cosine(0.1, warm_up=1)
 def test_engines_agree_on_a_schedule(entry: str) -> None:
     recipe, settings = ALONE[entry]
     options: Any = {"dtype": torch.float64, "batch_norm": True, "epochs": 1, "lr": DECAYING}
-    a, b = (federation.run(recipe, settings, engine=engine, **options) for engine in ("sequential", "vectorized"))
+    a, b = (
+        federation.run(recipe, settings, engine=engine, **options)
+        for engine in ("sequential", "vectorized")
+    )
     close(b.params, a.params, 1e-9)
     close(b.evaluated, a.evaluated, 1e-9)
 

@@ -1,4 +1,5 @@
-"""What CCVR, FedDF, FedGen and FedFTG have in common: a server that learns, with any model and in any dtype."""
+"""What CCVR, FedDF, FedGen and FedFTG have in common: a server that learns, with any model and in
+any dtype."""
 
 from __future__ import annotations
 
@@ -30,14 +31,23 @@ def images(n: int, dtype: torch.dtype) -> Samples:
     return Samples(x.to(dtype), torch.arange(n) % 10)
 
 
-def run(recipe: str, dtype: torch.dtype = torch.float32, batch_norm: bool = True, seed: int = 0) -> Outcome:
+def run(
+    recipe: str, dtype: torch.dtype = torch.float32, batch_norm: bool = True, seed: int = 0
+) -> Outcome:
     """Two rounds of a small CNN on noise."""
     network = build("cnn", (1, 28, 28), 10, {"channels": 2, "hidden": 6, "batch_norm": batch_norm})
-    settings: dict[str, Any] = {method: CHEAP[method] for method in recipe.split("+") if method in CHEAP}
+    settings: dict[str, Any] = {
+        method: CHEAP[method] for method in recipe.split("+") if method in CHEAP
+    }
     return simulate(
         recipe,
         settings,
-        Federation.of(images(12, dtype), [np.arange(4), np.arange(4, 12)], images(10, dtype), public=images(7, dtype)),
+        Federation.of(
+            images(12, dtype),
+            [np.arange(4), np.arange(4, 12)],
+            images(10, dtype),
+            public=images(7, dtype),
+        ),
         Plan(network, LocalTraining("sgd", 0.05, 1, 4), 2, 2, seed, engine="sequential"),
     ).run()
 
@@ -63,7 +73,15 @@ def test_a_run_repeats_to_the_bit_and_another_seed_differs(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", ["ccvr+feddf", "fedgen+feddf", "fedgen+fedftg+ccvr", "feddf+fnr", "fedftg+fednnnn", "feddf+scaffold"]
+    "recipe",
+    [
+        "ccvr+feddf",
+        "fedgen+feddf",
+        "fedgen+fedftg+ccvr",
+        "feddf+fnr",
+        "fedftg+fednnnn",
+        "feddf+scaffold",
+    ],
 )
 def test_it_meets_others(recipe: str) -> None:
     """In either order of the names, and the evaluated model is the one that a learner left."""

@@ -68,7 +68,10 @@ def test_three_rounds_of_everybody(engine: str, form: str) -> None:
 
 @THREE
 def test_partial_participation_and_unequal_numbers_of_steps(engine: str, form: str) -> None:
-    """Batches of 1: 2, 4, 6 steps. The clients that are drawn start from the v of the cohort before."""
+    """Batches of 1: 2, 4, 6 steps.
+
+    The clients that are drawn start from the v of the cohort before.
+    """
     ran = hand.run(form, settings(form), engine=engine, rounds=4, cohort=2, batch_size=1)
     reference = Reference(form)
     for t in range(1, 5):
@@ -92,7 +95,8 @@ def test_weight_decay_stays(engine: str, form: str) -> None:
 def test_the_first_round_of_mfl_is_that_of_local(engine: str) -> None:
     """v = 0 in the beginning."""
     mfl, local = (
-        hand.run(form, settings(form), engine=engine, rounds=1).outcome.params for form in ("sgdm", "sgdm_local")
+        hand.run(form, settings(form), engine=engine, rounds=1).outcome.params
+        for form in ("sgdm", "sgdm_local")
     )
     assert all(torch.equal(mfl[key], local[key]) for key in mfl)
 
@@ -108,7 +112,12 @@ def test_the_clients_weights_reach_w_and_v(engine: str) -> None:
     """With CCN: c_r = Lambda_r nu_r / (Lambda . nu), Lambda = 1 - softmax(sum of cosines / T)."""
     ran = hand.run("ccn+sgdm", settings() | {"ccn": {"T": 0.2}}, engine=engine, rounds=1)
     local = [{key: leaf[k].numpy() for key, leaf in ran.trained(0).items()} for k in range(3)]
-    z = np.array([hand.hidden(w, hand.X[client]).mean(0) for w, client in zip(local, hand.CLIENTS, strict=True)])
+    z = np.array(
+        [
+            hand.hidden(w, hand.X[client]).mean(0)
+            for w, client in zip(local, hand.CLIENTS, strict=True)
+        ]
+    )
     z /= np.linalg.norm(z, axis=1, keepdims=True)
     product = (1 - hand.softmax((z @ z.T).sum(1)[None] / 0.2)[0]) * np.array(hand.SIZES)
     c = product / product.sum()
@@ -158,7 +167,10 @@ def test_sgdm_moves_four_models_the_others_two(form: str, vectors: int, batch_no
 def simulated(form: str, local: LocalTraining) -> Simulation:
     data = hand.samples(hand.X, hand.Y)
     return simulate(
-        form, settings(form), Federation.of(data, list(hand.CLIENTS), data), Plan(hand.given(), local, 1, 3, 0)
+        form,
+        settings(form),
+        Federation.of(data, list(hand.CLIENTS), data),
+        Plan(hand.given(), local, 1, 3, 0),
     )
 
 
@@ -166,14 +178,18 @@ def simulated(form: str, local: LocalTraining) -> Simulation:
 def test_other_optimisers_are_for_the_server_form_only(optimizer: str) -> None:
     local = LocalTraining(optimizer, 0.1, 1, 2)
     for form in ("sgdm", "sgdm_local"):
-        with pytest.raises(RecipeError, match=rf"{form}: is SGD with momentum, got train.optimizer = '{optimizer}'"):
+        with pytest.raises(
+            RecipeError, match=rf"{form}: is SGD with momentum, got train.optimizer = '{optimizer}'"
+        ):
             simulated(form, local)
     simulated("sgdm_server", local).run()
 
 
 def test_another_local_momentum_is_refused_not_replaced() -> None:
     for form in ("sgdm", "sgdm_local"):
-        with pytest.raises(RecipeError, match=rf"{form}: train.momentum = 0.5 and {form}.gamma = 0.7"):
+        with pytest.raises(
+            RecipeError, match=rf"{form}: train.momentum = 0.5 and {form}.gamma = 0.7"
+        ):
             simulated(form, LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))
         simulated(form, LocalTraining("sgd", 0.1, 1, 2, momentum=GAMMA))
     simulated("sgdm_server", LocalTraining("sgd", 0.1, 1, 2, momentum=0.5))

@@ -61,7 +61,14 @@ D = "64 64 M 128 128 M 256 256 256 M 512 512 512 M 512 512 512 M"
 
 def fednnnn_mnist() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(1, 20, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(20, 50, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(
+            nn.Conv2d(1, 20, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(20, 50, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ),
         *(nn.Flatten(), nn.Linear(800, 500), nn.ReLU(), nn.Linear(500, C)),
     )
 
@@ -75,8 +82,19 @@ def fednnnn_cifar() -> nn.Module:
 
 def vgg9() -> nn.Module:
     return nn.Sequential(
-        *(*vgg_convs(3, "32 64 M 128 128 M"), Drop(1, 0.05, channels=True), *vgg_convs(128, "256 256 M")),
-        *(nn.Flatten(), Drop(2, 0.1), nn.Linear(4096, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU()),
+        *(
+            *vgg_convs(3, "32 64 M 128 128 M"),
+            Drop(1, 0.05, channels=True),
+            *vgg_convs(128, "256 256 M"),
+        ),
+        *(
+            nn.Flatten(),
+            Drop(2, 0.1),
+            nn.Linear(4096, 512),
+            nn.ReLU(),
+            nn.Linear(512, 512),
+            nn.ReLU(),
+        ),
         *(Drop(3, 0.1), nn.Linear(512, C)),
     )
 
@@ -89,17 +107,24 @@ def vgg11() -> nn.Module:
 
 
 def vgg16() -> nn.Module:
-    return nn.Sequential(*vgg_convs(3, D, norm=True), nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, C))
+    return nn.Sequential(
+        *vgg_convs(3, D, norm=True), nn.Flatten(), nn.Linear(512, 128), nn.ReLU(), nn.Linear(128, C)
+    )
 
 
 class BasicBlock(nn.Module):
     def __init__(self, n_in: int, n_out: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False), nn.BatchNorm2d(n_out)
+        self.conv1, self.bn1 = (
+            nn.Conv2d(n_in, n_out, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(n_out),
+        )
         self.conv2, self.bn2 = nn.Conv2d(n_out, n_out, 3, 1, 1, bias=False), nn.BatchNorm2d(n_out)
         self.shortcut = nn.Sequential()
         if stride != 1 or n_in != n_out:
-            self.shortcut = nn.Sequential(nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(n_in, n_out, 1, stride, bias=False), nn.BatchNorm2d(n_out)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.relu(self.bn1(self.conv1(x)))
@@ -107,7 +132,15 @@ class BasicBlock(nn.Module):
 
 
 def resnet18() -> nn.Module:
-    widths = [(64, 64, 1), (64, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    widths = [
+        (64, 64, 1),
+        (64, 64, 1),
+        (64, 128, 2),
+        (128, 128, 1),
+        (128, 256, 2),
+        (256, 256, 1),
+        (256, 512, 2),
+    ]
     return nn.Sequential(
         *(nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
         *(BasicBlock(*width) for width in [*widths, (512, 512, 1)]),
@@ -117,7 +150,14 @@ def resnet18() -> nn.Module:
 
 def pfl_cnn() -> nn.Module:
     return nn.Sequential(
-        *(nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), Drop(1, 0.25)),
+        *(
+            nn.Conv2d(3, 32, 3),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            Drop(1, 0.25),
+        ),
         *(nn.Flatten(), nn.Linear(64 * 2 * 2, 128), nn.ReLU(), Drop(2, 0.5), nn.Linear(128, C)),
     )
 
@@ -139,13 +179,16 @@ def doubled(tree: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def images(shape: tuple[int, ...], n: int, seed: int = 0) -> Tensor:
-    return torch.randn(n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.randn(
+        n, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["open", "plain"])
 @pytest.mark.parametrize("kind", NETWORKS)
 def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
-    """Logits, gradient and running statistics of a batch in train mode, then the logits of another in eval mode."""
+    """Logits, gradient and running statistics of a batch in train mode, then the logits of another
+    in eval mode."""
     shape, reference = NETWORKS[kind]
     network: Any = build(kind, shape, C)
     network = replace(network, plain=plain)
@@ -163,7 +206,9 @@ def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     other = torch.autograd.grad(wanted.square().sum(), list(theirs.parameters()))
     for name, g, h in zip(watched, got, other, strict=True):
         assert (g - h).norm() <= 1e-7 * h.norm() + 1e-9, name
-    running = [leaf for name, leaf in theirs.named_buffers() if not name.endswith("num_batches_tracked")]
+    running = [
+        leaf for name, leaf in theirs.named_buffers() if not name.endswith("num_batches_tracked")
+    ]
     for mine, leaf in zip(out.buffers.values(), running, strict=True):
         torch.testing.assert_close(mine, leaf, rtol=1e-9, atol=1e-12)
     theirs.eval()
@@ -172,13 +217,16 @@ def test_a_network_equals_torchs_modules(kind: str, plain: bool) -> None:
     torch.testing.assert_close(evaluated.logits, theirs(x), rtol=1e-9, atol=1e-10)
 
 
-def dropped(p: float, x: Tensor, key: Tensor | None = KEY, number: int = 1, channels: bool = False) -> Tensor:
+def dropped(
+    p: float, x: Tensor, key: Tensor | None = KEY, number: int = 1, channels: bool = False
+) -> Tensor:
     return Dropout(number, p, channels)(Forward({}, {}, train=True, key=key), x)
 
 
 @pytest.mark.parametrize("p", [0.05, 0.5])
 def test_dropout_drops_its_share_and_keeps_the_mean(p: float) -> None:
-    """Of 40,000 ones: the share of zeros within four standard deviations; the others are 1 / (1 - p)."""
+    """Of 40,000 ones: the share of zeros within four standard deviations; the others are 1 / (1 -
+    p)."""
     out = dropped(p, torch.ones(100, 4, 10, 10))
     share = (out == 0).double().mean().item()
     assert share == pytest.approx(p, abs=4 * (p * (1 - p) / 40_000) ** 0.5)
@@ -203,7 +251,9 @@ def test_masks_differ_between_keys_and_blocks_and_repeat_otherwise() -> None:
 def test_padding_behind_a_batch_leaves_the_samples_masks() -> None:
     for channels in (False, True):
         x = torch.ones(6, 5, 4, 4)
-        assert torch.equal(dropped(0.5, x, channels=channels)[:4], dropped(0.5, x[:4], channels=channels))
+        assert torch.equal(
+            dropped(0.5, x, channels=channels)[:4], dropped(0.5, x[:4], channels=channels)
+        )
 
 
 @pytest.mark.parametrize("kind", DROPPING)
@@ -218,15 +268,24 @@ def test_dropout_is_off_in_eval_mode_and_where_it_is_switched_off(kind: str) -> 
     assert torch.equal(on(params, buffers, x, False).logits, wanted)
     assert torch.equal(on(params, buffers, x, False, key=KEY).logits, wanted)
     assert not torch.equal(on(params, buffers, x, True, key=KEY).logits, wanted)
-    with pytest.raises(ValueError, match=r"dropout 1: a pass in train mode needs a key .*, got none"):
+    with pytest.raises(
+        ValueError, match=r"dropout 1: a pass in train mode needs a key .*, got none"
+    ):
         on(params, buffers, x, True)
 
 
-SMALLEST = {kind: shape for kind, (shape, _) in NETWORKS.items()} | {"resnet18": (3, 8, 8), "pfl_cnn": (3, 6, 6)}
+SMALLEST = {kind: shape for kind, (shape, _) in NETWORKS.items()} | {
+    "resnet18": (3, 8, 8),
+    "pfl_cnn": (3, 6, 6),
+}
 
 
 def outcome(
-    kind: str, engine: str, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...] = (2, 3), **options: Any
+    kind: str,
+    engine: str,
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...] = (2, 3),
+    **options: Any,
 ) -> Outcome:
     """FedAvg of clients of `sizes` samples, in batches of 3, from a network's own start."""
     shape = SMALLEST[kind]
@@ -241,7 +300,9 @@ def outcome(
     monkeypatch.setattr(federation, "network", lambda batch_norm: net)
     settings = {"rounds": 1, "epochs": 1, "batch_size": 3, "lr": 0.01, "recipe": "fedavg"} | options
     recipe = settings.pop("recipe")
-    return federation.run(recipe, of=of, dtype=torch.float64, engine=engine, cohort=len(sizes), **settings)
+    return federation.run(
+        recipe, of=of, dtype=torch.float64, engine=engine, cohort=len(sizes), **settings
+    )
 
 
 def close(found: Outcome, wanted: Outcome) -> None:
@@ -256,13 +317,17 @@ LARGE = ("vgg11", "vgg16")  # made of the same blocks as the others
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in LARGE else ()) for kind in NETWORKS]
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.slow if kind in LARGE else ()) for kind in NETWORKS],
 )
 def test_both_engines_train_a_network_alike(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two clients of 2 and 3 samples, one step: the first is padded by one sample in the vectorized engine."""
+    """Two clients of 2 and 3 samples, one step: the first is padded by one sample in the vectorized
+    engine."""
     wanted = outcome(kind, "sequential", monkeypatch)
     close(outcome(kind, "vectorized", monkeypatch), wanted)
-    assert all(leaf.is_contiguous() for leaf in wanted.params.values())  # whatever layout its gradient came in
+    assert all(
+        leaf.is_contiguous() for leaf in wanted.params.values()
+    )  # whatever layout its gradient came in
 
 
 SERVER: dict[str, Any] = {
@@ -272,14 +337,20 @@ SERVER: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "feddf", "fedftg", "fnr", "scaffold", "moon", "rfedavg"])
-def test_both_engines_drop_alike_over_ragged_steps(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients of 2, 7 and 4 samples over two epochs and rounds: 2, 6 and 4 steps; the server's training has keys."""
+@pytest.mark.parametrize(
+    "recipe", ["fedavg", "feddf", "fedftg", "fnr", "scaffold", "moon", "rfedavg"]
+)
+def test_both_engines_drop_alike_over_ragged_steps(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients of 2, 7 and 4 samples over two epochs and rounds: 2, 6 and 4 steps; the server's
+    training has keys."""
     options = {"recipe": recipe, "rounds": 2, "epochs": 2, "lr": 0.05}
     if recipe in SERVER:
         options["settings"] = SERVER[recipe]
     found, wanted = (
-        outcome("pfl_cnn", engine, monkeypatch, sizes=(2, 7, 4), **options) for engine in ("vectorized", "sequential")
+        outcome("pfl_cnn", engine, monkeypatch, sizes=(2, 7, 4), **options)
+        for engine in ("vectorized", "sequential")
     )
     close(found, wanted)
 
@@ -288,12 +359,16 @@ def test_both_engines_drop_alike_over_ragged_steps(recipe: str, monkeypatch: pyt
 def test_layer_by_layer_methods_take_shortcuts_and_layers_without_bias(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found, wanted = (outcome("resnet18", engine, monkeypatch, recipe=recipe) for engine in ("vectorized", "sequential"))
+    found, wanted = (
+        outcome("resnet18", engine, monkeypatch, recipe=recipe)
+        for engine in ("vectorized", "sequential")
+    )
     close(found, wanted)
 
 
 def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client of three samples, two epochs: its two steps have two keys, and another round's two others."""
+    """One client of three samples, two epochs: its two steps have two keys, and another round's two
+    others."""
     factors: list[bytes] = []
     kept = Dropout._kept
 
@@ -310,8 +385,11 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("ahead", [1, 1 << 30])
 @pytest.mark.parametrize("kind", DROPPING)
-def test_factors_drawn_ahead_are_those_of_each_step(kind: str, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three steps of two clients with one and another batch size, one step or all of them at a time."""
+def test_factors_drawn_ahead_are_those_of_each_step(
+    kind: str, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three steps of two clients with one and another batch size, one step or all of them at a
+    time."""
     monkeypatch.setitem(AHEAD, "cpu", ahead)
     net = build(kind, SMALLEST[kind], C)
     params, buffers = net.init(torch.Generator().manual_seed(0))
@@ -324,4 +402,6 @@ def test_factors_drawn_ahead_are_those_of_each_step(kind: str, ahead: int, monke
             for batch in (4, 2):
                 own = {name: leaf[client] for name, leaf in drawn.items()}
                 found = net(params, buffers, x[:batch], True, drawn=own).logits
-                assert torch.equal(found, net(params, buffers, x[:batch], True, key=keys[client, step]).logits)
+                assert torch.equal(
+                    found, net(params, buffers, x[:batch], True, key=keys[client, step]).logits
+                )

@@ -20,10 +20,17 @@ from fedml_noniid.plugins.models.networks import cnn, logistic_regression, mlp
 
 # The smallest images that each takes, and its weight layers.
 IMAGES = {
-    "logistic_regression": (1, 8, 8), "mlp": (1, 8, 8), "cnn": (1, 8, 8), "fednnnn_mnist": (1, 28, 28),
-    "fednnnn_cifar": (3, 32, 32), "vgg9": (3, 32, 32), "vgg11": (3, 32, 32), "vgg16": (3, 32, 32),
-    "resnet18": (3, 8, 8), "pfl_cnn": (3, 6, 6),
-}  # fmt: skip
+    "logistic_regression": (1, 8, 8),
+    "mlp": (1, 8, 8),
+    "cnn": (1, 8, 8),
+    "fednnnn_mnist": (1, 28, 28),
+    "fednnnn_cifar": (3, 32, 32),
+    "vgg9": (3, 32, 32),
+    "vgg11": (3, 32, 32),
+    "vgg16": (3, 32, 32),
+    "resnet18": (3, 8, 8),
+    "pfl_cnn": (3, 6, 6),
+}
 DENSE = {"logistic_regression", "mlp"}
 
 
@@ -41,13 +48,30 @@ LAYERS = {
     "vgg11": numbered(8, 3),
     "vgg16": numbered(13, 2),
     "resnet18": [
-        "conv1", "block1_1_conv1", "block1_1_conv2", "block1_2_conv1", "block1_2_conv2",
-        "block2_1_conv1", "block2_1_conv2", "block2_1_shortcut", "block2_2_conv1", "block2_2_conv2",
-        "block3_1_conv1", "block3_1_conv2", "block3_1_shortcut", "block3_2_conv1", "block3_2_conv2",
-        "block4_1_conv1", "block4_1_conv2", "block4_1_shortcut", "block4_2_conv1", "block4_2_conv2", "fc",
+        "conv1",
+        "block1_1_conv1",
+        "block1_1_conv2",
+        "block1_2_conv1",
+        "block1_2_conv2",
+        "block2_1_conv1",
+        "block2_1_conv2",
+        "block2_1_shortcut",
+        "block2_2_conv1",
+        "block2_2_conv2",
+        "block3_1_conv1",
+        "block3_1_conv2",
+        "block3_1_shortcut",
+        "block3_2_conv1",
+        "block3_2_conv2",
+        "block4_1_conv1",
+        "block4_1_conv2",
+        "block4_1_shortcut",
+        "block4_2_conv1",
+        "block4_2_conv2",
+        "fc",
     ],
     "pfl_cnn": numbered(2, 2),
-}  # fmt: skip
+}
 
 
 def test_no_network_is_left_out() -> None:
@@ -61,7 +85,8 @@ def count(network: Stacked) -> int:
 
 
 def test_rfedavgs_cnn_has_the_papers_number_of_parameters() -> None:
-    """conv 5*5*1*32 + 32, 5*5*32*64 + 64, 3136*512 + 512, 512*10 + 10; three input channels add 5*5*2*32."""
+    """conv 5*5*1*32 + 32, 5*5*32*64 + 64, 3136*512 + 512, 512*10 + 10; three input channels add
+    5*5*2*32."""
     assert count(cnn((1, 28, 28), 10)) == 832 + 51_264 + 1_606_144 + 5_130 == 1_663_370
     assert count(cnn((3, 28, 28), 10)) == 1_663_370 + 1_600 == 1_664_970
 
@@ -69,7 +94,10 @@ def test_rfedavgs_cnn_has_the_papers_number_of_parameters() -> None:
 def test_small_networks_have_the_numbers_of_their_layers() -> None:
     assert count(logistic_regression((1, 8, 8), 10)) == 64 * 10 + 10
     assert count(mlp((1, 8, 8), 10, hidden=64)) == 64 * 64 + 64 + 64 * 10 + 10
-    assert count(mlp((1, 8, 8), 10, hidden=64, batch_norm=True)) == count(mlp((1, 8, 8), 10, hidden=64)) + 128
+    assert (
+        count(mlp((1, 8, 8), 10, hidden=64, batch_norm=True))
+        == count(mlp((1, 8, 8), 10, hidden=64)) + 128
+    )
 
 
 @pytest.mark.parametrize(
@@ -90,7 +118,8 @@ def test_small_networks_have_the_numbers_of_their_layers() -> None:
 def test_the_papers_networks_have_their_numbers_of_parameters(
     name: str, shape: tuple[int, ...], n_classes: int, options: dict[str, int | bool], wanted: int
 ) -> None:
-    """VGG: configurations A and D as torchvision counts them; vgg16's batch norms add a pair for 4,224 channels."""
+    """VGG: configurations A and D as torchvision counts them; vgg16's batch norms add a pair for
+    4,224 channels."""
     network = build(name, shape, n_classes, options)
     assert isinstance(network, Stacked)
     assert count(network) == wanted
@@ -98,12 +127,16 @@ def test_the_papers_networks_have_their_numbers_of_parameters(
 
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
 def test_a_projection_head_lies_between_encoder_and_classifier(kind: str) -> None:
-    """MOON's: hidden - hidden - 5 with one ReLU; its output is what the classifier and the contrast read."""
+    """MOON's: hidden - hidden - 5 with one ReLU; its output is what the classifier and the contrast
+    read."""
     network = build(kind, (1, 8, 8), 10, {"hidden": 16, "projection": 5})
     assert network.feature_size == 5
     assert [layer.name for layer in network.layers][-3:] == ["projection1", "projection2", "fc2"]
     params, buffers = network.init(torch.Generator().manual_seed(1))
-    task, x = Task(network, SGD(0.1)), torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+    task, x = (
+        Task(network, SGD(0.1)),
+        torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(2)),
+    )
     out, seen = task.eval(params, buffers, x), task.activations(params, buffers, x)
     h = torch.relu(seen["fc1"] @ params["projection1.weight"].T + params["projection1.bias"])
     z = h @ params["projection2.weight"].T + params["projection2.bias"]
@@ -111,36 +144,59 @@ def test_a_projection_head_lies_between_encoder_and_classifier(kind: str) -> Non
     torch.testing.assert_close(seen["projection2"], z)
     assert bool((z < 0).any()), "no ReLU behind it"
     plain = build(kind, (1, 8, 8), 10, {"hidden": 16})
-    assert count(network) == count(plain) - (16 * 10 + 10) + (16 * 16 + 16) + (16 * 5 + 5) + (5 * 10 + 10)
+    assert count(network) == count(plain) - (16 * 10 + 10) + (16 * 16 + 16) + (16 * 5 + 5) + (
+        5 * 10 + 10
+    )
     assert count(build(kind, (1, 8, 8), 10, {"hidden": 16, "projection": 0})) == count(plain)
 
 
 def test_layers_in_forward_order_with_the_classifier_last() -> None:
     layers = cnn((1, 8, 8), 10, channels=4, hidden=16, batch_norm=True).layers
-    assert [(layer.name, layer.units) for layer in layers] == [("conv1", 4), ("conv2", 8), ("fc1", 16), ("fc2", 10)]
-    assert layers[0].parameters == ("conv1.weight", "conv1.bias", "conv1_bn.weight", "conv1_bn.bias")
+    assert [(layer.name, layer.units) for layer in layers] == [
+        ("conv1", 4),
+        ("conv2", 8),
+        ("fc1", 16),
+        ("fc2", 10),
+    ]
+    assert layers[0].parameters == (
+        "conv1.weight",
+        "conv1.bias",
+        "conv1_bn.weight",
+        "conv1_bn.bias",
+    )
     assert layers[3].parameters == ("fc2.weight", "fc2.bias")
 
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_every_parameter_belongs_to_one_layer_and_has_a_row_per_unit(kind: str, batch_norm: bool) -> None:
+def test_every_parameter_belongs_to_one_layer_and_has_a_row_per_unit(
+    kind: str, batch_norm: bool
+) -> None:
     network = build(kind, (1, 8, 8), 10, {"hidden": 16, "batch_norm": batch_norm})
     params, _ = network.init(torch.Generator())
     named = [name for layer in network.layers for name in layer.parameters]
     assert sorted(named) == sorted(params)
-    assert all(params[name].shape[0] == layer.units for layer in network.layers for name in layer.parameters)
+    assert all(
+        params[name].shape[0] == layer.units
+        for layer in network.layers
+        for name in layer.parameters
+    )
 
 
 @pytest.mark.parametrize("kind", IMAGES)
 def test_the_layers_of_every_network(kind: str) -> None:
-    """In forward order; each parameter belongs to one and has a row per unit; each layer's output is recorded."""
+    """In forward order; each parameter belongs to one and has a row per unit; each layer's output
+    is recorded."""
     network = build(kind, IMAGES[kind], 10)
     assert [layer.name for layer in network.layers] == LAYERS[kind]
     params, buffers = network.init(torch.Generator().manual_seed(0))
     named = [name for layer in network.layers for name in layer.parameters]
     assert named == list(params)
-    assert all(params[name].shape[0] == layer.units for layer in network.layers for name in layer.parameters)
+    assert all(
+        params[name].shape[0] == layer.units
+        for layer in network.layers
+        for name in layer.parameters
+    )
     found = Task(network, SGD(0.1)).activations(params, buffers, torch.zeros(2, *IMAGES[kind]))
     assert {name: h.shape[:2] for name, h in found.items()} == {
         layer.name: (2, layer.units) for layer in network.layers
@@ -160,13 +216,20 @@ def test_features_are_the_input_of_the_classifier(kind: str) -> None:
     assert network.dense is (kind in DENSE)
 
 
-def reference(network: Stacked, params: dict[str, torch.Tensor], batch_norm: bool) -> torch.nn.Sequential:
+def reference(
+    network: Stacked, params: dict[str, torch.Tensor], batch_norm: bool
+) -> torch.nn.Sequential:
     """The same CNN from torch's own modules."""
     channels, hidden = network.layers[0].units, network.layers[2].units
 
     def conv(n_in: int, n_out: int) -> list[torch.nn.Module]:
         norm = [torch.nn.BatchNorm2d(n_out)] if batch_norm else []
-        return [torch.nn.Conv2d(n_in, n_out, 5, padding=2), *norm, torch.nn.ReLU(), torch.nn.MaxPool2d(2)]
+        return [
+            torch.nn.Conv2d(n_in, n_out, 5, padding=2),
+            *norm,
+            torch.nn.ReLU(),
+            torch.nn.MaxPool2d(2),
+        ]
 
     modules = torch.nn.Sequential(
         *conv(1, channels),
@@ -210,7 +273,10 @@ def normalise(
     mask: torch.Tensor | None = None,
     plain: bool = False,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    params = {"bn.weight": torch.linspace(0.5, 2, 4, dtype=x.dtype), "bn.bias": torch.linspace(-1, 1, 4, dtype=x.dtype)}
+    params = {
+        "bn.weight": torch.linspace(0.5, 2, 4, dtype=x.dtype),
+        "bn.bias": torch.linspace(-1, 1, 4, dtype=x.dtype),
+    }
     run = Forward(params, dict(buffers), train, mask, plain=plain)
     return block(run, x), run.buffers
 
@@ -219,14 +285,20 @@ def normalise(
 @pytest.mark.parametrize("kind", SHAPES)
 def test_batch_norm_equals_torchs(kind: str, plain: bool) -> None:
     """Three batches in train mode, then one in eval mode: outputs and running statistics."""
-    block, theirs = BatchNorm("bn", 4), {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double()
+    block, theirs = (
+        BatchNorm("bn", 4),
+        {"1d": torch.nn.BatchNorm1d, "2d": torch.nn.BatchNorm2d}[kind](4).double(),
+    )
     with torch.no_grad():
         theirs.weight.copy_(torch.linspace(0.5, 2, 4, dtype=torch.float64))
         theirs.bias.copy_(torch.linspace(-1, 1, 4, dtype=torch.float64))
     params, buffers = block.init(torch.Generator())
     assert {key: leaf.tolist() for key, leaf in (params | buffers).items()} == {
-        "bn.weight": [1.0] * 4, "bn.bias": [0.0] * 4, "bn.mean": [0.0] * 4, "bn.var": [1.0] * 4,
-    }  # fmt: skip
+        "bn.weight": [1.0] * 4,
+        "bn.bias": [0.0] * 4,
+        "bn.mean": [0.0] * 4,
+        "bn.var": [1.0] * 4,
+    }
     buffers = {key: leaf.double() for key, leaf in buffers.items()}
     generator = torch.Generator().manual_seed(0)
     for train in (True, True, True, False):
@@ -247,8 +319,13 @@ def test_batch_norms_gradient_equals_torchs(kind: str, plain: bool) -> None:
     with torch.no_grad():
         theirs.weight.copy_(torch.linspace(0.5, 2, 4, dtype=torch.float64))
         theirs.bias.copy_(torch.linspace(-1, 1, 4, dtype=torch.float64))
-    x = torch.randn(SHAPES[kind], generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    buffers = {"bn.mean": torch.zeros(4, dtype=torch.float64), "bn.var": torch.ones(4, dtype=torch.float64)}
+    x = torch.randn(
+        SHAPES[kind], generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    ).requires_grad_()
+    buffers = {
+        "bn.mean": torch.zeros(4, dtype=torch.float64),
+        "bn.var": torch.ones(4, dtype=torch.float64),
+    }
     out, after = normalise(BatchNorm("bn", 4), x, buffers, True, plain=plain)
     (mine,) = torch.autograd.grad(out.pow(3).sum(), x)
     (other,) = torch.autograd.grad(theirs(x).pow(3).sum(), x)
@@ -261,7 +338,10 @@ def test_batch_norms_gradient_equals_torchs(kind: str, plain: bool) -> None:
 def test_padded_samples_do_not_count(kind: str) -> None:
     """A masked batch equals the batch without its padding, whatever the padding is."""
     block, generator = BatchNorm("bn", 4), torch.Generator().manual_seed(0)
-    buffers = {"bn.mean": torch.zeros(4, dtype=torch.float64), "bn.var": torch.ones(4, dtype=torch.float64)}
+    buffers = {
+        "bn.mean": torch.zeros(4, dtype=torch.float64),
+        "bn.var": torch.ones(4, dtype=torch.float64),
+    }
     x = torch.randn(SHAPES[kind], generator=generator, dtype=torch.float64)
     padded = torch.cat([x, 100 * torch.ones(2, *x.shape[1:], dtype=torch.float64)])
     mask = torch.tensor([True] * len(x) + [False] * 2)
@@ -276,7 +356,9 @@ def test_padded_samples_do_not_count(kind: str) -> None:
 def test_one_value_per_channel_leaves_numbers(plain: bool) -> None:
     """torch refuses it; here the unbiased factor stays 1: mean 0.1 x, variance 0.9."""
     buffers = {"bn.mean": torch.zeros(4), "bn.var": torch.ones(4)}
-    out, after = normalise(BatchNorm("bn", 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), buffers, True, plain=plain)
+    out, after = normalise(
+        BatchNorm("bn", 4), torch.tensor([[1.0, 2.0, 3.0, 4.0]]), buffers, True, plain=plain
+    )
     assert torch.isfinite(out).all()
     torch.testing.assert_close(after["bn.mean"], torch.tensor([0.1, 0.2, 0.3, 0.4]))
     torch.testing.assert_close(after["bn.var"], torch.full((4,), 0.9))
@@ -284,7 +366,9 @@ def test_one_value_per_channel_leaves_numbers(plain: bool) -> None:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(kind: str, batch_norm: bool) -> None:
+def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(
+    kind: str, batch_norm: bool
+) -> None:
     network = build(kind, (1, 8, 8), 10, {"hidden": 6, "batch_norm": batch_norm})
     params, buffers = network.init(torch.Generator().manual_seed(0))
     x = torch.randn(4, 1, 8, 8, generator=torch.Generator().manual_seed(1))
@@ -298,10 +382,14 @@ def test_a_masked_batch_equals_the_unpadded_one_through_a_whole_network(kind: st
 
 @pytest.mark.parametrize("shift", [-2.0, 0.0])
 def test_a_relu_behind_the_pool_gives_the_same_bits(shift: float) -> None:
-    """Values, and gradients where windows are blank, have several greatest values, or none above 0."""
+    """Values, and gradients where windows are blank, have several greatest values, or none above
+    0."""
     network = cnn((1, 8, 8), 10, channels=3, hidden=7)
     params, buffers = network.init(torch.Generator().manual_seed(0))
-    x = torch.randint(0, 2, (6, 1, 8, 8), generator=torch.Generator().manual_seed(1)).float() + shift
+    x = (
+        torch.randint(0, 2, (6, 1, 8, 8), generator=torch.Generator().manual_seed(1)).float()
+        + shift
+    )
     x[:, :, :, 4:] = 0
     found = []
     for record in (False, True):  # what is recorded is of the ReLU in front of the pool
@@ -320,18 +408,25 @@ def test_activations_are_after_the_relu_and_before_pooling() -> None:
     task = Task(network, SGD(0.1))
     found = task.activations(params, buffers, x)
     assert {name: tuple(h.shape) for name, h in found.items()} == {
-        "conv1": (3, 2, 8, 8), "conv2": (3, 4, 4, 4), "fc1": (3, 5), "fc2": (3, 10),
-    }  # fmt: skip
+        "conv1": (3, 2, 8, 8),
+        "conv2": (3, 4, 4, 4),
+        "fc1": (3, 5),
+        "fc2": (3, 10),
+    }
     assert all((found[name] >= 0).all() for name in ("conv1", "conv2", "fc1"))
     out = task.eval(params, buffers, x)
     assert torch.equal(found["fc1"], out.features)
     assert torch.equal(found["fc2"], out.logits)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in IMAGES if kind not in ("vgg9", "vgg11", "pfl_cnn")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in IMAGES if kind not in ("vgg9", "vgg11", "pfl_cnn")]
+)
 def test_weights_start_uniform_within_one_over_the_root_of_the_fan_in(kind: str) -> None:
     """torch's own default: U(-1/sqrt(n_in), 1/sqrt(n_in)), for weight and bias."""
-    network = build(kind, (1, 28, 28) if kind in ("cnn", "mlp", "logistic_regression") else IMAGES[kind], 10)
+    network = build(
+        kind, (1, 28, 28) if kind in ("cnn", "mlp", "logistic_regression") else IMAGES[kind], 10
+    )
     params, _ = network.init(torch.Generator().manual_seed(0))
     for layer in network.layers:
         weight = params[f"{layer.name}.weight"]
@@ -356,7 +451,9 @@ def test_weights_start_uniform_within_one_over_the_root_of_the_fan_in(kind: str)
         ("pfl_cnn", "fc1", torch.nn.init.xavier_uniform_),
     ],
 )
-def test_weights_start_as_torchs_initialisers_draw_them(kind: str, ours: str, theirs: Callable[[Any], Any]) -> None:
+def test_weights_start_as_torchs_initialisers_draw_them(
+    kind: str, ours: str, theirs: Callable[[Any], Any]
+) -> None:
     """Same spread; the same largest value too where it is bounded."""
     params, _ = build(kind, (3, 32, 32), 10).init(torch.Generator().manual_seed(0))
     weight = params[f"{ours}.weight"]
@@ -380,7 +477,12 @@ def test_a_seed_gives_the_same_weights_and_another_others() -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "options", "words"),
     [
-        ("cn", (1, 28, 28), {}, r"'cn' is unknown \(did you mean 'cnn'\?\); allowed: logistic_regression, mlp, cnn, f"),
+        (
+            "cn",
+            (1, 28, 28),
+            {},
+            r"'cn' is unknown \(did you mean 'cnn'\?\); allowed: logistic_regression, mlp, cnn, f",
+        ),
         ("mlp", (4,), {"hiden": 3}, r"'hiden' \(did you mean 'hidden'\?\)"),
         ("mlp", (4,), {"hidden": 0}, r"'hidden': 0 is not a whole number of at least 1"),
         ("mlp", (4,), {"hidden": True}, r"'hidden': True is not a whole number"),
@@ -389,9 +491,19 @@ def test_a_seed_gives_the_same_weights_and_another_others() -> None:
         ("logistic_regression", (4,), {"hidden": 3}, r"no option 'hidden'; allowed: none"),
         ("cnn", (4,), {}, r"needs images"),
         ("cnn", (1, 3, 8), {}, r"at least 4x4"),
-        ("fednnnn_mnist", (1, 32, 32), {}, r"'fednnnn_mnist' needs images of 28x28, .* 800-500 .*, got \(1, 32, 32\)"),
+        (
+            "fednnnn_mnist",
+            (1, 32, 32),
+            {},
+            r"'fednnnn_mnist' needs images of 28x28, .* 800-500 .*, got \(1, 32, 32\)",
+        ),
         ("fednnnn_cifar", (3, 28, 28), {}, r"needs images of 32x32, .* 2048-382"),
-        ("vgg9", (3, 28, 28), {}, r"'vgg9' needs images of 32x32, which its 4096-512 layer fits, got \(3, 28, 28\)"),
+        (
+            "vgg9",
+            (3, 28, 28),
+            {},
+            r"'vgg9' needs images of 32x32, which its 4096-512 layer fits, got \(3, 28, 28\)",
+        ),
         ("vgg9", (3072,), {}, r"needs images of 32x32"),
         ("vgg9", (3, 32, 32), {"dropout": 0}, r"'dropout': 0 is not true or false"),
         ("vgg11", (3, 64, 64), {}, r"needs images of 32x32, .* 512-512"),
@@ -400,6 +512,8 @@ def test_a_seed_gives_the_same_weights_and_another_others() -> None:
         ("pfl_cnn", (3, 5, 5), {}, r"at least 6x6"),
     ],
 )
-def test_bad_models_are_refused(name: str, shape: tuple[int, ...], options: dict[str, int], words: str) -> None:
+def test_bad_models_are_refused(
+    name: str, shape: tuple[int, ...], options: dict[str, int], words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         build(name, shape, 10, options)

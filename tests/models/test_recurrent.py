@@ -1,4 +1,5 @@
-"""rFedAvg's LSTM: against torch's modules, its frozen word vectors, and every method on a tiny one."""
+"""rFedAvg's LSTM: against torch's modules, its frozen word vectors, and every method on a tiny
+one."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def vectors(dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def texts(n: int, seed: int, dtype: torch.dtype = torch.float32) -> Samples:
-    """Random tokens, padded behind to LENGTH, of 1 to LENGTH tokens; the first has one, the second has all."""
+    """Random tokens, padded behind to LENGTH, of 1 to LENGTH tokens; the first has one, the second
+    has all."""
     rng = np.random.default_rng(seed)
     x, lengths = rng.integers(1, VOCABULARY, (n, LENGTH)), rng.integers(1, LENGTH + 1, n)
     lengths[:2] = 1, LENGTH
@@ -66,7 +68,9 @@ class Theirs(torch.nn.Module):
         self.fc = torch.nn.Linear(HIDDEN, CLASSES)
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        packed = pack_padded_sequence(self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False)
+        packed = pack_padded_sequence(
+            self.embedding(tokens), lengths, batch_first=True, enforce_sorted=False
+        )
         out, _ = pad_packed_sequence(self.lstm(packed)[0], batch_first=True)
         phi = out[torch.arange(len(tokens)), lengths - 1]
         return phi, self.fc(phi)
@@ -137,18 +141,27 @@ def test_it_starts_as_torchs() -> None:
 def test_what_it_says_of_itself() -> None:
     net = tiny()
     assert (net.vmappable, net.dense, net.tokens, net.frozen) == (False, False, True, {EMBEDDING})
-    assert [(layer.name, layer.parameters, layer.units) for layer in net.layers] == [("fc", HEAD, CLASSES)]
+    assert [(layer.name, layer.parameters, layer.units) for layer in net.layers] == [
+        ("fc", HEAD, CLASSES)
+    ]
     for name in MODELS.keys() - {*OF_TEXT}:
         image = build(name, (3, 32, 32) if name != "fednnnn_mnist" else (1, 28, 28), 10)
         assert (image.tokens, image.frozen) == (False, frozenset())
 
 
 def test_only_text_goes_into_it_and_text_only_into_it() -> None:
-    with pytest.raises(UserError, match=r"^model 'cnn' can't take text, which the data set is; allowed: lstm$"):
+    with pytest.raises(
+        UserError, match=r"^model 'cnn' can't take text, which the data set is; allowed: lstm$"
+    ):
         build("cnn", (LENGTH,), 2, {}, vectors())
-    with pytest.raises(UserError, match=r"^model 'lstm' takes text only, .*; allowed: logistic_regression, mlp, cnn,"):
+    with pytest.raises(
+        UserError,
+        match=r"^model 'lstm' takes text only, .*; allowed: logistic_regression, mlp, cnn,",
+    ):
         build("lstm", (1, 28, 28), 10)
-    with pytest.raises(UserError, match=r"^model 'lstm' needs texts \(tokens\), got samples of \(1, 28, 28\)$"):
+    with pytest.raises(
+        UserError, match=r"^model 'lstm' needs texts \(tokens\), got samples of \(1, 28, 28\)$"
+    ):
         build("lstm", (1, 28, 28), 10, {}, vectors())
     for options, message in (
         ({"hidden": 0}, "option 'hidden': 0 is not a whole number of at least 1"),
@@ -162,7 +175,8 @@ def test_only_text_goes_into_it_and_text_only_into_it() -> None:
 def test_the_engine_is_the_sequential_one() -> None:
     net = tiny()
     with pytest.raises(
-        UserError, match=r"engine 'vectorized': vmap can't take model 'lstm'; allowed: auto, sequential"
+        UserError,
+        match=r"engine 'vectorized': vmap can't take model 'lstm'; allowed: auto, sequential",
     ):
         choose_engine("vectorized", net, torch.device("cpu"), 1e9)
     for device in ("cpu", "cuda"):
@@ -175,7 +189,9 @@ def test_the_engine_is_the_sequential_one() -> None:
 # in a federation
 
 
-def simulation(recipe: str, options: Any = None, *, engine: str = "sequential", rounds: int = 1) -> Simulation:
+def simulation(
+    recipe: str, options: Any = None, *, engine: str = "sequential", rounds: int = 1
+) -> Simulation:
     train = texts(sum(SIZES), 5)
     clients = np.split(np.arange(sum(SIZES)), np.cumsum(SIZES)[:-1])
     return simulate(
@@ -186,7 +202,9 @@ def simulation(recipe: str, options: Any = None, *, engine: str = "sequential", 
     )
 
 
-REFUSED = {"fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have none"}
+REFUSED = {
+    "fedftg": "fedftg: its generator makes samples by gradients, and the tokens of a text have none"
+}
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", *METHODS])
@@ -200,12 +218,18 @@ def test_every_method_trains_it_or_says_why_not(recipe: str) -> None:
     start, _ = initial_model(tiny(), 3, torch.zeros(1))
     out = made.run()
     assert EMBEDDING not in made.loop.state.params
-    assert torch.equal(out.params[EMBEDDING], vectors()) and torch.equal(out.evaluated[EMBEDDING], vectors())
+    assert torch.equal(out.params[EMBEDDING], vectors()) and torch.equal(
+        out.evaluated[EMBEDDING], vectors()
+    )
     frozen = HEAD if recipe == "fedbabu" else ()
     for key in start.keys() - {EMBEDDING}:
         assert torch.equal(out.params[key], start[key]) is (key in frozen), key
         assert out.params[key].isfinite().all()
-    assert all(leaf.isfinite().all() for key, leaf in out.tensors.items() if "/bytes" in key or "norm" in key)
+    assert all(
+        leaf.isfinite().all()
+        for key, leaf in out.tensors.items()
+        if "/bytes" in key or "norm" in key
+    )
 
 
 def trained_bytes() -> int:
@@ -214,7 +238,8 @@ def trained_bytes() -> int:
 
 
 def test_the_vectors_never_travel() -> None:
-    """FedAvg: the trained parameters down and up, for each of four clients; rFedAvg+ a vector of `hidden` more."""
+    """FedAvg: the trained parameters down and up, for each of four clients; rFedAvg+ a vector of
+    `hidden` more."""
     row = simulation("fedavg").run().rows[0]
     assert row["bytes_up"] == row["bytes_down"] == 4 * trained_bytes()
     body = simulation("fedbabu").run().rows[0]
@@ -222,7 +247,8 @@ def test_the_vectors_never_travel() -> None:
 
 
 def test_two_rounds_of_one_step_are_fedavg_by_hand() -> None:
-    """Full batches: each client steps along its own mean gradient, the server weighs by size, from torch's modules."""
+    """Full batches: each client steps along its own mean gradient, the server weighs by size, from
+    torch's modules."""
     made = simulation("fedavg", rounds=2)
     full = LocalTraining("sgd", 0.5, 1, 99)
     train, clients = made.engine.clients.train, list(made.engine.clients.indices.values())
@@ -244,7 +270,9 @@ def test_two_rounds_of_one_step_are_fedavg_by_hand() -> None:
                 if parameter.grad is not None:
                     parameter -= 0.5 * parameter.grad
     for name, parameter in theirs.named_parameters():
-        torch.testing.assert_close(out.params[name], parameter.detach(), rtol=1e-9, atol=1e-12, msg=name)
+        torch.testing.assert_close(
+            out.params[name], parameter.detach(), rtol=1e-9, atol=1e-12, msg=name
+        )
 
 
 def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
@@ -255,7 +283,8 @@ def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
     task = Task(net, SGD(0.1), frozen)
     factors = FedNLR().prepare(Client(task, params, buffers, 1, own))
     assert factors.keys() == {*HEAD}
-    # Eqs. 15-17 with l = L = 1 and two neurons: the factors are 2 mu / (mu + 1) and 2 / (mu + 1), larger for larger h.
+    # Eqs. 15-17 with l = L = 1 and two neurons: the factors are 2 mu / (mu + 1) and 2 / (mu + 1),
+    # larger for larger h.
     mu = 1 + 0.45 + 0.3 * math.log10(2)
     logits = task.eval(params, buffers, data.x).logits.mean(0)
     wanted = [2 * mu / (mu + 1), 2 / (mu + 1)]
@@ -265,6 +294,7 @@ def test_fednlr_scales_the_classifier_and_leaves_the_lstm() -> None:
 
 def test_ccn_before_a_relu_is_refused() -> None:
     with pytest.raises(
-        UserError, match=r"ccn: z_act = 'pre', but the classifier of train.model = 'lstm' does not read"
+        UserError,
+        match=r"ccn: z_act = 'pre', but the classifier of train.model = 'lstm' does not read",
     ):
         simulation("ccn", {"ccn": {"z_act": "pre"}}).run()

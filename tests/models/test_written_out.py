@@ -18,10 +18,16 @@ from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Conv, Flatten, Linear, MaxPool, ReLU, Stacked
 
 SHAPE, CLASSES, BATCH, CLIENTS = (1, 3, 4), 5, 7, 4
-DENSE: dict[str, dict[str, int]] = {"logistic_regression": {}, "mlp": {"hidden": 6}, "projected": {"projection": 4}}
+DENSE: dict[str, dict[str, int]] = {
+    "logistic_regression": {},
+    "mlp": {"hidden": 6},
+    "projected": {"projection": 4},
+}
 CONVOLUTIONAL: dict[str, tuple[tuple[int, ...], dict[str, int]]] = {
-    "cnn": ((2, 8, 8), {"channels": 3, "hidden": 6}), "pfl_cnn": ((3, 6, 6), {}), "fednnnn_mnist": ((1, 28, 28), {}),
-}  # fmt: skip
+    "cnn": ((2, 8, 8), {"channels": 3, "hidden": 6}),
+    "pfl_cnn": ((3, 6, 6), {}),
+    "fednnnn_mnist": ((1, 28, 28), {}),
+}
 KEY = torch.tensor(5)  # of dropout, which pfl_cnn has
 
 
@@ -32,8 +38,11 @@ def network(kind: str) -> Stacked:
     return found
 
 
-def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> tuple[Stacked, Params, Tensor, Tensor]:
-    """A network, and parameters, samples and labels; with an axis of clients in front where there are several."""
+def drawn(
+    kind: str, clients: int, dtype: torch.dtype, plain: bool = False
+) -> tuple[Stacked, Params, Tensor, Tensor]:
+    """A network, and parameters, samples and labels; with an axis of clients in front where there
+    are several."""
     generator, made = torch.Generator().manual_seed(3), network(kind)
     shape = CONVOLUTIONAL[kind][0] if kind in CONVOLUTIONAL else SHAPE
     rows = (clients,) if clients else ()
@@ -42,7 +51,12 @@ def drawn(kind: str, clients: int, dtype: torch.dtype, plain: bool = False) -> t
         for key, leaf in made.init(generator)[0].items()
     }
     x = torch.randn(*rows, BATCH, *shape, generator=generator).to(dtype)
-    return replace(made, plain=plain), params, x, torch.randint(0, CLASSES, (*rows, BATCH), generator=generator)
+    return (
+        replace(made, plain=plain),
+        params,
+        x,
+        torch.randint(0, CLASSES, (*rows, BATCH), generator=generator),
+    )
 
 
 def by_autograd(
@@ -50,12 +64,16 @@ def by_autograd(
 ) -> tuple[Params, Tensor]:
     watched = {key: leaf.clone().requires_grad_() for key, leaf in params.items()}
     loss = cross_entropy(made(watched, {}, x, True, mask, KEY, axes=axes).logits, y, mask)
-    return dict(zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)), loss.detach()
+    return dict(
+        zip(watched, torch.autograd.grad(loss.sum(), list(watched.values())), strict=True)
+    ), loss.detach()
 
 
 def mask_of(clients: int) -> Tensor:
     """Fewer samples for each next client, none for the last."""
-    counts = torch.tensor([BATCH, BATCH - 1, 2, 0])[:clients] if clients else torch.tensor(BATCH - 2)
+    counts = (
+        torch.tensor([BATCH, BATCH - 1, 2, 0])[:clients] if clients else torch.tensor(BATCH - 2)
+    )
     return torch.arange(BATCH) < counts.unsqueeze(-1)
 
 
@@ -63,7 +81,9 @@ def mask_of(clients: int) -> Tensor:
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("clients", [0, CLIENTS], ids=["one", "several"])
 @pytest.mark.parametrize("kind", DENSE)
-def test_the_gradient_is_autograds_to_the_bit(kind: str, clients: int, masked: bool, dtype: torch.dtype) -> None:
+def test_the_gradient_is_autograds_to_the_bit(
+    kind: str, clients: int, masked: bool, dtype: torch.dtype
+) -> None:
     made, params, x, y = drawn(kind, clients, dtype)
     mask = mask_of(clients).squeeze(0) if masked else None
     axes = 1 if clients else 0
@@ -94,7 +114,10 @@ def test_so_it_is_with_convolutions_pools_and_dropout(kind: str, masked: bool, p
 
 
 def test_a_relu_before_several_pools_reads_its_own_output() -> None:
-    """Pools write their gradient over their input. An input that a ReLU had put out would be lost to the ReLU."""
+    """Pools write their gradient over their input.
+
+    An input that a ReLU had put out would be lost to the ReLU.
+    """
     blocks = (Conv("conv1", 2, 3, 3), ReLU("conv1"), MaxPool(), MaxPool(), Flatten())
     made = Stacked("pools", blocks, Linear("fc1", 12, CLASSES), plain=True)
     params, _ = made.init(torch.Generator().manual_seed(0))
@@ -123,7 +146,9 @@ def test_memory_of_another_batch_changes_no_bit(batch: int) -> None:
 def test_the_gradient_of_a_perceptron_in_numpy() -> None:
     made, params, x, y = drawn("mlp", 0, torch.float64)
     grads, losses, _ = made.gradient(params, {}, x, y)
-    w1, b1, w2, b2 = (params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias"))
+    w1, b1, w2, b2 = (
+        params[f"{layer}.{part}"].numpy() for layer in ("fc1", "fc2") for part in ("weight", "bias")
+    )
     seen = x.numpy().reshape(BATCH, -1)
     before = seen @ w1.T + b1
     h = np.maximum(before, 0)
@@ -134,14 +159,19 @@ def test_the_gradient_of_a_perceptron_in_numpy() -> None:
     p[rows, y.numpy()] -= 1
     of_h = (p / BATCH) @ w2 * (before > 0)
     expected = {
-        "fc1.weight": of_h.T @ seen, "fc1.bias": of_h.sum(0), "fc2.weight": (p / BATCH).T @ h, "fc2.bias": p.mean(0),
-    }  # fmt: skip
+        "fc1.weight": of_h.T @ seen,
+        "fc1.bias": of_h.sum(0),
+        "fc2.weight": (p / BATCH).T @ h,
+        "fc2.bias": p.mean(0),
+    }
     for key, leaf in expected.items():
         np.testing.assert_allclose(grads[key], leaf, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [("mlp", {"batch_norm": True}), ("resnet18", {})], ids=["batch norm", "residuals"]
+    ("name", "options"),
+    [("mlp", {"batch_norm": True}), ("resnet18", {})],
+    ids=["batch norm", "residuals"],
 )
 def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]) -> None:
     assert not build(name, (1, 8, 8), CLASSES, options).written_out
@@ -149,7 +179,9 @@ def test_other_networks_are_left_to_autograd(name: str, options: dict[str, bool]
 
 def test_frozen_parameters_and_low_precision_are_left_to_autograd() -> None:
     made = network("mlp")
-    head = {key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")}
+    head = {
+        key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")
+    }
     assert written_of(Task(made, SGD(0.1)), 0, {})
     assert not written_of(Task(made, SGD(0.1), head), 0, {})
     assert made.written_out and not replace(made, precision="bf16").written_out

@@ -1,4 +1,5 @@
-"""Results made by hand: a paper of one's own in an empty folder, and runs with the numbers that a test needs."""
+"""Results made by hand: a paper of one's own in an empty folder, and runs with the numbers that a
+test needs."""
 
 from __future__ import annotations
 
@@ -32,11 +33,24 @@ studies:
 """
 # What such a run records of its settings.
 SETTINGS = {
-    "data.name": "digits", "data.validation": 0, "data.public": 0,
-    "scenario.partition": "iid", "scenario.clients": 2, "scenario.participation": 1.0, "scenario.noise": None,
-    "train.model": "mlp", "train.model_options": {}, "train.rounds": 2, "train.epochs": 1, "train.batch_size": 50,
-    "train.optimizer": "sgd", "train.lr": 0.1, "train.momentum": None, "train.augment": False, "train.device": "auto",
-}  # fmt: skip
+    "data.name": "digits",
+    "data.validation": 0,
+    "data.public": 0,
+    "scenario.partition": "iid",
+    "scenario.clients": 2,
+    "scenario.participation": 1.0,
+    "scenario.noise": None,
+    "train.model": "mlp",
+    "train.model_options": {},
+    "train.rounds": 2,
+    "train.epochs": 1,
+    "train.batch_size": 50,
+    "train.optimizer": "sgd",
+    "train.lr": 0.1,
+    "train.momentum": None,
+    "train.augment": False,
+    "train.device": "auto",
+}
 
 
 def sound(study: Study, folder: Path) -> config.Config:
@@ -71,17 +85,31 @@ def run(
     tags: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> None:
-    """Writes a finished run: its accuracy after each round (None: not measured), and what else it has."""
+    """Writes a finished run: its accuracy after each round (None: not measured), and what else it
+    has."""
     place = root / RESULTS / PAPER / SIZE / "studies" / study
     key = f"{scenario}-{recipe}-{seed}"
     folder = place / "runs" / key
     folder.mkdir(parents=True, exist_ok=True)
-    lines = [f"{t},{'' if value is None else value},10,20" for t, value in enumerate(accuracies, start=1)]
-    (folder / "rounds.csv").write_text("\n".join(["round,test_accuracy,bytes_up,bytes_down", *lines]) + "\n")
-    about: dict[str, object] = {"scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed}
+    lines = [
+        f"{t},{'' if value is None else value},10,20" for t, value in enumerate(accuracies, start=1)
+    ]
+    (folder / "rounds.csv").write_text(
+        "\n".join(["round,test_accuracy,bytes_up,bytes_down", *lines]) + "\n"
+    )
+    about: dict[str, object] = {
+        "scenario": scenario,
+        "recipe": recipe,
+        "composition": recipe,
+        "seed": seed,
+    }
     settings = SETTINGS | {"train.rounds": len(accuracies)} | dict(params or {})
     fingerprint = hashlib.sha256(f"{study} {key}".encode()).hexdigest()
-    about |= {"params": settings, "tags": {"fingerprint": fingerprint, **(tags or {})}, "notes": list(notes)}
+    about |= {
+        "params": settings,
+        "tags": {"fingerprint": fingerprint, **(tags or {})},
+        "notes": list(notes),
+    }
     made = kept.place(root, fingerprint) / kept.MADE
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(json.dumps({"seconds": [0.5] * len(accuracies)}))
@@ -95,7 +123,9 @@ def run(
         path.write_text(json.dumps(metrics))
 
 
-def finals(root: Path, scenario: str, values: Mapping[str, Sequence[float]], study: str = "one") -> None:
+def finals(
+    root: Path, scenario: str, values: Mapping[str, Sequence[float]], study: str = "one"
+) -> None:
     """Runs of one scenario that end at these accuracies, by recipe: one per seed."""
     for recipe, ends in values.items():
         for seed, end in enumerate(ends):
@@ -110,8 +140,11 @@ def diverged(root: Path, *keys: str, study: str = "one") -> None:
 
 
 def assert_titles_as_reported(target: Target) -> None:
-    """Of a table: its rows and columns are those of the paper's numbers, in their order, and no number is missing."""
+    """Of a table: its rows and columns are those of the paper's numbers, in their order, and no
+    number is missing."""
     assert target.reported is not None
     assert list(target.spec["rows"]) == list(target.reported["rows"])
     assert list(target.spec["columns"]) == target.reported["columns"]
-    assert all(len(row) == len(target.reported["columns"]) for row in target.reported["rows"].values())
+    assert all(
+        len(row) == len(target.reported["columns"]) for row in target.reported["rows"].values()
+    )

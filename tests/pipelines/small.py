@@ -35,7 +35,8 @@ NAMED = ("-c", "user.name=test", "-c", "user.email=test@localhost")
 
 
 def environment() -> dict[str, str]:
-    """Ours, with this interpreter's programs first, and without what would send a stage elsewhere."""
+    """Ours, with this interpreter's programs first, and without what would send a stage
+    elsewhere."""
     kept = {key: value for key, value in os.environ.items() if key not in UNSET}
     return kept | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
 
@@ -50,9 +51,13 @@ def run_stages(folder: Path, names: Sequence[str]) -> None:
 def copy(folder: Path) -> Path:
     """A copy of this repository, as git sees its files, with the small experiment."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+    names = subprocess.run(
+        listed, cwd=ROOT, capture_output=True, check=True, text=True
+    ).stdout.split("\0")
     for name in filter(None, names):
-        is_there = (ROOT / name).is_file() or (ROOT / name).is_symlink()  # links of the package to its folders
+        is_there = (ROOT / name).is_file() or (
+            ROOT / name
+        ).is_symlink()  # links of the package to its folders
         if is_there and name != "dvc.lock":  # which is of the whole experiment
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, folder / name, follow_symlinks=False)
@@ -70,12 +75,18 @@ class Repository:
     def start(self, *command: str) -> subprocess.Popen[str]:
         """Starts a command in the copy, as the leader of a group of processes."""
         return subprocess.Popen(
-            command, cwd=self.folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            command,
+            cwd=self.folder,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def run(self, *command: str, code: int = 0) -> str:
-        """What a command prints, standard output and errors together; it has to end with exit code `code`."""
+        """What a command prints, standard output and errors together; it has to end with exit code
+        `code`."""
         process = self.start(*command)
         said = process.communicate(timeout=1200)[0]
         assert process.returncode == code, said
@@ -94,7 +105,9 @@ class Repository:
     def ran(self, *command: str) -> list[str]:
         """The stages that a command really runs."""
         said = self.run(*command)
-        return [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+        return [
+            line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")
+        ]
 
     def trained(self) -> set[str]:
         """The trainings that the store of finished work has."""

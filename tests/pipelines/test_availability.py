@@ -1,4 +1,5 @@
-"""A scenario's availability: how it is checked, what it makes out of date, that it reaches training and is told."""
+"""A scenario's availability: how it is checked, what it makes out of date, that it reaches training
+and is told."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ Planned = dict[str, dict[str, str]]
 def params(availability: str) -> str:
     """Two scenarios; the second one may have missing clients."""
     added = f"  other: {{partition: dirichlet, clients: 4, alpha: 0.5{availability}}}\n"
-    return PARAMS.replace("[skewed]", "[skewed, other]").replace("recipe_names:", f"{added}recipe_names:", 1)
+    return PARAMS.replace("[skewed]", "[skewed, other]").replace(
+        "recipe_names:", f"{added}recipe_names:", 1
+    )
 
 
 def loaded(folder: Path, availability: str) -> config.Config:
@@ -43,13 +46,25 @@ def loaded(folder: Path, availability: str) -> config.Config:
     ("text", "words"),
     [
         ("{}", "scenarios.other.availability: one of rate and file is needed; neither is given"),
-        ("{rate: 0.1, file: a.csv}", "scenarios.other.availability: one of rate and file is needed; both are given"),
+        (
+            "{rate: 0.1, file: a.csv}",
+            "scenarios.other.availability: one of rate and file is needed; both are given",
+        ),
         ("{rate: 1}", "availability.rate = 1 is refused: input should be less than 1"),
-        ("{rate: -0.1}", "availability.rate = -0.1 is refused: input should be greater than or equal to 0"),
+        (
+            "{rate: -0.1}",
+            "availability.rate = -0.1 is refused: input should be greater than or equal to 0",
+        ),
         ("{rate: .nan}", "availability.rate = nan is refused"),
         ("{rate: often}", "availability.rate = 'often' is refused"),
         ("{file: 3}", "availability.file = 3 is refused"),
-        ("{rat: 0.1}", "unknown key 'scenarios.other.availability.rat' (did you mean 'rate'?); allowed: rate, file"),
+        (
+            "{rat: 0.1}",
+            (
+                "unknown key 'scenarios.other.availability.rat' (did you mean 'rate'?); allowed: "
+                "rate, file"
+            ),
+        ),
         ("0.2", "scenarios.other.availability = 0.2 is refused"),
         ("{file: none.csv}", "scenarios.other.availability.file: "),
         ("{file: none.csv}", "none.csv: can't be read (No such file or directory)"),
@@ -91,14 +106,27 @@ FILE = ", availability: {file: absent.csv}"
         ((FILE, "1,0,3\n2,1,0\n"), (FILE, "2,1,0\n1,,3\n"), False),  # the same absences
         (("", "1,0,3\n"), ("", "1,0,2\n"), False),  # nobody reads the file
     ],
-    ids=["a rate", "another rate", "another line", "the same lines in another form", "a file that is not used"],
+    ids=[
+        "a rate",
+        "another rate",
+        "another line",
+        "the same lines in another form",
+        "a file that is not used",
+    ],
 )
 def test_what_a_change_makes_out_of_date(
-    planned: Callable[[str, str], Planned], before: tuple[str, str], after: tuple[str, str], changed: bool
+    planned: Callable[[str, str], Planned],
+    before: tuple[str, str],
+    after: tuple[str, str],
+    changed: bool,
 ) -> None:
-    """The trainings of the scenario and the report; no partition, and nothing of the other scenario."""
+    """The trainings of the scenario and the report; no partition, and nothing of the other
+    scenario."""
     old, new = planned(*before), planned(*after)
-    found = {stage: {key for key, value in new[stage].items() if old[stage][key] != value} for stage in new}
+    found = {
+        stage: {key for key, value in new[stage].items() if old[stage][key] != value}
+        for stage in new
+    }
     assert {stage: keys for stage, keys in found.items() if keys} == (
         {"train": OTHERS, "report": {"all"}} if changed else {}
     )
@@ -142,11 +170,14 @@ def test_reports_tell_it(tmp_path: Path, availability: str, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("availability", "words"), [(FILE, "file absent.csv"), (", availability: {rate: 0.2}", "rate 0.2")]
+    ("availability", "words"),
+    [(FILE, "file absent.csv"), (", availability: {rate: 0.2}", "rate 0.2")],
 )
 def test_the_line_of_a_study_tells_it(tmp_path: Path, availability: str, words: str) -> None:
     (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
     unit = Unit("other", "fedavg", 0)
     stored = json.loads(json.dumps(loaded(tmp_path, availability).params(unit)))
     run = Result(unit.key, "other", "fedavg", "fedavg", 0, stored, {}, {}, {}, (), {}, (), (), ())
-    assert f"other (dirichlet, 4 clients, alpha 0.5, availability {words})" in what_ran([run], [], [])
+    assert f"other (dirichlet, 4 clients, alpha 0.5, availability {words})" in what_ran(
+        [run], [], []
+    )

@@ -1,4 +1,5 @@
-"""What users get wrong, through the stages prepare and partition: one clear line each, and nothing is written."""
+"""What users get wrong, through the stages prepare and partition: one clear line each, and nothing
+is written."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Case:
 
 
 def mnist(raw: Path, **changed: bytes | None) -> None:
-    """Twenty training and ten test images; `changed`: other contents by the first letters of a file's name."""
+    """Twenty training and ten test images; `changed`: other contents by the first letters of a
+    file's name."""
     folder = raw / "MNIST" / "raw"
     folder.mkdir(parents=True)
     rng = np.random.default_rng(0)
@@ -65,7 +67,18 @@ def images(raw: Path) -> Path:
 
 def cinic(raw: Path) -> Path:
     folder = raw / "cinic-10"
-    names = ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    names = [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     for part in ("train", "valid", "test"):
         for name in names:
             draw(folder / part / name / "0.png", size=(32, 32))
@@ -88,12 +101,15 @@ def femnist(raw: Path, pixel: float = 0.0, label: int = 1, **changed: Any) -> No
 
 
 def arrays(raw: Path, **changed: Any) -> None:
-    """Thirty training and ten test samples of four numbers and three classes; `changed`: train_x, test_y, ..."""
+    """Thirty training and ten test samples of four numbers and three classes; `changed`: train_x,
+    test_y, ..."""
     raw.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     for part, n in (("train", 30), ("test", 10)):
         content = {"x": rng.normal(size=(n, 4)), "y": np.arange(n) % 3}
-        content |= {key.removeprefix(f"{part}_"): of for key, of in changed.items() if key.startswith(part)}
+        content |= {
+            key.removeprefix(f"{part}_"): of for key, of in changed.items() if key.startswith(part)
+        }
         np.savez(raw / f"{part}.npz", **{key: of for key, of in content.items() if of is not None})
 
 
@@ -105,9 +121,13 @@ def with_one(x: float) -> np.ndarray[Any, Any]:
 
 def tweets(raw: Path, *rows: str) -> None:
     (raw / "sent140").mkdir(parents=True)
-    good = [f'"{4 * (i % 2)}","{i}","Mon","NO_QUERY","user{i % 3}","some words {i}"' for i in range(12)]
+    good = [
+        f'"{4 * (i % 2)}","{i}","Mon","NO_QUERY","user{i % 3}","some words {i}"' for i in range(12)
+    ]
     text = "".join(f"{row}\n" for row in (*good, *rows))
-    (raw / "sent140" / "training.1600000.processed.noemoticon.csv").write_bytes(text.encode("latin-1"))
+    (raw / "sent140" / "training.1600000.processed.noemoticon.csv").write_bytes(
+        text.encode("latin-1")
+    )
 
 
 def cut(file: Path) -> None:
@@ -145,7 +165,8 @@ CASES = {
     # Damaged or missing files
     "MNIST's images cut off": Case(
         ("train-images-idx3-ubyte", "damaged or truncated"),
-        lambda raw: mnist(raw, train_images=idx(np.zeros((20, 28, 28)))[:-1]), MNIST,
+        lambda raw: mnist(raw, train_images=idx(np.zeros((20, 28, 28)))[:-1]),
+        MNIST,
     ),
     "MNIST's labels above 9": Case(
         (LABELS, "0 to 9"), lambda raw: mnist(raw, train_labels=idx(np.full(20, 12))), MNIST
@@ -155,48 +176,79 @@ CASES = {
     ),
     "MNIST of the original's size, but not the original": Case(
         ("t10k-images-idx3-ubyte", "isn't the original"),
-        lambda raw: mnist(raw, t10k_images=idx(np.zeros((10_000, 28, 28)))), MNIST,
+        lambda raw: mnist(raw, t10k_images=idx(np.zeros((10_000, 28, 28)))),
+        MNIST,
     ),
     "MNIST's archive cut off": Case(
         ("train-images-idx3-ubyte.gz", "damaged or truncated"),
         lambda raw: (
             mnist(raw),
             (raw / "MNIST/raw/train-images-idx3-ubyte").unlink(),
-            (raw / "MNIST/raw/train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(np.zeros((20, 28, 28))))[:-9]),
-        ), MNIST,
+            (raw / "MNIST/raw/train-images-idx3-ubyte.gz").write_bytes(
+                gzip.compress(idx(np.zeros((20, 28, 28))))[:-9]
+            ),
+        ),
+        MNIST,
     ),
     "CIFAR-10's archive cut off": Case(
-        ("cifar-10-python.tar.gz",), lambda raw: archive(raw, "cifar-10-python.tar.gz", half=True), "name: cifar10"
+        ("cifar-10-python.tar.gz",),
+        lambda raw: archive(raw, "cifar-10-python.tar.gz", half=True),
+        "name: cifar10",
     ),
     "another archive than CIFAR-10's": Case(
-        ("cifar-10-python.tar.gz",), lambda raw: archive(raw, "cifar-10-python.tar.gz", half=False), "name: cifar10"
+        ("cifar-10-python.tar.gz",),
+        lambda raw: archive(raw, "cifar-10-python.tar.gz", half=False),
+        "name: cifar10",
     ),
     "CIFAR-10's batches with wrong checksums": Case(("data_batch_1",), batches, "name: cifar10"),
     "no images": Case(("raw/train", "there is no such folder"), data=FOLDER),
-    "an image cut off": Case(("cat/0.png", "image"), lambda raw: cut(images(raw) / "train/cat/0.png"), FOLDER),
+    "an image cut off": Case(
+        ("cat/0.png", "image"), lambda raw: cut(images(raw) / "train/cat/0.png"), FOLDER
+    ),
     "a text among images": Case(
-        ("dog/a.png", "image"), lambda raw: (images(raw) / "test/dog/a.png").write_text("a dog"), FOLDER
+        ("dog/a.png", "image"),
+        lambda raw: (images(raw) / "test/dog/a.png").write_text("a dog"),
+        FOLDER,
     ),
     "images of several sizes": Case(
-        ("cat/9.png", "size: [h, w]"), lambda raw: draw(images(raw) / "train/cat/9.png", size=(7, 5)), FOLDER
+        ("cat/9.png", "size: [h, w]"),
+        lambda raw: draw(images(raw) / "train/cat/9.png", size=(7, 5)),
+        FOLDER,
     ),
     "transparent images": Case(("9.tiff", "RGBA"), lambda raw: unsuitable(raw, "RGBA"), FOLDER),
-    "images of 32 bits": Case(("9.tiff", "colour mode F"), lambda raw: unsuitable(raw, "F"), FOLDER),
+    "images of 32 bits": Case(
+        ("9.tiff", "colour mode F"), lambda raw: unsuitable(raw, "F"), FOLDER
+    ),
     "a class without images": Case(
         ("test/cow", "no image"),
-        lambda raw: ((images(raw) / "test/cow").mkdir(), draw(raw / "train/cow/0.png")), FOLDER,
+        lambda raw: ((images(raw) / "test/cow").mkdir(), draw(raw / "train/cow/0.png")),
+        FOLDER,
     ),
-    "a class in train only": Case(("same classes", "cow"), lambda raw: draw(images(raw) / "train/cow/0.png"), FOLDER),
-    "CINIC-10 without a class": Case(("frog",), lambda raw: shutil.rmtree(cinic(raw) / "train/frog"), CINIC),
+    "a class in train only": Case(
+        ("same classes", "cow"), lambda raw: draw(images(raw) / "train/cow/0.png"), FOLDER
+    ),
+    "CINIC-10 without a class": Case(
+        ("frog",), lambda raw: shutil.rmtree(cinic(raw) / "train/frog"), CINIC
+    ),
     "no CINIC-10": Case(("CINIC-10.tar.gz", "datashare.ed.ac.uk"), data=CINIC),
     "no FEMNIST": Case(("femnist/train", "preprocess.sh"), data=FEMNIST),
     "FEMNIST cut off": Case(
-        ("all.json", "JSON"), lambda raw: (femnist(raw), cut(raw / "femnist/train/all.json")), FEMNIST
+        ("all.json", "JSON"),
+        lambda raw: (femnist(raw), cut(raw / "femnist/train/all.json")),
+        FEMNIST,
     ),
-    "FEMNIST's pixels NaN": Case(("'u'", "nan"), lambda raw: femnist(raw, pixel=float("nan")), FEMNIST),
-    "FEMNIST's pixels above 1": Case(("'u'", "1.5", "0 to 1"), lambda raw: femnist(raw, pixel=1.5), FEMNIST),
-    "FEMNIST's labels above 61": Case(("'u'", "62", "0 to 61"), lambda raw: femnist(raw, label=62), FEMNIST),
-    "FEMNIST's counts are others": Case(("'u'", "num_samples"), lambda raw: femnist(raw, num_samples=[5]), FEMNIST),
+    "FEMNIST's pixels NaN": Case(
+        ("'u'", "nan"), lambda raw: femnist(raw, pixel=float("nan")), FEMNIST
+    ),
+    "FEMNIST's pixels above 1": Case(
+        ("'u'", "1.5", "0 to 1"), lambda raw: femnist(raw, pixel=1.5), FEMNIST
+    ),
+    "FEMNIST's labels above 61": Case(
+        ("'u'", "62", "0 to 61"), lambda raw: femnist(raw, label=62), FEMNIST
+    ),
+    "FEMNIST's counts are others": Case(
+        ("'u'", "num_samples"), lambda raw: femnist(raw, num_samples=[5]), FEMNIST
+    ),
     "FEMNIST's users twice": Case(
         ("'u'", "twice"), lambda raw: femnist(raw, users=["u", "u"], num_samples=[2, 2]), FEMNIST
     ),
@@ -205,76 +257,140 @@ CASES = {
         ("line 13", "5 columns"), lambda raw: tweets(raw, '"0","1","Mon","Q","me"'), TWEETS
     ),
     "a neutral tweet": Case(
-        ("line 13", "'2'", "0 (neg"), lambda raw: tweets(raw, '"2","1","Mon","Q","me","so so"'), TWEETS
+        ("line 13", "'2'", "0 (neg"),
+        lambda raw: tweets(raw, '"2","1","Mon","Q","me","so so"'),
+        TWEETS,
     ),
-    "tweets cut off": Case(("line", "truncated"), lambda raw: tweets(raw, '"0","1","Mon","Q","me","so'), TWEETS),
+    "tweets cut off": Case(
+        ("line", "truncated"), lambda raw: tweets(raw, '"0","1","Mon","Q","me","so'), TWEETS
+    ),
     "too few users": Case(("3 users", "users=500"), tweets, "name: sent140"),
     "GloVe of another width": Case(
         ("glove.6B.300d.txt", "line 1", "300"),
-        lambda raw: (tweets(raw), (raw / "glove.6B.300d.txt").write_text("words 0.1 0.2\n")), TWEETS,
+        lambda raw: (tweets(raw), (raw / "glove.6B.300d.txt").write_text("words 0.1 0.2\n")),
+        TWEETS,
     ),
     # Arrays of a user's own
     "no arrays": Case(("train.npz", "there is no such file"), data=ARRAYS),
-    "arrays cut off": Case(("train.npz",), lambda raw: (arrays(raw), cut(raw / "train.npz")), ARRAYS),
-    "text for arrays": Case(("test.npz",), lambda raw: (arrays(raw), (raw / "test.npz").write_text("1, 2")), ARRAYS),
-    "Python objects": Case(("train.npz", "objects"), lambda raw: arrays(raw, train_x=np.array([None] * 30)), ARRAYS),
-    "pixels NaN": Case(("x[7, 2]", "nan", "finite"), lambda raw: arrays(raw, train_x=with_one(np.nan)), ARRAYS),
-    "pixels infinite": Case(("x[7, 2]", "inf", "finite"), lambda raw: arrays(raw, train_x=with_one(np.inf)), ARRAYS),
-    "pixels of 64 bits": Case(("x is int64",), lambda raw: arrays(raw, train_x=np.ones((30, 4), int)), ARRAYS),
-    "samples of five axes": Case(("x is",), lambda raw: arrays(raw, train_x=np.ones((30, 1, 1, 2, 2))), ARRAYS),
-    "no samples": Case(("x is",), lambda raw: arrays(raw, train_x=np.ones((0, 4)), train_y=np.ones(0, int)), ARRAYS),
-    "too few labels": Case(("y is", "[30]"), lambda raw: arrays(raw, train_y=np.arange(29) % 3), ARRAYS),
-    "labels below 0": Case(("y[0]", "-1"), lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1), ARRAYS),
-    "labels of fractions": Case(("y is float64",), lambda raw: arrays(raw, train_y=np.ones(30) / 2), ARRAYS),
-    "labels in test only": Case(("test.npz", "0 to 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS),
-    "a class that is empty": Case(("no sample has 1",), lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2), ARRAYS),
-    "another shape in test": Case(("test.npz", "[5]", "[4]"), lambda raw: arrays(raw, test_x=np.ones((10, 5))), ARRAYS),
-    "owners in train only": Case(("client", "both"), lambda raw: arrays(raw, train_client=np.zeros(30, int)), ARRAYS),
+    "arrays cut off": Case(
+        ("train.npz",), lambda raw: (arrays(raw), cut(raw / "train.npz")), ARRAYS
+    ),
+    "text for arrays": Case(
+        ("test.npz",), lambda raw: (arrays(raw), (raw / "test.npz").write_text("1, 2")), ARRAYS
+    ),
+    "Python objects": Case(
+        ("train.npz", "objects"), lambda raw: arrays(raw, train_x=np.array([None] * 30)), ARRAYS
+    ),
+    "pixels NaN": Case(
+        ("x[7, 2]", "nan", "finite"), lambda raw: arrays(raw, train_x=with_one(np.nan)), ARRAYS
+    ),
+    "pixels infinite": Case(
+        ("x[7, 2]", "inf", "finite"), lambda raw: arrays(raw, train_x=with_one(np.inf)), ARRAYS
+    ),
+    "pixels of 64 bits": Case(
+        ("x is int64",), lambda raw: arrays(raw, train_x=np.ones((30, 4), int)), ARRAYS
+    ),
+    "samples of five axes": Case(
+        ("x is",), lambda raw: arrays(raw, train_x=np.ones((30, 1, 1, 2, 2))), ARRAYS
+    ),
+    "no samples": Case(
+        ("x is",), lambda raw: arrays(raw, train_x=np.ones((0, 4)), train_y=np.ones(0, int)), ARRAYS
+    ),
+    "too few labels": Case(
+        ("y is", "[30]"), lambda raw: arrays(raw, train_y=np.arange(29) % 3), ARRAYS
+    ),
+    "labels below 0": Case(
+        ("y[0]", "-1"), lambda raw: arrays(raw, train_y=np.arange(30) % 3 - 1), ARRAYS
+    ),
+    "labels of fractions": Case(
+        ("y is float64",), lambda raw: arrays(raw, train_y=np.ones(30) / 2), ARRAYS
+    ),
+    "labels in test only": Case(
+        ("test.npz", "0 to 2"), lambda raw: arrays(raw, test_y=np.full(10, 3)), ARRAYS
+    ),
+    "a class that is empty": Case(
+        ("no sample has 1",), lambda raw: arrays(raw, train_y=np.arange(30) % 2 * 2), ARRAYS
+    ),
+    "another shape in test": Case(
+        ("test.npz", "[5]", "[4]"), lambda raw: arrays(raw, test_x=np.ones((10, 5))), ARRAYS
+    ),
+    "owners in train only": Case(
+        ("client", "both"), lambda raw: arrays(raw, train_client=np.zeros(30, int)), ARRAYS
+    ),
     "labels missing": Case(("train.npz", "'y'"), lambda raw: arrays(raw, train_y=None), ARRAYS),
-    "an unknown array": Case(("'label'",), lambda raw: arrays(raw, train_label=np.zeros(30)), ARRAYS),
+    "an unknown array": Case(
+        ("'label'",), lambda raw: arrays(raw, train_label=np.zeros(30)), ARRAYS
+    ),
     # Options
     "a data set that isn't": Case(("'minst'", "did you mean 'mnist'"), data="name: minst"),
-    "an option that isn't": Case(("'sise'", "did you mean 'size'"), data="name: digits, sise: [8, 8]"),
+    "an option that isn't": Case(
+        ("'sise'", "did you mean 'size'"), data="name: digits, sise: [8, 8]"
+    ),
     "a size of 0": Case(("size", "0"), data="name: digits, size: [0, 8]"),
-    "a size for what are no images": Case(("size", "no 8-bit images"), arrays, f"{ARRAYS}, size: [8, 8]"),
-    "a normalisation that isn't": Case(("'chanel'", "channel, half, none"), data="name: digits, normalise: chanel"),
-    "a deviation of 0": Case(("[0.1307, 0]", "above 0"), data="name: digits, normalise: [0.1307, 0]"),
+    "a size for what are no images": Case(
+        ("size", "no 8-bit images"), arrays, f"{ARRAYS}, size: [8, 8]"
+    ),
+    "a normalisation that isn't": Case(
+        ("'chanel'", "channel, half, none"), data="name: digits, normalise: chanel"
+    ),
+    "a deviation of 0": Case(
+        ("[0.1307, 0]", "above 0"), data="name: digits, normalise: [0.1307, 0]"
+    ),
     # Partitions that can't be
     "everything held out": Case(("validation",), split="validation: 1.0, public: 0"),
     "so much held out that no class could be whole": Case(
-        ("params.yaml: data: ", "validation=0.9999"), split="validation: 0.9999, public: 10", stage=PARTITION
+        ("params.yaml: data: ", "validation=0.9999"),
+        split="validation: 0.9999, public: 10",
+        stage=PARTITION,
     ),
-    "more public samples than there are": Case(("public",), split="validation: 0.1, public: 2000", stage=PARTITION),
-    "no concentration": Case(("alpha",), scenario="partition: dirichlet, clients: 4, alpha: 0", stage=PARTITION),
-    "more clients than samples": Case(("clients", "2000"), scenario="partition: iid, clients: 2000", stage=PARTITION),
+    "more public samples than there are": Case(
+        ("public",), split="validation: 0.1, public: 2000", stage=PARTITION
+    ),
+    "no concentration": Case(
+        ("alpha",), scenario="partition: dirichlet, clients: 4, alpha: 0", stage=PARTITION
+    ),
+    "more clients than samples": Case(
+        ("clients", "2000"), scenario="partition: iid, clients: 2000", stage=PARTITION
+    ),
     "least sizes that don't add up": Case(
-        ("min_size", "400"), scenario="partition: quantity, clients: 4, min_size: 400", stage=PARTITION
+        ("min_size", "400"),
+        scenario="partition: quantity, clients: 4, min_size: 400",
+        stage=PARTITION,
     ),
     "next to impossible": Case(
-        ("attempts",), scenario="partition: dirichlet, clients: 40, alpha: 0.001, min_size: 30", stage=PARTITION
+        ("attempts",),
+        scenario="partition: dirichlet, clients: 40, alpha: 0.001, min_size: 30",
+        stage=PARTITION,
     ),
     "more classes than there are": Case(
-        ("classes_per_client", "11"), scenario="partition: shards, clients: 4, classes_per_client: 11", stage=PARTITION
+        ("classes_per_client", "11"),
+        scenario="partition: shards, clients: 4, classes_per_client: 11",
+        stage=PARTITION,
     ),
     "classes that don't come out even": Case(
         ("multiples of 5",), scenario="partition: two_classes, clients: 7", stage=PARTITION
     ),
-    "mixed with other numbers": Case(("10, one per class",), scenario="partition: mixed, clients: 5", stage=PARTITION),
+    "mixed with other numbers": Case(
+        ("10, one per class",), scenario="partition: mixed, clients: 5", stage=PARTITION
+    ),
     "a similarity in per cent": Case(
         ("s=10", "0 to 1"), scenario="partition: similarity, clients: 4, s: 10", stage=PARTITION
     ),
     "users that aren't known": Case(
         ("'digits' doesn't say whose",), scenario="partition: natural, clients: 4", stage=PARTITION
     ),
-    "noise below 0": Case(("sigma",), scenario="partition: iid, clients: 4, noise: {sigma: -1}", stage=PARTITION),
+    "noise below 0": Case(
+        ("sigma",), scenario="partition: iid, clients: 4, noise: {sigma: -1}", stage=PARTITION
+    ),
     "a grid finer than the pixels": Case(
         ("'space'", "[1, 8, 8]"),
-        scenario="partition: iid, clients: 99, noise: {sigma: 1, form: space}", stage=PARTITION,
+        scenario="partition: iid, clients: 99, noise: {sigma: 1, form: space}",
+        stage=PARTITION,
     ),
     "an option of another partition": Case(
         ("'beta'",), scenario="partition: dirichlet, clients: 4, alpha: 1, beta: 1", stage=PARTITION
     ),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -292,16 +408,24 @@ def test_there_are_forty() -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_clear_line_and_nothing_written(
-    name: str, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    digits: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     case = CASES[name]
     for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
-        monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # nobody listens there: no test asks the network
+        monkeypatch.setenv(
+            proxy, "http://127.0.0.1:9"
+        )  # nobody listens there: no test asks the network
     case.make(tmp_path / "raw")
     lines = [line for line in PARAMS.splitlines() if not line.startswith(("data: ", "  skewed: "))]
     at = lines.index("scenarios:") + 1
     lines[at:at] = [f"  skewed: {{{case.scenario}}}"]
-    (tmp_path / "params.yaml").write_text("\n".join([*lines, f"data: {{{case.data}, root: raw, {case.split}}}", ""]))
+    (tmp_path / "params.yaml").write_text(
+        "\n".join([*lines, f"data: {{{case.data}, root: raw, {case.split}}}", ""])
+    )
     if case.stage == PARTITION:
         (tmp_path / "data").mkdir()
         shutil.copy(digits, tmp_path / "data")

@@ -1,4 +1,5 @@
-"""Schedules and callbacks of params.yaml: from the file to the report, killed and gone on, also with a user's code."""
+"""Schedules and callbacks of params.yaml: from the file to the report, killed and gone on, also
+with a user's code."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Counts(Callback):
 
     def measure(self, end):
         params, _ = end.model
-        return {"counted": self.rounds, "length": sum(float((p**2).sum()) for p in params.values()) ** 0.5}
+        return \
+{"counted": self.rounds, "length": sum(float((p**2).sum()) for p in params.values()) ** 0.5}
 
     def stop(self, rows):
         return "counted" if self.rounds + 1 == self.patience else ""
@@ -45,7 +47,14 @@ SETTINGS = (
     PARAMS.replace("recipe_names: [fedavg, scaffold+fnr]", "recipe_names: [scaffold]")
     .replace("scaffold+fnr: {fnr: {p: 0.5}}", "scaffold: {}")
     .replace("rounds: 3", "rounds: 6")
-    .replace("lr: 0.1,", "lr: {start: 0.2, decay: OWN.Linear, warm_up: 1},\n  callbacks: {OWN.Counts: {patience: 4}},")
+    .replace(
+        "lr: 0.1,",
+        (
+            "lr: {start: 0.2, decay: OWN.Linear, warm_up: 1},\n  callbacks: {OWN.Counts: "
+            "{patience: "
+            "4}},"
+        ),
+    )
     .replace("deploy: {recipe: fedavg", "deploy: {recipe: scaffold")
 )
 RUN = Path("runs/skewed-scaffold-0")
@@ -70,11 +79,15 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("after", [1, 3, 4])
-def test_a_killed_training_goes_on_to_the_same_bytes(study: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_killed_training_goes_on_to_the_same_bytes(
+    study: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
     """Also where the last round that was saved is the one in which the run stopped."""
     run_stages(study, ("prepare", "partition", "train"))
     whole = {path.name: path.read_bytes() for path in (study / RUN).iterdir()}
-    assert [float(row["counted"]) for row in rounds(study)] == [0, 1, 2, 3] and float(rounds(study)[-1]["length"]) > 1
+    assert [float(row["counted"]) for row in rounds(study)] == [0, 1, 2, 3] and float(
+        rounds(study)[-1]["length"]
+    ) > 1
     record = json.loads(whole["run.json"])
     assert record["rounds"] == 4 and record["tags"]["stopped"] == "after round 4: counted"
     shutil.rmtree(study / RUN)
@@ -99,7 +112,10 @@ def test_the_report_says_that_runs_stopped_early(study: Path) -> None:
 
 
 def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
-    """A comment counts too: what the file imports is not known. Another module beside it does not count."""
+    """A comment counts too: what the file imports is not known.
+
+    Another module beside it does not count.
+    """
 
     def fingerprint() -> str:
         settings = config.load(study)
@@ -117,14 +133,38 @@ def test_an_edit_of_the_users_file_trains_again(study: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("OWN.Linear", "OWN.Linar", "train.lr: decay 'OWN.Linar' can't be imported, AttributeError"),
+        (
+            "OWN.Linear",
+            "OWN.Linar",
+            "train.lr: decay 'OWN.Linar' can't be imported, AttributeError",
+        ),
         ("OWN.Linear", "cosin", "train.lr: decay 'cosin' is unknown (did you mean 'cosine'?)"),
         ("start: 0.2", "start: 0", "train.lr: decay = OWN.Linear: start = 0 must be above 0"),
-        ("OWN.Counts", "OWN.Count", "train.callbacks: callback 'OWN.Count' can't be imported, AttributeError"),
-        ("patience: 4", "patienc: 4", "unknown option 'patienc' (did you mean 'patience'?); allowed: patience, rounds"),
-        ("{OWN.Counts: {patience: 4}}", "{early_stop: {patience: 0}}", "callback early_stop: patience = 0 must be"),
-        ("{OWN.Counts: {patience: 4}}", "{early_stop: 3}", "train.callbacks.early_stop = 3 is refused"),
-        ("{OWN.Counts: {patience: 4}}", "[early_stop]", "train.callbacks = ['early_stop'] is refused"),
+        (
+            "OWN.Counts",
+            "OWN.Count",
+            "train.callbacks: callback 'OWN.Count' can't be imported, AttributeError",
+        ),
+        (
+            "patience: 4",
+            "patienc: 4",
+            "unknown option 'patienc' (did you mean 'patience'?); allowed: patience, rounds",
+        ),
+        (
+            "{OWN.Counts: {patience: 4}}",
+            "{early_stop: {patience: 0}}",
+            "callback early_stop: patience = 0 must be",
+        ),
+        (
+            "{OWN.Counts: {patience: 4}}",
+            "{early_stop: 3}",
+            "train.callbacks.early_stop = 3 is refused",
+        ),
+        (
+            "{OWN.Counts: {patience: 4}}",
+            "[early_stop]",
+            "train.callbacks = ['early_stop'] is refused",
+        ),
     ],
 )
 def test_mistakes_are_lines_that_name_the_key(study: Path, old: str, new: str, words: str) -> None:

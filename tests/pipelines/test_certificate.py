@@ -1,4 +1,5 @@
-"""dvc.lock as a certificate: settings, code and data determine every byte of an experiment's results."""
+"""dvc.lock as a certificate: settings, code and data determine every byte of an experiment's
+results."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ pytestmark = pytest.mark.slow
 
 KILLS = 10
 SEED = 2026
-LONG = PARAMS.replace("rounds: 3", "rounds: 60").replace("device: cpu", "device: cpu, observe: true")
+LONG = PARAMS.replace("rounds: 3", "rounds: 60").replace(
+    "device: cpu", "device: cpu, observe: true"
+)
 
 
 def has_begun(repository: Repository) -> bool:
@@ -35,7 +38,9 @@ def test_the_same_lock_after_a_kill_and_on_another_machine(tmp_path: Path) -> No
     """The second time with other settings of the machine, and killed in the middle of training."""
     once, again = Repository(copy(tmp_path / "once")), Repository(copy(tmp_path / "again"))
     once.repro(LONG.replace("{checkpoint_every: 1}", "{processes: 2}"))
-    other = LONG.replace("{checkpoint_every: 1}", "{processes: 1, memory_mb: 64, checkpoint_every: 2}")
+    other = LONG.replace(
+        "{checkpoint_every: 1}", "{processes: 1, memory_mb: 64, checkpoint_every: 2}"
+    )
     (again.folder / "params.yaml").write_text(other)
     process = again.start("dvc", "repro", "--force", "report")
     while not has_begun(again) and process.poll() is None:
@@ -46,11 +51,14 @@ def test_the_same_lock_after_a_kill_and_on_another_machine(tmp_path: Path) -> No
     again.repro(other)
     lines = [(one.folder / "dvc.lock").read_text().splitlines() for one in (once, again)]
     assert lines[0] == lines[1]
-    assert {"runs", "evaluation", "report"} <= {line.split()[-1] for line in lines[0] if "- path: " in line}
+    assert {"runs", "evaluation", "report"} <= {
+        line.split()[-1] for line in lines[0] if "- path: " in line
+    }
 
 
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:
-    """`kill -9` of all its processes at random moments: the weights are those of the undisturbed one."""
+    """`kill -9` of all its processes at random moments: the weights are those of the undisturbed
+    one."""
     small = Repository(copy(tmp_path / "small"))
     two = LONG.replace("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}")
     (small.folder / "params.yaml").write_text(two)

@@ -1,4 +1,5 @@
-"""Claims of papers: verdicts from results made by hand, each kind of number, the file's mistakes."""
+"""Claims of papers: verdicts from results made by hand, each kind of number, the file's
+mistakes."""
 
 from __future__ import annotations
 
@@ -45,14 +46,26 @@ studies:
 claims:
 """
 CLAIM = {
-    "states": "It is so.", "where": "Table I", "tests": "a less b", "study": "own", "scenarios": ["near"],
-    "scale": 100, "unit": "points", "contrast": "difference", "of": ["a"], "less": ["b"], "holds": {"above": 0},
+    "states": "It is so.",
+    "where": "Table I",
+    "tests": "a less b",
+    "study": "own",
+    "scenarios": ["near"],
+    "scale": 100,
+    "unit": "points",
+    "contrast": "difference",
+    "of": ["a"],
+    "less": ["b"],
+    "holds": {"above": 0},
     "differs": "nothing",
-}  # fmt: skip
+}
 
 
 def written(root: Path, *changes: dict[str, Any], studies: str = STUDIES) -> Path:
-    """The files of a paper whose claims c0, c1, ... are CLAIM with changes; None takes a key away."""
+    """The files of a paper whose claims c0, c1, ...
+
+    are CLAIM with changes; None takes a key away.
+    """
     by_hand.paper(root)
     claims = {
         f"c{i}": {key: value for key, value in (CLAIM | change).items() if value is not None}
@@ -73,7 +86,9 @@ def ends(root: Path, scenario: str, recipe: str, values: Sequence[float], **othe
         one(root, scenario, recipe, seed, [value / 2, value], **others)
 
 
-def one(root: Path, scenario: str, recipe: str, seed: int, accuracies: Sequence[float], **others: Any) -> None:
+def one(
+    root: Path, scenario: str, recipe: str, seed: int, accuracies: Sequence[float], **others: Any
+) -> None:
     """A run in the folder of the study's claims."""
     by_hand.run(root, scenario, recipe, seed, accuracies, "own", **others)
     studies = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies"
@@ -85,7 +100,9 @@ def one(root: Path, scenario: str, recipe: str, seed: int, accuracies: Sequence[
 def verdicts(root: Path) -> list[Verdict]:
     """All of the paper's, at the size of by_hand."""
     found = verbs.files(by_hand.SIZE, root)
-    return verbs.judged_all(found, {of: verbs.measured_of(claims, root) for of, claims in found.items()})
+    return verbs.judged_all(
+        found, {of: verbs.measured_of(claims, root) for of, claims in found.items()}
+    )
 
 
 def shown(root: Path) -> str:
@@ -97,7 +114,8 @@ A, B = [0.70, 0.74, 0.71, 0.78, 0.72], [0.60, 0.65, 0.60, 0.69, 0.61]
 
 
 def test_a_difference_has_the_interval_of_the_paired_t_test(tmp_path: Path) -> None:
-    """10, 9, 11, 9, 11 points: mean 10, deviation 1, so that the half width is t(0.975, 4) / sqrt(5)."""
+    """10, 9, 11, 9, 11 points: mean 10, deviation 1, so that the half width is t(0.975, 4) /
+    sqrt(5)."""
     ends(written(tmp_path, {}), "near", "a", A)
     ends(tmp_path, "near", "b", B)
     (found,) = verdicts(tmp_path)
@@ -123,14 +141,18 @@ def test_a_difference_has_the_interval_of_the_paired_t_test(tmp_path: Path) -> N
     ],
 )
 def test_the_verdict_is_about_the_bound(tmp_path: Path, holds: dict[str, float], word: str) -> None:
-    """The mean is 10 and the standard error 1 / sqrt(5): 2 from the bound is t = 4.5, p = 0.011; 0.5 is p = 0.33."""
+    """The mean is 10 and the standard error 1 / sqrt(5): 2 from the bound is t = 4.5, p = 0.011;
+    0.5 is p = 0.33."""
     ends(written(tmp_path, {"holds": holds}), "near", "a", A)
     ends(tmp_path, "near", "b", B)
     assert [found.word for found in verdicts(tmp_path)] == [word]
 
 
 def test_holm_counts_all_claims_of_the_page(tmp_path: Path) -> None:
-    """Three claims with t = 4.5, 8.9 and 0.2: p times 2, 3 and 1, by hand. One that has not run counts with p = 1."""
+    """Three claims with t = 4.5, 8.9 and 0.2: p times 2, 3 and 1, by hand.
+
+    One that has not run counts with p = 1.
+    """
     bounds = [{"holds": {"above": bound}} for bound in (8, 6, 9.9)]
     root = written(tmp_path, *bounds)
     ends(root, "near", "a", A)
@@ -139,19 +161,36 @@ def test_holm_counts_all_claims_of_the_page(tmp_path: Path) -> None:
     assert [one.holm_p for one in verdicts(root)] == pytest.approx([2 * p[0], 3 * p[1], p[2]])
     assert [one.word for one in verdicts(root)] == ["held", "held", "undecided"]
     root = written(tmp_path, *bounds, {"less": ["c"]}, {"less": ["c"]})
-    assert [one.holm_p for one in verdicts(root)] == pytest.approx([4 * p[0], 5 * p[1], min(1, 3 * p[2]), 1, 1])
+    assert [one.holm_p for one in verdicts(root)] == pytest.approx(
+        [4 * p[0], 5 * p[1], min(1, 3 * p[2]), 1, 1]
+    )
     assert verdicts(root)[0].word == "held", "4 times 0.0111 is below 0.05"
 
 
 def test_a_claim_over_several_methods_needs_them_all(tmp_path: Path) -> None:
     """c is as good as a: a is above b, but not above both."""
-    root = written(tmp_path, {"less": ["b", "c"]}, {"of": ["c"], "less": ["a", "b"], "holds": {"above": 5}})
+    root = written(
+        tmp_path, {"less": ["b", "c"]}, {"of": ["c"], "less": ["a", "b"], "holds": {"above": 5}}
+    )
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
-    ends(root, "near", "c", [value + sign for value, sign in zip(A, [0.01, -0.01, 0.01, -0.01, 0], strict=True)])
+    ends(
+        root,
+        "near",
+        "c",
+        [value + sign for value, sign in zip(A, [0.01, -0.01, 0.01, -0.01, 0], strict=True)],
+    )
     first, second = verdicts(root)
-    assert first.word == "undecided" and first.weakest is not None and first.weakest.part.words == "near: a less c"
-    assert second.word == "not held" and second.weakest is not None and second.weakest.part.words == "near: c less a"
+    assert (
+        first.word == "undecided"
+        and first.weakest is not None
+        and first.weakest.part.words == "near: a less c"
+    )
+    assert (
+        second.word == "not held"
+        and second.weakest is not None
+        and second.weakest.part.words == "near: c less a"
+    )
     own = ttest_1samp([1, -1, 1, -1, 0], 5).pvalue
     assert second.p == pytest.approx(2 * own), "the wrong side was chosen among two"
     assert second.holm_p == pytest.approx(4 * own), "two claims"
@@ -172,7 +211,10 @@ def numbers(root: Path) -> list[list[float]]:
         ({"statistic": "last2", "scale": 1}, [[0.15, 0.225]]),
         ({"statistic": "first1:test_accuracy", "scale": 1}, [[0.1, 0.15]]),
         ({"statistic": "mean:test_accuracy", "scale": 1}, [[0.15, 0.225]]),
-        ({"statistic": "rounds_to:0.45", "scale": 1}, [[-1.0, -1.0]]),  # a in round 2, 1; b never (3), 2
+        (
+            {"statistic": "rounds_to:0.45", "scale": 1},
+            [[-1.0, -1.0]],
+        ),  # a in round 2, 1; b never (3), 2
         ({"statistic": "client_worst", "scale": 1}, [[0.25, 0.25]]),
         ({"contrast": "level", "less": []}, [[60.0, 90.0]]),
         ({"contrast": "ratio", "scale": 1}, [[1.5, 1.5]]),
@@ -185,9 +227,14 @@ def numbers(root: Path) -> list[list[float]]:
         ({"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 0.5}}, [[-40.0, -60.0]]),
     ],
 )
-def test_each_kind_of_number(tmp_path: Path, change: dict[str, Any], wanted: list[list[float]]) -> None:
+def test_each_kind_of_number(
+    tmp_path: Path, change: dict[str, Any], wanted: list[list[float]]
+) -> None:
     root = written(tmp_path, change)
-    for recipe, near, far, worst in (("a", [0.6, 0.9], [0.5, 0.6], 0.5), ("b", [0.4, 0.6], [0.4, 0.55], 0.25)):
+    for recipe, near, far, worst in (
+        ("a", [0.6, 0.9], [0.5, 0.6], 0.5),
+        ("b", [0.4, 0.6], [0.4, 0.55], 0.25),
+    ):
         ends(root, "near", recipe, near, metrics={"client_worst": worst})
         ends(root, "far", recipe, far)
     found = numbers(root)
@@ -197,14 +244,19 @@ def test_each_kind_of_number(tmp_path: Path, change: dict[str, Any], wanted: lis
 
 
 def test_rounds_until_an_accuracy_that_no_run_reaches_say_nothing(tmp_path: Path) -> None:
-    """0.62 is reached by every a and by two of b, 0.95 by none: equal numbers are no result there."""
+    """0.62 is reached by every a and by two of b, 0.95 by none: equal numbers are no result
+    there."""
     claim = {"scale": 1, "unit": "rounds", "holds": {"below": 0}}
-    root = written(tmp_path, *({"statistic": f"rounds_to:{level}"} | claim for level in (0.62, 0.95)))
+    root = written(
+        tmp_path, *({"statistic": f"rounds_to:{level}"} | claim for level in (0.62, 0.95))
+    )
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     some, none = verdicts(root)
     assert some.never == (3, 10), "b ends at 0.60, 0.65, 0.60, 0.69, 0.61"
-    assert none.never == (10, 10) and none.word == "undecided" and none.weakest is None and none.p == 1
+    assert (
+        none.never == (10, 10) and none.word == "undecided" and none.weakest is None and none.p == 1
+    )
     text = shown(root)
     assert "3 of 10 runs never reach the accuracy. Each counts as a round more than all." in text
     assert "| below 0 rounds | - | - | - | - | **undecided** |" in text
@@ -213,41 +265,75 @@ def test_rounds_until_an_accuracy_that_no_run_reaches_say_nothing(tmp_path: Path
 
 def test_a_trend_over_three_points_is_the_least_squares_slope(tmp_path: Path) -> None:
     """10, 20, 60 at 0, 1, 2: the slope is (60 - 10) / 2 = 25."""
-    root = written(tmp_path, {"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 1, "c": 2}})
+    root = written(
+        tmp_path, {"contrast": "trend", "of": [], "less": [], "over": {"a": 0, "b": 1, "c": 2}}
+    )
     for recipe, value in (("a", 0.1), ("b", 0.2), ("c", 0.6)):
         ends(root, "near", recipe, [value, value])
     assert numbers(root) == [pytest.approx([25, 25])]
 
 
 def test_recorded_numbers(tmp_path: Path) -> None:
-    """The mean over the rounds of one client's number; N / E is the mean of the rounds' quotients."""
-    root = written(tmp_path, {"statistic": "recorded:ccn/weights:1", "scale": 1, "contrast": "level", "less": []})
+    """The mean over the rounds of one client's number; N / E is the mean of the rounds'
+    quotients."""
+    root = written(
+        tmp_path,
+        {"statistic": "recorded:ccn/weights:1", "scale": 1, "contrast": "level", "less": []},
+    )
     for seed in (0, 1):
-        one(root, "near", "a", seed, [0.1, 0.2], recorded={"ccn/weights": torch.tensor([[0.2, 0.3], [0.2, 0.5]])})
+        one(
+            root,
+            "near",
+            "a",
+            seed,
+            [0.1, 0.2],
+            recorded={"ccn/weights": torch.tensor([[0.2, 0.3], [0.2, 0.5]])},
+        )
     assert numbers(root) == [pytest.approx([0.4, 0.4])]
     written(root, {"statistic": "n_over_e", "scale": 1, "contrast": "level", "less": []})
-    for path in (root / "papers" / by_hand.PAPER / by_hand.SIZE).glob("studies/own/runs/*/rounds.csv"):
+    for path in (root / "papers" / by_hand.PAPER / by_hand.SIZE).glob(
+        "studies/own/runs/*/rounds.csv"
+    ):
         head = "round,test_accuracy,bytes_up,bytes_down,update_norm_server,update_norm_client"
         path.write_text(f"{head}\n1,0.1,1,1,1,4\n2,0.2,1,1,3,4\n")
     assert numbers(root) == [pytest.approx([0.5, 0.5])]
 
 
 def test_neuron_drift_is_of_neurons_bound_to_classes_that_a_client_lacks(tmp_path: Path) -> None:
-    """Client 0 has class 0. Neuron 1 is bound to class 1 and falls by 0.25, neuron 2 is dead, neuron 0 is its own."""
-    before = torch.tensor([[[[3.0, 1.0, 0.0], [1.0, 2.0, 0.0]]]])  # [rounds, clients, classes, neurons]
+    """Client 0 has class 0.
+
+    Neuron 1 is bound to class 1 and falls by 0.25, neuron 2 is dead, neuron 0 is its own.
+    """
+    before = torch.tensor(
+        [[[[3.0, 1.0, 0.0], [1.0, 2.0, 0.0]]]]
+    )  # [rounds, clients, classes, neurons]
     after = torch.tensor([[[[4.0, 1.5, 0.0], [0.5, 1.75, 0.5]]]])
     tensors = {"fednlr/before": before, "fednlr/after": after, "round/clients": torch.tensor([[0]])}
-    root = written(tmp_path, {"statistic": "neuron_drift", "scale": 1, "contrast": "level", "less": []})
+    root = written(
+        tmp_path, {"statistic": "neuron_drift", "scale": 1, "contrast": "level", "less": []}
+    )
     for seed in (0, 1):
         one(root, "near", "a", seed, [0.1, 0.2], recorded=tensors)
-        folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own" / "partitions" / f"near-{seed}"
+        folder = (
+            root
+            / "papers"
+            / by_hand.PAPER
+            / by_hand.SIZE
+            / "studies"
+            / "own"
+            / "partitions"
+            / f"near-{seed}"
+        )
         folder.mkdir(parents=True)
-        (folder / "clients.csv").write_text("client,samples,entropy,noise,0,1\n0,5,0,0,5,0\n1,5,0,0,0,5\n")
+        (folder / "clients.csv").write_text(
+            "client,samples,entropy,noise,0,1\n0,5,0,0,5,0\n1,5,0,0,0,5\n"
+        )
     assert numbers(root) == [pytest.approx([-0.25, -0.25])]
 
 
 @pytest.mark.parametrize(
-    ("values", "word"), [([[1, 1], [1, 1]], "held"), ([[1, 1], [2, 1]], "undecided"), ([[2, 1], [2, 1]], "not held")]
+    ("values", "word"),
+    [([[1, 1], [1, 1]], "held"), ([[1, 1], [2, 1]], "undecided"), ([[2, 1], [2, 1]], "not held")],
 )
 def test_a_counted_number_has_no_test(tmp_path: Path, values: list[list[int]], word: str) -> None:
     """Every seed must agree. It is not among the claims that Holm's adjustment counts."""
@@ -297,14 +383,21 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     )
     assert (line["claim"], line["seeds"], line["verdict"]) == ("c0", "5", "held")
     values = list(csv.DictReader(io.StringIO((folder / "claims-values.csv").read_text())))
-    assert [float(one["value"]) for one in values if one["role"] == "of"] == pytest.approx([100 * a for a in A])
-    runs = {run["item"]: run for run in csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text()))}
-    assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
-    assert {(run["study"], run["weights_sha256"], len(run["fingerprint"])) for run in runs.values()} == {
-        ("own", "0", 64)
+    assert [float(one["value"]) for one in values if one["role"] == "of"] == pytest.approx(
+        [100 * a for a in A]
+    )
+    runs = {
+        run["item"]: run
+        for run in csv.DictReader(io.StringIO((folder / "claims-runs.csv").read_text()))
     }
+    assert len(runs) == 10 and {one["item"] for one in values} == set(runs)
+    assert {
+        (run["study"], run["weights_sha256"], len(run["fingerprint"])) for run in runs.values()
+    } == {("own", "0", 64)}
     assert float(runs["near-a-1"]["accuracy"]) == pytest.approx(A[1])
-    rounds = list(csv.DictReader(io.StringIO((folder / f"claims-rounds-{by_hand.PAPER}.csv").read_text())))
+    rounds = list(
+        csv.DictReader(io.StringIO((folder / f"claims-rounds-{by_hand.PAPER}.csv").read_text()))
+    )
     (found,) = [one for one in rounds if one["item"] == "near-b-0"]
     assert (float(found["1"]), float(found["2"])) == pytest.approx((B[0] / 2, B[0]))
     html = (folder / "claims.html").read_text()
@@ -313,12 +406,16 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     assert "- Means over the seeds: near: a 73.00, b 63.00.\n" in (folder / "claims.md").read_text()
 
 
-def test_running_one_claim_notes_all_claims_on_its_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_one_claim_notes_all_claims_on_its_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its runs decide them too."""
     root = written(tmp_path, {}, {"of": ["b"], "less": ["a"]})
     ran: list[str] = []
     monkeypatch.setattr(tuned, "settled", lambda place, study: study)
-    monkeypatch.setattr("fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name))
+    monkeypatch.setattr(
+        "fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name)
+    )
     verbs.claims(Workspace.of(root, {}), by_hand.SIZE, name="c1")
     assert ran == ["own"]
     assert set(declared.read(root / "papers" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
@@ -339,9 +436,13 @@ def test_missing_runs_only_what_has_no_committed_numbers(
     shutil.copytree(folder, tmp_path / "results")
     written(root, change)
     ran: list[str] = []
-    monkeypatch.setattr(verbs, "published_at", lambda root, size: published.read(tmp_path / "results"))
+    monkeypatch.setattr(
+        verbs, "published_at", lambda root, size: published.read(tmp_path / "results")
+    )
     monkeypatch.setattr(tuned, "settled", lambda place, study: study)
-    monkeypatch.setattr("fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name))
+    monkeypatch.setattr(
+        "fedml_noniid.pipelines.papers.study.execute", lambda place, study: ran.append(study.name)
+    )
     place = Workspace.of(root, {})
     verbs.claims(place, by_hand.SIZE, missing=True)
     assert ran == wanted
@@ -349,8 +450,13 @@ def test_missing_runs_only_what_has_no_committed_numbers(
     assert ran == [*wanted, "own"]
 
 
-def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp_path: Path) -> None:
-    """b is 10 points below a: the claim on b does not hold, and the cause is supported. Holm counts one claim."""
+def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
+    tmp_path: Path,
+) -> None:
+    """b is 10 points below a: the claim on b does not hold, and the cause is supported.
+
+    Holm counts one claim.
+    """
     root = written(tmp_path, {"of": ["b"], "less": ["a"]})
     why = CLAIM | {"explains": "c0", "cause": "It is b."}
     path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
@@ -377,13 +483,19 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(tmp
         ({}, ["held", "held"]),
         ({"holds": {"above": -5}}, ["not run", "held"]),
         ({"tests": "other"}, ["not run", "held"]),
-        ({"differs": "much", "states": "It is.", "where": "Table II"}, ["held", "held"]),  # words beside the test
+        (
+            {"differs": "much", "states": "It is.", "where": "Table II"},
+            ["held", "held"],
+        ),  # words beside the test
     ],
 )
 def test_committed_numbers_are_judged_without_their_runs(
     tmp_path: Path, change: dict[str, Any], words: list[str]
 ) -> None:
-    """As long as the claim is the one that was tested. The other claim, whose runs are here, needs none."""
+    """As long as the claim is the one that was tested.
+
+    The other claim, whose runs are here, needs none.
+    """
     root = written(tmp_path, {}, {"of": ["b"], "less": ["c"]})
     for recipe, values in (("a", A), ("b", B), ("c", [0.5, 0.5, 0.51, 0.5, 0.52])):
         ends(root, "near", recipe, values)
@@ -396,7 +508,16 @@ def test_committed_numbers_are_judged_without_their_runs(
         (to / path.name).write_bytes(path.read_bytes())
     written(root, change, {"of": ["b"], "less": ["c"]})
     for seed in range(len(A)):
-        shutil.rmtree(root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own" / "runs" / f"near-a-{seed}")
+        shutil.rmtree(
+            root
+            / "papers"
+            / by_hand.PAPER
+            / by_hand.SIZE
+            / "studies"
+            / "own"
+            / "runs"
+            / f"near-a-{seed}"
+        )
     found = verbs.files(by_hand.SIZE, root)
     measured = {of: verbs.measured_of(one, root) for of, one in found.items()}
     known = published.read(to)
@@ -408,7 +529,12 @@ def test_committed_numbers_are_judged_without_their_runs(
         text = again["claims.md"].decode()
         assert verbs.page.COMMITTED in text
         assert text.replace(verbs.page.COMMITTED, "") == before or change
-        names = ("claims.csv", "claims-values.csv", "claims-runs.csv", f"claims-rounds-{by_hand.PAPER}.csv")
+        names = (
+            "claims.csv",
+            "claims-values.csv",
+            "claims-runs.csv",
+            f"claims-rounds-{by_hand.PAPER}.csv",
+        )
         assert all(again[name] == (to / name).read_bytes() for name in names)
 
 
@@ -422,7 +548,8 @@ def test_a_seed_without_a_finite_number_leaves_a_claim_undecided(tmp_path: Path)
 
 
 def test_numbers_beside_a_claim_are_shown_and_decide_nothing(tmp_path: Path) -> None:
-    """a ends at 60 %, and its worst client has 0.5, 0.7, 0.5, 0.7, 0.6: mean 0.6, half width 2.776 * 0.1 / sqrt(5)."""
+    """a ends at 60 %, and its worst client has 0.5, 0.7, 0.5, 0.7, 0.6: mean 0.6, half width 2.776
+    * 0.1 / sqrt(5)."""
     change = {"contrast": "level", "less": [], "beside": {"its worst client": "client_worst"}}
     root = written(tmp_path, change)
     for seed, value in enumerate([0.5, 0.7, 0.5, 0.7, 0.6]):
@@ -439,19 +566,25 @@ def test_numbers_beside_a_claim_are_shown_and_decide_nothing(tmp_path: Path) -> 
     shutil.copytree(folder, tmp_path / "results", dirs_exist_ok=True)
     again = published.read(tmp_path / "results").parts(claims["c0"])
     assert [(part.words, part.is_tested, len(part.values)) for part in again] == [
-        ("near: a", True, 5), ("near: a: its worst client", False, 5),
-    ]  # fmt: skip
+        ("near: a", True, 5),
+        ("near: a: its worst client", False, 5),
+    ]
 
 
 def test_a_cause_in_other_words_keeps_its_numbers_and_says_so(tmp_path: Path) -> None:
     """The test decides the numbers, the cause only what they are for."""
-    root, why = written(tmp_path, {}), {key: CLAIM[key] for key in CLAIM if key not in ("states", "where")}
+    root, why = (
+        written(tmp_path, {}),
+        {key: CLAIM[key] for key in CLAIM if key not in ("states", "where")},
+    )
     path = root / "pipelines" / "papers" / by_hand.PAPER / "claims.yaml"
     text, found = path.read_text(), []
     for cause in ("It is b.", "It is a."):
         with path.open("w") as file:
             file.write(text)
-            YAML(typ="safe", pure=True).dump({"why": {"w0": why | {"explains": "c0", "cause": cause}}}, file)
+            YAML(typ="safe", pure=True).dump(
+                {"why": {"w0": why | {"explains": "c0", "cause": cause}}}, file
+            )
         found.append(verbs.files(by_hand.SIZE, root)[by_hand.PAPER].whys["w0"])
     assert found[0].test == found[1].test and found[0].sha256 != found[1].sha256
 
@@ -478,7 +611,10 @@ def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> 
         ({"scenarios": ["nera"]}, "scenario 'nera' is unknown (did you mean 'near'?)"),
         ({"of": ["z"]}, "recipe 'z' is unknown"),
         ({"contrast": "diference"}, "contrast"),
-        ({"contrast": "difference", "less": []}, "allowed: with one method in of, one or more in less"),
+        (
+            {"contrast": "difference", "less": []},
+            "allowed: with one method in of, one or more in less",
+        ),
         ({"contrast": "trend"}, "over is refused"),
         ({"over": {"near": 1, "far": 2}}, "over is refused"),
         ({"scenarios": []}, "scenarios is refused"),
@@ -498,14 +634,19 @@ def test_a_mistake_is_one_line(tmp_path: Path, change: dict[str, Any], words: st
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda text: text.replace("images_per_second: 100", ""), "images_per_second=None is refused"),
+        (
+            lambda text: text.replace("images_per_second: 100", ""),
+            "images_per_second=None is refused",
+        ),
         (lambda text: text.replace("[0, 1, 2, 3, 4]", "[0]"), "seeds=[0] is refused"),
         (lambda text: text.replace("  own:", "  one:"), "is in params.yaml too"),
         (lambda text: text.replace("like: one", "like: two"), "'two' is unknown"),
         (lambda text: f"study: 1\n{text}", "section 'study' is unknown (did you mean 'studies'?)"),
     ],
 )
-def test_a_mistake_of_a_study_is_one_line(tmp_path: Path, change: Callable[[str], str], words: str) -> None:
+def test_a_mistake_of_a_study_is_one_line(
+    tmp_path: Path, change: Callable[[str], str], words: str
+) -> None:
     root = written(tmp_path, {}, studies=change(STUDIES))
     with pytest.raises(UserError, match=re.escape(words)) as error:
         of_paper(by_hand.PAPER, by_hand.SIZE, root)
@@ -515,7 +656,9 @@ def test_a_mistake_of_a_study_is_one_line(tmp_path: Path, change: Callable[[str]
 def test_an_unknown_statistic_is_one_line(tmp_path: Path) -> None:
     root = written(tmp_path, {"statistic": "rounds_too:0.9"})
     ends(root, "near", "a", A)
-    with pytest.raises(UserError, match=r"statistic 'rounds_too:0\.9' is unknown; allowed: .*rounds_to:0\.9"):
+    with pytest.raises(
+        UserError, match=r"statistic 'rounds_too:0\.9' is unknown; allowed: .*rounds_to:0\.9"
+    ):
         verdicts(root)
 
 
@@ -536,7 +679,11 @@ def test_hours_are_images_by_speed(tmp_path: Path) -> None:
 def test_a_study_runs_only_what_a_claim_reads(tmp_path: Path) -> None:
     found = of_paper(by_hand.PAPER, by_hand.SIZE, written(tmp_path, {}, {"less": ["c"]}))
     study = found.studies["own"]
-    assert study.content["scenario_names"] == ["near"] and study.content["recipe_names"] == ["a", "b", "c"]
+    assert study.content["scenario_names"] == ["near"] and study.content["recipe_names"] == [
+        "a",
+        "b",
+        "c",
+    ]
     assert study.folder == Path("papers") / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
 
 
@@ -561,15 +708,33 @@ def test_every_study_is_a_sound_experiment(
     """Its settings pass every check that comes before the data."""
     for study in ours[size][paper].studies.values():
         settings = by_hand.sound(study, tmp_path)
-        assert settings.data.name == ("digits" if size == "smoke" else study.content["data"]["name"])
+        assert settings.data.name == (
+            "digits" if size == "smoke" else study.content["data"]["name"]
+        )
 
 
 SHARED = {  # paper -> recipes of its small studies
-    "fnr": {"single-resnet": ["fedavg", "fnr", "fedprox", "scaffold", "fednova"], "composed": ["fedprox+fnr"]},
-    "fednnnn": {"mnist-noniid-b": ["fedavg", "fednnnn"], "mnist-noniid-ub": ["fedavg"], "cifar-noniid-b": ["momentum"]},
+    "fnr": {
+        "single-resnet": ["fedavg", "fnr", "fedprox", "scaffold", "fednova"],
+        "composed": ["fedprox+fnr"],
+    },
+    "fednnnn": {
+        "mnist-noniid-b": ["fedavg", "fednnnn"],
+        "mnist-noniid-ub": ["fedavg"],
+        "cifar-noniid-b": ["momentum"],
+    },
     "ccn": {"cifar10-adam": ["fedavg", "fedbabu+ccn"], "cifar10-sgd": ["scaffold", "sgdm+ccn"]},
-    "fednlr": {"cifar10": ["fedavg", "fednlr"], "cifar10-dyn": ["feddyn"], "ratios": ["width-1"], "lr-001": ["fedavg"]},
-    "rfedavg": {"mnist-device": ["fedavg"], "mnist-device-fedprox": ["fedprox"], "cifar-silo": ["rfedavg_plus"]},
+    "fednlr": {
+        "cifar10": ["fedavg", "fednlr"],
+        "cifar10-dyn": ["feddyn"],
+        "ratios": ["width-1"],
+        "lr-001": ["fedavg"],
+    },
+    "rfedavg": {
+        "mnist-device": ["fedavg"],
+        "mnist-device-fedprox": ["fedprox"],
+        "cifar-silo": ["rfedavg_plus"],
+    },
 }
 
 
@@ -590,7 +755,9 @@ def test_tables_of_size_small_are_made_of_the_claims_runs(
     claimed = [item for study in studies for several in items(study).values() for item in several]
     for name, recipes in SHARED[paper].items():
         own = items(of_studies(paper, "small", ROOT)[name])
-        assert [item for recipe in recipes for item in own[recipe] if item not in claimed] == [], name
+        assert [item for recipe in recipes for item in own[recipe] if item not in claimed] == [], (
+            name
+        )
 
 
 def test_the_page_counts_tests_and_statements(ours: dict[str, dict[str, Claims]]) -> None:
@@ -622,7 +789,9 @@ def test_the_images_are_those_of_the_data_sets(tmp_path: Path) -> None:
 
 def test_a_statement_is_escaped(tmp_path: Path) -> None:
     """Markdown would take its stars and underscores for emphasis."""
-    assert r"The paper states: a \*b\* c\_d. (Table I)" in shown(written(tmp_path, {"states": "a *b* c_d."}))
+    assert r"The paper states: a \*b\* c\_d. (Table I)" in shown(
+        written(tmp_path, {"states": "a *b* c_d."})
+    )
     assert page.ABOUT["smoke"] in shown(tmp_path)
 
 
@@ -634,43 +803,72 @@ def test_missing_data_are_named(tmp_path: Path) -> None:
     assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)
 
 
-def test_write_copies_the_page_and_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_copies_the_page_and_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without running anything. `declared.json` stays with the runs."""
     results = tmp_path / "docs" / "results"
     results.mkdir(parents=True)
     monkeypatch.setattr(cli, "checkout", lambda name: tmp_path)
     cli.claims(size="small", run=False, write=True, root=written(tmp_path, {}))
     assert sorted(path.name for path in results.iterdir()) == [
-        "claims-runs.csv", "claims-values.csv", "claims.csv", "claims.json", "claims.md",
-    ]  # fmt: skip
+        "claims-runs.csv",
+        "claims-values.csv",
+        "claims.csv",
+        "claims.json",
+        "claims.md",
+    ]
     assert page.ABOUT["small"] in (results / "claims.md").read_text()
 
 
-def test_a_tuned_study_runs_with_the_best_trial_of_each_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tuned_study_runs_with_the_best_trial_of_each_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """b's second trial is the best; a's first diverged. The study keeps what no trial changes."""
     study = verbs.files(by_hand.SIZE, ROOT)["fednnnn"].studies["claims-mnist-tuned"]
     trials_ = {
-        "fedavg": [_trial("fedavg", {"train": {"lr": 0.5}}), _trial("fedavg", {"train": {"lr": 0.1}}, 0.3)],
+        "fedavg": [
+            _trial("fedavg", {"train": {"lr": 0.5}}),
+            _trial("fedavg", {"train": {"lr": 0.1}}, 0.3),
+        ],
         "fednnnn": [
             _trial("fednnnn", {"train": {"lr": 0.2}, "fednnnn": {"beta": 1.0}}, 0.4),
             _trial("fednnnn", {"train": {"lr": 0.1}, "fednnnn": {"beta": 0.5}}, 0.6),
         ],
     }
     monkeypatch.setattr(tuned, "prepared", lambda place, data: None)
-    monkeypatch.setattr(tuned, "tried", lambda place, settings, scenarios, title: {scenarios[0]: trials_})
+    monkeypatch.setattr(
+        tuned, "tried", lambda place, settings, scenarios, title: {scenarios[0]: trials_}
+    )
     found = tuned.settled(Workspace.of(tmp_path, {}), study)
     assert found.content["recipes"]["fedavg"] == {"train": {"lr": 0.1}}
-    assert found.content["recipes"]["fednnnn"] == {"fednnnn": {"beta": 0.5, "gamma": 0.8}, "train": {"lr": 0.1}}
-    assert "tune" not in found.content and found.items == study.items and found.folder == study.folder
+    assert found.content["recipes"]["fednnnn"] == {
+        "fednnnn": {"beta": 0.5, "gamma": 0.8},
+        "train": {"lr": 0.1},
+    }
+    assert (
+        "tune" not in found.content and found.items == study.items and found.folder == study.folder
+    )
     said = trials.read(tmp_path, study)
     assert trials.lines("p", "s", said)[:2] == [
-        ["p", "s", "fedavg", "lr 0.1", "100", 0.3, "yes"], ["p", "s", "fedavg", "lr 0.5", "100", None, ""],
-    ]  # fmt: skip
-    assert "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5" in trials.words(said)
-    assert [line.split(" | ")[2:] for line in trials.section(trials.lines("p", "s", said)).splitlines()[-2:]] == [
-        ["fedavg", "lr 0.1", "2", "the smallest |"], ["fednnnn", "lr 0.1, fednnnn.beta 0.5", "2", "the smallest |"],
-    ]  # fmt: skip
-    within = [["p", "s", "a", f"lr {rate:g}", "1", 0.5, yes] for rate, yes in ((1e-3, ""), (0.1, "yes"), (1, ""))]
+        ["p", "s", "fedavg", "lr 0.1", "100", 0.3, "yes"],
+        ["p", "s", "fedavg", "lr 0.5", "100", None, ""],
+    ]
+    assert (
+        "2 trials for each method: fedavg lr 0.1; fednnnn lr 0.1, fednnnn.beta 0.5"
+        in trials.words(said)
+    )
+    assert [
+        line.split(" | ")[2:]
+        for line in trials.section(trials.lines("p", "s", said)).splitlines()[-2:]
+    ] == [
+        ["fedavg", "lr 0.1", "2", "the smallest |"],
+        ["fednnnn", "lr 0.1, fednnnn.beta 0.5", "2", "the smallest |"],
+    ]
+    within = [
+        ["p", "s", "a", f"lr {rate:g}", "1", 0.5, yes]
+        for rate, yes in ((1e-3, ""), (0.1, "yes"), (1, ""))
+    ]
     assert trials.section(within).endswith("| within |") and trials.section([]) == ""
     trials_["fedavg"].pop()
     with pytest.raises(UserError, match="all trials of fedavg diverged"):
@@ -688,7 +886,9 @@ def test_tuned_methods_have_equal_budgets(ours: dict[str, dict[str, Claims]], pa
         if "tune" in study.content:
             tune = study.content["tune"]
             assert tune["trials"] == 6 and not set(tune["seeds"]) & set(study.content["seeds"])
-            assert all(len(own) == 6 for own in points(checked(study.content, "claims.yaml")).values())
+            assert all(
+                len(own) == 6 for own in points(checked(study.content, "claims.yaml")).values()
+            )
 
 
 def test_smoke_is_not_written_to_the_results() -> None:

@@ -62,9 +62,14 @@ def test_the_sign_test_by_hand(samples: Sequence[float], p: float) -> None:
 
 
 def test_equal_differences_count_as_if_one_seed_were_one_sample_off() -> None:
-    """Deviation of 0, 0, 1 samples: 1 / sqrt(3). So t = 3 for one sample and 6 for two; the interval is a point."""
+    """Deviation of 0, 0, 1 samples: 1 / sqrt(3).
+
+    So t = 3 for one sample and 6 for two; the interval is a point.
+    """
     one, two = of([1, 1, 1]), of([2, 2, 2])
-    assert one.p == pytest.approx(1 - 3 / math.sqrt(11)) and two.p == pytest.approx(1 - 6 / math.sqrt(38))
+    assert one.p == pytest.approx(1 - 3 / math.sqrt(11)) and two.p == pytest.approx(
+        1 - 6 / math.sqrt(38)
+    )
     assert one.low == one.high == one.mean and two.deviation == pytest.approx(STEP / math.sqrt(3))
 
 
@@ -103,15 +108,19 @@ def test_holm_by_hand(ps: Sequence[float], adjusted: Sequence[float]) -> None:
         ([-1, 0, 1], 1, "undecided"),  # up to 2.48 samples either way
     ],
 )
-def test_verdicts_at_their_borders(samples: Sequence[float], holm_factor: float, verdict: str) -> None:
+def test_verdicts_at_their_borders(
+    samples: Sequence[float], holm_factor: float, verdict: str
+) -> None:
     assert of(samples, holm_factor).verdict == verdict
 
 
 def test_seeds_that_would_decide() -> None:
-    """Mean 2, deviation 2 samples: sqrt(n) has to exceed t. 2.447 of six degrees of freedom: seven seeds.
+    """Mean 2, deviation 2 samples: sqrt(n) has to exceed t.
 
-    Printed tables, at 97.5 %: 2.571 of five, so six seeds (2.449) are too few. Of two comparisons, at 98.75 %: 2.841
-    of seven degrees, so eight seeds (2.828) are too few, nine (2.752) are enough.
+    2.447 of six degrees of freedom: seven seeds.
+
+    Printed tables, at 97.5 %: 2.571 of five, so six seeds (2.449) are too few. Of two comparisons,
+    at 98.75 %: 2.841 of seven degrees, so eight seeds (2.828) are too few, nine (2.752) are enough.
     """
     found = of([0, 2, 4])
     assert found.deviation == pytest.approx(2 * STEP)
@@ -131,6 +140,8 @@ def test_the_tests_are_those_of_scipy(n: int) -> None:
         wanted = 2 * t.sf(ratio * math.sqrt(n), n - 1)
         assert p_value(Spread(ratio, 1.0, n)) == pytest.approx(wanted, rel=1e-12)
     for level in (0.05, 0.05 / 34):
-        assert per_deviation(n, level) == pytest.approx(t.ppf(1 - level / 2, n - 1) / math.sqrt(n), rel=1e-12)
+        assert per_deviation(n, level) == pytest.approx(
+            t.ppf(1 - level / 2, n - 1) / math.sqrt(n), rel=1e-12
+        )
     for higher in range(n + 1):
         assert sign_test(higher, n) == pytest.approx(binomtest(higher, n).pvalue, rel=1e-12)

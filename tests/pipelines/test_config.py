@@ -1,4 +1,5 @@
-"""params.yaml: what is accepted, and that each mistake is one line with file, key, value and what is allowed."""
+"""params.yaml: what is accepted, and that each mistake is one line with file, key, value and what
+is allowed."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def mistakes(tmp_path: Path, *changes: tuple[str, str]) -> list[str]:
 
 def test_the_default_experiment_is_good() -> None:
     settings = config.load(ROOT)
-    assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(settings.recipe_names)
+    assert {"fedavg", "fedprox", "scaffold", "fnr", "fednnnn", "ccn", "fednlr", "rfedavg"} <= set(
+        settings.recipe_names
+    )
     assert len(settings.seeds) >= 3
     assert settings.train.local.rate.start == settings.train.lr
 
@@ -41,24 +44,56 @@ def test_the_default_experiment_is_good() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
-        ("experiment: digits-label-skew", "experiment: ../x", ["experiment: '../x' is refused", "without slashes"]),
+        (
+            "experiment: digits-label-skew",
+            "experiment: ../x",
+            ["experiment: '../x' is refused", "without slashes"],
+        ),
         ("experiment: digits-label-skew", "experiment: a\\b", ["experiment: 'a\\\\b' is refused"]),
-        ("experiment: digits-label-skew", f"experiment: {'ö' * 101}", ["is refused", "at most 200 bytes"]),
+        (
+            "experiment: digits-label-skew",
+            f"experiment: {'ö' * 101}",
+            ["is refused", "at most 200 bytes"],
+        ),
         (
             "rounds: 40",
             f"rounds: {10**20}",
             [f"train.rounds = {10**20} is refused", "less than or equal to 1000000000"],
         ),
-        ("rounds: 40", "rounds: 2000000000", ["train.rounds = 2000000000", "less than or equal to 1000000000"]),
+        (
+            "rounds: 40",
+            "rounds: 2000000000",
+            ["train.rounds = 2000000000", "less than or equal to 1000000000"],
+        ),
         ("epochs: 2 ", f"epochs: {10**20} ", ["train.epochs", "less than or equal to 1000000000"]),
-        ("local_steps: 0", "local_steps: 9999999999", ["train.local_steps", "less than or equal to 1000000000"]),
+        (
+            "local_steps: 0",
+            "local_steps: 9999999999",
+            ["train.local_steps", "less than or equal to 1000000000"],
+        ),
         ("public: 100", f"public: {10**12}", ["data.public", "less than or equal to 1000000000"]),
         ("clients: 20", f"clients: {10**12}", ["clients", "less than or equal to 1000000000"]),
         (SEEDS, f"seeds: [0, {2**70}]", [f"seeds.1 = {2**70} is refused", "less than"]),
-        ("fnr: {p: 0.5}", f"fnr: {{epochs: {2**64}}}", [f"recipes.fnr.fnr.epochs = {2**64} is refused", "64 bits"]),
-        ("model_options: {}", f"model_options: {{hidden: {10**12}}}", ["'hidden'", "at most 1000000"]),
-        ("name: digits", "name: digitz", ["data.name", "'digitz'", "did you mean 'digits'", "mnist"]),
-        ("validation: 0.1", "validation: -0.1", ["data.validation", "-0.1", "greater than or equal to 0"]),
+        (
+            "fnr: {p: 0.5}",
+            f"fnr: {{epochs: {2**64}}}",
+            [f"recipes.fnr.fnr.epochs = {2**64} is refused", "64 bits"],
+        ),
+        (
+            "model_options: {}",
+            f"model_options: {{hidden: {10**12}}}",
+            ["'hidden'", "at most 1000000"],
+        ),
+        (
+            "name: digits",
+            "name: digitz",
+            ["data.name", "'digitz'", "did you mean 'digits'", "mnist"],
+        ),
+        (
+            "validation: 0.1",
+            "validation: -0.1",
+            ["data.validation", "-0.1", "greater than or equal to 0"],
+        ),
         ("validation: 0.1", "validation: 1.0", ["data.validation", "1.0", "less than 1"]),
         ("validation: 0.1", "# gone", ["data.validation is missing"]),
         ("public: 100", "public: 1.5", ["data.public", "1.5", "integer"]),
@@ -70,19 +105,44 @@ def test_the_default_experiment_is_good() -> None:
         ("alpha: 0.1", "alpha: true", ["scenarios.dirichlet", "alpha=True", "above 0"]),
         ("alpha: 0.1", "alhpa: 0.1", ["scenarios.dirichlet", "'alhpa'", "did you mean 'alpha'"]),
         *(
-            ("partition: dirichlet, clients: 20, participation: 1.0, alpha: 0.1", f"clients: 20, {text}", parts)
+            (
+                "partition: dirichlet, clients: 20, participation: 1.0, alpha: 0.1",
+                f"clients: 20, {text}",
+                parts,
+            )
             for text, parts in (
-                ("partition: similarity, s: 1.5", ["scenarios.dirichlet", "s=1.5", "a number from 0 to 1"]),
+                (
+                    "partition: similarity, s: 1.5",
+                    ["scenarios.dirichlet", "s=1.5", "a number from 0 to 1"],
+                ),
                 ("partition: similarity", ["scenarios.dirichlet", "s is missing"]),
                 ("partition: quantity, beta: 0", ["scenarios.dirichlet", "beta=0", "above 0"]),
                 ("partition: mixed, alpha: 1", ["scenarios.dirichlet", "'alpha'", "beta"]),
-                ("partition: two_classes, sizes: power", ["scenarios.dirichlet", "sizes='power'", "power_law"]),
-                ("partition: two_classes, total: .nan", ["scenarios.dirichlet", "total=nan", "above 0"]),
-                ("partition: iid_unbalanced, exponent: x", ["scenarios.dirichlet", "exponent='x'", "above 0"]),
-                ("partition: shards_equal, shards_per_client: 0", ["shards_per_client=0", "above 0"]),
+                (
+                    "partition: two_classes, sizes: power",
+                    ["scenarios.dirichlet", "sizes='power'", "power_law"],
+                ),
+                (
+                    "partition: two_classes, total: .nan",
+                    ["scenarios.dirichlet", "total=nan", "above 0"],
+                ),
+                (
+                    "partition: iid_unbalanced, exponent: x",
+                    ["scenarios.dirichlet", "exponent='x'", "above 0"],
+                ),
+                (
+                    "partition: shards_equal, shards_per_client: 0",
+                    ["shards_per_client=0", "above 0"],
+                ),
                 ("partition: natural, users: 5", ["scenarios.dirichlet", "'users'", "min_samples"]),
-                ("partition: natural_grouped, users: all", ["scenarios.dirichlet", "users='all'", "above 0"]),
-                ("partition: natural, min_samples: 0", ["scenarios.dirichlet", "min_samples=0", "above 0"]),
+                (
+                    "partition: natural_grouped, users: all",
+                    ["scenarios.dirichlet", "users='all'", "above 0"],
+                ),
+                (
+                    "partition: natural, min_samples: 0",
+                    ["scenarios.dirichlet", "min_samples=0", "above 0"],
+                ),
             )
         ),
         *(
@@ -92,29 +152,71 @@ def test_the_default_experiment_is_good() -> None:
                 ("{sigma: .inf}", ["noise.sigma = inf", "finite"]),
                 ("{sigma: much}", ["noise.sigma = 'much'", "number"]),
                 ("{form: level}", ["noise.sigma is missing"]),
-                ("{sigma: 0.5, form: levl}", ["'levl'", "did you mean 'level'", "level, equal, space"]),
-                ("{sigma: 0.5, from: level}", ["unknown key", "did you mean 'form'", "allowed: sigma, form"]),
+                (
+                    "{sigma: 0.5, form: levl}",
+                    ["'levl'", "did you mean 'level'", "level, equal, space"],
+                ),
+                (
+                    "{sigma: 0.5, from: level}",
+                    ["unknown key", "did you mean 'form'", "allowed: sigma, form"],
+                ),
                 ("0.5", ["noise = 0.5"]),
             )
         ),
         ("augment: false", "augment: 1", ["train.augment", "1", "boolean"]),
-        ("partition: dirichlet", "partition: dirichlett", ["'dirichlett'", "did you mean 'dirichlet'", "shards"]),
-        ("clients: 20", "clients: 0", ["scenarios.dirichlet.clients", "0", "greater than or equal to 1"]),
-        ("participation: 1.0", "participation: 0", ["scenarios.dirichlet.participation", "greater than 0"]),
-        ("scenario_names: [dirichlet]", "scenario_names: [dirichle]", ["scenario_names", "did you mean 'dirichlet'"]),
-        ("scenario_names: [dirichlet]", "scenario_names: [a.1]", ["scenario_names.0", "'a.1'", "letters", "dots"]),
+        (
+            "partition: dirichlet",
+            "partition: dirichlett",
+            ["'dirichlett'", "did you mean 'dirichlet'", "shards"],
+        ),
+        (
+            "clients: 20",
+            "clients: 0",
+            ["scenarios.dirichlet.clients", "0", "greater than or equal to 1"],
+        ),
+        (
+            "participation: 1.0",
+            "participation: 0",
+            ["scenarios.dirichlet.participation", "greater than 0"],
+        ),
+        (
+            "scenario_names: [dirichlet]",
+            "scenario_names: [dirichle]",
+            ["scenario_names", "did you mean 'dirichlet'"],
+        ),
+        (
+            "scenario_names: [dirichlet]",
+            "scenario_names: [a.1]",
+            ["scenario_names.0", "'a.1'", "letters", "dots"],
+        ),
         ("scenario_names: [dirichlet]", "scenario_names: []", ["scenario_names", "at least 1"]),
-        ("recipe_names: [fedavg", "recipe_names: [fedagv", ["recipe_names", "'fedagv'", "did you mean 'fedavg'"]),
-        ("recipe_names: [fedavg", "recipe_names: [fedavg, fedavg", ["recipe_names", "fedavg", "twice"]),
+        (
+            "recipe_names: [fedavg",
+            "recipe_names: [fedagv",
+            ["recipe_names", "'fedagv'", "did you mean 'fedavg'"],
+        ),
+        (
+            "recipe_names: [fedavg",
+            "recipe_names: [fedavg, fedavg",
+            ["recipe_names", "fedavg", "twice"],
+        ),
         ("{p: 0.5}", "{q: 0.5}", ["recipes: fnr", "no hyper-parameter 'q'", "allowed: p"]),
         ("{p: 0.5}", "{p: high}", ["recipes: fnr", "fnr: p", "'high'", "number"]),
         ("fnr: {fnr: {p: 0.5}}", "fnr: {ccn: {T: 1.0}}", ["recipes: fnr", "'ccn'", "allowed: fnr"]),
-        ("fnr: {fnr: {p: 0.5}}", "fnr: {fnr: 0.5}", ["recipes: fnr", "fnr = 0.5", "hyper-parameter"]),
+        (
+            "fnr: {fnr: {p: 0.5}}",
+            "fnr: {fnr: 0.5}",
+            ["recipes: fnr", "fnr = 0.5", "hyper-parameter"],
+        ),
         ("  scaffold: {}", "  scafold: {}", ["recipes: scafold", "did you mean 'scaffold'"]),
         (SEEDS, "seeds: [0, 1, 1]", ["seeds", "1 is named twice"]),
         (SEEDS, "seeds: [0, 1, x]", ["seeds.2", "'x'", "integer"]),
         ("model: mlp", "model: mpl", ["train.model", "'mpl'", "did you mean 'mlp'"]),
-        ("model_options: {}", "model_options: {hiden: 3}", ["train", "'hiden'", "did you mean 'hidden'"]),
+        (
+            "model_options: {}",
+            "model_options: {hiden: 3}",
+            ["train", "'hiden'", "did you mean 'hidden'"],
+        ),
         ("lr: 0.1", "lr: .nan", ["train.lr", "nan", "finite"]),
         ("lr: 0.1", "lr: 0", ["train.lr", "0", "greater than 0"]),
         ("lr: 0.1", "lr: fast", ["train.lr", "'fast'", "number"]),
@@ -122,18 +224,42 @@ def test_the_default_experiment_is_good() -> None:
         ("engine: auto", "engine: vectorised", ["train.engine", "did you mean 'vectorized'"]),
         ("threads: 1", "threads: 0", ["train.threads", "0", "greater than or equal to 1"]),
         ("threads: 1", "threads: 100000", ["train.threads", "100000", "less than or equal to 256"]),
-        ("memory_mb: 2048", "memory_mb: 0", ["machine.memory_mb", "0", "greater than or equal to 1"]),
-        ("memory_mb: 2048", "memory: 2048", ["machine.memory", "did you mean 'memory_mb'", "processes"]),
-        ("processes: null", "processes: 5000", ["machine.processes", "5000", "less than or equal to 1024"]),
+        (
+            "memory_mb: 2048",
+            "memory_mb: 0",
+            ["machine.memory_mb", "0", "greater than or equal to 1"],
+        ),
+        (
+            "memory_mb: 2048",
+            "memory: 2048",
+            ["machine.memory", "did you mean 'memory_mb'", "processes"],
+        ),
+        (
+            "processes: null",
+            "processes: 5000",
+            ["machine.processes", "5000", "less than or equal to 1024"],
+        ),
         ("processes: null", "processes: two", ["machine.processes", "'two'", "integer"]),
         ("device: auto", "device: tpu", ["train.device", "'tpu'", "cuda"]),
         (SEEDS, f"seeds: [0, {2**63}]", ["seeds.1", str(2**63), "less than"]),
         (SEEDS, "seeds: [0, -1]", ["seeds.1", "-1", "greater than or equal to 0"]),
         ("silos: 3", "silos: 21", ["deploy.silos", "21", "2 to 20", "'dirichlet'"]),
         ("silos: 3", "silos: 1", ["deploy.silos", "1", "greater than or equal to 2"]),
-        ("  scaffold: {}", f"  {'s' * 300}: {{recipe: scaffold}}", ["recipes", "at most 100 characters"]),
-        ("scenario_names: [dirichlet]", f"scenario_names: [{'d' * 300}]", ["scenario_names.0", "at most 100 char"]),
-        ("experiment: digits", f"experiment: {'digits' * 100}", ["experiment", "at most 200 bytes"]),
+        (
+            "  scaffold: {}",
+            f"  {'s' * 300}: {{recipe: scaffold}}",
+            ["recipes", "at most 100 characters"],
+        ),
+        (
+            "scenario_names: [dirichlet]",
+            f"scenario_names: [{'d' * 300}]",
+            ["scenario_names.0", "at most 100 char"],
+        ),
+        (
+            "experiment: digits",
+            f"experiment: {'digits' * 100}",
+            ["experiment", "at most 200 bytes"],
+        ),
         ("alpha: 0.1", f"alpha: {'9' * 400}", ["scenarios.dirichlet", "alpha=9999", "above 0"]),
         ("  lr: 0.1", f"  lr: {'9' * 400}", ["train.lr", "9999"]),
         ("public: 100", f"public: -{'9' * 400}", ["data.public", "-9999"]),
@@ -142,7 +268,10 @@ def test_the_default_experiment_is_good() -> None:
         *(
             ("  scaffold: {}", f"  scaffold: {{train: {text}}}", ["recipes.scaffold.train", *parts])
             for text, parts in (
-                ("{epochs: 3}", ["'epochs' can't be set for one recipe", "allowed: lr, momentum, weight_decay"]),
+                (
+                    "{epochs: 3}",
+                    ["'epochs' can't be set for one recipe", "allowed: lr, momentum, weight_decay"],
+                ),
                 ("{lrr: 1}", ["'lrr'", "did you mean 'lr'"]),
                 ("{lr: 0}", ["train.lr = 0 is refused", "greater than 0"]),
                 ("{momentum: 1}", ["train.momentum = 1 is refused", "less than 1"]),
@@ -152,25 +281,55 @@ def test_the_default_experiment_is_good() -> None:
         *(
             (TUNE, f"\ntune: {{{text}}}\n", ["tune", *parts])
             for text, parts in (
-                ("seeds: [9], grid: {trian: {lr: [1]}}", ["tune.grid: section 'trian'", "did you mean 'train'"]),
-                ("seeds: [9], grid: {train: {lr: [1, -1]}}", ["tune.grid: train.lr = -1 is refused", "greater than 0"]),
-                ("seeds: [9], grid: {train: {epochs: [1]}}", ["tune.grid: train: 'epochs'", "allowed: lr, momentum"]),
+                (
+                    "seeds: [9], grid: {trian: {lr: [1]}}",
+                    ["tune.grid: section 'trian'", "did you mean 'train'"],
+                ),
+                (
+                    "seeds: [9], grid: {train: {lr: [1, -1]}}",
+                    ["tune.grid: train.lr = -1 is refused", "greater than 0"],
+                ),
+                (
+                    "seeds: [9], grid: {train: {epochs: [1]}}",
+                    ["tune.grid: train: 'epochs'", "allowed: lr, momentum"],
+                ),
                 ("seeds: [9], grid: {train: {lr: 0.1}}", ["tune.grid.train.lr = 0.1", "list"]),
-                ("seeds: [9], grid: {fnr: {p: [1, 0.5, 1]}}", ["tune.grid: fnr.p = [1, 0.5, 1]", "each of them once"]),
-                ("seeds: [9], grid: {fnr: {p: []}}", ["tune.grid: fnr.p = []", "each of them once"]),
+                (
+                    "seeds: [9], grid: {fnr: {p: [1, 0.5, 1]}}",
+                    ["tune.grid: fnr.p = [1, 0.5, 1]", "each of them once"],
+                ),
+                (
+                    "seeds: [9], grid: {fnr: {p: []}}",
+                    ["tune.grid: fnr.p = []", "each of them once"],
+                ),
                 ("seeds: [9], grid: {fnr: {p: [2]}}", ["tune.grid: fnr: p = 2 must lie in [0, 1]"]),
-                ("seeds: [9], grid: {fnr: {q: [1]}}", ["tune.grid", "no hyper-parameter 'q'", "allowed: p"]),
+                (
+                    "seeds: [9], grid: {fnr: {q: [1]}}",
+                    ["tune.grid", "no hyper-parameter 'q'", "allowed: p"],
+                ),
                 ("seeds: [9], grid: {}", ["tune.grid = {} is refused", "at least 1"]),
                 ("seeds: [], grid: {fnr: {p: [1]}}", ["tune.seeds = []", "at least 1"]),
-                ("seeds: [0, 9], grid: {fnr: {p: [1]}}", ["tune.seeds: 0 is refused", "other seeds"]),
+                (
+                    "seeds: [0, 9], grid: {fnr: {p: [1]}}",
+                    ["tune.seeds: 0 is refused", "other seeds"],
+                ),
                 ("seeds: [9, 9], grid: {fnr: {p: [1]}}", ["tune.seeds: 9 is named twice"]),
                 (
                     "seeds: [9], scenario: dirichle, grid: {fnr: {p: [1]}}",
                     ["tune.scenario: 'dirichle'", "did you mean"],
                 ),
-                ("seeds: [9], recipes: [fnrr], grid: {fnr: {p: [1]}}", ["tune.recipes: 'fnrr'", "did you mean 'fnr'"]),
-                ("seeds: [9], trials: 1, grid: {fnr: {p: [1]}}", ["tune.trials = 1", "greater than or equal to 2"]),
-                ("seeds: [9], trails: 2, grid: {fnr: {p: [1]}}", ["'tune.trails'", "did you mean 'trials'"]),
+                (
+                    "seeds: [9], recipes: [fnrr], grid: {fnr: {p: [1]}}",
+                    ["tune.recipes: 'fnrr'", "did you mean 'fnr'"],
+                ),
+                (
+                    "seeds: [9], trials: 1, grid: {fnr: {p: [1]}}",
+                    ["tune.trials = 1", "greater than or equal to 2"],
+                ),
+                (
+                    "seeds: [9], trails: 2, grid: {fnr: {p: [1]}}",
+                    ["'tune.trails'", "did you mean 'trials'"],
+                ),
             )
         ),
         ("experiment:", "experment:", ["experment", "did you mean 'experiment'"]),
@@ -190,13 +349,20 @@ def test_a_scenario_may_be_called_on(tmp_path: Path) -> None:
     text = GOOD.replace("[dirichlet]", "[on]").replace("\n  dirichlet: {", "\n  on: {")
     (tmp_path / "params.yaml").write_text(text.replace("scenario: dirichlet", "scenario: on"))
     settings = config.load(tmp_path)
-    assert settings.scenario_names == list(settings.scenarios) == [settings.deploy.scenario] == ["on"]
+    assert (
+        settings.scenario_names == list(settings.scenarios) == [settings.deploy.scenario] == ["on"]
+    )
     assert settings.units()[0].key == "on-fedavg-0"
     check.check(settings)
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
-    changes = [("name: digits", "name: x"), ("alpha: 0.1", "alpha: -1"), ("{p: 0.5}", "{q: 0.5, p: x}"), ("mlp", "x")]
+    changes = [
+        ("name: digits", "name: x"),
+        ("alpha: 0.1", "alpha: -1"),
+        ("{p: 0.5}", "{q: 0.5, p: x}"),
+        ("mlp", "x"),
+    ]
     found = mistakes(tmp_path, *changes)
     assert len(found) == 5, found
 
@@ -204,7 +370,9 @@ def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "[]", "3"])
 def test_a_file_without_settings_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    with pytest.raises(UserError, match=r"params\.yaml: holds no settings; allowed keys: experiment"):
+    with pytest.raises(
+        UserError, match=r"params\.yaml: holds no settings; allowed keys: experiment"
+    ):
         config.load(tmp_path)
 
 
@@ -226,7 +394,9 @@ def test_an_entry_without_settings_may_be_empty(tmp_path: Path) -> None:
 
 def test_an_entry_may_have_a_name_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "params.yaml").write_text(
-        GOOD.replace("  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}")
+        GOOD.replace(
+            "  scaffold: {}", "  scaffold: {}\n  mine: {recipe: scaffold+fnr, fnr: {p: 0.2}}"
+        )
     )
     settings = config.load(tmp_path)
     assert settings.composition("mine") == "scaffold+fnr"
@@ -252,7 +422,11 @@ def test_noise_stands_beside_the_options_of_the_partition() -> None:
     entry = {"partition": "dirichlet", "clients": 20, "alpha": 0.5, "noise": {"sigma": 0.5}}
     scenario = config.Scenario.model_validate(entry)
     assert scenario.noise is not None
-    assert (scenario.noise.sigma, scenario.noise.form, scenario.options) == (0.5, "level", {"alpha": 0.5})
+    assert (scenario.noise.sigma, scenario.noise.form, scenario.options) == (
+        0.5,
+        "level",
+        {"alpha": 0.5},
+    )
     assert config.Scenario(partition="iid", clients=20).noise is None
 
 
@@ -279,7 +453,8 @@ def test_check_accepts_the_default(tmp_path: Path) -> None:
 
 
 def test_check_composes_every_recipe(tmp_path: Path) -> None:
-    """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other settings."""
+    """SCAFFOLD divides by the step size, and FNR-FL needs a public split: known only from the other
+    settings."""
     lines = refusals(tmp_path, ("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0"))
     assert len(lines) == 2
     assert lines[0].startswith("params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
@@ -291,16 +466,28 @@ def test_a_leak_has_to_say_so_in_its_name(tmp_path: Path) -> None:
     """The name is in every folder, table, plot and MLflow page."""
     leaking = "fnr: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
     (line,) = refusals(tmp_path, ("fnr: {fnr: {p: 0.5}}", leaking))
-    assert "recipes.fnr" in line and "trains on the test set" in line and "call the entry 'fnr-leak'" in line
-    named = [("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"), ("  fnr: {fnr: {p: 0.5}}",
-             "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}")]  # fmt: skip
+    assert (
+        "recipes.fnr" in line
+        and "trains on the test set" in line
+        and "call the entry 'fnr-leak'" in line
+    )
+    named = [
+        ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"),
+        (
+            "  fnr: {fnr: {p: 0.5}}",
+            "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}",
+        ),
+    ]
     assert refusals(tmp_path, *named) == []
 
 
 def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> None:
     """With public: 0 the clients can hold all training images, as in FNR-FL's repository."""
-    everything = [("validation: 0.1", "validation: 0.0"), ("public: 100", "public: 0"),
-                  ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn")]  # fmt: skip
+    everything = [
+        ("validation: 0.1", "validation: 0.0"),
+        ("public: 100", "public: 0"),
+        ("scaffold, fnr, fednnnn", "scaffold, fnr-leak, fednnnn"),
+    ]
     leaking = "  fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
     assert refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == []
     sound = leaking.replace("test", "train_holdout")
@@ -320,11 +507,19 @@ def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> 
             "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9",
         ),
         (
-            [("  scaffold: {}", "  scaffold: {}\n  centralised: {}"), ("  recipe: fednnnn", "  recipe: centralised")],
+            [
+                ("  scaffold: {}", "  scaffold: {}\n  centralised: {}"),
+                ("  recipe: fednnnn", "  recipe: centralised"),
+            ],
             "deploy.recipe = 'centralised' can't be deployed: ",
         ),
         (
-            [("fnr: {fnr: {p: 0.5}}", "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}")],
+            [
+                (
+                    "fnr: {fnr: {p: 0.5}}",
+                    "fnr: {recipe: fnr_authors, fnr_authors: {fnr_reg: squared}}",
+                )
+            ],
             "fnr_reg = 'squared' is unknown (did you mean 'squared_live'?)",
         ),
     ],
@@ -335,7 +530,9 @@ def test_check_finds_what_single_settings_do_not_show(
     assert told in "\n".join(refusals(tmp_path, *changes))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "experiments").glob("*.yaml")), ids=lambda path: path.stem
+)
 def test_the_experiments_that_come_with_the_project_are_good(path: Path, tmp_path: Path) -> None:
     assert refusals(tmp_path, text=path.read_text()) == []
 
@@ -344,19 +541,27 @@ def test_a_recipe_may_have_training_settings_of_its_own(tmp_path: Path) -> None:
     """In its items, its deployment and their fingerprints; no other recipe changes."""
     (tmp_path / "params.yaml").write_text(GOOD)
     before = config.load(tmp_path)
-    own = [("  scaffold: {}", "  scaffold: {train: {lr: 0.05, weight_decay: 0.01, momentum: null}}")]
+    own = [
+        ("  scaffold: {}", "  scaffold: {train: {lr: 0.05, weight_decay: 0.01, momentum: null}}")
+    ]
     assert refusals(tmp_path, *own, ("recipe: fednnnn", "recipe: scaffold")) == []
     settings = config.load(tmp_path)
     changed = {"lr": 0.05, "weight_decay": 0.01}
     assert settings.train_of("scaffold").model_dump() == settings.train.model_dump() | changed
     assert settings.train_of("fedavg") is settings.train and settings.train.lr == 0.1
     for unit in settings.units():
-        wanted = {f"train.{key}": value for key, value in changed.items()} if unit.recipe == "scaffold" else {}
+        wanted = (
+            {f"train.{key}": value for key, value in changed.items()}
+            if unit.recipe == "scaffold"
+            else {}
+        )
         assert settings.params(unit) == before.params(unit) | wanted
         assert (of_training(settings, unit) == of_training(before, unit)) is not bool(wanted)
     assert settings.deploy is not None
     assert deployment_of(settings, settings.deploy).train_args.learning_rate == 0.05
-    assert not {"data", "scenario", *config.Recipe.model_fields} & METHODS.keys(), "they are keys beside methods"
+    assert not {"data", "scenario", *config.Recipe.model_fields} & METHODS.keys(), (
+        "they are keys beside methods"
+    )
 
 
 def test_the_experiment_of_all_methods_has_all_methods_and_the_reported_combinations() -> None:

@@ -1,4 +1,5 @@
-"""The pipeline as DVC runs it: what depends on what, that nothing runs twice, and that DVC's own commands work."""
+"""The pipeline as DVC runs it: what depends on what, that nothing runs twice, and that DVC's own
+commands work."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def test_every_output_is_cached(file: str) -> None:
     """One output that is not would switch DVC's run cache off for its stage."""
     for about in stages(file).values():
         for out in about["outs"]:
-            assert isinstance(out, str) or all(options == {"persist": True} for options in out.values())
+            assert isinstance(out, str) or all(
+                options == {"persist": True} for options in out.values()
+            )
 
 
 def test_a_dry_run_works_in_a_fresh_clone(tmp_path: Path) -> None:
@@ -70,7 +73,9 @@ def test_machine_is_no_parameter_of_dvc() -> None:
 
 
 def test_every_stage_depends_on_its_part_of_the_plan() -> None:
-    assert all(f"plan/{name}.json" in about["deps"] for name, about in stages().items() if name != "plan")
+    assert all(
+        f"plan/{name}.json" in about["deps"] for name, about in stages().items() if name != "plan"
+    )
 
 
 # What changes which stage's dependencies. `plan` decides it, and DVC compares what `plan` writes.
@@ -123,7 +128,9 @@ def params(*changes: tuple[str, str]) -> str:
 
 def registered(code: Copy) -> None:
     """A method of one's own: its file and its lines in the registry."""
-    (code.folder / "plugins" / "baselines" / "mine.py").write_text("class Mine:\n    name = 'mine'\n")
+    (code.folder / "plugins" / "baselines" / "mine.py").write_text(
+        "class Mine:\n    name = 'mine'\n"
+    )
     code.edit(
         "plugins/recipes.py",
         "from fedml_noniid.plugins.baselines.moon",
@@ -158,71 +165,153 @@ def at_the_end(file: str, text: str) -> Callable[[Copy], None]:
 STATEMENT = "_NEW = 1"
 WITH_MINE = (("[fedavg, ", "[fedavg, mine, "), ("recipes:\n", "recipes:\n  mine: {}\n"))
 EVERYTHING = {
-    "prepare": {"digits"}, "partition": {"skewed-0"}, "train": BOTH, "evaluate": {"code"}, "report": {"all"},
+    "prepare": {"digits"},
+    "partition": {"skewed-0"},
+    "train": BOTH,
+    "evaluate": {"code"},
+    "report": {"all"},
     "deploy": {"fedavg"},
-}  # fmt: skip
+}
 # What changed: in the code, in params.yaml, and the parts of the plan that are others than before.
-ROWS: dict[str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...], Mapping[str, set[str]]]] = {
-    "a comment in a method that runs": (at_the_end("plugins/fnr/algorithm.py", "# a comment"), (), {}),
+ROWS: dict[
+    str, tuple[Callable[[Copy], None] | None, tuple[tuple[str, str], ...], Mapping[str, set[str]]]
+] = {
+    "a comment in a method that runs": (
+        at_the_end("plugins/fnr/algorithm.py", "# a comment"),
+        (),
+        {},
+    ),
     "another docstring of a function": (
-        lambda code: code.edit("plugins/engines/record.py", '    """', '    """Other words. '), (), {},
+        lambda code: code.edit("plugins/engines/record.py", '    """', '    """Other words. '),
+        (),
+        {},
     ),
     "memory_mb": (None, (("{checkpoint_every: 1}", "{memory_mb: 64}"),), {}),
     "checkpoint_every": (None, (("{checkpoint_every: 1}", "{checkpoint_every: 7}"),), {}),
     "processes": (None, (("{checkpoint_every: 1}", "{processes: 2}"),), {}),
-    "a scenario that is not run": (None, (("scenarios:", "scenarios:\n  other: {partition: iid, clients: 3}"),), {}),
+    "a scenario that is not run": (
+        None,
+        (("scenarios:", "scenarios:\n  other: {partition: iid, clients: 3}"),),
+        {},
+    ),
     "a recipe that is not run": (None, (("recipes:\n", "recipes:\n  moon: {}\n"),), {}),
-    "the experiment's name": (None, (("experiment: small", "experiment: large"),), {"report": {"all"}}),
-    "a hyper-parameter of one recipe": (None, (("p: 0.5", "p: 1.0"),), {"train": {FNR}, "report": {"all"}}),
+    "the experiment's name": (
+        None,
+        (("experiment: small", "experiment: large"),),
+        {"report": {"all"}},
+    ),
+    "a hyper-parameter of one recipe": (
+        None,
+        (("p: 0.5", "p: 1.0"),),
+        {"train": {FNR}, "report": {"all"}},
+    ),
     "another recipe": (
-        None, (("[fedavg, ", "[fedavg, moon, "), ("recipes:\n", "recipes:\n  moon: {}\n")),
+        None,
+        (("[fedavg, ", "[fedavg, moon, "), ("recipes:\n", "recipes:\n  moon: {}\n")),
         {"train": {"skewed-moon-0"}, "report": {"all"}},
     ),
     "another seed": (
-        None, (("seeds: [0]", "seeds: [0, 1]"),),
-        {"partition": {"skewed-1"}, "train": {"skewed-fedavg-1", "skewed-scaffold+fnr-1"}, "report": {"all"}},
+        None,
+        (("seeds: [0]", "seeds: [0, 1]"),),
+        {
+            "partition": {"skewed-1"},
+            "train": {"skewed-fedavg-1", "skewed-scaffold+fnr-1"},
+            "report": {"all"},
+        },
     ),
-    "a method is registered and run": (registered, WITH_MINE, {"train": {"skewed-mine-0"}, "report": {"all"}}),
+    "a method is registered and run": (
+        registered,
+        WITH_MINE,
+        {"train": {"skewed-mine-0"}, "report": {"all"}},
+    ),
     "the learning rate": (
-        None, (("lr: 0.1", "lr: 0.2"),), {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
+        None,
+        (("lr: 0.1", "lr: 0.2"),),
+        {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
     ),
-    "the rounds": (None, (("rounds: 3", "rounds: 4"),), {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}}),
+    "the rounds": (
+        None,
+        (("rounds: 3", "rounds: 4"),),
+        {"train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
+    ),
     "the concentration": (
-        None, (("alpha: 0.5", "alpha: 0.6"),),
+        None,
+        (("alpha: 0.5", "alpha: 0.6"),),
         {"partition": {"skewed-0"}, "train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
     ),
     "how the data are normalised": (
-        None, (("name: digits", "name: digits, normalise: half"),),
+        None,
+        (("name: digits", "name: digits, normalise: half"),),
         {"prepare": {"digits"}, "train": BOTH, "report": {"all"}},
     ),
     "the public split": (
-        None, (("public: 50", "public: 60"),),
+        None,
+        (("public: 50", "public: 60"),),
         {"partition": {"skewed-0"}, "train": BOTH, "report": {"all"}, "deploy": {"fedavg"}},
     ),
-    "the rounds of the deployment": (None, (("silos: 2, rounds: 1", "silos: 2, rounds: 2"),), {"deploy": {"fedavg"}}),
-    "the code of one method": (at_the_end("plugins/fnr/algorithm.py", STATEMENT), (), {"train": {FNR}}),
-    "the code of a method that does not run": (at_the_end("plugins/baselines/moon.py", STATEMENT), (), {}),
+    "the rounds of the deployment": (
+        None,
+        (("silos: 2, rounds: 1", "silos: 2, rounds: 2"),),
+        {"deploy": {"fedavg"}},
+    ),
+    "the code of one method": (
+        at_the_end("plugins/fnr/algorithm.py", STATEMENT),
+        (),
+        {"train": {FNR}},
+    ),
+    "the code of a method that does not run": (
+        at_the_end("plugins/baselines/moon.py", STATEMENT),
+        (),
+        {},
+    ),
     "the code of all trainings": (
-        at_the_end("plugins/core/algorithm.py", STATEMENT), (),
+        at_the_end("plugins/core/algorithm.py", STATEMENT),
+        (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
     "the steps in C++": (
-        at_the_end("plugins/engines/steps.cpp", "// words"), (),
+        at_the_end("plugins/engines/steps.cpp", "// words"),
+        (),
         {"train": BOTH, "evaluate": {"code"}, "deploy": {"fedavg"}},
     ),
     "what settings mean": (at_the_end("pipelines/experiment/config.py", STATEMENT), (), EVERYTHING),
-    "what settings of local training mean": (at_the_end("plugins/settings.py", STATEMENT), (), EVERYTHING),
-    "the base of the advice": (at_the_end("pipelines/advise/base.csv", "words"), (), {"report": {"all"}}),
+    "what settings of local training mean": (
+        at_the_end("plugins/settings.py", STATEMENT),
+        (),
+        EVERYTHING,
+    ),
+    "the base of the advice": (
+        at_the_end("pipelines/advise/base.csv", "words"),
+        (),
+        {"report": {"all"}},
+    ),
     "the code of a partition": (
-        at_the_end("plugins/data/partitions/label.py", STATEMENT), (),
+        at_the_end("plugins/data/partitions/label.py", STATEMENT),
+        (),
         {"partition": {"skewed-0"}, "deploy": {"fedavg"}},
     ),
-    "the code of the evaluation": (at_the_end("pipelines/stages/evaluate.py", STATEMENT), (), {"evaluate": {"code"}}),
-    "the code of the tables": (at_the_end("pipelines/reporting/tables.py", STATEMENT), (), {"report": {"all"}}),
-    "a template": (at_the_end("pipelines/reporting/templates/report.md.j2", "words"), (), {"report": {"all"}}),
+    "the code of the evaluation": (
+        at_the_end("pipelines/stages/evaluate.py", STATEMENT),
+        (),
+        {"evaluate": {"code"}},
+    ),
+    "the code of the tables": (
+        at_the_end("pipelines/reporting/tables.py", STATEMENT),
+        (),
+        {"report": {"all"}},
+    ),
+    "a template": (
+        at_the_end("pipelines/reporting/templates/report.md.j2", "words"),
+        (),
+        {"report": {"all"}},
+    ),
     "the code of MLflow's runs": (at_the_end("pipelines/tracking/runs.py", STATEMENT), (), {}),
-    "the code of the silos": (at_the_end("plugins/silo/wire.py", STATEMENT), (), {"deploy": {"fedavg"}}),
-}  # fmt: skip
+    "the code of the silos": (
+        at_the_end("plugins/silo/wire.py", STATEMENT),
+        (),
+        {"deploy": {"fedavg"}},
+    ),
+}
 
 
 @pytest.fixture(scope="module")
@@ -236,7 +325,9 @@ def test_what_a_change_makes_out_of_date(
 ) -> None:
     edit, changes, expected = ROWS[what]
     mine = type(
-        "Mine", (recipes.METHODS["moon"],), {"__module__": "fedml_noniid.plugins.baselines.mine", "name": "mine"}
+        "Mine",
+        (recipes.METHODS["moon"],),
+        {"__module__": "fedml_noniid.plugins.baselines.mine", "name": "mine"},
     )
     if changes == WITH_MINE:
         monkeypatch.setitem(recipes.METHODS, "mine", mine)
@@ -279,12 +370,42 @@ def test_what_dvc_runs(small: Repository) -> None:
     original, results = moon.read_text(), ["train", "evaluate", "report"]
     steps: list[tuple[str, Callable[[], object], str, list[str], int]] = [
         ("nothing", lambda: None, PARAMS, [], 0),
-        ("a comment", lambda: moon.write_text(f"{moon.read_text()}# a comment\n"), PARAMS, ["plan"], 0),
-        ("the machine", lambda: None, params(("{checkpoint_every: 1}", "{memory_mb: 99, processes: 1}")), [], 0),
-        ("the name", lambda: None, params(("experiment: small", "experiment: other")), ["plan", "report"], 0),
+        (
+            "a comment",
+            lambda: moon.write_text(f"{moon.read_text()}# a comment\n"),
+            PARAMS,
+            ["plan"],
+            0,
+        ),
+        (
+            "the machine",
+            lambda: None,
+            params(("{checkpoint_every: 1}", "{memory_mb: 99, processes: 1}")),
+            [],
+            0,
+        ),
+        (
+            "the name",
+            lambda: None,
+            params(("experiment: small", "experiment: other")),
+            ["plan", "report"],
+            0,
+        ),
         ("a setting", lambda: None, params(("p: 0.5", "p: 1.0")), ["plan", *results], 1),
-        ("damage", lambda: damage(small.folder), params(("p: 0.5", "p: 1.0")), ["train", "evaluate"], 0),
-        ("a seed", lambda: None, params(("seeds: [0]", "seeds: [0, 1]")), ["plan", "partition", *results], 2),
+        (
+            "damage",
+            lambda: damage(small.folder),
+            params(("p: 0.5", "p: 1.0")),
+            ["train", "evaluate"],
+            0,
+        ),
+        (
+            "a seed",
+            lambda: None,
+            params(("seeds: [0]", "seeds: [0, 1]")),
+            ["plan", "partition", *results],
+            2,
+        ),
         ("all back", lambda: moon.write_text(original), PARAMS, ["plan", "partition", *results], 0),
     ]
     for what, change, settings, expected, trainings in steps:
@@ -298,7 +419,9 @@ def test_what_dvc_runs(small: Repository) -> None:
         assert {path.name for path in (small.folder / "runs").iterdir()} == (
             {FEDAVG, FNR, "skewed-fedavg-1", "skewed-scaffold+fnr-1"} if what == "a seed" else BOTH
         ), what
-    assert small.run("git", "status", "--porcelain", "dvc.lock") == "", "the way back ends where it began"
+    assert small.run("git", "status", "--porcelain", "dvc.lock") == "", (
+        "the way back ends where it began"
+    )
 
 
 def patients(folder: Path, first: int) -> None:
@@ -309,13 +432,25 @@ def patients(folder: Path, first: int) -> None:
 
 @pytest.mark.slow
 def test_what_runs_after_a_change_of_own_files(tmp_path: Path) -> None:
-    """One change after the other: the stages that run, and the items that are trained. DVC alone sees none of them."""
+    """One change after the other: the stages that run, and the items that are trained.
+
+    DVC alone sees none of them.
+    """
     small = Repository(copy(tmp_path / "small"))
     settings = params(
-        ("name: digits, root: data/raw", "name: table, root: ., file: mine.csv, label: ill, owner: hospital"),
+        (
+            "name: digits, root: data/raw",
+            "name: table, root: ., file: mine.csv, label: ill, owner: hospital",
+        ),
         ("public: 50", "public: 10"),
         ("[skewed]", "[skewed, away]"),
-        ("scenarios:", "scenarios:\n  away: {partition: natural, clients: 4, availability: {file: absent.csv}}"),
+        (
+            "scenarios:",
+            (
+                "scenarios:\n  away: {partition: natural, clients: 4, availability: {file: "
+                "absent.csv}}"
+            ),
+        ),
         ("[fedavg, scaffold+fnr]", "[fedavg]"),
     )
     (small.folder / "params.yaml").write_text(settings)
@@ -330,10 +465,20 @@ def test_what_runs_after_a_change_of_own_files(tmp_path: Path) -> None:
         ("all", lambda: None, ["prepare", "partition", *results], {FEDAVG, "away-fedavg-0"}),
         ("nothing", lambda: None, [], set()),
         ("the time of a file", lambda: (small.folder / "mine.csv").touch(), [], set()),
-        ("a number", lambda: patients(small.folder, 51), ["prepare", "partition", *results], {FEDAVG, "away-fedavg-0"}),
+        (
+            "a number",
+            lambda: patients(small.folder, 51),
+            ["prepare", "partition", *results],
+            {FEDAVG, "away-fedavg-0"},
+        ),
         ("nothing again", lambda: None, [], set()),
         ("an absence", lambda: listed(2), results, {"away-fedavg-0"}),
-        ("both back", lambda: (patients(small.folder, 50), listed(3)), [], {FEDAVG, "away-fedavg-0"}),
+        (
+            "both back",
+            lambda: (patients(small.folder, 50), listed(3)),
+            [],
+            {FEDAVG, "away-fedavg-0"},
+        ),
     ]
     for what, change, expected, changed in steps:
         change()
@@ -362,25 +507,43 @@ def test_a_clone_has_everything_after_a_pull(small: Repository, tmp_path: Path) 
     small.run("git", "clone", "--quiet", str(small.folder), str(clone.folder))
     clone.run("dvc", "remote", "add", "--local", "--default", "folder", str(tmp_path / "remote"))
     clone.run("dvc", "pull", "plan", "prepare", "partition", "train", "evaluate", "report")
-    for name in (f"runs/{FNR}/model.safetensors", "report/report.html", f"evaluation/{FEDAVG}/metrics.json"):
+    for name in (
+        f"runs/{FNR}/model.safetensors",
+        "report/report.html",
+        f"evaluation/{FEDAVG}/metrics.json",
+    ):
         assert (clone.folder / name).read_bytes() == (small.folder / name).read_bytes()
     assert clone.repro() == []
 
 
 @pytest.mark.slow
 def test_dvc_s_experiments(small: Repository) -> None:
-    """One at once and one from the queue, in a copy that DVC makes; both are shown beside the workspace."""
+    """One at once and one from the queue, in a copy that DVC makes; both are shown beside the
+    workspace."""
     small.repro()
     before = small.trained()
     small.run("dvc", "exp", "run", "report", "--name", "slower", "--set-param", "train.lr=0.05")
     assert len(small.trained() - before) == 2
-    small.run("dvc", "exp", "run", "report", "--queue", "--name", "queued", "--set-param", "train.lr=0.025")
+    small.run(
+        "dvc",
+        "exp",
+        "run",
+        "report",
+        "--queue",
+        "--name",
+        "queued",
+        "--set-param",
+        "train.lr=0.025",
+    )
     small.run("dvc", "queue", "start")
     while "Running" in (said := small.run("dvc", "queue", "status")) or "Queued" in said:
         time.sleep(2)
     assert "Success" in said, small.run("dvc", "queue", "logs", "queued")
     assert len(small.trained() - before) == 4, "the store is the repository's"
-    rows = {row["Experiment"]: row for row in csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())}
+    rows = {
+        row["Experiment"]: row
+        for row in csv.DictReader(small.run("dvc", "exp", "show", "--csv").splitlines())
+    }
     assert {rows[name]["train.lr"] for name in ("slower", "queued")} == {"0.05", "0.025"}
     (measured,) = [name for name in rows["queued"] if name.endswith("fedavg.accuracy")]
     assert rows["slower"][measured] != rows["queued"][measured]
@@ -395,7 +558,10 @@ def test_an_error_of_a_stage_is_one_line(small: Repository) -> None:
     (small.folder / "params.yaml").write_text(params(("clients: 4", "clients: 2000")))
     said = small.run("dvc", "repro", "report", code=255)
     assert [line for line in said.splitlines() if line.startswith("error: ")] == [
-        "error: params.yaml: scenarios.skewed: clients=2000 is refused; allowed: 1 to 1243 (1243 training samples)"
+        (
+            "error: params.yaml: scenarios.skewed: clients=2000 is refused; allowed: 1 to 1243 "
+            "(1243 training samples)"
+        )
     ]
     assert "Traceback" not in said
     small.repro()
@@ -403,7 +569,9 @@ def test_an_error_of_a_stage_is_one_line(small: Repository) -> None:
 
 def below(process: int) -> set[int]:
     """Ids of the processes that a process has started, and those that they have."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
+    ).stdout
     pairs = [tuple(map(int, line.split())) for line in listed.splitlines()]
     found = {process}
     for _ in pairs:
@@ -415,7 +583,10 @@ def below(process: int) -> set[int]:
 def test_an_interrupt_ends_everything_in_one_line(tmp_path: Path) -> None:
     """Ctrl-C reaches every process of the training. The next run goes on."""
     small = Repository(copy(tmp_path / "small"))
-    long = params(("rounds: 3", "rounds: 100000"), ("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}"))
+    long = params(
+        ("rounds: 3", "rounds: 100000"),
+        ("{checkpoint_every: 1}", "{checkpoint_every: 1, processes: 2}"),
+    )
     (small.folder / "params.yaml").write_text(long)
     run_stages(small.folder, ("prepare", "partition"))
     process = small.start("python", "-m", "fedml_noniid.pipelines.stages", "train")
@@ -427,7 +598,10 @@ def test_an_interrupt_ends_everything_in_one_line(tmp_path: Path) -> None:
     said = process.communicate(timeout=60)[0]
     assert process.returncode == 130, said
     # Above it is progress, if enough time has passed.
-    assert said.splitlines()[-1] == "interrupted; the same command goes on from here" and "Traceback" not in said
+    assert (
+        said.splitlines()[-1] == "interrupted; the same command goes on from here"
+        and "Traceback" not in said
+    )
     assert len(children) >= 2 and not any(alive(child) for child in children)
     assert not (small.folder / "runs").exists()
     assert len(list(small.folder.glob(".resume/*/checkpoint.safetensors"))) == 2

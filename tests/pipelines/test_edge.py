@@ -1,4 +1,5 @@
-"""What the edge of a process makes of errors of the file system: a line with a remedy, and exit code 2."""
+"""What the edge of a process makes of errors of the file system: a line with a remedy, and exit
+code 2."""
 
 from __future__ import annotations
 
@@ -17,12 +18,17 @@ from tests.pipelines.small import ROOT
 @pytest.mark.parametrize(
     ("number", "said"),
     [
-        (errno.ENOSPC, "error: runs/x: No space left on device; free space on that disk, then start again\n"),
+        (
+            errno.ENOSPC,
+            "error: runs/x: No space left on device; free space on that disk, then start again\n",
+        ),
         (errno.EROFS, "error: runs/x: Read-only file system; choose a folder that is writable\n"),
         (errno.EACCES, "error: runs/x: Permission denied; choose a folder that is writable\n"),
     ],
 )
-def test_an_error_of_the_disk_is_a_line(number: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_of_the_disk_is_a_line(
+    number: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fail() -> int:
         raise OSError(number, os.strerror(number), "runs/x")
 
@@ -40,13 +46,22 @@ def test_another_error_stays_what_it_is() -> None:
         edge.guarded(fail)
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a device that is always full")
+@pytest.mark.skipif(
+    not Path("/dev/full").exists(), reason="only Linux has a device that is always full"
+)
 def test_an_output_on_a_full_disk(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedml_noniid", "methods"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            command,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
             env=os.environ | {"PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
+        )
     assert done.returncode == edge.WRONG_INPUT
-    assert done.stderr == "error: the output: No space left on device; free space on that disk, then start again\n"
+    assert (
+        done.stderr
+        == "error: the output: No space left on device; free space on that disk, then start again\n"
+    )

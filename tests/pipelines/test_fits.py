@@ -18,21 +18,56 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from tests.pipelines.small import PARAMS, run_stages
 
 DEALT = "partition: dirichlet, clients: 4, alpha: 0.5"
-# What is replaced in PARAMS -> the beginning and a part of the one line. scikit-learn's digits: 1,437 training samples.
+# What is replaced in PARAMS -> the beginning and a part of the one line. scikit-learn's digits:
+# 1,437 training samples.
 CASES = {
-    "clients": ("clients: 4", "clients: 2000", "scenarios.skewed: clients=2000 is refused", "1 to "),
-    "classes": (DEALT, "partition: by_classes, clients: 2, classes: [[0, 12], [1]]", "scenarios.skewed: ", "12"),
-    "owners": (DEALT, "partition: natural, clients: 4", "scenarios.skewed: partition natural: ", "whose samples"),
-    "sizes": (DEALT, "partition: by_sizes, clients: 2, sizes: [1000, 1000]", "scenarios.skewed: ", "sizes"),
+    "clients": (
+        "clients: 4",
+        "clients: 2000",
+        "scenarios.skewed: clients=2000 is refused",
+        "1 to ",
+    ),
+    "classes": (
+        DEALT,
+        "partition: by_classes, clients: 2, classes: [[0, 12], [1]]",
+        "scenarios.skewed: ",
+        "12",
+    ),
+    "owners": (
+        DEALT,
+        "partition: natural, clients: 4",
+        "scenarios.skewed: partition natural: ",
+        "whose samples",
+    ),
+    "sizes": (
+        DEALT,
+        "partition: by_sizes, clients: 2, sizes: [1000, 1000]",
+        "scenarios.skewed: ",
+        "sizes",
+    ),
     "public": ("public: 50", "public: 5000", "data: public=5000 is refused", "class-balanced"),
     "model": ("model: mlp", "model: lstm", "train.model: model 'lstm' takes text only", "mlp"),
     "shape": ("model: mlp", "model: fednnnn_cifar", "train.model: model 'fednnnn_cifar' needs", ""),
-    "device": ("device: cpu", "device: cuda", "train.device: device 'cuda': this machine has no", "cpu"),
-    "layer": ("scaffold+fnr: {fnr: {p: 0.5}}", "scaffold+fnr: {recipe: fednlr, fednlr: {mu: no=2}}",
-              "recipes.scaffold+fnr: fednlr: mu = 'no=2' names 'no'", "allowed: fc1, fc2"),
-    "noise": ("alpha: 0.5", "alpha: 0.5, rotation: {degrees: [45]}", "scenarios.skewed.rotation.degrees", "90"),
+    "device": (
+        "device: cpu",
+        "device: cuda",
+        "train.device: device 'cuda': this machine has no",
+        "cpu",
+    ),
+    "layer": (
+        "scaffold+fnr: {fnr: {p: 0.5}}",
+        "scaffold+fnr: {recipe: fednlr, fednlr: {mu: no=2}}",
+        "recipes.scaffold+fnr: fednlr: mu = 'no=2' names 'no'",
+        "allowed: fc1, fc2",
+    ),
+    "noise": (
+        "alpha: 0.5",
+        "alpha: 0.5, rotation: {degrees: [45]}",
+        "scenarios.skewed.rotation.degrees",
+        "90",
+    ),
     "tf32": ("lr: 0.1", "lr: 0.1, precision: tf32", "recipes.fedavg: precision = tf32", "float32"),
-}  # fmt: skip
+}
 
 
 def refused(folder: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
@@ -41,15 +76,22 @@ def refused(folder: Path, old: str, new: str, capsys: pytest.CaptureFixture[str]
     (folder / "params.yaml").write_text(PARAMS.replace(old, new))
     assert main(["check", "--root", str(folder)]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and [path.name for path in folder.iterdir()] == ["params.yaml"], "nothing is written"
+    assert said.out == "" and [path.name for path in folder.iterdir()] == ["params.yaml"], (
+        "nothing is written"
+    )
     return said.err.splitlines()
 
 
 @pytest.mark.parametrize(("old", "new", "said", "part"), CASES.values(), ids=CASES)
 def test_what_the_data_do_not_allow_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    old: str, new: str, said: str, part: str,
-) -> None:  # fmt: skip
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    old: str,
+    new: str,
+    said: str,
+    part: str,
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     lines = refused(tmp_path, old, new, capsys)
     assert lines[0].startswith(f"error: params.yaml: {said}") and part in lines[0]
@@ -58,9 +100,19 @@ def test_what_the_data_do_not_allow_is_refused(
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A scenario and the model; seeds with the same mistake share a line."""
-    lines = refused(tmp_path, PARAMS, PARAMS.replace("model: mlp", "model: lstm").replace("clients: 4", "clients: 3000")
-                    .replace("seeds: [0]", "seeds: [0, 1]"), capsys)  # fmt: skip
-    assert len(lines) == 2 and "scenarios.skewed: clients=3000" in lines[0] and "train.model" in lines[1]
+    lines = refused(
+        tmp_path,
+        PARAMS,
+        PARAMS.replace("model: mlp", "model: lstm")
+        .replace("clients: 4", "clients: 3000")
+        .replace("seeds: [0]", "seeds: [0, 1]"),
+        capsys,
+    )
+    assert (
+        len(lines) == 2
+        and "scenarios.skewed: clients=3000" in lines[0]
+        and "train.model" in lines[1]
+    )
 
 
 def test_a_deployment_is_tried_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +132,9 @@ def test_nothing_is_downloaded(
     monkeypatch.setattr("torchvision.datasets.MNIST", never)
     (tmp_path / "params.yaml").write_text(PARAMS.replace("name: digits", "name: mnist"))
     assert main(["check", "--root", str(tmp_path)]) == 0
-    assert "would be downloaded by stage prepare; the data were not checked" in capsys.readouterr().out
+    assert (
+        "would be downloaded by stage prepare; the data were not checked" in capsys.readouterr().out
+    )
 
 
 def test_prepared_data_are_read_only_if_they_are_those_of_the_settings(
@@ -90,14 +144,20 @@ def test_prepared_data_are_read_only_if_they_are_those_of_the_settings(
     (tmp_path / "params.yaml").write_text(PARAMS)
     run_stages(tmp_path, ("plan", "prepare"))
     md5 = hashlib.md5((tmp_path / "plan" / "prepare.json").read_bytes()).hexdigest()
-    (tmp_path / "dvc.lock").write_text(f"stages: {{prepare: {{deps: [{{path: plan/prepare.json, md5: {md5}}}]}}}}\n")
+    (tmp_path / "dvc.lock").write_text(
+        f"stages: {{prepare: {{deps: [{{path: plan/prepare.json, md5: {md5}}}]}}}}\n"
+    )
     read: list[str] = []
     load = datasets.load
     monkeypatch.setattr(datasets, "load", lambda *a, **k: read.append("files") or load(*a, **k))
-    monkeypatch.setattr(Dataset, "read", lambda path: read.append("prepared") or load("digits", tmp_path))
+    monkeypatch.setattr(
+        Dataset, "read", lambda path: read.append("prepared") or load("digits", tmp_path)
+    )
     place = Workspace.of(tmp_path, {})
     fits.checked(place)
-    (tmp_path / "params.yaml").write_text(PARAMS.replace("name: digits,", "name: digits, samples: 500,"))
+    (tmp_path / "params.yaml").write_text(
+        PARAMS.replace("name: digits,", "name: digits, samples: 500,")
+    )
     fits.checked(place)
     assert read == ["prepared", "files"]
     assert plan.content({"a": "b"}) == b'{\n  "a": "b"\n}\n'
@@ -107,7 +167,11 @@ def test_prepared_data_are_read_only_if_they_are_those_of_the_settings(
     ("params", "stages", "said"),
     [
         (PARAMS, "{train: {}}", "deploy is set, but dvc.yaml has no stage deploy"),
-        (PARAMS[: PARAMS.index("deploy:")], "{deploy: {}}", "deploy is missing, but dvc.yaml has the stage deploy"),
+        (
+            PARAMS[: PARAMS.index("deploy:")],
+            "{deploy: {}}",
+            "deploy is missing, but dvc.yaml has the stage deploy",
+        ),
         (PARAMS[: PARAMS.index("deploy:")], "{train: {}}", ""),
         (PARAMS, "{deploy: {}}", ""),
     ],

@@ -19,12 +19,14 @@ def drawn(counts: object, classes: tuple[str, ...]) -> NDArray[np.int64]:
 
 
 def dark(pixels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Rows and columns of the pixels of the darkest colour: those of the fullest cells, and the end of the scale."""
+    """Rows and columns of the pixels of the darkest colour: those of the fullest cells, and the end
+    of the scale."""
     return np.argwhere((np.abs(pixels - [8, 48, 107]) < 6).all(2))
 
 
 def test_clients_are_rows_and_classes_are_columns() -> None:
-    """All samples of client 0 and class 1 of 2: the dark cell is above, in the right half of the cells."""
+    """All samples of client 0 and class 1 of 2: the dark cell is above, in the right half of the
+    cells."""
     for at in ((0, 1), (1, 0)):
         counts = np.zeros((2, 2), int)
         counts[at] = 50
@@ -39,7 +41,8 @@ def test_clients_are_rows_and_classes_are_columns() -> None:
 
 
 def test_none_is_white_and_one_is_not() -> None:
-    """The share of white in the cells of 10 x 10 with nothing in half of them, and with one sample in that half."""
+    """The share of white in the cells of 10 x 10 with nothing in half of them, and with one sample
+    in that half."""
     shares = []
     for few in (0, 1):
         counts = np.full((10, 10), 2000)
@@ -51,7 +54,9 @@ def test_none_is_white_and_one_is_not() -> None:
     assert shares[0] > 0.85 and shares[1] < 0.05
 
 
-@pytest.mark.parametrize("shape", [(1, 2), (2, 10), (10, 10), (20, 62), (100, 10), (500, 10), (500, 100)])
+@pytest.mark.parametrize(
+    "shape", [(1, 2), (2, 10), (10, 10), (20, 62), (100, 10), (500, 10), (500, 100)]
+)
 @pytest.mark.parametrize("name", ["c", "a long name "])
 def test_any_size_gives_a_picture_of_moderate_size(shape: tuple[int, int], name: str) -> None:
     counts = np.random.default_rng(0).integers(0, 30_000, shape)

@@ -1,4 +1,5 @@
-"""What is committed of a result: its table, every run and round, and what made them, from runs made by hand."""
+"""What is committed of a result: its table, every run and round, and what made them, from runs made
+by hand."""
 
 from __future__ import annotations
 
@@ -37,17 +38,43 @@ seeds: [0, 1, 2]
 train: {model: mlp, rounds: 2, epochs: 1, batch_size: 50, lr: 0.1}
 deploy: {recipe: a, scenario: near, silos: 2}
 """
-MADE = {"git_commit": "c0ffee", "cpu": "Some CPU", "cores": "2", "python": "3.11.4", "torch": "2.1", "fedml": "0.8",
-        "device": "cpu"}  # fmt: skip
+MADE = {
+    "git_commit": "c0ffee",
+    "cpu": "Some CPU",
+    "cores": "2",
+    "python": "3.11.4",
+    "torch": "2.1",
+    "fedml": "0.8",
+    "device": "cpu",
+}
 DRAWN = "word vectors: drawn at random"
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """One run of A that leaks, made by another commit than one of B, of which seed 1 diverged. C is in no table."""
+    """One run of A that leaks, made by another commit than one of B, of which seed 1 diverged.
+
+    C is in no table.
+    """
     paper(tmp_path, TARGETS, "{}")
-    accuracies = [0.123456789, None, 0.3, 0.5, 0.4, 0.6, 0.2]  # best 0.6, final 0.2, mean of the last five 0.4
-    run(tmp_path, "near", "a", 0, accuracies, tags=MADE | {"leak": "all of it"}, notes=["LEAK: all of it", DRAWN])
+    accuracies = [
+        0.123456789,
+        None,
+        0.3,
+        0.5,
+        0.4,
+        0.6,
+        0.2,
+    ]  # best 0.6, final 0.2, mean of the last five 0.4
+    run(
+        tmp_path,
+        "near",
+        "a",
+        0,
+        accuracies,
+        tags=MADE | {"leak": "all of it"},
+        notes=["LEAK: all of it", DRAWN],
+    )
     run(tmp_path, "near", "b", 0, [0.5], tags=MADE | {"git_commit": "bad"})
     run(tmp_path, "near", "c", 0, [0.5], tags=MADE)
     diverged(tmp_path, "near-b-1")
@@ -72,22 +99,41 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
     rounds = lines(place / "ccn-tab9-smoke-rounds.csv")
     assert list(rounds[0]) == ["study", "scenario", "recipe", "seed", "round", "test_accuracy"]
     assert list(rounds[0].values()) == ["one", "near", "a", "0", "1", "0.123457"]
-    assert [row["test_accuracy"] for row in rounds[:3]] == ["0.123457", "", "0.3"] and len(rounds) == 7 + 1
+    assert [row["test_accuracy"] for row in rounds[:3]] == ["0.123457", "", "0.3"] and len(
+        rounds
+    ) == 7 + 1
 
     a, b, lost = lines(place / "ccn-tab9-smoke-runs.csv")
     assert a == {
-        "study": "one", "scenario": "near", "recipe": "a", "seed": "0", "outcome": "ended", "final": "0.2",
-        "best": "0.6", "last5": "0.4", "seconds": "3.5", "leak": "all of it", "notes": DRAWN, "weights_sha256": "0",
+        "study": "one",
+        "scenario": "near",
+        "recipe": "a",
+        "seed": "0",
+        "outcome": "ended",
+        "final": "0.2",
+        "best": "0.6",
+        "last5": "0.4",
+        "seconds": "3.5",
+        "leak": "all of it",
+        "notes": DRAWN,
+        "weights_sha256": "0",
         "commit": "c0ffee",
-    }  # fmt: skip
+    }
     assert (b["commit"], b["leak"], b["outcome"]) == ("bad", "", "ended")
-    assert (lost["recipe"], lost["seed"], lost["outcome"]) == ("b", "1", "diverged: round 3: not finite")
+    assert (lost["recipe"], lost["seed"], lost["outcome"]) == (
+        "b",
+        "1",
+        "diverged: round 3: not finite",
+    )
     assert lost["final"] == lost["commit"] == ""
 
     page = (place / "ccn-tab9-smoke.md").read_text()
     assert "| A | 0.60 LEAK [1] |" in page and "0.50; 1 of 2 seeds diverges" in page
     assert page.split("## Made with\n\n")[1].splitlines() == [
-        "- Command: `noniid papers build ccn-tab9 --size smoke`; kept by `noniid keep ccn-tab9 --size smoke`.",
+        (
+            "- Command: `noniid papers build ccn-tab9 --size smoke`; kept by `noniid keep ccn-tab9 "
+            "--size smoke`."
+        ),
         "- Commit of the code: c0ffee (1 run), bad (1 run).",
         "- CPU: Some CPU.",
         "- Cores: 2.",
@@ -96,8 +142,10 @@ def test_a_table_is_kept_with_its_rounds_runs_and_makers(repository: Path) -> No
         "- Torch: 2.1.",
         "- FedML: 0.8.",
         "- Seeds: 0.",
-        "- Accuracy after every round, by run: [ccn-tab9-smoke-rounds.csv](ccn-tab9-smoke-rounds.csv). Outcome of each "
-        "run, SHA-256 of its weights, seconds, commit: [ccn-tab9-smoke-runs.csv](ccn-tab9-smoke-runs.csv).",
+        "- Accuracy after every round, by run: "
+        "[ccn-tab9-smoke-rounds.csv](ccn-tab9-smoke-rounds.csv). Outcome of each "
+        "run, SHA-256 of its weights, seconds, commit: "
+        "[ccn-tab9-smoke-runs.csv](ccn-tab9-smoke-runs.csv).",
     ]
 
 
@@ -107,7 +155,9 @@ def test_a_figure_is_kept_with_its_picture_and_the_columns_that_it_draws(reposit
     assert "](ccn-fig9-smoke.png)" in (place / "ccn-fig9-smoke.md").read_text()
     assert (place / "ccn-fig9-smoke.png").read_bytes().startswith(b"\x89PNG")
     rounds = lines(place / "ccn-fig9-smoke-rounds.csv")
-    assert list(rounds[0])[5:] == ["test_accuracy", "bytes_up"] and {row["recipe"] for row in rounds} == {"a"}
+    assert list(rounds[0])[5:] == ["test_accuracy", "bytes_up"] and {
+        row["recipe"] for row in rounds
+    } == {"a"}
     assert rounds[0]["bytes_up"] == "10.0"
 
 
@@ -118,18 +168,25 @@ def test_what_runs_did_not_record_is_said(tmp_path: Path) -> None:
     assert "- CPU: not recorded." in page and "- GPU" not in page
 
 
-def test_nothing_is_kept_where_nothing_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_kept_where_nothing_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert keep_in(paper(tmp_path, TARGETS, "{}"), "ccn-tab9", "--size", "smoke") == 2
     assert (
-        "none of its runs has ended; run `noniid papers build ccn-tab9 --size smoke` first" in capsys.readouterr().err
+        "none of its runs has ended; run `noniid papers build ccn-tab9 --size smoke` first"
+        in capsys.readouterr().err
     )
     assert not (tmp_path / "docs").exists()
 
 
 def test_a_long_result_keeps_some_rounds_and_the_last(repository: Path) -> None:
-    """Of rounds 1 to 7 of A and 1 of B: all are too long, every second one and the last is 2, 4, 6, 7 and 1."""
+    """Of rounds 1 to 7 of A and 1 of B: all are too long, every second one and the last is 2, 4, 6,
+    7 and 1."""
     measured = keep.Measured("ccn", "smoke", repository)
-    used = {("one", "near", r): measured.group({"study": "one", "scenario": "near", "recipe": r}) for r in "ab"}
+    used = {
+        ("one", "near", r): measured.group({"study": "one", "scenario": "near", "recipe": r})
+        for r in "ab"
+    }
     whole, stride = keep.rounds_csv(used, ["test_accuracy"])
     assert stride == 1
     part, stride = keep.rounds_csv(used, ["test_accuracy"], len(whole))
@@ -148,7 +205,10 @@ def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     assert keep_in(repository, "mine") == 0
     kept = repository / "docs" / "results"
     page = (kept / "mine.md").read_text()
-    assert "| a LEAK | 20.00 |" in page and "Command: `noniid run`; kept by `noniid keep mine`." in page
+    assert (
+        "| a LEAK | 20.00 |" in page
+        and "Command: `noniid run`; kept by `noniid keep mine`." in page
+    )
     assert "1 runs (planned: 6); missing: near-b-0, near-a-1, near-b-1, near-a-2, near-b-2" in page
     assert [row["recipe"] for row in lines(kept / "mine-runs.csv")] == ["a"]
     assert {row["study"] for row in lines(kept / "mine-rounds.csv")} == {"toy"}

@@ -1,4 +1,5 @@
-"""The store of finished work: made once, restored where it was damaged, and never taken for something else."""
+"""The store of finished work: made once, restored where it was damaged, and never taken for
+something else."""
 
 from __future__ import annotations
 
@@ -92,7 +93,9 @@ def test_without_a_whole_copy_it_is_made_again(folder: Path, tmp_path: Path) -> 
 def test_other_settings_and_the_way_back(folder: Path, tmp_path: Path) -> None:
     whole = content(folder)
     assert kept.settle(folder, tmp_path, OTHER, Making({"rounds.csv": b"other"}))
-    assert (folder / "rounds.csv").read_bytes() == b"other" and not (folder / "model.safetensors").exists()
+    assert (folder / "rounds.csv").read_bytes() == b"other" and not (
+        folder / "model.safetensors"
+    ).exists()
     assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
     assert content(folder) == whole
 
@@ -117,7 +120,10 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("rounds.csv", r"item/rounds\.csv: is missing or was changed"), (kept.RECEIPT, r"item/receipt\.json: can't be")],
+    [
+        ("rounds.csv", r"item/rounds\.csv: is missing or was changed"),
+        (kept.RECEIPT, r"item/receipt\.json: can't be"),
+    ],
 )
 def test_check_names_the_file(folder: Path, name: str, message: str) -> None:
     kept.check(folder)
@@ -141,7 +147,11 @@ def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_pat
     (tmp_path / "runs" / "Nov23_host").mkdir()
     (tmp_path / "runs" / ".b.x7.unfinished").mkdir()  # of a killed process
     kept.keep_only(tmp_path / "runs", ["a", "d"])
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {"a", "events.out.tfevents.1", "Nov23_host"}
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
+        "a",
+        "events.out.tfevents.1",
+        "Nov23_host",
+    }
 
 
 @pytest.mark.parametrize("name", ["runs", "partitions", "evaluation"])
@@ -154,7 +164,10 @@ def test_what_is_not_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
     (tmp_path / name / "logs" / "events").write_text("loss")
     (tmp_path / name / "thesis.tex").write_text("")
     for names in ((), (name,)):
-        with pytest.raises(UserError, match=rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it"):
+        with pytest.raises(
+            UserError,
+            match=rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it",
+        ):
             kept.refuse_foreign(tmp_path, *names)
 
 
@@ -166,7 +179,9 @@ def test_a_folder_that_dvc_does_not_know_is_refused(tmp_path: Path, name: str) -
     (tmp_path / name / "chapter.tex").write_text("")
     with pytest.raises(UserError, match=rf"/{name}/chapter\.tex: not written by noniid"):
         kept.refuse_foreign(tmp_path)
-    (tmp_path / "dvc.lock").write_text(f"stages:\n  x:\n    outs:\n    - path: {name}\n      hash: md5\n")
+    (tmp_path / "dvc.lock").write_text(
+        f"stages:\n  x:\n    outs:\n    - path: {name}\n      hash: md5\n"
+    )
     kept.refuse_foreign(tmp_path)
 
 

@@ -1,4 +1,5 @@
-"""Measures of a model beside its accuracy, by hand, by scikit-learn and on data with a rare class."""
+"""Measures of a model beside its accuracy, by hand, by scikit-learn and on data with a rare
+class."""
 
 from __future__ import annotations
 
@@ -33,7 +34,10 @@ def counted(y: list[int], predicted: list[int], n_classes: int) -> np.ndarray:
 
 
 def test_measures_by_hand() -> None:
-    """Class 0: 3 of 4 right, 4 named. Class 1: 1 of 2 right, 2 named. Class 2: 0 of 1, 1 named. 3: no sample."""
+    """Class 0: 3 of 4 right, 4 named.
+
+    Class 1: 1 of 2 right, 2 named. Class 2: 0 of 1, 1 named. 3: no sample.
+    """
     counts = counted([0, 0, 0, 0, 1, 1, 2], [0, 0, 0, 2, 1, 0, 1], 4)
     assert counts.tolist() == [[4, 2, 1, 0], [4, 2, 1, 0], [3, 1, 0, 0]]
     majority, balanced, f1 = _by_class(counts, counts[0, 0])
@@ -69,7 +73,9 @@ def write_table(path: Path) -> None:
     with path.open("w", newline="") as file:
         lines = csv.writer(file)
         lines.writerow(["value", "site", "ill"])
-        lines.writerows([f"{rng.normal():.3f}", "ab"[i % 2], "no" if i % 33 else "yes"] for i in range(1, 401))
+        lines.writerows(
+            [f"{rng.normal():.3f}", "ab"[i % 2], "no" if i % 33 else "yes"] for i in range(1, 401)
+        )
 
 
 PARAMS = """\
@@ -106,14 +112,23 @@ def test_the_evaluation_shows_a_constant_answer(rare: Path) -> None:
     assert predicted.unique().numel() == 1 and share > 0.9, "the data of this test"
     assert metrics["classes_named"] == 1 and metrics["majority_accuracy"] == pytest.approx(share)
     assert metrics["accuracy"] == metrics["majority_accuracy"]
-    assert metrics["balanced_accuracy"] == pytest.approx(0.5) == balanced_accuracy_score(y, predicted)
+    assert (
+        metrics["balanced_accuracy"] == pytest.approx(0.5) == balanced_accuracy_score(y, predicted)
+    )
     # The frequent class alone is named: its F1 is 2 s / (s + 1), that of the other is 0.
-    assert metrics["macro_f1"] == pytest.approx(share / (share + 1)) == f1_score(y, predicted, average="macro")
+    assert (
+        metrics["macro_f1"]
+        == pytest.approx(share / (share + 1))
+        == f1_score(y, predicted, average="macro")
+    )
 
 
 def test_the_report_of_constant_answers_names_no_best(rare: Path) -> None:
     page = (rare / "report" / "report.md").read_text()
-    assert "WARNING, ONE CLASS: the model names one class for all test samples: fedavg, fedprox (seeds 0, 1)." in page
+    assert (
+        "WARNING, ONE CLASS: the model names one class for all test samples: fedavg, fedprox "
+        "(seeds 0, 1)."
+    ) in page
     assert "No method can be recommended" in page and "has the best mean" not in page
     assert "| majority class |" in page
 
@@ -121,7 +136,16 @@ def test_the_report_of_constant_answers_names_no_best(rare: Path) -> None:
 def test_the_summary_in_python_has_the_same(rare: Path) -> None:
     metrics = json.loads((rare / "evaluation" / KEY / "metrics.json").read_text())
     data = nd.load("table", root=str(rare), file="rare.csv", label="ill", owner="site")
-    result = nd.run("fedavg", data, partition="natural", clients=2, rounds=2, epochs=1, seeds=[0], progress=False)
+    result = nd.run(
+        "fedavg",
+        data,
+        partition="natural",
+        clients=2,
+        rounds=2,
+        epochs=1,
+        seeds=[0],
+        progress=False,
+    )
     names = ["majority_accuracy", "balanced_accuracy", "macro_f1", "classes_named"]
     assert result.metrics[names].iloc[0].to_dict() == {name: metrics[name] for name in names}
     row = result.summary.iloc[0]

@@ -1,4 +1,5 @@
-"""Stage prepare with a user's own files: it writes what they hold, and nothing where they are bad."""
+"""Stage prepare with a user's own files: it writes what they hold, and nothing where they are
+bad."""
 
 from __future__ import annotations
 
@@ -43,16 +44,22 @@ def own_arrays(folder: Path) -> None:
     rng = np.random.default_rng(0)
     for part, n in (("train", 30), ("test", 10)):
         client = np.array(["ada", "bob"])[np.arange(n) % 2]
-        np.savez(folder / f"{part}.npz", x=rng.normal(size=(n, 4)), y=np.arange(n) % 3, client=client)
+        np.savez(
+            folder / f"{part}.npz", x=rng.normal(size=(n, 4)), y=np.arange(n) % 3, client=client
+        )
 
 
 def own_femnist(folder: Path, names: Sequence[str], n: int, pixel: Callable[[int], int]) -> None:
-    """LEAF's files: `n` images, each of one grey, of each writer in each part; the labels are 0, 10 and 61 in turn."""
+    """LEAF's files: `n` images, each of one grey, of each writer in each part; the labels are 0, 10
+    and 61 in turn."""
     for part in ("train", "test"):
         (folder / "femnist" / part).mkdir(parents=True)
         greys = {name: [int(pixel(i % 3)) for i in range(n)] for name in names}
         data = {
-            name: {"x": [[grey / 255] * 784 for grey in of], "y": [(0, 10, 61)[i % 3] for i in range(n)]}
+            name: {
+                "x": [[grey / 255] * 784 for grey in of],
+                "y": [(0, 10, 61)[i % 3] for i in range(n)],
+            }
             for name, of in greys.items()
         }
         content = {"users": names, "num_samples": [n] * len(names), "user_data": data}
@@ -80,16 +87,32 @@ def test_femnist(tmp_path: Path) -> None:
     assert found.test_x[:, 0, 0, 0].tolist() == [0, 1, 2] * 2 and len(found.classes) == 62
 
 
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")  # of mlflow's own use of SQLAlchemy
-@pytest.mark.parametrize(("partition", "writers"), [("natural", [1, 1]), ("natural_grouped", [2, 2])])
-def test_femnist_from_files_to_an_evaluated_round(tmp_path: Path, partition: str, writers: list[int]) -> None:
-    """Four writers of three classes in LEAF's files: two clients, one writer or two each, and their own test images."""
+@pytest.mark.filterwarnings(
+    "ignore:The ``noload`` loader strategy"
+)  # of mlflow's own use of SQLAlchemy
+@pytest.mark.parametrize(
+    ("partition", "writers"), [("natural", [1, 1]), ("natural_grouped", [2, 2])]
+)
+def test_femnist_from_files_to_an_evaluated_round(
+    tmp_path: Path, partition: str, writers: list[int]
+) -> None:
+    """Four writers of three classes in LEAF's files: two clients, one writer or two each, and their
+    own test images."""
     rng = np.random.default_rng(1)
-    own_femnist(tmp_path / "leaf", ["w0", "w1", "w2", "w3"], 12, lambda label: rng.integers(0, 60) + 60 * label)
+    own_femnist(
+        tmp_path / "leaf",
+        ["w0", "w1", "w2", "w3"],
+        12,
+        lambda label: rng.integers(0, 60) + 60 * label,
+    )
     set_data(tmp_path, "{name: femnist, root: leaf, validation: 0, public: 0}")
     text = (tmp_path / "params.yaml").read_text()
-    text = text.replace("partition: dirichlet, clients: 4, alpha: 0.5", f"partition: {partition}, clients: 2")
-    text = text.replace("model: mlp, rounds: 3", "model: cnn, model_options: {channels: 2, hidden: 8}, rounds: 1")
+    text = text.replace(
+        "partition: dirichlet, clients: 4, alpha: 0.5", f"partition: {partition}, clients: 2"
+    )
+    text = text.replace(
+        "model: mlp, rounds: 3", "model: cnn, model_options: {channels: 2, hidden: 8}, rounds: 1"
+    )
     (tmp_path / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
     run_stages(tmp_path, ("prepare", "partition", "train", "evaluate", "report"))
 
@@ -120,8 +143,11 @@ south,90,75.5,m,well
 """
 
 
-def table(name: str = "a.csv", old: str = "", new: str = "", **more: str) -> Callable[[Path], object]:
-    """Writes TABLE, with one piece of it replaced; `more`: the content of further files, `b_csv` for b.csv."""
+def table(
+    name: str = "a.csv", old: str = "", new: str = "", **more: str
+) -> Callable[[Path], object]:
+    """Writes TABLE, with one piece of it replaced; `more`: the content of further files, `b_csv`
+    for b.csv."""
     assert old in TABLE
 
     def write(folder: Path) -> None:
@@ -141,8 +167,14 @@ def parquet(**changed: object) -> Callable[[Path], object]:
 
 
 def twice_in_parquet(folder: Path) -> None:
-    columns = [pyarrow.array([1.0, 2.0, 3.0, 4.0]), pyarrow.array([3.0, 4.0, 5.0, 6.0]), pyarrow.array(list("uvuv"))]
-    pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, ["x", "x", "diagnosis"]), folder / "a.parquet")
+    columns = [
+        pyarrow.array([1.0, 2.0, 3.0, 4.0]),
+        pyarrow.array([3.0, 4.0, 5.0, 6.0]),
+        pyarrow.array(list("uvuv")),
+    ]
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_arrays(columns, ["x", "x", "diagnosis"]), folder / "a.parquet"
+    )
 
 
 def images(*more: tuple[str, str], size: tuple[int, int] = (6, 5)) -> Callable[[Path], object]:
@@ -170,20 +202,32 @@ def halved(make: Callable[[Path], object], name: str) -> Callable[[Path], object
 
 
 def arrays(**changed: object) -> Callable[[Path], object]:
-    """Thirty training and ten test images; `changed`: train_x, test_y, ...; None leaves an array out."""
+    """Thirty training and ten test images; `changed`: train_x, test_y, ...; None leaves an array
+    out."""
 
     def write(folder: Path) -> None:
         for part, n in (("train", 30), ("test", 10)):
             rng = np.random.default_rng(n)
-            held = {"x": rng.integers(0, 256, (n, 8, 8), dtype=np.uint8), "y": np.array(["cat", "dog"] * (n // 2))}
-            held |= {key.removeprefix(f"{part}_"): of for key, of in changed.items() if key.startswith(part)}
-            np.savez(folder / f"{part}.npz", **{key: of for key, of in held.items() if of is not None})
+            held = {
+                "x": rng.integers(0, 256, (n, 8, 8), dtype=np.uint8),
+                "y": np.array(["cat", "dog"] * (n // 2)),
+            }
+            held |= {
+                key.removeprefix(f"{part}_"): of
+                for key, of in changed.items()
+                if key.startswith(part)
+            }
+            np.savez(
+                folder / f"{part}.npz", **{key: of for key, of in held.items() if of is not None}
+            )
 
     return write
 
 
 def shape(*axes: int) -> Callable[[Path], object]:
-    return arrays(**{f"{part}_x": np.zeros((n, *axes), np.uint8) for part, n in (("train", 30), ("test", 10))})
+    return arrays(
+        **{f"{part}_x": np.zeros((n, *axes), np.uint8) for part, n in (("train", 30), ("test", 10))}
+    )
 
 
 def nothing(folder: Path) -> None:
@@ -201,135 +245,279 @@ FOLDER, ARRAYS = "name: image_folder", "name: arrays"
 MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
     # A table: files
     "no file named": ("name: table, label: y", nothing, ("params.yaml: data: ", "file is missing")),
-    "no label named": ("name: table, file: a.csv", nothing, ("params.yaml: data: ", "label is missing")),
-    "an option that isn't": (f"{CSV}, owners: hospital", nothing, ("'owners'", "did you mean 'owner'", "test_share")),
+    "no label named": (
+        "name: table, file: a.csv",
+        nothing,
+        ("params.yaml: data: ", "label is missing"),
+    ),
+    "an option that isn't": (
+        f"{CSV}, owners: hospital",
+        nothing,
+        ("'owners'", "did you mean 'owner'", "test_share"),
+    ),
     "no such file": (
-        CSV.replace("a.csv", "b.csv"), table(), ("mine/b.csv: there is no such file; file is relative", "a.csv"),
+        CSV.replace("a.csv", "b.csv"),
+        table(),
+        ("mine/b.csv: there is no such file; file is relative", "a.csv"),
     ),
     "no such test file": (WITH_TEST, table(), ("mine/b.csv", "test_file is relative to root")),
-    "another format": (CSV.replace("a.csv", "a.xlsx"), table(), ("file='a.xlsx'", ".csv, .csv.gz, .parquet")),
+    "another format": (
+        CSV.replace("a.csv", "a.xlsx"),
+        table(),
+        ("file='a.xlsx'", ".csv, .csv.gz, .parquet"),
+    ),
     "an empty file": (CSV, raw("a.csv", b""), ("a.csv: is empty", "name the columns")),
-    "names and no rows": (CSV, table(old=TABLE[TABLE.index("north") :], new=""), ("a.csv: has no rows",)),
+    "names and no rows": (
+        CSV,
+        table(old=TABLE[TABLE.index("north") :], new=""),
+        ("a.csv: has no rows",),
+    ),
     "a line that is too long": (
-        CSV, table(old="50,70.5", new="50,7,5"), ("a.csv", "Expected 5 fields in line 3, saw 6"),
+        CSV,
+        table(old="50,70.5", new="50,7,5"),
+        ("a.csv", "Expected 5 fields in line 3, saw 6"),
     ),
-    "a line that is too short": (ALL, table(old="f,ill", new="f"), ("a.csv: column 'diagnosis'", "row 1")),
+    "a line that is too short": (
+        ALL,
+        table(old="f,ill", new="f"),
+        ("a.csv: column 'diagnosis'", "row 1"),
+    ),
     "a quote that isn't closed": (
-        CSV, table(old="north,50", new='"north,50'), ("a.csv: can't be read as CSV", "row 2"),
+        CSV,
+        table(old="north,50", new='"north,50'),
+        ("a.csv: can't be read as CSV", "row 2"),
     ),
-    "semicolons": (CSV, raw("a.csv", TABLE.replace(",", ";").encode()), ("separated by ';'", "allowed: commas")),
-    "latin-1": (CSV, raw("a.csv", TABLE.replace("ill", "krank ä").encode("latin-1")), ("a.csv: is not UTF-8",)),
+    "semicolons": (
+        CSV,
+        raw("a.csv", TABLE.replace(",", ";").encode()),
+        ("separated by ';'", "allowed: commas"),
+    ),
+    "latin-1": (
+        CSV,
+        raw("a.csv", TABLE.replace("ill", "krank ä").encode("latin-1")),
+        ("a.csv: is not UTF-8",),
+    ),
     "semicolons and decimal commas": (
-        CSV, raw("a.csv", TABLE.replace(",", ";").replace(".", ",").encode()), ("separated by ';'", "allowed: commas"),
+        CSV,
+        raw("a.csv", TABLE.replace(",", ";").replace(".", ",").encode()),
+        ("separated by ';'", "allowed: commas"),
     ),
-    "tabs": (CSV, raw("a.csv", TABLE.replace(",", "\t").encode()), ("separated by '\\t'", "allowed: commas")),
-    "UTF-16": (CSV, raw("a.csv", TABLE.encode("utf-16")), ("a.csv: is not UTF-8", "save it again as UTF-8")),
+    "tabs": (
+        CSV,
+        raw("a.csv", TABLE.replace(",", "\t").encode()),
+        ("separated by '\\t'", "allowed: commas"),
+    ),
+    "UTF-16": (
+        CSV,
+        raw("a.csv", TABLE.encode("utf-16")),
+        ("a.csv: is not UTF-8", "save it again as UTF-8"),
+    ),
     "a workbook called CSV": (
-        CSV, lambda f: zipfile.ZipFile(f / "a.csv", "w").writestr("sheet1.xml", bytes(range(256))), ("a.csv: ",),
+        CSV,
+        lambda f: zipfile.ZipFile(f / "a.csv", "w").writestr("sheet1.xml", bytes(range(256))),
+        ("a.csv: ",),
     ),
     "the file as root": (
-        CSV, lambda f: (f.rmdir(), f.write_text(TABLE)), ("mine/a.csv: there is no such file",),
+        CSV,
+        lambda f: (f.rmdir(), f.write_text(TABLE)),
+        ("mine/a.csv: there is no such file",),
     ),
-    "a folder called CSV": (CSV, lambda f: (f / "a.csv").mkdir(), ("a.csv: there is no such file", "there is none")),
+    "a folder called CSV": (
+        CSV,
+        lambda f: (f / "a.csv").mkdir(),
+        ("a.csv: there is no such file", "there is none"),
+    ),
     "gzip cut off": (
-        CSV.replace("a.csv", "a.csv.gz"), raw("a.csv.gz", gzip.compress(TABLE.encode() * 50)[:-20]),
+        CSV.replace("a.csv", "a.csv.gz"),
+        raw("a.csv.gz", gzip.compress(TABLE.encode() * 50)[:-20]),
         ("a.csv.gz: can't be read as CSV",),
     ),
-    "parquet cut off": (PARQUET, halved(parquet(), "a.parquet"), ("a.parquet: can't be read as parquet",)),
+    "parquet cut off": (
+        PARQUET,
+        halved(parquet(), "a.parquet"),
+        ("a.parquet: can't be read as parquet",),
+    ),
     "CSV called parquet": (PARQUET, table("a.parquet"), ("a.parquet: can't be read as parquet",)),
     # A table: columns
     "a label that isn't a column": (
-        CSV.replace("label: diagnosis", "label: diagnose"), table(),
+        CSV.replace("label: diagnosis", "label: diagnose"),
+        table(),
         ("a.csv: label: column 'diagnose' is unknown (did you mean 'diagnosis'?)", "hospital, age"),
     ),
-    "an owner that isn't a column": (f"{CSV}, owner: hospitals", table(), ("owner", "did you mean 'hospital'")),
+    "an owner that isn't a column": (
+        f"{CSV}, owner: hospitals",
+        table(),
+        ("owner", "did you mean 'hospital'"),
+    ),
     "a feature that isn't a column": (
-        CSV.replace("pulse", "puls"), table(), ("a.csv: features: column 'puls'", "did you mean 'pulse'"),
+        CSV.replace("pulse", "puls"),
+        table(),
+        ("a.csv: features: column 'puls'", "did you mean 'pulse'"),
     ),
     "a feature that the test file lacks": (
-        WITH_TEST, table(b_csv="age,diagnosis\n40,ill\n"), ("b.csv: column 'pulse' is unknown", "age, diagnosis"),
+        WITH_TEST,
+        table(b_csv="age,diagnosis\n40,ill\n"),
+        ("b.csv: column 'pulse' is unknown", "age, diagnosis"),
     ),
     "features that are no list": (
-        CSV.replace("[age, pulse]", "age"), table(), ("params.yaml: data: ", "features='age'", "a list of names"),
+        CSV.replace("[age, pulse]", "age"),
+        table(),
+        ("params.yaml: data: ", "features='age'", "a list of names"),
     ),
     "a number as label": (
-        CSV.replace("label: diagnosis", "label: 4"), table(), ("params.yaml: data: ", "label=4", "allowed: text"),
+        CSV.replace("label: diagnosis", "label: 4"),
+        table(),
+        ("params.yaml: data: ", "label=4", "allowed: text"),
     ),
-    "categories that aren't a column": (f"{CSV}, one_hot: [sexes]", table(), ("one_hot", "did you mean 'sex'")),
+    "categories that aren't a column": (
+        f"{CSV}, one_hot: [sexes]",
+        table(),
+        ("one_hot", "did you mean 'sex'"),
+    ),
     "no line of names": (
-        CSV, table(old=TABLE[: TABLE.index("north")], new=""), ("a.csv: label: column 'diagnosis' is unknown", "north"),
+        CSV,
+        table(old=TABLE[: TABLE.index("north")], new=""),
+        ("a.csv: label: column 'diagnosis' is unknown", "north"),
     ),
-    "a feature twice": (CSV.replace("pulse]", "age]"), table(), ("features='age'", "each column once")),
+    "a feature twice": (
+        CSV.replace("pulse]", "age]"),
+        table(),
+        ("features='age'", "each column once"),
+    ),
     "the label as a feature": (
-        CSV.replace("pulse]", "diagnosis]"), table(), ("features='diagnosis'", "aren't the label"),
+        CSV.replace("pulse]", "diagnosis]"),
+        table(),
+        ("features='diagnosis'", "aren't the label"),
     ),
-    "the owner as the label": (f"{CSV}, owner: diagnosis", table(), ("owner='diagnosis'", "it is the label")),
-    "two columns of one name": (CSV, table(old="age", new="pulse"), ("a.csv: column 'pulse' is there twice",)),
-    "two columns of one name in parquet": (PARQUET, twice_in_parquet, ("a.parquet: column 'x' is there twice",)),
-    "a column without a name": (CSV, table(old="sex", new=""), ("a.csv: column 4 of 5 has no name", "index=False")),
-    "a name of two lines": (CSV, table(old="sex", new='"se\nx"'), ("a.csv: column 'se\\nx' has a line break",)),
+    "the owner as the label": (
+        f"{CSV}, owner: diagnosis",
+        table(),
+        ("owner='diagnosis'", "it is the label"),
+    ),
+    "two columns of one name": (
+        CSV,
+        table(old="age", new="pulse"),
+        ("a.csv: column 'pulse' is there twice",),
+    ),
+    "two columns of one name in parquet": (
+        PARQUET,
+        twice_in_parquet,
+        ("a.parquet: column 'x' is there twice",),
+    ),
+    "a column without a name": (
+        CSV,
+        table(old="sex", new=""),
+        ("a.csv: column 4 of 5 has no name", "index=False"),
+    ),
+    "a name of two lines": (
+        CSV,
+        table(old="sex", new='"se\nx"'),
+        ("a.csv: column 'se\\nx' has a line break",),
+    ),
     "no column left": (
-        "name: table, file: a.csv, label: y", raw("a.csv", b"y\n1\n2\n1\n2\n"), ("a.csv: no column is left", "used: y"),
+        "name: table, file: a.csv, label: y",
+        raw("a.csv", b"y\n1\n2\n1\n2\n"),
+        ("a.csv: no column is left", "used: y"),
     ),
     # A table: values
     "words among numbers": (
-        CSV, table(old="90.5", new="high"), ("a.csv: column 'pulse' is 'high' in row 4", "correct the others"),
+        CSV,
+        table(old="90.5", new="high"),
+        ("a.csv: column 'pulse' is 'high' in row 4", "correct the others"),
     ),
     "categories that aren't named": (
-        ALL.replace(", one_hot: [sex]", ""), table(), ("a.csv: column 'sex' is 'f' in row 1", "one_hot", "drop"),
+        ALL.replace(", one_hot: [sex]", ""),
+        table(),
+        ("a.csv: column 'sex' is 'f' in row 1", "one_hot", "drop"),
     ),
     "a decimal comma": (
-        CSV, table(old="70.5", new='"70,5"'), ("a.csv: column 'pulse' is '70,5' in row 2; allowed: num",),
+        CSV,
+        table(old="70.5", new='"70,5"'),
+        ("a.csv: column 'pulse' is '70,5' in row 2; allowed: num",),
     ),
     "a date": (
-        PARQUET, parquet(hospital=1, sex=1, age=pd.Timestamp(2020, 1, 1)),
+        PARQUET,
+        parquet(hospital=1, sex=1, age=pd.Timestamp(2020, 1, 1)),
         ("a.parquet: column 'age' is datetime64", "numbers"),
     ),
     "an empty cell": (
-        CSV, table(old="60.5", new=""), ("a.csv: column 'pulse' has no value in row 1", "fill or remove"),
+        CSV,
+        table(old="60.5", new=""),
+        ("a.csv: column 'pulse' has no value in row 1", "fill or remove"),
     ),
     "several missing numbers": (
-        CSV, raw("a.csv", TABLE.replace("70.5", "NA").replace("80.5", "nan").encode()),
+        CSV,
+        raw("a.csv", TABLE.replace("70.5", "NA").replace("80.5", "nan").encode()),
         ("a.csv: column 'pulse' has no value in 2 rows, first in row 2",),
     ),
     "missing numbers in parquet": (
-        PARQUET, parquet(hospital=1, sex=1, age=[1, None, 3, 4, 5, 6]), ("column 'age' has no value in row 2",),
+        PARQUET,
+        parquet(hospital=1, sex=1, age=[1, None, 3, 4, 5, 6]),
+        ("column 'age' has no value in row 2",),
     ),
     "lists in parquet": (
-        PARQUET, parquet(hospital=1, sex=1, age=[[1, 2]] * 6), ("column 'age' is ", "in row 1; allowed: numbers"),
+        PARQUET,
+        parquet(hospital=1, sex=1, age=[[1, 2]] * 6),
+        ("column 'age' is ", "in row 1; allowed: numbers"),
     ),
     "missing labels in parquet": (
-        PARQUET, parquet(hospital=1, sex=1, diagnosis=["ill", None, "well", "ill", "well", None]),
+        PARQUET,
+        parquet(hospital=1, sex=1, diagnosis=["ill", None, "well", "ill", "well", None]),
         ("a.parquet: column 'diagnosis' has no value in 2 rows, first in row 2",),
     ),
     "fractions as labels in parquet": (
-        PARQUET.replace("label: diagnosis", "label: pulse"), parquet(hospital=1, sex=1, diagnosis=1),
-        ("a.parquet: column 'pulse' is '60.5' in row 1, a measurement", "with 6 different", "regression target"),
+        PARQUET.replace("label: diagnosis", "label: pulse"),
+        parquet(hospital=1, sex=1, diagnosis=1),
+        (
+            "a.parquet: column 'pulse' is '60.5' in row 1, a measurement",
+            "with 6 different",
+            "regression target",
+        ),
     ),
     "a size of a table": (f"{CSV}, size: [8, 8]", table(), ("size=[8, 8]", "no 8-bit images")),
     "an infinite number": (
-        CSV, table(old="80.5", new="-inf"), ("column 'pulse' in row 3=-inf", "finite numbers of fl"),
+        CSV,
+        table(old="80.5", new="-inf"),
+        ("column 'pulse' in row 3=-inf", "finite numbers of fl"),
     ),
-    "a number beyond float32": (CSV, table(old="80.5", new="1e39"), ("column 'pulse' in row 3=1e+39", "finite")),
-    "a missing label": (CSV, table(old="m,well", new="m,"), ("a.csv: column 'diagnosis' has no value in row 2",)),
-    "a missing owner": (ALL, table(old="north,80", new=" ,80"), ("a.csv: column 'hospital' has no value in row 5",)),
+    "a number beyond float32": (
+        CSV,
+        table(old="80.5", new="1e39"),
+        ("column 'pulse' in row 3=1e+39", "finite"),
+    ),
+    "a missing label": (
+        CSV,
+        table(old="m,well", new="m,"),
+        ("a.csv: column 'diagnosis' has no value in row 2",),
+    ),
+    "a missing owner": (
+        ALL,
+        table(old="north,80", new=" ,80"),
+        ("a.csv: column 'hospital' has no value in row 5",),
+    ),
     "one class": (
-        CSV, raw("a.csv", TABLE.replace("well", "ill").encode()), ("'diagnosis' is always 'ill'", "2 classes"),
+        CSV,
+        raw("a.csv", TABLE.replace("well", "ill").encode()),
+        ("'diagnosis' is always 'ill'", "2 classes"),
     ),
     "a measurement as label": (
-        "name: table, file: a.csv, label: pulse, features: [age]", table(),
+        "name: table, file: a.csv, label: pulse, features: [age]",
+        table(),
         ("a.csv: column 'pulse' is '60.5' in row 1, a measurement", "whole numbers or text"),
     ),
     "an identifier as label": (
-        "name: table, file: a.csv, label: age, features: [pulse]", table(),
+        "name: table, file: a.csv, label: age, features: [pulse]",
+        table(),
         ("a.csv: column 'age' has 6 different labels in 6 samples", "identifier"),
     ),
     "a label in the test file only": (
-        WITH_TEST, table(b_csv="age,pulse,diagnosis\n1,2,well\n3,4,Ill\n"),
+        WITH_TEST,
+        table(b_csv="age,pulse,diagnosis\n1,2,well\n3,4,Ill\n"),
         ("b.csv: column 'diagnosis' is 'Ill' in row 2", "did you mean 'ill'", "allowed: ill, well"),
     ),
     "constant features": (
-        CSV.replace("[age, pulse]", "[age]"), raw("a.csv", b"age,diagnosis\n" + b"7,a\n7,b\n" * 5),
+        CSV.replace("[age, pulse]", "[age]"),
+        raw("a.csv", b"age,diagnosis\n" + b"7,a\n7,b\n" * 5),
         ("a.csv: every feature is constant in the training rows: age",),
     ),
     "too many categories": (
@@ -338,149 +526,291 @@ MISTAKES: dict[str, tuple[str, Callable[[Path], object], tuple[str, ...]]] = {
         ("a.csv: column 'x' has 1200 categories; allowed: at most 1000",),
     ),
     # A table: the test set
-    "a share of 1": (f"{CSV}, test_share: 1.0", table(), ("test_share=1.0", "a number between 0 and 1")),
-    "a share and a test file": (
-        f"{WITH_TEST}, test_share: 0.2", table(b_csv=TABLE), ("test_share=0.2", "b.csv is the test set"),
+    "a share of 1": (
+        f"{CSV}, test_share: 1.0",
+        table(),
+        ("test_share=1.0", "a number between 0 and 1"),
     ),
-    "the test file is the training file": (f"{CSV}, test_file: a.csv", table(), ("test_file='a.csv'", "another file")),
+    "a share and a test file": (
+        f"{WITH_TEST}, test_share: 0.2",
+        table(b_csv=TABLE),
+        ("test_share=0.2", "b.csv is the test set"),
+    ),
+    "the test file is the training file": (
+        f"{CSV}, test_file: a.csv",
+        table(),
+        ("test_file='a.csv'", "another file"),
+    ),
     "owners of one row": (
         CSV + ", owner: hospital",
-        raw("a.csv", b"hospital,age,pulse,diagnosis\n" + b"".join(b"h%d,1,%d,%d\n" % (i, i, i % 2) for i in range(6))),
+        raw(
+            "a.csv",
+            b"hospital,age,pulse,diagnosis\n"
+            + b"".join(b"h%d,1,%d,%d\n" % (i, i, i % 2) for i in range(6)),
+        ),
         ("a.csv: 6 samples are too few to cut a test set from", "no owner has two"),
     ),
     # Text
-    "no text column": (TEXT.replace("said", "sayd"), raw("a.csv", b"said,mood\na,b\n"), ("'sayd'", "mean 'said'")),
+    "no text column": (
+        TEXT.replace("said", "sayd"),
+        raw("a.csv", b"said,mood\na,b\n"),
+        ("'sayd'", "mean 'said'"),
+    ),
     "an empty text": (
-        TEXT, raw("a.csv", b"said,mood\nhi,b\nho,c\n ,b\nha,c\n"), ("column 'said' has no value in row 3",),
+        TEXT,
+        raw("a.csv", b"said,mood\nhi,b\nho,c\n ,b\nha,c\n"),
+        ("column 'said' has no value in row 3",),
     ),
-    "the text as the label": (TEXT.replace("mood", "said"), raw("a.csv", SAID), ("label='said'", "it is the text")),
-    "no text named": (TEXT.replace("text: said, ", ""), raw("a.csv", SAID), ("params.yaml: data: ", "text is missing")),
-    "features of a text": (f"{TEXT}, features: [said]", raw("a.csv", SAID), ("option 'features' is unknown", "label")),
+    "the text as the label": (
+        TEXT.replace("mood", "said"),
+        raw("a.csv", SAID),
+        ("label='said'", "it is the text"),
+    ),
+    "no text named": (
+        TEXT.replace("text: said, ", ""),
+        raw("a.csv", SAID),
+        ("params.yaml: data: ", "text is missing"),
+    ),
+    "features of a text": (
+        f"{TEXT}, features: [said]",
+        raw("a.csv", SAID),
+        ("option 'features' is unknown", "label"),
+    ),
     "no label of a text": (
-        TEXT, raw("a.csv", SAID + b"hm,\n"), ("a.csv: column 'mood' has no value in row 5", "fill or remove"),
+        TEXT,
+        raw("a.csv", SAID + b"hm,\n"),
+        ("a.csv: column 'mood' has no value in row 5", "fill or remove"),
     ),
-    "commas in texts without quotes": (TEXT, raw("a.csv", SAID + b"oh, so good,b\n"), ("a.csv", "line 6, saw 3")),
+    "commas in texts without quotes": (
+        TEXT,
+        raw("a.csv", SAID + b"oh, so good,b\n"),
+        ("a.csv", "line 6, saw 3"),
+    ),
     "fractions as texts": (
         TEXT.replace("a.csv", "a.parquet"),
-        lambda f: pd.DataFrame({"said": [0.5] * 4, "mood": list("uvuv")}).to_parquet(f / "a.parquet"),
+        lambda f: pd.DataFrame({"said": [0.5] * 4, "mood": list("uvuv")}).to_parquet(
+            f / "a.parquet"
+        ),
         ("a.parquet: column 'said' is 0.5 in row 1", "allowed: text"),
     ),
     "texts of no tokens": (f"{TEXT}, length: 0", raw("a.csv", SAID), ("length=0", "1 to 1000")),
     "damaged word vectors": (
-        TEXT, lambda f: (raw("a.csv", SAID)(f), (f / GLOVE).write_text("good 1 2\n")), (GLOVE, "line 1", "not 300"),
+        TEXT,
+        lambda f: (raw("a.csv", SAID)(f), (f / GLOVE).write_text("good 1 2\n")),
+        (GLOVE, "line 1", "not 300"),
     ),
-    "a vocabulary of two": (f"{TEXT}, vocabulary: 2", raw("a.csv", b"said,mood\na,b\n"), ("vocabulary=2", "from 3 up")),
+    "a vocabulary of two": (
+        f"{TEXT}, vocabulary: 2",
+        raw("a.csv", b"said,mood\na,b\n"),
+        ("vocabulary=2", "from 3 up"),
+    ),
     # Images
-    "no training folder": (FOLDER, nothing, ("mine/train: there is no such folder", "train/<class>/*")),
+    "no training folder": (
+        FOLDER,
+        nothing,
+        ("mine/train: there is no such folder", "train/<class>/*"),
+    ),
     "the training folder as root": (
-        FOLDER, lambda f: [draw(f / c / "0.png") for c in ("cat", "dog")], ("mine/train: there is no such folder",),
+        FOLDER,
+        lambda f: [draw(f / c / "0.png") for c in ("cat", "dog")],
+        ("mine/train: there is no such folder",),
     ),
     "folders in the folder of a class": (
-        FOLDER, lambda f: (images()(f), draw(f / "train/cat/old/0.png")),
+        FOLDER,
+        lambda f: (images()(f), draw(f / "train/cat/old/0.png")),
         ("train/cat/old: can't be read as an image (Is a directory)",),
     ),
     "images of a format that isn't read": (
-        FOLDER, lambda f: (images()(f), [p.rename(p.with_suffix(".heic")) for p in (f / "train/cat").iterdir()]),
+        FOLDER,
+        lambda f: (
+            images()(f),
+            [p.rename(p.with_suffix(".heic")) for p in (f / "train/cat").iterdir()],
+        ),
         ("train/cat: holds no image",),
     ),
     "a page called image": (
-        FOLDER, lambda f: (images()(f), (f / "test/cat/1.png").write_text("<html>")),
+        FOLDER,
+        lambda f: (images()(f), (f / "test/cat/1.png").write_text("<html>")),
         ("test/cat/1.png: can't be read as an image", "unknown format", "repair or remove"),
     ),
-    "a size of one number": (f"{FOLDER}, size: 28", images(), ("params.yaml: data: ", "size=28", "[height, width]")),
-    "one class of images": (FOLDER, lambda f: draw(f / "train/cat/0.png"), ("mine/train: holds 1 class folders",)),
+    "a size of one number": (
+        f"{FOLDER}, size: 28",
+        images(),
+        ("params.yaml: data: ", "size=28", "[height, width]"),
+    ),
+    "one class of images": (
+        FOLDER,
+        lambda f: draw(f / "train/cat/0.png"),
+        ("mine/train: holds 1 class folders",),
+    ),
     "images without classes": (
-        FOLDER, images(("train/0.png", "RGB")), ("train/0.png: isn't in the folder of a class",),
+        FOLDER,
+        images(("train/0.png", "RGB")),
+        ("train/0.png: isn't in the folder of a class",),
     ),
     "an empty class": (
-        FOLDER, lambda f: (images()(f), (f / "train/cow").mkdir(), (f / "test/cow").mkdir()), ("train/cow",),
+        FOLDER,
+        lambda f: (images()(f), (f / "train/cow").mkdir(), (f / "test/cow").mkdir()),
+        ("train/cow",),
     ),
     "a class of strays": (
         FOLDER,
-        lambda f: (images()(f), *(((f / p).mkdir(), (f / p / "Thumbs.db").touch()) for p in ("train/cow", "test/cow"))),
+        lambda f: (
+            images()(f),
+            *(((f / p).mkdir(), (f / p / "Thumbs.db").touch()) for p in ("train/cow", "test/cow")),
+        ),
         ("train/cow: holds no image",),
     ),
-    "a class in test only": (FOLDER, images(("test/cow/0.png", "RGB")), ("the same classes", "cow")),
+    "a class in test only": (
+        FOLDER,
+        images(("test/cow/0.png", "RGB")),
+        ("the same classes", "cow"),
+    ),
     "images of two sizes": (
-        FOLDER, images(("train/dog/9.png", "RGB"), size=(7, 5)),
+        FOLDER,
+        images(("train/dog/9.png", "RGB"), size=(7, 5)),
         ("dog/9.png: is 5x7, the images before it are 5x6", "size: [h"),
     ),
-    "an image cut off": (FOLDER, halved(images(), "test/dog/1.png"), ("test/dog/1.png: can't be read as an image",)),
-    "transparent pixels": (FOLDER, images(("train/cat/9.png", "RGBA")), ("cat/9.png", "RGBA with transparent pixels")),
-    "CMYK": (
-        FOLDER, images(("train/cat/9.jpg", "CMYK")), ("cat/9.jpg: has the colour mode CMYK", "grey (8 bits) or RGB"),
+    "an image cut off": (
+        FOLDER,
+        halved(images(), "test/dog/1.png"),
+        ("test/dog/1.png: can't be read as an image",),
     ),
-    "16 bits": (FOLDER, images(("train/cat/9.png", "I;16")), ("cat/9.png: has the colour mode I;16", "grey (8 bits)")),
+    "transparent pixels": (
+        FOLDER,
+        images(("train/cat/9.png", "RGBA")),
+        ("cat/9.png", "RGBA with transparent pixels"),
+    ),
+    "CMYK": (
+        FOLDER,
+        images(("train/cat/9.jpg", "CMYK")),
+        ("cat/9.jpg: has the colour mode CMYK", "grey (8 bits) or RGB"),
+    ),
+    "16 bits": (
+        FOLDER,
+        images(("train/cat/9.png", "I;16")),
+        ("cat/9.png: has the colour mode I;16", "grey (8 bits)"),
+    ),
     "test images and a share": (
-        f"{FOLDER}, test_share: 0.2", images(), ("test_share=0.2", "mine/test is the test set"),
+        f"{FOLDER}, test_share: 0.2",
+        images(),
+        ("test_share=0.2", "mine/test is the test set"),
     ),
     # Arrays
     "no arrays": (ARRAYS, nothing, ("mine/train.npz: there is no such file; needed: ",)),
-    "a folder of .npy": (ARRAYS, lambda f: np.save(f / "train.npy", np.ones(3)), ("mine/train.npz: there is no such",)),
+    "a folder of .npy": (
+        ARRAYS,
+        lambda f: np.save(f / "train.npy", np.ones(3)),
+        ("mine/train.npz: there is no such",),
+    ),
     "one array called npz": (
-        ARRAYS, lambda f: (np.save(f / "a.npy", np.ones(3)), (f / "a.npy").rename(f / "train.npz")),
+        ARRAYS,
+        lambda f: (np.save(f / "a.npy", np.ones(3)), (f / "a.npy").rename(f / "train.npz")),
         ("train.npz: is one array", "np.savez"),
     ),
     "arrays without names": (
-        ARRAYS, lambda f: np.savez(f / "train.npz", np.ones((4, 2)), np.arange(4)),
+        ARRAYS,
+        lambda f: np.savez(f / "train.npz", np.ones((4, 2)), np.arange(4)),
         ("train.npz: array 'arr_0' is unknown", "allowed: x, y"),
     ),
     "an array of another name": (
-        ARRAYS, lambda f: np.savez(f / "train.npz", X=np.ones((4, 2)), y=np.arange(4)),
+        ARRAYS,
+        lambda f: np.savez(f / "train.npz", X=np.ones((4, 2)), y=np.arange(4)),
         ("train.npz: array 'X'", "allowed: x, y"),
     ),
     "no labels": (ARRAYS, arrays(train_y=None), ("train.npz: holds no array 'y'", "np.savez")),
     "fewer labels than samples": (
-        ARRAYS, arrays(train_y=np.arange(29) % 2), ("train.npz: y is int64 [29]", "[30], one for each of x"),
+        ARRAYS,
+        arrays(train_y=np.arange(29) % 2),
+        ("train.npz: y is int64 [29]", "[30], one for each of x"),
     ),
     "labels in rows of 0 and 1": (
-        ARRAYS, arrays(train_y=np.eye(2, dtype=int)[np.arange(30) % 2]), ("train.npz: y is int64 [30, 2]", "[30]"),
+        ARRAYS,
+        arrays(train_y=np.eye(2, dtype=int)[np.arange(30) % 2]),
+        ("train.npz: y is int64 [30, 2]", "[30]"),
     ),
-    "labels of floats": (ARRAYS, arrays(train_y=np.ones(30)), ("train.npz: y is float64 [30]", "whole numbers")),
+    "labels of floats": (
+        ARRAYS,
+        arrays(train_y=np.ones(30)),
+        ("train.npz: y is float64 [30]", "whole numbers"),
+    ),
     "labels from 1 up": (
-        ARRAYS, arrays(train_y=np.arange(30) % 2 + 1, test_y=np.arange(10) % 2 + 1),
+        ARRAYS,
+        arrays(train_y=np.arange(30) % 2 + 1, test_y=np.arange(10) % 2 + 1),
         ("y goes up to 2", "no sample has 0"),
     ),
     "test labels without training samples": (
-        ARRAYS, arrays(train_y=np.arange(30) % 2, test_y=np.arange(10) % 3),
+        ARRAYS,
+        arrays(train_y=np.arange(30) % 2, test_y=np.arange(10) % 3),
         ("test.npz: y[2]=2", "0 to 1, as in train"),
     ),
     "pixels of whole numbers": (
-        ARRAYS, arrays(train_x=np.ones((30, 8, 8), np.int64)), ("train.npz: x is int64 [30, 8, 8]", "uint8 (0 to 255)"),
+        ARRAYS,
+        arrays(train_x=np.ones((30, 8, 8), np.int64)),
+        ("train.npz: x is int64 [30, 8, 8]", "uint8 (0 to 255)"),
     ),
     "NaN among samples": (
-        ARRAYS, arrays(train_x=np.full((30, 2), np.nan), test_x=np.ones((10, 2))), ("train.npz: x[0, 0]=nan", "finite"),
+        ARRAYS,
+        arrays(train_x=np.full((30, 2), np.nan), test_x=np.ones((10, 2))),
+        ("train.npz: x[0, 0]=nan", "finite"),
     ),
     "test samples of another shape": (
-        ARRAYS, arrays(test_x=np.zeros((10, 8, 9), np.uint8)),
+        ARRAYS,
+        arrays(test_x=np.zeros((10, 8, 9), np.uint8)),
         ("test.npz: x holds samples of uint8 [1, 8, 9]", "[1, 8, 8]"),
     ),
     "owners in one file": (
-        ARRAYS, arrays(train_client=np.arange(30) % 3), ("test.npz: holds no array 'client'", "both or in none"),
+        ARRAYS,
+        arrays(train_client=np.arange(30) % 3),
+        ("test.npz: holds no array 'client'", "both or in none"),
     ),
     "a name too few": (
-        ARRAYS, arrays(train_y=np.arange(30) % 3, test_y=np.arange(10) % 3, train_classes=np.array(["a", "b"])),
+        ARRAYS,
+        arrays(
+            train_y=np.arange(30) % 3, test_y=np.arange(10) % 3, train_classes=np.array(["a", "b"])
+        ),
         ("train.npz: classes is <U1 [2]", "text [3]"),
     ),
-    "an ambiguous layout": (ARRAYS, shape(3, 8, 3), ("train.npz: x is uint8 [30, 3, 8, 3]", "layout: CHW", "HWC")),
-    "a layout that isn't": (f"{ARRAYS}, layout: NHWC", shape(8, 8, 3), ("layout 'NHWC'", "allowed: auto, CHW, HWC")),
+    "an ambiguous layout": (
+        ARRAYS,
+        shape(3, 8, 3),
+        ("train.npz: x is uint8 [30, 3, 8, 3]", "layout: CHW", "HWC"),
+    ),
+    "a layout that isn't": (
+        f"{ARRAYS}, layout: NHWC",
+        shape(8, 8, 3),
+        ("layout 'NHWC'", "allowed: auto, CHW, HWC"),
+    ),
     "objects": (ARRAYS, arrays(train_y=np.array([None] * 30)), ("train.npz", "Python objects")),
-    "a label without a name": (ARRAYS, arrays(train_y=np.array(["a", ""] * 15)), ("train.npz: y[1] is empty",)),
+    "a label without a name": (
+        ARRAYS,
+        arrays(train_y=np.array(["a", ""] * 15)),
+        ("train.npz: y[1] is empty",),
+    ),
     "labels of two kinds": (
-        ARRAYS, arrays(test_y=np.arange(10) % 2), ("test.npz: y is int64 [10], that of train.npz is",),
+        ARRAYS,
+        arrays(test_y=np.arange(10) % 2),
+        ("test.npz: y is int64 [10], that of train.npz is",),
     ),
     "two scales": (
-        ARRAYS, arrays(train_x=np.full((30, 8, 8), 200.0), test_x=np.full((10, 8, 8), 0.5)),
+        ARRAYS,
+        arrays(train_x=np.full((30, 8, 8), 200.0), test_x=np.full((10, 8, 8), 0.5)),
         ("test.npz: x goes up to 0.5, that of train.npz to 200", "one scale"),
     ),
     # Other data sets
     "no FEMNIST": ("name: femnist", nothing, ("mine/femnist/train: holds no *.json; make them",)),
     "no CINIC-10": ("name: cinic10", nothing, ("mine/cinic-10/train: there is no such folder; ",)),
     "a split of EMNIST that isn't": (
-        "name: emnist, split: letter", nothing,
-        ("params.yaml: data: data set emnist: split 'letter' is unknown (did you mean 'letters'?); allowed: byclass",),
+        "name: emnist, split: letter",
+        nothing,
+        (
+            (
+                "params.yaml: data: data set emnist: split 'letter' is unknown (did you mean "
+                "'letters'?); allowed: byclass"
+            ),
+        ),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -496,7 +826,10 @@ def test_a_mistake_is_one_clear_line_and_nothing_is_written(
     said = capsys.readouterr().err
     assert said.startswith("error: ") and said.count("\n") == 1
     assert all(fact in said for fact in facts), said
-    assert contents(tmp_path) == before and sorted(p.name for p in tmp_path.iterdir()) == ["mine", "params.yaml"]
+    assert contents(tmp_path) == before and sorted(p.name for p in tmp_path.iterdir()) == [
+        "mine",
+        "params.yaml",
+    ]
 
 
 # What the stage plan makes of a user's own files.
@@ -514,7 +847,8 @@ KINDS: dict[str, tuple[str, Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_changed_file_is_another_plan(kind: str, tmp_path: Path) -> None:
-    """Only for the stage prepare, and by the content: not by the time of the file, or the place of the experiment."""
+    """Only for the stage prepare, and by the content: not by the time of the file, or the place of
+    the experiment."""
     data, make, name = KINDS[kind]
 
     def planned(folder: Path) -> dict[Path, bytes]:
@@ -544,9 +878,14 @@ def test_downloaded_data_sets_have_no_own_files(tmp_path: Path) -> None:
     make_all = (table(), raw(GLOVE, b"x"), images(), arrays())
     for make in make_all:
         make(tmp_path)
-    assert {name for name in datasets.DATASETS if sources.sources(name, tmp_path, {"file": "a.csv"})} == {
-        "table", "text", "image_folder", "arrays",
-    }  # fmt: skip
+    assert {
+        name for name in datasets.DATASETS if sources.sources(name, tmp_path, {"file": "a.csv"})
+    } == {
+        "table",
+        "text",
+        "image_folder",
+        "arrays",
+    }
 
 
 def test_a_copy_of_dvc_reads_the_repository_s_files(tmp_path: Path) -> None:
@@ -575,7 +914,12 @@ def blocks(language: str) -> list[str]:
 def files_of_the_page(folder: Path) -> None:
     """Small files with the names and columns that the page has."""
     i = np.arange(60)
-    people = {"age": i % 37 + 20, "sex": np.where(i % 3, "f", "m"), "hospital": i % 4, "diagnosis": i % 2}
+    people = {
+        "age": i % 37 + 20,
+        "sex": np.where(i % 3, "f", "m"),
+        "hospital": i % 4,
+        "diagnosis": i % 2,
+    }
     pd.DataFrame(people).to_csv(folder / "patients.csv", index=False)
     said = {"review": np.where(i % 2, "a good film", "a bad film"), "mood": i % 2, "user": i % 5}
     pd.DataFrame(said).to_csv(folder / "reviews.csv", index=False)

@@ -42,7 +42,9 @@ SKEWS = {
 
 
 @pytest.fixture(scope="module", params=SKEWS)
-def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+def made(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, Path]:
     """A skew, and a folder in which the stages have run on clients with it."""
     folder = tmp_path_factory.mktemp(request.param)
     (folder / "params.yaml").write_text(TEXT.replace("SKEW", SKEWS[request.param]))
@@ -66,11 +68,24 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
     said: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     frequent = 0
-    counts = np.stack([np.bincount(item.data.train_y.numpy()[part], minlength=10) for part in item.indices.clients])
+    counts = np.stack(
+        [
+            np.bincount(item.data.train_y.numpy()[part], minlength=10)
+            for part in item.indices.clients
+        ]
+    )
     for k, positions in enumerate(item.indices.test_clients):
         params, buffers = (
-            {name.removeprefix(f"{part}/"): leaf for name, leaf in tensors.items() if name.startswith(f"{part}/")}
-            | {name.removeprefix(f"own/{part}/"): leaf[k] for name, leaf in tensors.items() if f"own/{part}/" in name}
+            {
+                name.removeprefix(f"{part}/"): leaf
+                for name, leaf in tensors.items()
+                if name.startswith(f"{part}/")
+            }
+            | {
+                name.removeprefix(f"own/{part}/"): leaf[k]
+                for name, leaf in tensors.items()
+                if f"own/{part}/" in name
+            }
             for part in ("params", "buffers")
         )
         x, y, label = item.test.x, item.test.y, torch.arange(10)
@@ -108,10 +123,14 @@ def test_every_number_is_of_the_clients_own_models(made: tuple[str, Path]) -> No
         assert metrics["macro_f1"] == pytest.approx(f1_score(y_, said_, average="macro"))
     assert ("accuracy_noisy" in metrics) is (skew != "drift")
     shared = sum(leaf.nbytes for name, leaf in tensors.items() if "/fc" in name)
-    assert metrics["bytes_up"] == metrics["bytes_down"] == 3 * 2 * shared, "three rounds, two clients"
+    assert metrics["bytes_up"] == metrics["bytes_down"] == 3 * 2 * shared, (
+        "three rounds, two clients"
+    )
 
 
-def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(made: tuple[str, Path]) -> None:
+def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(
+    made: tuple[str, Path],
+) -> None:
     """Half of the clients swap 0 with 1, the others 2 with 3. The means are over the clients."""
     skew, folder = made
     item = Item.load(Workspace.of(folder, {}), config.load(folder), Unit("skewed", "fedavg", 0))
@@ -126,7 +145,9 @@ def test_a_common_model_after_a_drift_is_measured_on_the_labels_of_each_client(m
     seen = [swap[item.test.y] for swap in swaps]
     metrics = json.loads((folder / "evaluation/skewed-fedavg-0/metrics.json").read_text())
     expected = {
-        "majority_accuracy": np.mean([(y == trained.bincount().argmax()).double().mean() for y in seen]),
+        "majority_accuracy": np.mean(
+            [(y == trained.bincount().argmax()).double().mean() for y in seen]
+        ),
         "balanced_accuracy": np.mean([balanced_accuracy_score(y, said) for y in seen]),
         "macro_f1": np.mean([f1_score(y, said, average="macro") for y in seen]),
         "classes_named": len(said.unique()),
@@ -139,8 +160,10 @@ def test_the_report_says_whose_accuracy_it_is(made: tuple[str, Path]) -> None:
     report = (folder / "report/report.md").read_text()
     assert report.count("fedbn: accuracies are those of the clients' own models") == 1
     assert "fedavg: accuracies" not in report
-    tags = {recipe: json.loads((folder / f"runs/skewed-{recipe}-0/run.json").read_text())["tags"]
-            for recipe in ("fedavg", "fedbn")}  # fmt: skip
+    tags = {
+        recipe: json.loads((folder / f"runs/skewed-{recipe}-0/run.json").read_text())["tags"]
+        for recipe in ("fedavg", "fedbn")
+    }
     assert "own_models" in tags["fedbn"] and not {"own_models", "no_effect"} & tags["fedavg"].keys()
 
 
@@ -148,6 +171,8 @@ def test_tuning_on_the_validation_split_is_refused_before_it_trains(tmp_path: Pa
     tune = "tune: {trials: 2, seeds: [100], grid: {train: {lr: [0.1, 0.2]}}}\n"
     (tmp_path / "params.yaml").write_text(TEXT.replace(", SKEW", "") + tune)
     run_stages(tmp_path, ("prepare",))
-    with pytest.raises(UserError, match=r"params.yaml: tune: recipe 'fedbn' has no validation accuracy"):
+    with pytest.raises(
+        UserError, match=r"params.yaml: tune: recipe 'fedbn' has no validation accuracy"
+    ):
         tried(Workspace.of(tmp_path, {}), config.load(tmp_path), ["skewed"], "tuning")
     assert not (tmp_path / "runs").exists()

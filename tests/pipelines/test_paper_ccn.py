@@ -1,4 +1,5 @@
-"""CCN's tables and figures: they are the paper's, their studies are sound, and pictures say what the numbers say."""
+"""CCN's tables and figures: they are the paper's, their studies are sound, and pictures say what
+the numbers say."""
 
 from __future__ import annotations
 
@@ -31,9 +32,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 TARGETS = ["ccn-fig1", "ccn-fig2", "ccn-tab1", "ccn-tab2", "ccn-tab3"]
 TABLES = ["ccn-tab1", "ccn-tab2", "ccn-tab3"]
 SCHEMES = {
-    "FedAvg": "fedavg", "FedProx": "fedprox", "SCAFFOLD": "scaffold", "SGDM": "sgdm", "FedNova": "fednova",
+    "FedAvg": "fedavg",
+    "FedProx": "fedprox",
+    "SCAFFOLD": "scaffold",
+    "SGDM": "sgdm",
+    "FedNova": "fednova",
     "FedBABU": "fedbabu",
-}  # fmt: skip
+}
 PNG = b"\x89PNG\r\n"
 
 
@@ -63,33 +68,55 @@ def test_printed_gains_are_differences_but_for_the_one_that_is_misprinted(name: 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_every_cell_is_a_run_of_its_scheme_in_its_setting(name: str) -> None:
-    """Normalised cells run the scheme of their title with ccn, original ones without; so is the skew the title's."""
+    """Normalised cells run the scheme of their title with ccn, original ones without; so is the
+    skew the title's."""
     target, studies = of_targets("ccn", ROOT)[name], of_paper("ccn", "paper", ROOT)
     for row, own in target.spec["rows"].items():
         for column, other in target.spec["columns"].items():
             at, title = address(name, column, own, other), f"{row} {column}"
             content = studies[at["study"]].content
-            assert at["scenario"] in content["scenario_names"] and at["recipe"] in content["recipe_names"]
+            assert (
+                at["scenario"] in content["scenario_names"]
+                and at["recipe"] in content["recipe_names"]
+            )
             (scheme,) = (method for word, method in SCHEMES.items() if word in title)
             expected = set() if scheme == "fedavg" else {scheme}
-            assert set(recipes.parse(at["recipe"])) == expected | ({"ccn"} if "Norm" in title else set())
+            assert set(recipes.parse(at["recipe"])) == expected | (
+                {"ccn"} if "Norm" in title else set()
+            )
             scenario = content["scenarios"][at["scenario"]]
             alpha, clients = re.search(r"=(\S+?)(,|$| )", title), re.search(r"(\d+) Clients", title)
             if alpha:
-                assert scenario["alpha"] == float(alpha[1]) and scenario["clients"] == (100 if name[-1] == "3" else 50)
+                assert scenario["alpha"] == float(alpha[1]) and scenario["clients"] == (
+                    100 if name[-1] == "3" else 50
+                )
             else:
                 assert clients is not None and scenario["clients"] == int(clients[1])
-            assert content["train"]["optimizer"] == ("sgd" if scheme in ("scaffold", "sgdm", "fednova") else "adam")
+            assert content["train"]["optimizer"] == (
+                "sgd" if scheme in ("scaffold", "sgdm", "fednova") else "adam"
+            )
 
 
 def test_the_exact_setting_is_the_paper_s() -> None:
-    """Section IV-A: VGG-16, two local epochs, 200 rounds, batches of 64; the data sets of the tables."""
+    """Section IV-A: VGG-16, two local epochs, 200 rounds, batches of 64; the data sets of the
+    tables."""
     studies = of_paper("ccn", "paper", ROOT)
     for one in studies.values():
         train = one.content["train"]
-        assert (train["model"], train["epochs"], train["rounds"], train["batch_size"]) == ("vgg16", 2, 200, 64)
-        assert one.content["data"]["name"] == one.name.split("-")[0].replace("similarity", "cinic10")
-        assert all(entry["ccn"]["T"] < 1 for name, entry in one.content["recipes"].items() if "+ccn" in name)
+        assert (train["model"], train["epochs"], train["rounds"], train["batch_size"]) == (
+            "vgg16",
+            2,
+            200,
+            64,
+        )
+        assert one.content["data"]["name"] == one.name.split("-")[0].replace(
+            "similarity", "cinic10"
+        )
+        assert all(
+            entry["ccn"]["T"] < 1
+            for name, entry in one.content["recipes"].items()
+            if "+ccn" in name
+        )
     assert studies["femnist-sgd"].content["data"]["size"] == [32, 32]
 
 
@@ -102,7 +129,9 @@ def test_every_study_is_a_sound_experiment(size: str, tmp_path: Path) -> None:
             assert settings.data.name == "digits" and settings.train.rounds <= 6
         if size == "small":
             assert settings.data.name in ("mnist", "cifar10")
-            assert settings.data.options.get("size") == {"cifar10": [16, 16]}.get(settings.data.name)
+            assert settings.data.options.get("size") == {"cifar10": [16, 16]}.get(
+                settings.data.name
+            )
 
 
 def test_smoke_has_no_more_than_150_items() -> None:
@@ -139,24 +168,33 @@ def rows(built: Built) -> list[dict[str, str]]:
 
 
 def test_similarity(tmp_path: Path) -> None:
-    """Client 3: 0.5, 0.7 (mean 0.6) becomes 0.7, 0.9 (0.8) on seed 0, and 0.6 becomes 0.7 on seed 1: +0.2 and +0.1.
+    """Client 3: 0.5, 0.7 (mean 0.6) becomes 0.7, 0.9 (0.8) on seed 0, and 0.6 becomes 0.7 on seed
+    1: +0.2 and +0.1.
 
-    Mean +0.15, deviation 0.1 / sqrt(2) = 0.07071. The others: 0.9 becomes 0.8 on both, a difference without a spread.
+    Mean +0.15, deviation 0.1 / sqrt(2) = 0.07071. The others: 0.9 becomes 0.8 on both, a difference
+    without a spread.
     """
     paper(tmp_path, SIMILARITY)
     run(tmp_path, "near", "a", 0, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.5], [0.9, 0.9, 0.7]))
     run(tmp_path, "near", "b", 0, [0.1, 0.2], recorded=cosines([0.8, 0.8, 0.7], [0.7, 0.9, 0.9]))
     run(tmp_path, "near", "a", 1, [0.1, 0.2], recorded=cosines([0.9, 0.9, 0.6], [0.9, 0.9, 0.6]))
     run(tmp_path, "near", "b", 1, [0.1, 0.2], recorded=cosines([0.8, 0.8, 0.6], [0.8, 0.8, 0.8]))
-    run(tmp_path, "near", "b", 2, [0.1, 0.2], recorded=cosines([0.1, 0.1, 0.1], [0.1, 0.1, 0.1]))  # alone
+    run(
+        tmp_path, "near", "b", 2, [0.1, 0.2], recorded=cosines([0.1, 0.1, 0.1], [0.1, 0.1, 0.1])
+    )  # alone
     built = made(tmp_path)
     assert built.files["png"].startswith(PNG) and built.missing == ()
     client, others, weight = built.words
-    assert "with FedAvg and 0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over" in client
+    assert (
+        "with FedAvg and 0.7500 normalised: +0.15000, 95 % interval -0.48531 to +0.78531 over"
+        in client
+    )
     assert "0.6000 with FedAvg" in client and client.startswith("Client 3: ")
     assert client.endswith("over 2 seeds: undecided.")
     assert "is 0.9000 with FedAvg and 0.8000 normalised: -0.10000" in others
-    assert "a weight of 0.500 on average, where an equal weight is 0.333; client 3 has most" in weight
+    assert (
+        "a weight of 0.500 on average, where an equal weight is 0.333; client 3 has most" in weight
+    )
     line = rows(built)[5]  # seed 0, round 2, client 3
     assert (line["seed"], line["round"], line["client"]) == ("0", "2", "3")
     assert float(line["similarity_original"]) == pytest.approx(0.7, abs=1e-6)
@@ -193,15 +231,19 @@ f:
   protocol: []
   scale: 100
   panels: [{title: Left, study: one, scenario: near}, {title: Right, study: one, scenario: far}]
-  lines: {A: {recipe: a}, "A, normalised": {recipe: b}, C: {recipe: c}, "C, normalised": {recipe: d}}
+  lines:
+    {A: {recipe: a}, "A, normalised": {recipe: b}, C: {recipe: c}, "C, normalised": {recipe: d}}
   dashed: {A: "A, normalised", C: "C, normalised"}
 """
 
 
 def test_convergence(tmp_path: Path) -> None:
-    """Eight rounds, so a quarter is two. A gains 4, 2, then 0, and at last -1, -3 points; C gains 1 in every round.
+    """Eight rounds, so a quarter is two.
 
-    First quarter: A (4 + 2) / 2 = 3, C 1, mean 2. Last: A (-1 - 3) / 2 = -2, C 1, mean -0.5. Above: 2 + 8 of 16.
+    A gains 4, 2, then 0, and at last -1, -3 points; C gains 1 in every round.
+
+    First quarter: A (4 + 2) / 2 = 3, C 1, mean 2. Last: A (-1 - 3) / 2 = -2, C 1, mean -0.5. Above:
+    2 + 8 of 16.
     """
     paper(tmp_path, CONVERGENCE)
     base = [0.5] * 8
@@ -215,8 +257,10 @@ def test_convergence(tmp_path: Path) -> None:
     built = made(tmp_path)
     assert built.files["png"].startswith(PNG)
     assert built.words == (
-        "Left: the normalised line is above the original in 10 of 16 rounds of 2 schemes; on average by +2.00 points "
-        "in the first quarter of the rounds and by -0.50 in the last; after the last round it is ahead for C.",
+        "Left: the normalised line is above the original in 10 of 16 rounds of 2 schemes; on "
+        "average by +2.00 points "
+        "in the first quarter of the rounds and by -0.50 in the last; after the last round it "
+        "is ahead for C.",
     )
     assert built.missing == ("Right, A", "Right, A, normalised", "Right, C", "Right, C, normalised")
 
@@ -227,8 +271,11 @@ def test_convergence_without_runs(tmp_path: Path) -> None:
 
 
 def test_figure_1_end_to_end(tmp_path: Path) -> None:
-    """From digits to the report, in a folder of its own; the normalisation prefers the client that is apart."""
-    shutil.copytree(ROOT / "pipelines" / "papers" / "ccn", tmp_path / "pipelines" / "papers" / "ccn")
+    """From digits to the report, in a folder of its own; the normalisation prefers the client that
+    is apart."""
+    shutil.copytree(
+        ROOT / "pipelines" / "papers" / "ccn", tmp_path / "pipelines" / "papers" / "ccn"
+    )
     here = Workspace.of(tmp_path, {})
     study.execute(here, of_paper("ccn", "smoke", tmp_path)["similarity"])
     stage.run(here, "ccn", "smoke")
@@ -239,8 +286,14 @@ def test_figure_1_end_to_end(tmp_path: Path) -> None:
     with (place / "report" / "ccn-fig1.csv").open() as file:
         found: list[Any] = list(csv.DictReader(file))
     assert len(found) == 2 * 6 * 3
-    weights = {k: [float(row["weight_normalised"]) for row in found if row["client"] == k] for k in "123"}
+    weights = {
+        k: [float(row["weight_normalised"]) for row in found if row["client"] == k] for k in "123"
+    }
     assert min(weights["3"]) > max(weights["1"] + weights["2"])
     assert all(sum(three) == pytest.approx(1) for three in zip(*weights.values(), strict=True))
-    held = (place / "studies" / "similarity" / "partitions" / "three-0" / "clients.csv").read_text().splitlines()
+    held = (
+        (place / "studies" / "similarity" / "partitions" / "three-0" / "clients.csv")
+        .read_text()
+        .splitlines()
+    )
     assert len({line.split(",")[1] for line in held[1:]}) == 1, "clients of equal size"

@@ -1,4 +1,5 @@
-"""FNR-FL's studies, tables and figures: complete, valid at all sizes, and right on small results made by hand."""
+"""FNR-FL's studies, tables and figures: complete, valid at all sizes, and right on small results
+made by hand."""
 
 from __future__ import annotations
 
@@ -35,10 +36,26 @@ from tests.pipelines.small import ROOT
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy")
 
 IDS = {
-    "fnr-fig1", "fnr-fig2", "fnr-fig4", "fnr-fig5", "fnr-tab2", "fnr-tab3", "fnr-tab4", "fnr-tab5", "fnr-tab6",
-}  # fmt: skip
-# What stands beside the paper's lines: the leak, the controls, the noisy test, what was really sent, the methods alone.
-OURS = ("(leak)", "regulariser off", "Data sharing", ", noisy test", ", sent (MiB)", " by what was sent")
+    "fnr-fig1",
+    "fnr-fig2",
+    "fnr-fig4",
+    "fnr-fig5",
+    "fnr-tab2",
+    "fnr-tab3",
+    "fnr-tab4",
+    "fnr-tab5",
+    "fnr-tab6",
+}
+# What stands beside the paper's lines: the leak, the controls, the noisy test, what was really
+# sent, the methods alone.
+OURS = (
+    "(leak)",
+    "regulariser off",
+    "Data sharing",
+    ", noisy test",
+    ", sent (MiB)",
+    " by what was sent",
+)
 ALONE = {"FedAvg", "FedProx", "SCAFFOLD", "MOON", "FedNova"}
 TARGETS = of_targets("fnr", ROOT)
 TABLES = sorted(name for name in IDS if "-tab" in name)
@@ -48,7 +65,10 @@ STUDIES = {
     "studies": {
         "one": {
             "data": {"name": "digits", "normalise": "none", "validation": 0.0, "public": 20},
-            "scenarios": {"even": {"partition": "iid", "clients": 3}, "skew": {"partition": "iid", "clients": 3}},
+            "scenarios": {
+                "even": {"partition": "iid", "clients": 3},
+                "skew": {"partition": "iid", "clients": 3},
+            },
             "recipes": {"fedavg": {}, "fnr": {}, "fnr-leak": {}, "fnr-off": {}, "datasharing": {}},
             "seeds": [0, 1],
             "train": {"model": "mlp", "rounds": 2, "epochs": 1, "batch_size": 32, "lr": 0.1},
@@ -57,7 +77,8 @@ STUDIES = {
 }
 
 
-# The paper's own files. -----------------------------------------------------------------------------------------------
+# The paper's own files.
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_table_and_figure_with_data_is_a_target() -> None:
@@ -65,12 +86,15 @@ def test_every_table_and_figure_with_data_is_a_target() -> None:
     for target in TARGETS.values():
         assert callable(builder(target))
         notes = target.spec["protocol"]
-        assert notes and all(isinstance(note, str) for note in notes), "a colon in YAML makes a key of a sentence"
+        assert notes and all(isinstance(note, str) for note in notes), (
+            "a colon in YAML makes a key of a sentence"
+        )
 
 
 @pytest.mark.parametrize("name", TABLES)
 def test_titles_are_the_paper_s(name: str) -> None:
-    """Every line of the paper is there in its order; what is ours is named as such, and its numbers are the paper's."""
+    """Every line of the paper is there in its order; what is ours is named as such, and its numbers
+    are the paper's."""
     target = TARGETS[name]
     assert target.reported is not None
     for axis in ("rows", "columns"):
@@ -78,7 +102,11 @@ def test_titles_are_the_paper_s(name: str) -> None:
         extra = [title for title in ours if title not in theirs]
         assert [title for title in ours if title in theirs] == theirs
         alone = ALONE if name == "fnr-tab5" else set()
-        assert [title for title in extra if not any(mark in title for mark in OURS) and title not in alone] == []
+        assert [
+            title
+            for title in extra
+            if not any(mark in title for mark in OURS) and title not in alone
+        ] == []
         assert {about["reported"] for about in ours.values() if "reported" in about} <= set(theirs)
 
 
@@ -88,7 +116,11 @@ def test_every_study_is_valid(size: str, tmp_path: Path) -> None:
     for one in of_paper("fnr", size, ROOT).values():
         settings = sound(one, tmp_path)
         if size == "paper":
-            assert (settings.train.rounds, settings.train.epochs, settings.train.batch_size) == (10, 10, 64)
+            assert (settings.train.rounds, settings.train.epochs, settings.train.batch_size) == (
+                10,
+                10,
+                64,
+            )
             assert {scenario.cohort for scenario in settings.scenarios.values()} == {10}
         if size == "smoke":
             assert settings.data.name == "digits"
@@ -100,20 +132,24 @@ def test_every_address_is_run_at_size_paper() -> None:
     for name in TABLES:
         spec = TARGETS[name].spec
         wrong = [
-            (r, c) for r, row in spec["rows"].items() for c, column in spec["columns"].items()
+            (r, c)
+            for r, row in spec["rows"].items()
+            for c, column in spec["columns"].items()
             if not measured.is_wanted({**row, **column})
-        ]  # fmt: skip
+        ]
         assert wrong == []
     for panel in TARGETS["fnr-fig4"].spec["panels"]:
         assert all(
-            measured.is_wanted(panel | {"recipe": recipe}) for recipe in TARGETS["fnr-fig4"].spec["lines"].values()
+            measured.is_wanted(panel | {"recipe": recipe})
+            for recipe in TARGETS["fnr-fig4"].spec["lines"].values()
         )
     assert all(measured.is_wanted(panel) for panel in TARGETS["fnr-fig5"].spec["panels"])
     scenarios = {panel["scenario"] for panel in TARGETS["fnr-fig2"].spec["panels"]}
     assert scenarios <= set(measured.studies["single-resnet"].content["scenario_names"])
 
 
-# Results made by hand. ------------------------------------------------------------------------------------------------
+# Results made by hand.
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -128,7 +164,13 @@ def folder(root: Path) -> Path:
 
 
 def write_run(
-    root: Path, recipe: str, seed: int, accuracy: float, scenario: str = "even", sha: str = "0", **metrics: float
+    root: Path,
+    recipe: str,
+    seed: int,
+    accuracy: float,
+    scenario: str = "even",
+    sha: str = "0",
+    **metrics: float,
 ) -> Path:
     """A finished item that ends with this accuracy."""
     key = f"{scenario}-{recipe}-{seed}"
@@ -138,15 +180,25 @@ def write_run(
     lines = ["round,test_accuracy,bytes_up,bytes_down", "1,0.1,1,1", f"2,{accuracy},1,1"]
     (run / "rounds.csv").write_text("\n".join(lines) + "\n")
     record = {
-        "scenario": scenario, "recipe": recipe, "composition": recipe, "seed": seed, "weights_sha256": sha,
-        "params": {"train.rounds": 2}, "rounds": 2, "tags": {}, "final": {}, "notes": [],
-    }  # fmt: skip
+        "scenario": scenario,
+        "recipe": recipe,
+        "composition": recipe,
+        "seed": seed,
+        "weights_sha256": sha,
+        "params": {"train.rounds": 2},
+        "rounds": 2,
+        "tags": {},
+        "final": {},
+        "notes": [],
+    }
     (run / "run.json").write_text(json.dumps(record))
     (evaluation / "metrics.json").write_text(json.dumps(metrics))
     return run
 
 
-def write_clients(root: Path, counts: Sequence[Sequence[int]], scenario: str = "even", seed: int = 0) -> None:
+def write_clients(
+    root: Path, counts: Sequence[Sequence[int]], scenario: str = "even", seed: int = 0
+) -> None:
     """A partition's table, with a column of noise as scenarios with noise have it."""
     place = folder(root) / "partitions" / f"{scenario}-{seed}"
     place.mkdir(parents=True)
@@ -200,12 +252,20 @@ REPORTED = {"columns": ["Even"], "rows": {"FNR-FL": [0.9], "FedAvg": [0.6]}}
 
 
 def write_all(root: Path) -> None:
-    """Accuracies on two seeds: FNR-FL 0.70 and 0.74, its leak 0.98, data sharing 0.71 and 0.75, FedAvg 0.50."""
+    """Accuracies on two seeds: FNR-FL 0.70 and 0.74, its leak 0.98, data sharing 0.71 and 0.75,
+    FedAvg 0.50."""
     for seed in (0, 1):
         noisy = {"accuracy_noisy": 0.25}
         write_run(root, "fnr", seed, 0.70 + 0.04 * seed, sha=f"fnr {seed}", **noisy)
         write_run(root, "fnr-leak", seed, 0.98, sha="leak", **noisy)
-        write_run(root, "fnr-off", seed, 0.70 + 0.04 * seed, sha=f"fnr {seed}" if seed else "other", **noisy)
+        write_run(
+            root,
+            "fnr-off",
+            seed,
+            0.70 + 0.04 * seed,
+            sha=f"fnr {seed}" if seed else "other",
+            **noisy,
+        )
         write_run(root, "datasharing", seed, 0.71 + 0.04 * seed, **noisy)
         write_run(root, "fedavg", seed, 0.50, **noisy)
 
@@ -234,12 +294,17 @@ def test_a_table_beside_its_controls(root: Path, methods: str) -> None:
     assert of.words == (
         # Neither the leak (0.98) nor data sharing (0.73) is the rival.
         # 0.20 and 0.24: half an interval is 12.706 * 0.02.
-        "Even: FNR-FL is not told apart from the best other (FedAvg) (-0.0341 to +0.4741, 95 % interval over 2 seeds).",
+        (
+            "Even: FNR-FL is not told apart from the best other (FedAvg) (-0.0341 to +0.4741, 95 % "
+            "interval over 2 seeds)."
+        ),
         "Even, noisy: FNR-FL less the best other (FedAvg) is +0.0 on each of 2 seeds.",
         # 0.28 and 0.24, seed by seed; -0.01 on both.
-        "What the leak is worth (FNR-FL (leak) less FNR-FL): Even +0.2600, 95 % interval +0.0059 to +0.5141 over 2 "
+        "What the leak is worth (FNR-FL (leak) less FNR-FL): Even +0.2600, 95 % interval "
+        "+0.0059 to +0.5141 over 2 "
         "seeds; Even, noisy +0.0000 on each of 2 seeds.",
-        "What refining is worth beyond having the public samples (FNR-FL less Data sharing): Even -0.0100 on each of 2 "
+        "What refining is worth beyond having the public samples (FNR-FL less Data sharing): "
+        "Even -0.0100 on each of 2 "
         "seeds; Even, noisy +0.0000 on each of 2 seeds.",
         # Both settings read the same two runs, of which the one of seed 1 is equal.
         "Off: the same final weights as FNR-FL, to the bit, in 1 of 2 runs.",
@@ -256,7 +321,8 @@ def test_a_table_says_what_is_not_run_yet(root: Path) -> None:
 
 
 def test_better_may_differ_by_line(root: Path) -> None:
-    """Of seconds the lower is better, what a paper counts is not compared, and the claim is told by each."""
+    """Of seconds the lower is better, what a paper counts is not compared, and the claim is told by
+    each."""
     for recipe, seconds in (("fnr", 12.0), ("fedavg", 10.0)):
         write_run(root, recipe, 0, 0.5, price=seconds, counted=7.0)
     about = {"study": "one", "scenario": "even"}
@@ -282,7 +348,8 @@ def test_heat_maps_count_what_clients_hold(root: Path) -> None:
     of = built(root, target("heat-maps", {"panels": panels}))
     assert of.missing == ("(b)",)
     assert of.words == (
-        "(a): client 1 holds the most of one class, 60 of owl; 2 of 9 cells are empty; clients hold 40 to 100 samples; "
+        "(a): client 1 holds the most of one class, 60 of owl; 2 of 9 cells are empty; clients "
+        "hold 40 to 100 samples; "
         "a class is 0.0 to 80.0 % of a client's.",
     )
     cells = lines(of.files["csv"])
@@ -292,16 +359,22 @@ def test_heat_maps_count_what_clients_hold(root: Path) -> None:
     write_clients(root, [[5, 0, 0], [1, 1, 1], [1, 1, 1]], "skew")
     both = built(root, target("heat-maps", {"panels": panels}))
     assert both.missing == () and size(both.files["png"])[0] > 1.8 * one[0]
-    assert both.words[1].startswith("(b): client 0 holds the most of one class, 5 of cat, and none of dog, owl; 2 of 9")
+    assert both.words[1].startswith(
+        "(b): client 0 holds the most of one class, 5 of cat, and none of dog, owl; 2 of 9"
+    )
 
 
 def test_no_heat_map_without_a_partition(root: Path) -> None:
-    of = built(root, target("heat-maps", {"panels": [{"title": "(a)", "study": "one", "scenario": "even"}]}))
+    of = built(
+        root,
+        target("heat-maps", {"panels": [{"title": "(a)", "study": "one", "scenario": "even"}]}),
+    )
     assert (of.files, of.missing) == ({}, ("(a)",))
 
 
 def test_the_bars_are_of_the_worst_refined_client(root: Path) -> None:
-    """Of clients 3, 5, 8 in the last of two rounds, 5 and 8 are refined; 8 is the worse of them, 3 is worse yet."""
+    """Of clients 3, 5, 8 in the last of two rounds, 5 and 8 are refined; 8 is the worse of them, 3
+    is worse yet."""
     write_clients(root, [[1, 1, 1]] * 8 + [[30, 20, 10]])
     run = write_run(root, "fnr", 0, 0.5)
     nan = float("nan")
@@ -311,8 +384,12 @@ def test_the_bars_are_of_the_worst_refined_client(root: Path) -> None:
         "round/clients": torch.tensor([[0, 1, 2], [3, 5, 8]]),
         "fnr/refine.before": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.5, 0.4, nan]]]),
         "fnr/refine.after": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.75, 1.0, nan]]]),
-        "fnr/refine.test_before": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.5, 0.5, 0.25]]]),
-        "fnr/refine.test_after": torch.tensor([[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.625, 0.75, 0.75]]]),
+        "fnr/refine.test_before": torch.tensor(
+            [[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.5, 0.5, 0.25]]]
+        ),
+        "fnr/refine.test_after": torch.tensor(
+            [[[0.0] * 3] * 2, [[0.1, 0.1, 0.1], [0.625, 0.75, 0.75]]]
+        ),
     }
     save_file(recorded, run / "recorded.safetensors")
     at = {"study": "one", "scenario": "even", "recipe": "fnr"}
@@ -322,17 +399,25 @@ def test_the_bars_are_of_the_worst_refined_client(root: Path) -> None:
     assert of.missing == ("L",)
     found = lines(of.files["csv"])
     assert {line["client"] for line in found} == {"8"}
-    assert [(line["class"], line["samples"], line["before"], line["after"]) for line in found[:3]] == [
-        ("cat", "30", "0.500000", "0.625000"), ("dog", "20", "0.500000", "0.750000"),
+    assert [
+        (line["class"], line["samples"], line["before"], line["after"]) for line in found[:3]
+    ] == [
+        ("cat", "30", "0.500000", "0.625000"),
+        ("dog", "20", "0.500000", "0.750000"),
         ("owl", "10", "0.250000", "0.750000"),
-    ]  # fmt: skip
-    # Gains of 1/8, 1/4, 1/2 with 30, 20, 10 samples: wholly discordant, and of 6 orders 2 are as extreme.
+    ]
+    # Gains of 1/8, 1/4, 1/2 with 30, 20, 10 samples: wholly discordant, and of 6 orders 2 are as
+    # extreme.
     assert of.words[0] == (
-        "T: client 8 gains +0.2917 on average, most in owl (+0.5000, 10 samples), least in cat (+0.1250, 30 samples); "
-        "gains and samples by class have Kendall τ = -1.00 (p = 0.33, not told apart from none; the paper says that "
+        "T: client 8 gains +0.2917 on average, most in owl (+0.5000, 10 samples), least in cat "
+        "(+0.1250, 30 samples); "
+        "gains and samples by class have Kendall τ = -1.00 (p = 0.33, not told apart from none; "
+        "the paper says that "
         "classes with fewer samples gain more, which would be below 0)."
     )
-    assert "gains +0.4250 on average, most in dog (+0.6000, 20 samples)" in of.words[1], "the class without samples"
+    assert "gains +0.4250 on average, most in dog (+0.6000, 20 samples)" in of.words[1], (
+        "the class without samples"
+    )
     size(of.files["png"])
 
 
@@ -346,10 +431,13 @@ def test_no_bars_where_nobody_looked(root: Path) -> None:
 
 
 def test_a_sample_in_noise(root: Path) -> None:
-    """The grey image of 0.5 at deviation 0 is itself, at 0.5 it has that deviation, whatever the normalisation."""
+    """The grey image of 0.5 at deviation 0 is itself, at 0.5 it has that deviation, whatever the
+    normalisation."""
     spec = {"study": "one", "deviations": [0, 0.5], "sample": 1}
     assert built(root, target("noise-samples", spec)).missing == ("the data of study one",)
-    x = torch.stack([torch.zeros(1, 64, 64, dtype=torch.uint8), torch.full((1, 64, 64), 8, dtype=torch.uint8)])
+    x = torch.stack(
+        [torch.zeros(1, 64, 64, dtype=torch.uint8), torch.full((1, 64, 64), 8, dtype=torch.uint8)]
+    )
     raw = Raw(x, torch.tensor([0, 1]), x.clone(), torch.tensor([0, 1]), ["cat", "dog"], unit=16)
     measured = Measured("fnr", "smoke", root)
     place = root / measured.studies["one"].data_folder / "digits.safetensors"
@@ -363,36 +451,60 @@ def test_a_sample_in_noise(root: Path) -> None:
         assert noisy.mean() == pytest.approx(0.5, abs=5 * 0.5 / 64)
         assert noisy.std() == pytest.approx(0.5, abs=5 * 0.5 / 90)
         (words,) = of.words
-        said = re.fullmatch(r"Test sample 1 of digits, class dog\. Outside 0 to 1, .*: (\d+) % at 0\.5\.", words)
+        said = re.fullmatch(
+            r"Test sample 1 of digits, class dog\. Outside 0 to 1, .*: (\d+) % at 0\.5\.", words
+        )
         # P(|N(0, 1)| > 1) = 31.7 %, with a standard error of 0.7.
         assert said and abs(int(said[1]) - 31.7) < 4
         size(of.files["png"])
 
 
-# One table from training to report. -----------------------------------------------------------------------------------
+# One table from training to report.
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_table_end_to_end(tmp_path: Path) -> None:
-    """Table 4's line with much noise, on digits: trained, tested, laid out, with the words of its controls."""
-    shutil.copytree(ROOT / "pipelines" / "papers" / "fnr", tmp_path / "pipelines" / "papers" / "fnr")
+    """Table 4's line with much noise, on digits: trained, tested, laid out, with the words of its
+    controls."""
+    shutil.copytree(
+        ROOT / "pipelines" / "papers" / "fnr", tmp_path / "pipelines" / "papers" / "fnr"
+    )
     params = tmp_path / "pipelines" / "papers" / "fnr" / "params.yaml"
     content = read_yaml(params)
     recipes = ["fedavg", "fnr", "fnr-leak", "fnr-off"]
-    content["studies"]["mixed"]["smoke"] |= {"scenario_names": ["label-noise05"], "recipe_names": recipes}
+    content["studies"]["mixed"]["smoke"] |= {
+        "scenario_names": ["label-noise05"],
+        "recipe_names": recipes,
+    }
     params.write_text(yaml.safe_dump(content))
     study.execute(Workspace.of(tmp_path, {}), of_paper("fnr", "smoke", tmp_path)["mixed"])
     of = of_targets("fnr", tmp_path)["fnr-tab4"]
     place = paper.write("fnr", "smoke", tmp_path, {"fnr-tab4": of}).folder
-    cells = {(cell["row"], cell["column"]): cell for cell in lines((place / "fnr-tab4.csv").read_bytes())}
+    cells = {
+        (cell["row"], cell["column"]): cell for cell in lines((place / "fnr-tab4.csv").read_bytes())
+    }
     row = "label+feature skew, noise=0.5"
     for name, entry in (("FNR-FL", "fnr"), ("FNR-FL (leak)", "fnr-leak"), ("FedAvg", "fedavg")):
-        evaluation = tmp_path / "papers/fnr/smoke/studies/mixed/evaluation" / f"label-noise05-{entry}-0"
+        evaluation = (
+            tmp_path / "papers/fnr/smoke/studies/mixed/evaluation" / f"label-noise05-{entry}-0"
+        )
         metrics = json.loads((evaluation / "metrics.json").read_text())
         assert float(cells[row, name]["measured"]) == pytest.approx(metrics["accuracy"])
-        assert float(cells[f"{row}, noisy test", name]["measured"]) == pytest.approx(metrics["accuracy_noisy"])
+        assert float(cells[f"{row}, noisy test", name]["measured"]) == pytest.approx(
+            metrics["accuracy_noisy"]
+        )
         reported = {"FNR-FL": 0.9111, "FNR-FL (leak)": 0.9111, "FedAvg": 0.4504}[name]
-        assert float(cells[row, name]["reported"]) == float(cells[f"{row}, noisy test", name]["reported"]) == reported
+        assert (
+            float(cells[row, name]["reported"])
+            == float(cells[f"{row}, noisy test", name]["reported"])
+            == reported
+        )
     text = (place / "fnr-tab4.md").read_text()
-    assert "FNR-FL, regulariser off: the same final weights as FNR-FL, to the bit, in 1 of 1 runs." in text
-    assert "What the leak is worth (FNR-FL (leak) less FNR-FL): label+feature skew, noise=0.5 " in text
+    assert (
+        "FNR-FL, regulariser off: the same final weights as FNR-FL, to the bit, in 1 of 1 runs."
+        in text
+    )
+    assert (
+        "What the leak is worth (FNR-FL (leak) less FNR-FL): label+feature skew, noise=0.5 " in text
+    )
     assert "not run at this size" in text and "Not there yet" not in text

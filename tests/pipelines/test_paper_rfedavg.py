@@ -1,4 +1,5 @@
-"""rFedAvg's studies, tables and figures: the paper's list and settings, and pictures' numbers worked out by hand."""
+"""rFedAvg's studies, tables and figures: the paper's list and settings, and pictures' numbers
+worked out by hand."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_every_table_and_figure_of_the_paper_is_a_target() -> None:
 def test_a_tables_titles_are_the_papers(name: str) -> None:
     target = of_targets("rfedavg", ROOT)[name]
     assert target.reported is not None
-    rows = [title for title in target.spec["rows"] if not title.endswith(", really sent")]  # which the paper lacks
+    rows = [
+        title for title in target.spec["rows"] if not title.endswith(", really sent")
+    ]  # which the paper lacks
     assert rows == list(target.reported["rows"])
     assert list(target.spec["columns"]) == list(target.reported["columns"])
 
@@ -68,7 +71,10 @@ def test_what_is_titled_for_single_places_names_places_that_exist() -> None:
     for target in of_targets("rfedavg", ROOT).values():
         panels = {panel["title"] for panel in target.spec.get("panels", ())}
         places = panels | set(target.spec.get("columns", ()))
-        lines = [*dict(target.spec.get("lines", {})).values(), *dict(target.spec.get("rows", {})).values()]
+        lines = [
+            *dict(target.spec.get("lines", {})).values(),
+            *dict(target.spec.get("rows", {})).values(),
+        ]
         for line in lines:
             assert set(line.get("at", {}) if isinstance(line, Mapping) else ()) <= places, target.id
 
@@ -96,10 +102,17 @@ def test_every_target_reads_runs_that_size_paper_has() -> None:
     for target in of_targets("rfedavg", ROOT).values():
         built = build(target, measured)
         assert built.missing and "not run at this size" not in built.missing, target.id
-    tables = {"rf-tab1": 6 * 8, "rf-tab2": 6 * 8, "rf-tab3": 4 * 4, "rf-fig2": 6 * 4, "rf-fig12": 5 * 2}
+    tables = {
+        "rf-tab1": 6 * 8,
+        "rf-tab2": 6 * 8,
+        "rf-tab3": 4 * 4,
+        "rf-fig2": 6 * 4,
+        "rf-fig12": 5 * 2,
+    }
     for name, n in tables.items():
         assert len(build(of_targets("rfedavg", ROOT)[name], measured).missing) == n, name
-    # FedAvg, rFedAvg and rFedAvg+ at 5 + 5 + 4 + 4 points; FedAvg has one for lambda, shared by three panels.
+    # FedAvg, rFedAvg and rFedAvg+ at 5 + 5 + 4 + 4 points; FedAvg has one for lambda, shared by
+    # three panels.
     nine = build(of_targets("rfedavg", ROOT)["rf-fig9"], measured)
     assert len(nine.missing) == 2 * (5 + 5 + 4 + 4) + (1 + 5 + 4 + 4)
 
@@ -118,7 +131,14 @@ def test_every_target_reads_runs_that_size_paper_has() -> None:
     ],
 )
 def test_size_paper_is_section_vi_a(
-    study: str, clients: int, share: float, epochs: int, batch: int, rounds: int, lr: float, optimizer: str
+    study: str,
+    clients: int,
+    share: float,
+    epochs: int,
+    batch: int,
+    rounds: int,
+    lr: float,
+    optimizer: str,
 ) -> None:
     content = of_paper("rfedavg", "paper", ROOT)[study].content
     for name in content["scenario_names"]:
@@ -127,20 +147,32 @@ def test_size_paper_is_section_vi_a(
         if scenario["partition"] == "similarity":
             assert scenario["s"] == {"sim0": 0, "sim10": 0.1, "sim100": 1}[name]
     train = content["train"]
-    assert (train["epochs"], train["batch_size"], train["rounds"], train["lr"]) == (epochs, batch, rounds, lr)
+    assert (train["epochs"], train["batch_size"], train["rounds"], train["lr"]) == (
+        epochs,
+        batch,
+        rounds,
+        lr,
+    )
     assert train.get("optimizer", "sgd") == optimizer
 
 
 @pytest.mark.parametrize(
-    ("data", "lam", "mu", "q"), [("mnist", 1e-4, 1, 1), ("cifar", 1e-5, 1, 1), ("sent140", 0.1, 0.01, 1e-4)]
+    ("data", "lam", "mu", "q"),
+    [("mnist", 1e-4, 1, 1), ("cifar", 1e-5, 1, 1), ("sent140", 0.1, 0.01, 1e-4)],
 )
-def test_the_methods_coefficients_are_the_papers(data: str, lam: float, mu: float, q: float) -> None:
+def test_the_methods_coefficients_are_the_papers(
+    data: str, lam: float, mu: float, q: float
+) -> None:
     found = of_paper("rfedavg", "paper", ROOT)
     for setting in ("silo", "device"):
         recipes = found[f"{data}-{setting}"].content["recipes"]
         assert list(recipes) == METHODS
-        assert recipes["rfedavg"]["rfedavg"] == recipes["rfedavg_plus"]["rfedavg_plus"] == {"lam": lam}
-        assert recipes["fedprox"]["fedprox"] == {"mu": mu} and recipes["qfedavg"]["qfedavg"] == {"q": q}
+        assert (
+            recipes["rfedavg"]["rfedavg"] == recipes["rfedavg_plus"]["rfedavg_plus"] == {"lam": lam}
+        )
+        assert recipes["fedprox"]["fedprox"] == {"mu": mu} and recipes["qfedavg"]["qfedavg"] == {
+            "q": q
+        }
         # Option I under RMSProp.
         scaffold = "scaffold_i" if data == "sent140" else "scaffold"
         assert recipes["scaffold"].get("recipe", "scaffold") == scaffold
@@ -149,18 +181,25 @@ def test_the_methods_coefficients_are_the_papers(data: str, lam: float, mu: floa
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_fedprox_alone_has_a_tenth_of_the_step_size_across_devices(size: str) -> None:
-    """Section VI-A: "SGD with learning rate 0.1 (0.01 for FedProx on cross-device settings ...)"."""
+    """Section VI-A: "SGD with learning rate 0.1 (0.01 for FedProx on cross-device settings
+    ...)"."""
     found = set()
     for one in of_paper("rfedavg", size, ROOT).values():
         content, train = one.content, one.content["train"]
-        shares = [content["scenarios"][name].get("participation", 1.0) for name in content["scenario_names"]]
+        shares = [
+            content["scenarios"][name].get("participation", 1.0)
+            for name in content["scenario_names"]
+        ]
         if not shares or train.get("optimizer", "sgd") != "sgd":
             continue
         methods = {content["recipes"][name].get("recipe", name) for name in content["recipe_names"]}
         across_devices = max(shares) < 1
         assert across_devices or min(shares) == 1, one.name
         slow = {"fedprox"} if across_devices else set()
-        assert train["lr"] == (0.01 if methods & slow else 0.1) and methods & slow in (set(), methods), one.name
+        assert train["lr"] == (0.01 if methods & slow else 0.1) and methods & slow in (
+            set(),
+            methods,
+        ), one.name
         found |= {(across_devices, content["data"]["name"])} if "fedprox" in methods else set()
     devices = ["mnist", "cifar10", "femnist"] if size == "paper" else ["mnist", "cifar10"]
     assert found >= {(True, name) for name in devices}
@@ -175,12 +214,16 @@ def test_every_panel_of_femnist_has_fedprox_with_its_step_size() -> None:
             own = line if isinstance(line, Mapping) else {"recipe": line}
             read = address("rf-fig8", panel["title"], panel, own)
             content = found[str(read["study"])].content
-            assert read["recipe"] in content["recipe_names"] and read["scenario"] in content["scenario_names"]
+            assert (
+                read["recipe"] in content["recipe_names"]
+                and read["scenario"] in content["scenario_names"]
+            )
             rates[title] = content["train"]["lr"]
         assert rates == dict.fromkeys(rates, 0.1) | {"FedProx": 0.01} and len(rates) == 6
 
 
-# The authors' code: datasets.MNIST with Normalize((0.1307,), (0.3081,)), CIFAR10 and EMNIST with 0.5 and 0.5.
+# The authors' code: datasets.MNIST with Normalize((0.1307,), (0.3081,)), CIFAR10 and EMNIST with
+# 0.5 and 0.5.
 PIXELS = {
     "mnist": ((0 - 0.1307) / 0.3081, (1 - 0.1307) / 0.3081),
     "cifar10": (-1.0, 1.0),
@@ -190,14 +233,17 @@ PIXELS = {
 
 @pytest.fixture(scope="module")
 def black_and_white(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Files of MNIST, CIFAR-10 (as images) and FEMNIST with a black and a white test image, among more white ones."""
+    """Files of MNIST, CIFAR-10 (as images) and FEMNIST with a black and a white test image, among
+    more white ones."""
     root = tmp_path_factory.mktemp("raw")
     both = [0, 255]
     for part, values in (("train", [0, *[255] * 9]), ("t10k", both)):
         images = np.repeat(values, 28 * 28).reshape(-1, 28, 28)
         (root / "MNIST" / "raw").mkdir(parents=True, exist_ok=True)
         (root / "MNIST" / "raw" / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
-        (root / "MNIST" / "raw" / f"{part}-labels-idx1-ubyte").write_bytes(idx(np.arange(len(values))))
+        (root / "MNIST" / "raw" / f"{part}-labels-idx1-ubyte").write_bytes(
+            idx(np.arange(len(values)))
+        )
     for part in ("train", "test"):
         for name in CIFAR10:
             for value in both:
@@ -209,7 +255,8 @@ def black_and_white(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 def test_pixels_are_normalised_as_in_the_authors_code(size: str, black_and_white: Path) -> None:
-    """The whole range of the test images of every study, by what they hold and not by how it is written."""
+    """The whole range of the test images of every study, by what they hold and not by how it is
+    written."""
     found = set()
     for one in of_paper("rfedavg", size, ROOT).values():
         data = dict(one.content["data"])
@@ -219,7 +266,9 @@ def test_pixels_are_normalised_as_in_the_authors_code(size: str, black_and_white
         options = {key: value for key, value in data.items() if key not in others}
         for part in ("train", "test"):
             x = load(data["name"], black_and_white, **options).normalised(part)
-            assert (x.min().item(), x.max().item()) == pytest.approx(PIXELS[data["name"]], rel=1e-6), one.name
+            assert (x.min().item(), x.max().item()) == pytest.approx(
+                PIXELS[data["name"]], rel=1e-6
+            ), one.name
         found.add(data["name"])
     assert found == set(PIXELS)
 
@@ -261,7 +310,13 @@ def run(
     folder, out = (measured.folder(study) / kind / name for kind in ("runs", "evaluation"))
     folder.mkdir(parents=True)
     out.mkdir(parents=True)
-    record = {"scenario": scenario, "recipe": recipe, "composition": recipe.split("-")[0], "seed": seed, "final": {}}
+    record = {
+        "scenario": scenario,
+        "recipe": recipe,
+        "composition": recipe.split("-")[0],
+        "seed": seed,
+        "final": {},
+    }
     own = {"train.rounds": len(accuracies), **(params or {})}
     record |= {
         "params": own,
@@ -276,8 +331,13 @@ def run(
         made.write_text(json.dumps({"seconds": [seconds] * len(accuracies)}))
     (folder / "run.json").write_text(json.dumps(record))
     by_column = {"round": range(1, len(accuracies) + 1), "test_accuracy": accuracies}
-    by_column |= {name: [0] * len(accuracies) for name in ("bytes_up", "bytes_down")} | dict(columns or {})
-    lines = [",".join(by_column), *(",".join(map(str, row)) for row in zip(*by_column.values(), strict=True))]
+    by_column |= {name: [0] * len(accuracies) for name in ("bytes_up", "bytes_down")} | dict(
+        columns or {}
+    )
+    lines = [
+        ",".join(by_column),
+        *(",".join(map(str, row)) for row in zip(*by_column.values(), strict=True)),
+    ]
     (folder / "rounds.csv").write_text("\n".join(lines) + "\n")
     (out / "metrics.json").write_text(json.dumps(dict(evaluation or {})))
     lines = ["client,samples,accuracy,test_samples,test_accuracy"]
@@ -317,15 +377,24 @@ def test_rounds_to_a_level_and_times(tmp_path: Path) -> None:
     run(measured, "s", ("a", "rfedavg_plus", 0), (0.2, 0.41, 0.3, 0.5), seconds=4)
     place = {"study": "s", "scenario": "a"}
     spec = {
-        "lines": LINES, "baseline": "FedAvg", "levels": [0.5, 1.0], "rounds": [{"title": "r", **place}],
+        "lines": LINES,
+        "baseline": "FedAvg",
+        "levels": [0.5, 1.0],
+        "rounds": [{"title": "r", **place}],
         "seconds": [{"title": "t", "bars": {"sim": place}}],
-    }  # fmt: skip
+    }
     built = figures.efficiency(target("efficiency", spec), measured)
     assert cells(built) == [
-        ["r", "20.0", "FedAvg", "2.0"], ["r", "20.0", "rFedAvg", "4.0"], ["r", "20.0", "rFedAvg+", "1.0"],
-        ["r", "40.0", "FedAvg", "4.0"], ["r", "40.0", "rFedAvg", ""], ["r", "40.0", "rFedAvg+", "2.0"],
-        ["t", "sim", "FedAvg", "2.0"], ["t", "sim", "rFedAvg", "8.0"], ["t", "sim", "rFedAvg+", "4.0"],
-    ]  # fmt: skip
+        ["r", "20.0", "FedAvg", "2.0"],
+        ["r", "20.0", "rFedAvg", "4.0"],
+        ["r", "20.0", "rFedAvg+", "1.0"],
+        ["r", "40.0", "FedAvg", "4.0"],
+        ["r", "40.0", "rFedAvg", ""],
+        ["r", "40.0", "rFedAvg+", "2.0"],
+        ["t", "sim", "FedAvg", "2.0"],
+        ["t", "sim", "rFedAvg", "8.0"],
+        ["t", "sim", "rFedAvg+", "4.0"],
+    ]
     assert built.words == (
         "r: 40.0 % are reached by FedAvg in round 4, rFedAvg does not, rFedAvg+ in round 2.",
         "t, sim: of rFedAvg's 8 s per round FedAvg takes 0.25, rFedAvg+ takes 0.50.",
@@ -340,15 +409,24 @@ def test_a_parameters_points_lie_where_their_runs_say(tmp_path: Path) -> None:
         run(measured, "s", ("a", "fedavg", seed), (0.9, *[last] * 5), {"scenario.clients": 50})
     run(measured, "s", ("a", "rfedavg", 0), (0.9, 0.1, 0.2, 0.3, 0.4, 0.5), {"rfedavg.lam": 1e-5})
     run(measured, "s", ("b", "rfedavg", 0), (0.9, 0.2, 0.2, 0.2, 0.2, 0.2), {"rfedavg.lam": 1e-3})
-    points = [{"study": "s", "scenario": "a"}, {"study": "s", "scenario": "b", "recipes": {"rFedAvg": "rfedavg"}}]
+    points = [
+        {"study": "s", "scenario": "a"},
+        {"study": "s", "scenario": "b", "recipes": {"rFedAvg": "rfedavg"}},
+    ]
     panel = {"title": "p", "x": "lambda", "key": "{method}.lam", "log": True, "points": points}
-    spec = {"statistic": "last5", "lines": {"FedAvg": "fedavg", "rFedAvg": "rfedavg"}, "panels": [panel]}
+    spec = {
+        "statistic": "last5",
+        "lines": {"FedAvg": "fedavg", "rFedAvg": "rfedavg"},
+        "panels": [panel],
+    }
     built = figures.parameter_study(target("parameter-study", spec), measured)
     found = {(row[1], row[2]): row[3:] for row in cells(built)}
     assert set(found) == {("FedAvg", ""), ("rFedAvg", "1e-05"), ("rFedAvg", "0.001")}
     mean, std, n = map(float, found["FedAvg", ""])
     assert (mean, std, n) == pytest.approx((40, statistics.stdev([30, 50]), 2))
-    assert float(found["rFedAvg", "1e-05"][0]) == pytest.approx(30) and found["rFedAvg", "1e-05"][1:] == ["", "1"]
+    assert float(found["rFedAvg", "1e-05"][0]) == pytest.approx(30) and found["rFedAvg", "1e-05"][
+        1:
+    ] == ["", "1"]
     assert built.words == ("p, rFedAvg: highest at 1e-05 (30.00 %), lowest at 0.001 (20.00 %).",)
     assert is_picture(built) and built.missing == ()
     # One that is wanted and not there.
@@ -357,33 +435,72 @@ def test_a_parameters_points_lie_where_their_runs_say(tmp_path: Path) -> None:
     assert nothing.files == {} and nothing.missing == ("p, rFedAvg+, s a",)
 
 
-def test_the_worst_client_is_that_of_the_first_seed_and_the_sentence_is_of_all(tmp_path: Path) -> None:
+def test_the_worst_client_is_that_of_the_first_seed_and_the_sentence_is_of_all(
+    tmp_path: Path,
+) -> None:
     measured = made(tmp_path, THREE)
-    run(measured, "s", ("a", "fedavg", 0), [0.5], None, {"client_test_worst": 0.25}, [0.5, "", 0.25])
-    run(measured, "s", ("a", "fedavg", 1), [0.5], None, {"client_test_worst": 0.35}, [0.75, 0.5, 0.35])
-    run(measured, "s", ("a", "rfedavg_plus", 0), [0.5], None, {"client_test_worst": 0.5}, [0.5, 1.0, 0.75])
-    panels = [{"title": "p", "study": "s", "scenario": "a"}, {"title": "q", "study": "s", "scenario": "b"}]
+    run(
+        measured, "s", ("a", "fedavg", 0), [0.5], None, {"client_test_worst": 0.25}, [0.5, "", 0.25]
+    )
+    run(
+        measured,
+        "s",
+        ("a", "fedavg", 1),
+        [0.5],
+        None,
+        {"client_test_worst": 0.35},
+        [0.75, 0.5, 0.35],
+    )
+    run(
+        measured,
+        "s",
+        ("a", "rfedavg_plus", 0),
+        [0.5],
+        None,
+        {"client_test_worst": 0.5},
+        [0.5, 1.0, 0.75],
+    )
+    panels = [
+        {"title": "p", "study": "s", "scenario": "a"},
+        {"title": "q", "study": "s", "scenario": "b"},
+    ]
     spec = {"lines": {"FedAvg": "fedavg", "rFedAvg+": "rfedavg_plus"}, "panels": panels}
     built = figures.fairness(target("fairness", spec), measured)
     assert [row[1:] for row in cells(built)] == [
-        ["FedAvg", "1", "50.0"], ["FedAvg", "2", ""], ["FedAvg", "3", "25.0"],
-        ["rFedAvg+", "1", "50.0"], ["rFedAvg+", "2", "100.0"], ["rFedAvg+", "3", "75.0"],
-    ]  # fmt: skip
+        ["FedAvg", "1", "50.0"],
+        ["FedAvg", "2", ""],
+        ["FedAvg", "3", "25.0"],
+        ["rFedAvg+", "1", "50.0"],
+        ["rFedAvg+", "2", "100.0"],
+        ["rFedAvg+", "3", "75.0"],
+    ]
     # Mean 30, deviation |35 - 25| / sqrt(2).
     assert built.words == ("p: the worst client has FedAvg 30.00 % ± 7.07, rFedAvg+ 50.00 %.",)
     assert is_picture(built) and built.missing == ("q, FedAvg", "q, rFedAvg+")
 
 
 def test_the_size_of_delta_as_counted_and_as_sent(tmp_path: Path) -> None:
-    """Three clients of 10 drawn, 4 floats each: counted 3 vectors, sent those of the 9 others, from round 2 on."""
+    """Three clients of 10 drawn, 4 floats each: counted 3 vectors, sent those of the 9 others, from
+    round 2 on."""
     measured = made(tmp_path, THREE)
     sent = {"rfedavg": (0, 144), "rfedavg_plus": (0, 16)}
     for recipe, counted in (("rfedavg", 48), ("rfedavg_plus", 16)):
         columns = {f"{recipe}_delta_bytes": sent[recipe]}
-        run(measured, "s", ("a", recipe, 0), [0, 0], None, {"delta_bytes_as_rfedavg_counts": counted}, columns=columns)
+        run(
+            measured,
+            "s",
+            ("a", recipe, 0),
+            [0, 0],
+            None,
+            {"delta_bytes_as_rfedavg_counts": counted},
+            columns=columns,
+        )
     many, one = "rFedAvg, really sent", "rFedAvg+, really sent"
     spec = {
-        "decimals": 0, "statistic": "delta_bytes_as_rfedavg_counts", "better": "none", "ratios": {"Sent": [many, one]},
+        "decimals": 0,
+        "statistic": "delta_bytes_as_rfedavg_counts",
+        "better": "none",
+        "ratios": {"Sent": [many, one]},
         "rows": {
             "rFedAvg": {"recipe": "rfedavg"},
             "rFedAvg+": {"recipe": "rfedavg_plus"},
@@ -391,8 +508,11 @@ def test_the_size_of_delta_as_counted_and_as_sent(tmp_path: Path) -> None:
             one: {"recipe": "rfedavg_plus", "statistic": "rfedavg_plus_delta_bytes"},
         },
         "columns": {"CNN": {"study": "s", "scenario": "a"}, "RNN": {"study": "s", "scenario": "b"}},
-        "reported": {"rows": {"rFedAvg": [2328, 1], "rFedAvg+": [776, 1]}, "columns": ["CNN", "RNN"]},
-    }  # fmt: skip
+        "reported": {
+            "rows": {"rFedAvg": [2328, 1], "rFedAvg+": [776, 1]},
+            "columns": ["CNN", "RNN"],
+        },
+    }
     built = build(target("table", spec), measured)
     assert built.table == [
         ["", "CNN", "RNN"],
@@ -410,17 +530,26 @@ def test_what_a_size_does_not_run_is_no_picture_and_not_missing(tmp_path: Path) 
     measured = made(tmp_path, THREE.replace("fedavg: , rfedavg: , rfedavg_plus: ", "other: "))
     place = {"title": "p", "study": "s", "scenario": "a"}
     spec = {
-        "lines": LINES, "baseline": "FedAvg", "levels": [1], "rounds": [place], "statistic": "last5", "classes": [0],
-        "seconds": [{"title": "t", "bars": {"x": place}}], "rows": {"IID": place | {"recipe": "fedavg"}},
+        "lines": LINES,
+        "baseline": "FedAvg",
+        "levels": [1],
+        "rounds": [place],
+        "statistic": "last5",
+        "classes": [0],
+        "seconds": [{"title": "t", "bars": {"x": place}}],
+        "rows": {"IID": place | {"recipe": "fedavg"}},
         "panels": [place | {"points": [place], "x": "x", "key": "x"}],
-    }  # fmt: skip
+    }
     for kind in ("efficiency", "parameter-study", "fairness", "features"):
         built = builder(target(kind, spec))(target(kind, spec), measured)
-        assert (built.files, built.words, built.missing) == ({}, (), ("not run at this size",)), kind
+        assert (built.files, built.words, built.missing) == ({}, (), ("not run at this size",)), (
+            kind
+        )
 
 
 def test_the_client_with_most_of_a_class_is_shown_and_none_twice() -> None:
-    """Client 1 has most of class 0, then of class 1 too; class 2 goes to the first of two that have as many."""
+    """Client 1 has most of class 0, then of class 1 too; class 2 goes to the first of two that have
+    as many."""
     counts = [np.array(c) for c in ([5, 0, 1], [9, 9, 0], [8, 4, 7], [0, 3, 7], [0, 0, 7])]
     assert chosen(counts, [0, 1, 2]) == [1, 2, 3]
 
@@ -428,7 +557,9 @@ def test_the_client_with_most_of_a_class_is_shown_and_none_twice() -> None:
 def test_the_discrepancy_of_three_clients() -> None:
     """Means (0, 0), (3, 4) and (0, 4): 5, 4 and 3 apart."""
     phi = [np.array([[-1.0, 0], [1, 0]]), np.array([[3.0, 4]]), np.array([[0.0, 3], [0, 5]])]
-    assert discrepancy([Shown(0, np.zeros(len(one), dtype=np.int64), one) for one in phi]) == pytest.approx(4)
+    assert discrepancy(
+        [Shown(0, np.zeros(len(one), dtype=np.int64), one) for one in phi]
+    ) == pytest.approx(4)
 
 
 @pytest.mark.parametrize(("level", "round_"), [(0.1, 1.0), (0.3, 3.0), (0.31, math.nan)])
@@ -471,7 +602,11 @@ def test_a_list_of_ones_own_replaces_names_and_sizes_of_the_other_list(tmp_path:
     made(tmp_path, LIKE)
     one, two = (of_paper("rfedavg", "smoke", tmp_path)[name].content for name in ("one", "two"))
     assert one["scenario_names"] == ["b"] and one["scenarios"]["a"]["clients"] == 4
-    assert two["scenario_names"] == ["c"] and list(two["scenarios"]) == ["c"] and two["train"]["rounds"] == 2
+    assert (
+        two["scenario_names"] == ["c"]
+        and list(two["scenarios"]) == ["c"]
+        and two["train"]["rounds"] == 2
+    )
     assert of_paper("rfedavg", "paper", tmp_path)["one"].content["scenario_names"] == ["a"]
 
 
@@ -479,7 +614,10 @@ def test_null_at_a_size_takes_away_what_the_study_has(tmp_path: Path) -> None:
     """Also where the study is like another that has that size."""
     made(tmp_path, LIKE)
     train = {size: of_paper("rfedavg", size, tmp_path)["two"].content["train"] for size in SIZES}
-    assert train["paper"]["momentum"] == train["small"]["momentum"] == 0.5 and "momentum" not in train["smoke"]
+    assert (
+        train["paper"]["momentum"] == train["small"]["momentum"] == 0.5
+        and "momentum" not in train["smoke"]
+    )
     assert (train["smoke"]["rounds"], train["paper"]["rounds"]) == (2, 1)
 
 
@@ -495,7 +633,8 @@ def test_a_size_may_leave_a_study_out(tmp_path: Path) -> None:
 
 
 def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
-    """Two methods of cifar-silo at size smoke: table I has them, and figure 1 the features of its models."""
+    """Two methods of cifar-silo at size smoke: table I has them, and figure 1 the features of its
+    models."""
     folder = tmp_path / "pipelines" / "papers" / "rfedavg"
     folder.mkdir(parents=True)
     for name in FILES:
@@ -507,7 +646,11 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
     study.execute(Workspace.of(tmp_path, {}), of_paper("rfedavg", "smoke", tmp_path)["cifar-silo"])
     targets = of_targets("rfedavg", tmp_path)
     place = write(
-        "rfedavg", "smoke", tmp_path, {name: targets[name] for name in ("rf-tab1", "rf-fig1")}, "report"
+        "rfedavg",
+        "smoke",
+        tmp_path,
+        {name: targets[name] for name in ("rf-tab1", "rf-fig1")},
+        "report",
     ).folder
     report = (place / "report.html").read_text()
     assert "rf-tab1" in report and "rf-fig1" in report
@@ -515,7 +658,9 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
     where = {"study": "cifar-silo", "scenario": "sim10", "recipe": "fedavg"}
     (only,) = measured.runs(where)
     rows = {(line["row"], line["column"]): line for line in table(place / "rf-tab1.csv")}
-    mean = 100 * statistics.fmean(row["test_accuracy"] for row in only.rows)  # two rounds, fewer than five
+    mean = 100 * statistics.fmean(
+        row["test_accuracy"] for row in only.rows
+    )  # two rounds, fewer than five
     cell = rows["FedAvg", "CIFAR10, Sim 10%"]
     assert float(cell["measured"]) == pytest.approx(mean) and cell["reported"] == "60.44"
     assert rows["Scaffold", "CIFAR10, Sim 10%"]["measured"] == ""
@@ -523,9 +668,14 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
     # The features by hand: the paper's CNN on 8x8 digits, pixels of 0 to 16 on [-1, 1].
     weights = load_file(measured.folder("cifar-silo") / "runs" / only.key / "model.safetensors")
     w = {key.removeprefix("params/"): leaf for key, leaf in weights.items()}
-    held = json.loads((measured.folder("cifar-silo") / "partitions" / "sim10-0" / "indices.json").read_text())
+    held = json.loads(
+        (measured.folder("cifar-silo") / "partitions" / "sim10-0" / "indices.json").read_text()
+    )
     digits = load_digits()
-    images = {tuple(image.flatten().astype(int)): y for image, y in zip(digits.images, digits.target, strict=True)}
+    images = {
+        tuple(image.flatten().astype(int)): y
+        for image, y in zip(digits.images, digits.target, strict=True)
+    }
     shown = of_clients(measured, where, only, [0, 1, 2])
     assert len({one.client for one in shown}) == 3
     prepared = load_file(next((tmp_path / "data" / "papers").glob("digits-*/digits.safetensors")))
@@ -534,10 +684,15 @@ def test_features_and_tables_from_what_was_trained(tmp_path: Path) -> None:
         assert len(own) <= 300 and one.label.tolist() == prepared["train_y"][own].tolist()
         assert np.bincount(one.label, minlength=3).argmax() == c  # a majority of its class
         x = prepared["train_x"][own].float()
-        assert all(images[tuple(i.flatten().int().tolist())] == y for i, y in zip(x, one.label, strict=True))
+        assert all(
+            images[tuple(i.flatten().int().tolist())] == y
+            for i, y in zip(x, one.label, strict=True)
+        )
         x = x / 8 - 1
         for name in ("conv1", "conv2"):
-            x = F.max_pool2d(F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], padding=2).relu(), 2)
+            x = F.max_pool2d(
+                F.conv2d(x, w[f"{name}.weight"], w[f"{name}.bias"], padding=2).relu(), 2
+            )
         phi = F.linear(x.flatten(1), w["fc1.weight"], w["fc1.bias"]).relu()
         assert np.allclose(one.phi, phi.numpy(), atol=1e-5)
     drawn = table(place / "rf-fig1.csv")

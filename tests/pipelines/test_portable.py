@@ -1,4 +1,5 @@
-"""`train.portable`: the instruction set is fixed before torch is loaded, whatever the environment says."""
+"""`train.portable`: the instruction set is fixed before torch is loaded, whatever the environment
+says."""
 
 from __future__ import annotations
 
@@ -19,17 +20,29 @@ PORTABLE = PARAMS.replace("device: cpu", "device: cpu, portable: true")
 WITHOUT_AVX2 = torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512")
 
 
-@pytest.mark.parametrize(("text", "fixed"), [(PORTABLE, "avx2"), (PARAMS, "None"), ("no: settings", "None")])
+@pytest.mark.parametrize(
+    ("text", "fixed"), [(PORTABLE, "avx2"), (PARAMS, "None"), ("no: settings", "None")]
+)
 def test_params_yaml_decides_before_torch_is_there(tmp_path: Path, text: str, fixed: str) -> None:
     (tmp_path / "params.yaml").write_text(text)
-    code = "import os, sys; from pathlib import Path; from fedml_noniid.pipelines.experiment import portable;"
-    code += "portable.fix(Path(sys.argv[1])); print(os.environ.get('ATEN_CPU_CAPABILITY'), 'torch' in sys.modules)"
+    code = (
+        "import os, sys; from pathlib import Path; from fedml_noniid.pipelines.experiment "
+        "import portable;"
+    )
+    code += (
+        "portable.fix(Path(sys.argv[1])); print(os.environ.get('ATEN_CPU_CAPABILITY'), "
+        "'torch' in sys.modules)"
+    )
     command = [sys.executable, "-c", code, str(tmp_path / "params.yaml")]
-    said = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(
+        command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=True
+    ).stdout
     assert said.split() == [fixed, "False"]
 
 
-def test_a_process_with_torch_s_own_choice_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_with_torch_s_own_choice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "params.yaml").write_text(PORTABLE)
     before = dict(os.environ)
     portable.fix(tmp_path / "params.yaml")
@@ -51,7 +64,14 @@ def test_other_instructions_give_other_bits_and_portable_the_same(tmp_path: Path
             folder.mkdir()
             (folder / "params.yaml").write_text(text.replace("[fedavg, scaffold+fnr]", "[fedavg]"))
             for stage in ("prepare", "partition", "train"):
-                command = [sys.executable, "-m", "fedml_noniid.pipelines.stages", stage, "--root", str(folder)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "fedml_noniid.pipelines.stages",
+                    stage,
+                    "--root",
+                    str(folder),
+                ]
                 told = environment() | {"ATEN_CPU_CAPABILITY": capability}
                 subprocess.run(command, cwd=ROOT, env=told, check=True, capture_output=True)
             run = json.loads((folder / "runs" / "skewed-fedavg-0" / "run.json").read_text())

@@ -1,4 +1,5 @@
-"""The page of each paper in docs/protocols names the choices that its studies make and the paper does not."""
+"""The page of each paper in docs/protocols names the choices that its studies make and the paper
+does not."""
 
 from __future__ import annotations
 
@@ -33,5 +34,9 @@ def choices(content: Mapping[str, Any]) -> Iterator[str]:
 @pytest.mark.parametrize("paper", PAPERS)
 def test_a_papers_page_names_what_its_studies_choose(paper: str) -> None:
     page = (ROOT / "docs" / "protocols" / f"{paper}.md").read_text()
-    wanted = {choice for study in of_paper(paper, "paper", ROOT).values() for choice in choices(study.content)}
+    wanted = {
+        choice
+        for study in of_paper(paper, "paper", ROOT).values()
+        for choice in choices(study.content)
+    }
     assert {choice for choice in wanted if not re.search(choice, page)} == set()

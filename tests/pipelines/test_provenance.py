@@ -1,4 +1,5 @@
-"""What a result depends on: the code of its own methods and of the simulation, found by what files import."""
+"""What a result depends on: the code of its own methods and of the simulation, found by what files
+import."""
 
 from __future__ import annotations
 
@@ -18,16 +19,27 @@ from fedml_noniid.plugins.data import drift, label_noise, noise
 from tests.pipelines.small import PARAMS, ROOT, environment, run_stages
 
 SHARED = {
-    "core/algorithm.py", "core/randomness.py", "engines/simulation.py", "engines/vectorized.py", "models/layers.py",
-    "models/recurrent.py", "data/batches.py", "data/noise.py", "data/streams.py", "recipes.py",
-}  # fmt: skip
+    "core/algorithm.py",
+    "core/randomness.py",
+    "engines/simulation.py",
+    "engines/vectorized.py",
+    "models/layers.py",
+    "models/recurrent.py",
+    "data/batches.py",
+    "data/noise.py",
+    "data/streams.py",
+    "recipes.py",
+}
 
 
 def files(recipe: str) -> set[str]:
     """The files of `plugins` that a training of the recipe depends on."""
     modules = [module for module, _ in facts.methods([recipe])[recipe].values()]
     found = provenance.files("fedml_noniid.pipelines.experiment.training", *modules)
-    return {path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/") for path in found}
+    return {
+        path.relative_to(provenance.ROOT).as_posix().removeprefix("fedml_noniid/plugins/")
+        for path in found
+    }
 
 
 @pytest.mark.parametrize(
@@ -44,22 +56,41 @@ def test_a_recipe_depends_on_its_own_methods_only(recipe: str, own: set[str]) ->
     found = files(recipe)
     assert found >= SHARED
     methods = {
-        name for name in found if name.split("/")[0] in ("baselines", "fnr", "ccn", "fednlr", "fednnnn", "rfedavg")
+        name
+        for name in found
+        if name.split("/")[0] in ("baselines", "fnr", "ccn", "fednlr", "fednnnn", "rfedavg")
     }
     assert methods == own
-    assert not [name for name in found if name.startswith(("silo/", "data/readers", "data/partitions"))]
+    assert not [
+        name for name in found if name.startswith(("silo/", "data/readers", "data/partitions"))
+    ]
 
 
 def test_nothing_that_a_training_imports_is_left_out() -> None:
-    """Every module of ours that is loaded with the methods is a dependency of some recipe, or no part of training."""
+    """Every module of ours that is loaded with the methods is a dependency of some recipe, or no
+    part of training."""
     every = set().union(*(files(name) for name in ("fedavg", *recipes.METHODS)))
     loaded = {
-        module.__file__ for name, module in sys.modules.items() if name.startswith("plugins.") and module.__file__
+        module.__file__
+        for name, module in sys.modules.items()
+        if name.startswith("plugins.") and module.__file__
     }
-    rest = {name for name in (str(file).split("/plugins/")[1] for file in loaded) if name not in every}
-    outside = ("silo/", "data/readers/", "data/partitions/", "data/datasets.py", "data/splits.py", "data/statistics.py",
-               "data/alike.py", "settings.py")  # fmt: skip
-    assert {name for name in rest if not name.startswith(outside) and not name.endswith("pair.py")} == set()
+    rest = {
+        name for name in (str(file).split("/plugins/")[1] for file in loaded) if name not in every
+    }
+    outside = (
+        "silo/",
+        "data/readers/",
+        "data/partitions/",
+        "data/datasets.py",
+        "data/splits.py",
+        "data/statistics.py",
+        "data/alike.py",
+        "settings.py",
+    )
+    assert {
+        name for name in rest if not name.startswith(outside) and not name.endswith("pair.py")
+    } == set()
 
 
 def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +99,12 @@ def test_a_cpu_of_another_maker_is_another_kind_of_machine(monkeypatch: pytest.M
     found = []
     for vendor in ("GenuineIntel", "AuthenticAMD"):
         monkeypatch.setattr(provenance, "_of_cpu", {"vendor_id": vendor}.__getitem__)
-        found.append((provenance.machine_kind(settings), provenance.of_training(settings, settings.units()[0])))
+        found.append(
+            (
+                provenance.machine_kind(settings),
+                provenance.of_training(settings, settings.units()[0]),
+            )
+        )
     (first, one), (second, other) = found
     assert first | {"vendor": "AuthenticAMD"} == second and one != other
 
@@ -113,7 +149,9 @@ def replaced(path: Path) -> None:
 
 
 @pytest.mark.parametrize("edit", [in_place, replaced])
-def test_an_edit_that_sets_the_clock_back_is_noticed(file: Path, edit: Callable[[Path], None]) -> None:
+def test_an_edit_that_sets_the_clock_back_is_noticed(
+    file: Path, edit: Callable[[Path], None]
+) -> None:
     first = found(file)
     edit(file)
     assert found(file) == provenance._of_file(file) != first
@@ -136,13 +174,17 @@ def test_a_damaged_cache_costs_time_only(file: Path, damage: Callable[[str], str
     assert kept.read_text() != damaged
 
 
-def test_a_file_of_the_last_two_seconds_is_not_stored(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_the_last_two_seconds_is_not_stored(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(usercache, "SETTLED_NS", 10**12)
     found(file)
     assert not usercache.folder().exists()
 
 
-def test_a_cache_that_cannot_be_written_is_no_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_that_cannot_be_written_is_no_error(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # is no folder
     assert found(file) == provenance._of_file(file)
 
@@ -157,16 +199,21 @@ def test_plan_and_report_import_no_torch(tmp_path: Path, monkeypatch: pytest.Mon
     for stage in ("plan", "report"):
         code = (
             "import sys; from fedml_noniid.pipelines.stages.__main__ import main\n"
-            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'pandas', 'sklearn']\n"
+            f"code = main([{stage!r}]); slow = ['torch', 'scipy.stats', 'mlflow', 'pandas', "
+            "'sklearn']\n"
             "sys.exit(str([name for name in slow if name in sys.modules]) if code == 0 else code)"
         )
         named = environment() | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=named, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, env=named, capture_output=True, text=True
+        )
         assert done.stderr == "[]\n", stage
     assert {path.name: path.read_bytes() for path in (tmp_path / "plan").iterdir()} == before
 
 
-def test_facts_are_those_of_torch_until_something_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_facts_are_those_of_torch_until_something_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(usercache, "SETTLED_NS", 0)
     (tmp_path / ".dvc" / "tmp").mkdir(parents=True)
     (tmp_path / "params.yaml").write_text(PARAMS)

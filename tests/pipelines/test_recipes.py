@@ -23,7 +23,9 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
     assert heads == ["fedavg", *sorted(recipes.METHODS)]
     for method in recipes.METHODS:
         start = lines.index(method)
-        end = next((k for k in range(start + 1, len(lines)) if not lines[k].startswith(" ")), len(lines))
+        end = next(
+            (k for k in range(start + 1, len(lines)) if not lines[k].startswith(" ")), len(lines)
+        )
         text = " ".join(line.strip() for line in lines[start + 1 : end])
         for key in recipes.hyper_parameters(method):
             assert f"{key} = " in text
@@ -32,13 +34,17 @@ def test_the_list_has_every_method_with_hyper_parameters_defaults_and_source(
     assert max(map(len, lines)) <= 120
 
 
-def test_one_method_is_shown_with_what_is_said_of_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_method_is_shown_with_what_is_said_of_its_defaults(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = run(capsys, "fednnnn")
     assert code == 0
     assert "Algorithm 3" in out and "FedML pair" in out
     assert "gamma = 0.8" in out
     assert "beta = 0.7   table 5, MNIST" in out
-    assert "lam = 0.0001   lambda, section VI-A" in run(capsys, "rfedavg_plus")[1], "also of what it inherits"
+    assert "lam = 0.0001   lambda, section VI-A" in run(capsys, "rfedavg_plus")[1], (
+        "also of what it inherits"
+    )
 
 
 def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -51,7 +57,10 @@ def test_a_recipe_that_composes_says_what_it_does(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("recipe", "words"),
     [
-        ("scaffold+feddyn", ["'feddyn' and 'scaffold' can't be combined", "client drift correction", "too much"]),
+        (
+            "scaffold+feddyn",
+            ["'feddyn' and 'scaffold' can't be combined", "client drift correction", "too much"],
+        ),
         ("rfedavg+rfedavg_plus", ["feature distribution regulariser"]),
         ("fednnnn+feddyn", ["server step"]),
         ("centralised+fnr", ["no clients"]),
@@ -68,7 +77,9 @@ def test_a_recipe_that_does_not_is_refused_with_the_reason(
         assert word in err
 
 
-def test_the_refused_pairs_are_those_that_building_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_refused_pairs_are_those_that_building_refuses(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     code, out, _ = run(capsys, "--pairs")
     assert code == 0
     named = {line for line in out.splitlines() if "+" in line and not line.startswith(" ")}

@@ -1,4 +1,7 @@
-"""`noniid run`: one at a time, checked first, with the exit code of its stage, and a table. DVC is a script here."""
+"""`noniid run`: one at a time, checked first, with the exit code of its stage, and a table.
+
+DVC is a script here.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "bin" / "dvc"
     program.parent.mkdir()
     program.write_text(
-        f'#!/bin/sh\necho "$@" >> {CALLS}\n[ -f ended ] && cp ended "$NONIID_STAGE_ENDED"\nexit $(cat code)\n'
+        f'#!/bin/sh\necho "$@" >> {CALLS}\n[ -f ended ] && cp ended "$NONIID_STAGE_ENDED"\nexit '
+        "$(cat code)\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program.with_name("python")))  # whose programs come first
+    monkeypatch.setattr(
+        sys, "executable", str(program.with_name("python"))
+    )  # whose programs come first
     for name in ("DVC_ROOT", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -54,7 +60,9 @@ def lock(place: Path, hashes: Mapping[str, str]) -> None:
     """Writes a dvc.lock of one stage with these outputs."""
     outs = [{"path": path, "md5": md5} for path, md5 in {"report": "0", **hashes}.items()]
     with (place / "dvc.lock").open("w") as file:
-        YAML().dump({"stages": {"all": {"deps": [{"path": "plugins", "md5": "code"}], "outs": outs}}}, file)
+        YAML().dump(
+            {"stages": {"all": {"deps": [{"path": "plugins", "md5": "code"}], "outs": outs}}}, file
+        )
 
 
 def calls(place: Path) -> list[str]:
@@ -62,14 +70,18 @@ def calls(place: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["runs/events.out", "plan/thesis.tex"])
-def test_what_is_not_ours_is_refused_before_dvc_runs(place: Path, capfd: pytest.CaptureFixture[str], name: str) -> None:
+def test_what_is_not_ours_is_refused_before_dvc_runs(
+    place: Path, capfd: pytest.CaptureFixture[str], name: str
+) -> None:
     """DVC removes such files, or takes them for results."""
     (place / name).parent.mkdir()
     (place / name).write_text("mine")
     assert main(["run"]) == 2
     assert not calls(place) and (place / name).read_text() == "mine"
     said = capfd.readouterr().err
-    assert said.startswith(f"error: {place / name}: not written by noniid") and said.count("\n") == 1
+    assert (
+        said.startswith(f"error: {place / name}: not written by noniid") and said.count("\n") == 1
+    )
 
 
 def test_it_ends_with_the_table(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +98,10 @@ def test_a_dead_tracking_server_costs_a_warning_and_not_the_run(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
     assert main(["run"]) == 0
     warned, advice, *rest = capfd.readouterr().out.splitlines()
-    assert warned.startswith(f"WARNING: {address}: no answer from MLflow's server") and "`noniid sync`" in advice
+    assert (
+        warned.startswith(f"WARNING: {address}: no answer from MLflow's server")
+        and "`noniid sync`" in advice
+    )
     assert "the table" in rest
 
 
@@ -125,7 +140,9 @@ def test_a_stage_leaves_its_exit_code(tmp_path: Path, monkeypatch: pytest.Monkey
     assert (tmp_path / "ended").read_text() == "1"
 
 
-def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_nothing_runs_before_the_settings_are_right(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Also if they were right the last time."""
     assert main(["run", "train"]) == 0
     (place / "params.yaml").write_text(PARAMS.replace("lr: 0.1", "lr: 0"))
@@ -135,8 +152,12 @@ def test_nothing_runs_before_the_settings_are_right(place: Path, capfd: pytest.C
     assert line.startswith("error: params.yaml: train.lr = 0 is refused")
 
 
-ABSENT = PARAMS.replace("participation: 1.0", "participation: 1.0, availability: {file: absent.csv}")
-TABLE = PARAMS.replace("name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y")
+ABSENT = PARAMS.replace(
+    "participation: 1.0", "participation: 1.0, availability: {file: absent.csv}"
+)
+TABLE = PARAMS.replace(
+    "name: digits, root: data/raw", "name: table, root: ., file: a.csv, label: y"
+)
 
 
 def own_table(place: Path) -> None:
@@ -157,7 +178,9 @@ PLAN = "repro --force --single-item plan"
     ],
     ids=["no own file", "own data", "missing clients", "DVC always plans"],
 )
-def test_own_files_are_looked_at_every_time(place: Path, params: str, stages: str, expected: list[str]) -> None:
+def test_own_files_are_looked_at_every_time(
+    place: Path, params: str, stages: str, expected: list[str]
+) -> None:
     """DVC does not see them, so the stage `plan` runs, also if nothing else has changed."""
     (place / "params.yaml").write_text(params)
     (place / "dvc.yaml").write_text(stages)
@@ -189,12 +212,17 @@ def test_two_at_once_are_refused(place: Path, capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("name", ["params.yaml", "dvc.yaml", ".dvc"])
-def test_a_folder_that_is_no_experiment_is_refused(place: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_is_no_experiment_is_refused(
+    place: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     (place / name).rename(place / "away")
     assert main(["run"]) == 2
     assert calls(place) == []
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"error: {place / name}: is missing; `noniid init` makes the folder of an experiment"
+    assert (
+        line
+        == f"error: {place / name}: is missing; `noniid init` makes the folder of an experiment"
+    )
 
 
 @pytest.mark.parametrize(
@@ -202,9 +230,17 @@ def test_a_folder_that_is_no_experiment_is_refused(place: Path, name: str, capsy
     [
         (None, {"runs": "1"}, "commit it"),
         ({"runs": "1"}, {"runs": "1"}, "the same bits"),
-        ({"plan/machine.json": "a", "runs": "1"}, {"plan/machine.json": "b", "runs": "2"}, "kind of machine"),
+        (
+            {"plan/machine.json": "a", "runs": "1"},
+            {"plan/machine.json": "b", "runs": "2"},
+            "kind of machine",
+        ),
         ({"plan": "a", "runs": "1"}, {"plan": "b", "runs": "2"}, "settings or code"),
-        ({"plan": "a", "runs": "1", "report": "1"}, {"plan": "a", "runs": "2", "report": "1"}, "WARNING"),
+        (
+            {"plan": "a", "runs": "1", "report": "1"},
+            {"plan": "a", "runs": "2", "report": "1"},
+            "WARNING",
+        ),
     ],
 )
 def test_the_lock_is_compared_with_the_committed_one(

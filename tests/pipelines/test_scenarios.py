@@ -1,4 +1,5 @@
-"""The table statistic x scenario: by hand-made statistics, and of a partition that the stages made."""
+"""The table statistic x scenario: by hand-made statistics, and of a partition that the stages
+made."""
 
 from __future__ import annotations
 
@@ -20,10 +21,20 @@ TWO = PARAMS.replace("scenario_names: [skewed]", "scenario_names: [skewed, even]
     "scenarios:\n", "scenarios:\n  even: {partition: iid, clients: 4, noise: {sigma: 0.3}}\n"
 )
 STATISTICS = {
-    "clients": 4, "samples": 1000, "size_min": 100, "size_mean": 250.0, "size_max": 400, "size_gini": 0.25,
-    "classes_per_client_mean": 5.5, "entropy_mean": 1.5, "entropy_min": 0.5, "label_distance_mean": 0.5,
-    "label_distance_max": 0.75, "label_hellinger_mean": 0.4, "samples_left_out": 0,
-}  # fmt: skip
+    "clients": 4,
+    "samples": 1000,
+    "size_min": 100,
+    "size_mean": 250.0,
+    "size_max": 400,
+    "size_gini": 0.25,
+    "classes_per_client_mean": 5.5,
+    "entropy_mean": 1.5,
+    "entropy_min": 0.5,
+    "label_distance_mean": 0.5,
+    "label_distance_max": 0.75,
+    "label_hellinger_mean": 0.4,
+    "samples_left_out": 0,
+}
 
 
 @pytest.fixture
@@ -46,32 +57,60 @@ def write(root: Path, name: str, **changes: object) -> None:
 
 def cells(markdown: str) -> list[dict[str, str]]:
     """The columns of the table, by the titles of its lines."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in markdown.splitlines() if line.startswith("|")]
+    lines = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in markdown.splitlines()
+        if line.startswith("|")
+    ]
     assert all(set(cell) <= {"-", ":"} for cell in lines.pop(1))
     titles, *columns = zip(*lines, strict=True)
     return [dict(zip(titles, column, strict=True)) for column in columns]
 
 
 def test_mean_and_deviation_over_seeds_by_hand(folder: Path) -> None:
-    """Sizes 100, 130, 160: mean 130, deviations -30, 0, 30, so sqrt(1800 / 2) = 30. Two seeds of the other: 2 and 4."""
+    """Sizes 100, 130, 160: mean 130, deviations -30, 0, 30, so sqrt(1800 / 2) = 30.
+
+    Two seeds of the other: 2 and 4.
+    """
     for seed, least in enumerate((100, 130, 160)):
         write(folder, f"skewed-{seed}", size_min=least, label_distance_mean=0.4 + seed / 10)
     for seed in (0, 2):
-        write(folder, f"even-{seed}", samples=12_345, size_min=2 + seed, noise_mean=0.05, noise_max=0.1)
+        write(
+            folder,
+            f"even-{seed}",
+            samples=12_345,
+            size_min=2 + seed,
+            noise_mean=0.05,
+            noise_max=0.1,
+        )
     said = shown(folder)
     skewed, even = cells(said)
     assert (skewed["statistic"], skewed["partition"]) == ("skewed", "dirichlet (alpha 0.5)")
     assert skewed["smallest"] == "130 ± 30" and skewed["label distance"] == "0.500 ± 0.100"
-    assert skewed["clients"] == "4" and skewed["mean size"] == "250.0" and skewed["Gini of sizes"] == "0.250"
-    assert skewed["left out"] == "0" and skewed["classes per client"] == "5.50" and skewed["entropy, bits"] == "1.50"
-    assert (even["partition"], even["samples"], even["smallest"]) == ("iid, noise level 0.3", "12,345", "3 ± 1")
+    assert (
+        skewed["clients"] == "4"
+        and skewed["mean size"] == "250.0"
+        and skewed["Gini of sizes"] == "0.250"
+    )
+    assert (
+        skewed["left out"] == "0"
+        and skewed["classes per client"] == "5.50"
+        and skewed["entropy, bits"] == "1.50"
+    )
+    assert (even["partition"], even["samples"], even["smallest"]) == (
+        "iid, noise level 0.3",
+        "12,345",
+        "3 ± 1",
+    )
     assert (even["mean noise"], even["most noise"], skewed["most noise"]) == ("0.050", "0.100", "")
     assert "Not made, so not in the table: even-1." in said
     rows, _ = scenarios.read(folder, config.load(folder))
     unrounded = list(csv.DictReader(io.StringIO(scenarios.table(rows).decode())))
     assert [row["seeds"] for row in unrounded] == ["3", "2"]
     assert float(unrounded[0]["size_min_std"]) == 30
-    assert float(unrounded[1]["size_min_mean"]) == 3 and float(unrounded[1]["size_min_std"]) == math.sqrt(2)
+    assert float(unrounded[1]["size_min_mean"]) == 3 and float(
+        unrounded[1]["size_min_std"]
+    ) == math.sqrt(2)
     assert unrounded[0]["noise_max_mean"] == ""
 
 
@@ -86,7 +125,9 @@ def test_one_seed_has_no_deviation(folder: Path) -> None:
     write(folder, "even-1")
     said = shown(folder)
     (line,) = cells(said)
-    assert "noise" not in said.replace("noise level", "")  # a column that would be empty is left out
+    assert "noise" not in said.replace(
+        "noise level", ""
+    )  # a column that would be empty is left out
     assert line["statistic"] == "even" and "±" not in "".join(line.values())
     assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
 

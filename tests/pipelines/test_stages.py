@@ -1,4 +1,5 @@
-"""The stages one by one: what they write, that a stopped run goes on to the same bits, and how bad input is refused."""
+"""The stages one by one: what they write, that a stopped run goes on to the same bits, and how bad
+input is refused."""
 
 from __future__ import annotations
 
@@ -42,11 +43,17 @@ pytestmark = [
 ]
 
 # One item, in this process.
-ONE = PARAMS.replace("[fedavg, scaffold+fnr]", "[scaffold+fnr]").replace("every: 1}", "every: 1, processes: 1}")
+ONE = PARAMS.replace("[fedavg, scaffold+fnr]", "[scaffold+fnr]").replace(
+    "every: 1}", "every: 1, processes: 1}"
+)
 UNIT = Unit("skewed", "scaffold+fnr", 0)
 # One client, and nobody's test samples.
 CUT = '{"clients": [[0]], "validation": [], "public": [], "test_clients": []}'
-RUN, EVALUATION, PARTITION = "runs/skewed-scaffold+fnr-0", "evaluation/skewed-scaffold+fnr-0", "partitions/skewed-0"
+RUN, EVALUATION, PARTITION = (
+    "runs/skewed-scaffold+fnr-0",
+    "evaluation/skewed-scaffold+fnr-0",
+    "partitions/skewed-0",
+)
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +89,17 @@ def table(path: Path) -> list[dict[str, str]]:
 
 def test_partition_holds_every_training_sample_once(made: Path) -> None:
     indices = json.loads((made / PARTITION / "indices.json").read_text())
-    everything = sorted(i for part in (*indices["clients"], indices["validation"], indices["public"]) for i in part)
+    everything = sorted(
+        i for part in (*indices["clients"], indices["validation"], indices["public"]) for i in part
+    )
     assert everything == list(range(1437))
     assert len(indices["public"]) == 50
     assert len(indices["validation"]) == 144
 
 
 def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: Path) -> None:
-    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training image."""
+    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training
+    image."""
     text = ONE.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
     text = text.replace("scaffold+fnr]", "fnr-leak]")
     leaking = "fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
@@ -103,7 +113,9 @@ def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: P
     recorded = load_file(tmp_path / "runs/skewed-fnr-leak-0/recorded.safetensors")
     # A_i are shares of D_public: 360 test images.
     hits = recorded["fnr_authors/A"].double() * 360
-    assert recorded["fnr_authors/A"].shape == (3, 4) and torch.allclose(hits, hits.round(), atol=1e-3)
+    assert recorded["fnr_authors/A"].shape == (3, 4) and torch.allclose(
+        hits, hits.round(), atol=1e-3
+    )
 
 
 def test_partition_describes_itself(made: Path) -> None:
@@ -125,7 +137,9 @@ def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     record = json.loads((made / RUN / "run.json").read_text())
     assert (record["recipe"], record["scenario"], record["seed"]) == ("scaffold+fnr", "skewed", 0)
     assert record["weights_sha256"] == weights_sha256(load_file(made / RUN / "model.safetensors"))
-    assert {"recipe", "scenario", "seed", "data_hash", "engine", "device", "fingerprint"} <= record["tags"].keys()
+    assert {"recipe", "scenario", "seed", "data_hash", "engine", "device", "fingerprint"} <= record[
+        "tags"
+    ].keys()
     assert record["params"]["train.lr"] == 0.1
     assert record["final"]["test_accuracy"] == float(rows[-1]["test_accuracy"])
 
@@ -135,21 +149,32 @@ def test_what_differs_from_run_to_run_is_in_the_store_alone(made: Path) -> None:
     fingerprint = json.loads((made / RUN / "run.json").read_text())["tags"]["fingerprint"]
     known = kept.made(made, fingerprint)
     tags = known["tags"]
-    assert len(known["seconds"]) == 3 and all(value > 0 for value in known["seconds"]) and known["run_id"]
+    assert (
+        len(known["seconds"]) == 3
+        and all(value > 0 for value in known["seconds"])
+        and known["run_id"]
+    )
     assert (tags["python"], tags["fedml"]) == (platform.python_version(), version("fedml"))
     assert tags["cores"] == str(len(os.sched_getaffinity(0)))
     assert "gpu" not in tags and tags["cpu"] in Path("/proc/cpuinfo").read_text() + "unknown CPU"
     for path in (made / RUN, made / EVALUATION):
-        text = "".join(file.read_text() for file in path.iterdir() if file.suffix in (".json", ".csv"))
-        assert not any(word in text for word in ("seconds", known["run_id"], "git_commit", "cores")), path
+        text = "".join(
+            file.read_text() for file in path.iterdir() if file.suffix in (".json", ".csv")
+        )
+        assert not any(
+            word in text for word in ("seconds", known["run_id"], "git_commit", "cores")
+        ), path
 
 
 def test_train_keeps_what_the_methods_measure(made: Path) -> None:
-    """Of three rounds with four clients and ten classes; what only clients know is not asked for."""
+    """Of three rounds with four clients and ten classes; what only clients know is not asked
+    for."""
     found = load_file(made / RUN / "recorded.safetensors")
     assert found["fnr/F"].shape == found["fnr/delta"].shape == (3, 4, 10)
     assert found["fnr/refined"].sum(1).tolist() == [2, 2, 2]
-    assert found["round/bytes_up"].sum(1).tolist() == [float(r["bytes_up"]) for r in table(made / RUN / "rounds.csv")]
+    assert found["round/bytes_up"].sum(1).tolist() == [
+        float(r["bytes_up"]) for r in table(made / RUN / "rounds.csv")
+    ]
     assert not any(key.startswith("fnr/refine.") for key in found)
     tags = json.loads((made / RUN / "run.json").read_text())["tags"]
     assert (tags["public"], tags["leak"], tags["federated"]) == ("labelled", "none", "yes")
@@ -175,30 +200,41 @@ def test_evaluate_measures_the_model_that_was_trained(made: Path) -> None:
     assert metrics["bytes_up"] == sum(float(row["bytes_up"]) for row in rows)
     mib = sum(float(row["bytes_up"]) + float(row["bytes_down"]) for row in rows) / 2**20
     assert metrics["rho"] == pytest.approx(metrics["accuracy"] * 1e4 / mib)
-    # Three models per client and round by FNR-FL's count of SCAFFOLD: 64 * 64 + 64 + 64 * 10 + 10 floats each.
+    # Three models per client and round by FNR-FL's count of SCAFFOLD: 64 * 64 + 64 + 64 * 10 + 10
+    # floats each.
     assert metrics["traffic_mib_as_fnr_counts"] == pytest.approx(3 * 4 * 3 * 4810 * 4 / 2**20)
     counted = metrics["traffic_mib_as_fnr_counts"]
     assert metrics["rho_as_fnr_counts"] == pytest.approx(metrics["accuracy"] * 1e4 / counted)
     assert metrics["traffic_mib"] == pytest.approx(mib)
     assert "delta_bytes_as_rfedavg_counts" not in metrics
-    assert metrics["weights_sha256"] == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+    assert (
+        metrics["weights_sha256"]
+        == json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+    )
     classes = table(made / EVALUATION / "per_class.csv")
     samples = [int(row["samples"]) for row in classes]
-    mean = sum(n * float(row["accuracy"]) for n, row in zip(samples, classes, strict=True)) / sum(samples)
+    mean = sum(n * float(row["accuracy"]) for n, row in zip(samples, classes, strict=True)) / sum(
+        samples
+    )
     assert mean == pytest.approx(metrics["accuracy"])
 
 
 def test_a_client_is_measured_on_its_own_mixture_of_classes(made: Path) -> None:
-    accuracy = {row["class"]: float(row["accuracy"]) for row in table(made / EVALUATION / "per_class.csv")}
+    accuracy = {
+        row["class"]: float(row["accuracy"]) for row in table(made / EVALUATION / "per_class.csv")
+    }
     held = table(made / PARTITION / "clients.csv")
     for row, client in zip(table(made / EVALUATION / "per_client.csv"), held, strict=True):
-        expected = sum(int(client[label]) * accuracy[label] for label in accuracy) / int(client["samples"])
+        expected = sum(int(client[label]) * accuracy[label] for label in accuracy) / int(
+            client["samples"]
+        )
         assert float(row["accuracy"]) == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which every stage has run for a scenario with noise, and training with augmentation."""
+    """A folder in which every stage has run for a scenario with noise, and training with
+    augmentation."""
     folder = tmp_path_factory.mktemp("noisy")
     text = ONE.replace("alpha: 0.5", "alpha: 0.5, noise: {sigma: 0.6}").replace(
         "device: cpu", "device: cpu, augment: true"
@@ -211,10 +247,14 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_partition_tells_the_noise(noisy: Path, made: Path) -> None:
     """Four clients at 0, 1/3, 2/3 and all of 0.6; the same samples as without noise."""
     described = json.loads((noisy / PARTITION / "statistics.json").read_text())
-    assert described["noise_mean"] == pytest.approx(0.3) and described["noise_max"] == pytest.approx(0.6)
+    assert described["noise_mean"] == pytest.approx(0.3) and described[
+        "noise_max"
+    ] == pytest.approx(0.6)
     rows = table(noisy / PARTITION / "clients.csv")
     assert [float(row["noise"]) for row in rows] == pytest.approx([0, 0.2, 0.4, 0.6])
-    assert (noisy / PARTITION / "indices.json").read_text() == (made / PARTITION / "indices.json").read_text()
+    assert (noisy / PARTITION / "indices.json").read_text() == (
+        made / PARTITION / "indices.json"
+    ).read_text()
     without = json.loads((made / PARTITION / "statistics.json").read_text())
     assert not {key for key in without if key.startswith("noise")}
     assert "noise" not in table(made / PARTITION / "clients.csv")[0]
@@ -228,17 +268,24 @@ def test_noise_and_augmentation_reach_the_training(noisy: Path, made: Path) -> N
     noise, scale = clients.train.noise, 16 / item.data.std[0]
     assert noise is not None
     for positions, level in zip(item.indices.clients, (0, 0.2, 0.4, 0.6), strict=True):
-        assert noise.std[noise.row[positions]].flatten().tolist() == pytest.approx([level * scale] * len(positions))
+        assert noise.std[noise.row[positions]].flatten().tolist() == pytest.approx(
+            [level * scale] * len(positions)
+        )
     record = json.loads((noisy / RUN / "run.json").read_text())
     assert record["params"]["scenario.noise"] == {"sigma": 0.6, "form": "level"}
     assert record["params"]["train.augment"] is True
-    assert record["weights_sha256"] != json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+    assert (
+        record["weights_sha256"]
+        != json.loads((made / RUN / "run.json").read_text())["weights_sha256"]
+    )
 
 
 def test_evaluate_measures_clean_and_in_each_clients_noise(noisy: Path, made: Path) -> None:
     """The first client's is none; the headline stays the clean test."""
     metrics = json.loads((noisy / EVALUATION / "metrics.json").read_text())
-    assert metrics["accuracy"] == pytest.approx(float(table(noisy / RUN / "rounds.csv")[-1]["test_accuracy"]))
+    assert metrics["accuracy"] == pytest.approx(
+        float(table(noisy / RUN / "rounds.csv")[-1]["test_accuracy"])
+    )
     clients = [float(row["accuracy_noisy"]) for row in table(noisy / EVALUATION / "per_client.csv")]
     assert len(clients) == 4
     assert clients[0] == metrics["accuracy"]
@@ -249,10 +296,12 @@ def test_evaluate_measures_clean_and_in_each_clients_noise(noisy: Path, made: Pa
 
 
 def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
-    """Client 3's copy, with the noise added to the images between 0 and 1 before they are normalised."""
+    """Client 3's copy, with the noise added to the images between 0 and 1 before they are
+    normalised."""
     item = Item.load(Workspace.of(noisy, {}), config.load(noisy), UNIT)
     model = load_file(noisy / RUN / "model.safetensors")
-    # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a batch's keys.
+    # One batch: the test set has 360 samples. Keyed by seed and client; step 0; the second of a
+    # batch's keys.
     drawn = fold(fold(torch.tensor(key(0, "noisy test", 3)), 0), 1)
     x = item.data.test_x / 16 + 0.6 * normal(drawn, 360, 1, 8, 8)
     h = (16 * x - item.data.mean[0]) / item.data.std[0]
@@ -260,7 +309,9 @@ def test_the_noisy_test_by_an_independent_evaluation(noisy: Path) -> None:
     logits = h @ model["params/fc2.weight"].T + model["params/fc2.bias"]
     hits = (logits.argmax(1) == item.data.test_y).double().mean().item()
     row = table(noisy / EVALUATION / "per_client.csv")[3]
-    assert float(row["accuracy_noisy"]) == pytest.approx(hits, abs=1.5 / 360), "but for a tie that rounding decides"
+    assert float(row["accuracy_noisy"]) == pytest.approx(hits, abs=1.5 / 360), (
+        "but for a tie that rounding decides"
+    )
 
 
 def test_the_report_has_a_column_for_the_noisy_test(noisy: Path) -> None:
@@ -273,19 +324,33 @@ def test_the_report_has_a_column_for_the_noisy_test(noisy: Path) -> None:
     assert float(row["final_mean"]) == metrics["accuracy"], "the headline"
 
 
-def test_a_grid_finer_than_the_pixels_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_grid_finer_than_the_pixels_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = ONE.replace("clients: 4, alpha: 0.5", "clients: 80, min_size: 1, alpha: 5.0")
-    (workplace / "params.yaml").write_text(text.replace("alpha: 5.0", "alpha: 5.0, noise: {sigma: 1, form: space}"))
+    (workplace / "params.yaml").write_text(
+        text.replace("alpha: 5.0", "alpha: 5.0, noise: {sigma: 1, form: space}")
+    )
     shutil.rmtree(workplace / PARTITION)
     line = refused(capsys, workplace, "partition")
-    parts = ["params.yaml", "scenarios.skewed", "'space'", "9 x 9 pixels for 80 clients", "[1, 8, 8]"]
+    parts = [
+        "params.yaml",
+        "scenarios.skewed",
+        "'space'",
+        "9 x 9 pixels for 80 clients",
+        "[1, 8, 8]",
+    ]
     assert all(part in line for part in parts), line
     assert not (workplace / PARTITION).exists()
 
 
-def test_augmentation_of_tiny_images_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_augmentation_of_tiny_images_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = ONE.replace("public: 50", "public: 50, size: [4, 8]")
-    (workplace / "params.yaml").write_text(text.replace("device: cpu", "device: cpu, augment: true"))
+    (workplace / "params.yaml").write_text(
+        text.replace("device: cpu", "device: cpu, augment: true")
+    )
     run_stages(workplace, ("prepare", "partition"))
     shutil.rmtree(workplace / RUN)
     line = refused(capsys, workplace, "train")
@@ -294,7 +359,8 @@ def test_augmentation_of_tiny_images_is_refused(workplace: Path, capsys: pytest.
 
 
 def test_a_client_is_measured_on_test_samples_of_its_own_too(made: Path) -> None:
-    """Each test sample lies with one client, so the clients' hits add up to those of the test set."""
+    """Each test sample lies with one client, so the clients' hits add up to those of the test
+    set."""
     parts = json.loads((made / PARTITION / "indices.json").read_text())["test_clients"]
     assert sorted(i for part in parts for i in part) == list(range(360))
     metrics = json.loads((made / EVALUATION / "metrics.json").read_text())
@@ -335,13 +401,17 @@ def with_users(workplace: Path) -> Path:
     path = workplace / "data" / "digits.safetensors"
     data = Dataset.read(path)
     dataclasses.replace(
-        data, train_owner=torch.arange(len(data.train_y)) % 9, test_owner=torch.arange(len(data.test_y)) % 10
+        data,
+        train_owner=torch.arange(len(data.train_y)) % 9,
+        test_owner=torch.arange(len(data.test_y)) % 10,
     ).save(path)
     return workplace
 
 
 @pytest.mark.parametrize("kind", ["natural", "natural_grouped, users: 7"])
-def test_a_natural_partition_splits_training_and_test_set_by_user(with_users: Path, kind: str) -> None:
+def test_a_natural_partition_splits_training_and_test_set_by_user(
+    with_users: Path, kind: str
+) -> None:
     settings = ONE.replace("partition: dirichlet", f"partition: {kind}").replace("alpha: 0.5, ", "")
     (with_users / "params.yaml").write_text(settings)
     run_stages(with_users, ("partition",))
@@ -360,9 +430,14 @@ def test_a_natural_partition_splits_training_and_test_set_by_user(with_users: Pa
 def test_a_natural_partition_of_data_without_users_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (workplace / "params.yaml").write_text(ONE.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4"))
+    (workplace / "params.yaml").write_text(
+        ONE.replace("dirichlet, clients: 4, alpha: 0.5", "natural, clients: 4")
+    )
     line = refused(capsys, workplace, "partition")
-    assert "scenarios.skewed: partition natural: data set 'digits' doesn't say whose samples are whose" in line
+    assert (
+        "scenarios.skewed: partition natural: data set 'digits' doesn't say whose samples are whose"
+        in line
+    )
 
 
 class StopError(Exception):
@@ -407,14 +482,20 @@ def drop(database: Path) -> None:
     [
         (lambda database: database.write_bytes(b"not a database, " * 999), "not a database"),
         (drop, "no such table: metrics"),
-        (lambda database: shutil.rmtree(database.parent), "readonly database"),  # SQLite's words for it
+        (
+            lambda database: shutil.rmtree(database.parent),
+            "readonly database",
+        ),  # SQLite's words for it
     ],
     ids=["damaged", "a table is missing", "removed"],
 )
 def test_a_store_that_breaks_in_the_middle_does_not_end_the_training(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
-    harm: Callable[[Path], object], words: str,
-) -> None:  # fmt: skip
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    harm: Callable[[Path], object],
+    words: str,
+) -> None:
     expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
     forget(workplace, "runs")
     store = Store(workplace, None)
@@ -427,7 +508,9 @@ def test_a_store_that_breaks_in_the_middle_does_not_end_the_training(
         patch.setattr(progress, "tell", tell)
         run_stages(workplace, ("train",))
     assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
-    warned, advice = (record.getMessage() for record in caplog.records if record.name == stores.__name__)
+    warned, advice = (
+        record.getMessage() for record in caplog.records if record.name == stores.__name__
+    )
     assert warned.startswith(f"WARNING: {store.address}: MLflow's store fails") and words in warned
     assert "`noniid sync`" in advice
 
@@ -484,8 +567,16 @@ def test_a_missing_or_damaged_partition_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "parts"),
     [
-        ("clients: 4", "clients: 2000", ["params.yaml", "scenarios.skewed", "clients=2000", "1 to"]),
-        ("alpha: 0.5", "alpha: 0.5, min_size: 900", ["params.yaml", "scenarios.skewed", "min_size=900"]),
+        (
+            "clients: 4",
+            "clients: 2000",
+            ["params.yaml", "scenarios.skewed", "clients=2000", "1 to"],
+        ),
+        (
+            "alpha: 0.5",
+            "alpha: 0.5, min_size: 900",
+            ["params.yaml", "scenarios.skewed", "min_size=900"],
+        ),
         ("public: 50", "public: 5000", ["params.yaml", "data", "public=5000"]),
     ],
 )
@@ -499,9 +590,14 @@ def test_what_the_data_can_not_give_is_refused(
     assert not (workplace / PARTITION).exists()
 
 
-def test_what_diverges_is_named_and_all_others_are_trained(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_diverges_is_named_and_all_others_are_trained(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = ONE.replace("[scaffold+fnr]", "[high, fedavg, higher]")
-    high = "  high: {recipe: fedprox, fedprox: {mu: 1.0e+30}}\n  higher: {recipe: fedprox, fedprox: {mu: 1.0e+35}}\n"
+    high = (
+        "  high: {recipe: fedprox, fedprox: {mu: 1.0e+30}}\n  higher: {recipe: fedprox, "
+        "fedprox: {mu: 1.0e+35}}\n"
+    )
     (workplace / "params.yaml").write_text(text.replace("recipes:\n", f"recipes:\n{high}"))
     capsys.readouterr()
     for _ in range(2):  # the second time it is known
@@ -517,7 +613,9 @@ def test_what_diverges_is_named_and_all_others_are_trained(workplace: Path, caps
     assert [path.name for path in (workplace / "evaluation").iterdir()] == ["skewed-fedavg-0"]
 
 
-def test_an_unwritable_folder_is_refused(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unwritable_folder_is_refused(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shutil.rmtree(workplace / "partitions")
     (workplace / "partitions").write_text("a file where a folder is needed")
     assert "partitions: not written by noniid" in refused(capsys, workplace, "partition")
@@ -533,7 +631,8 @@ def cut(path: Path) -> None:
 def test_a_damaged_run_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
 ) -> None:
-    """By the evaluation and by the report; the training makes it whole again, and trains nothing."""
+    """By the evaluation and by the report; the training makes it whole again, and trains
+    nothing."""
     whole = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
     damage(workplace / RUN / name)
     shutil.rmtree(workplace / EVALUATION)
@@ -549,7 +648,9 @@ def test_a_damaged_run_is_refused(
     assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == whole
 
 
-@pytest.mark.parametrize(("name", "step"), [("partitions", "partition"), ("runs", "train"), ("evaluation", "evaluate")])
+@pytest.mark.parametrize(
+    ("name", "step"), [("partitions", "partition"), ("runs", "train"), ("evaluation", "evaluate")]
+)
 def test_what_is_not_ours_is_refused_and_stays(
     workplace: Path, capsys: pytest.CaptureFixture[str], name: str, step: str
 ) -> None:
@@ -572,11 +673,15 @@ def test_a_flipped_bit_in_a_partition_is_refused(
     path.write_bytes(content)
     shutil.rmtree(workplace / "runs")
     shutil.rmtree(workplace / kept.STORE)
-    assert f"{path}: is missing or was changed; `dvc repro` makes it again" in refused(capsys, workplace, "train")
+    assert f"{path}: is missing or was changed; `dvc repro` makes it again" in refused(
+        capsys, workplace, "train"
+    )
     assert not (workplace / "runs").exists()
 
 
-def test_a_lost_evaluation_comes_back_from_the_store(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_evaluation_comes_back_from_the_store(
+    workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = {path.name: path.read_bytes() for path in (workplace / EVALUATION).iterdir()}
     shutil.rmtree(workplace / "evaluation")
     assert stage.main(["evaluate", "--root", str(workplace)]) == 0
@@ -613,7 +718,9 @@ def test_an_interrupt_is_a_line_and_an_exit_code_of_its_own(
 def test_plain_progress_is_a_line_per_item_with_the_time_left(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """b goes on from its first of four rounds. In 4 s it has done a quarter of itself, and 2.5 items are left: 40 s.
+    """b goes on from its first of four rounds.
+
+    In 4 s it has done a quarter of itself, and 2.5 items are left: 40 s.
 
     In 6 s it has done three quarters, and 2 items are left: 16 s.
     """
@@ -640,7 +747,9 @@ def test_plain_progress_is_a_line_per_item_with_the_time_left(
 
 def test_the_repository_is_the_one_that_dvc_names_if_this_is_its_copy(tmp_path: Path) -> None:
     copy = tmp_path / ".dvc" / "tmp" / "exps" / "tmp1"
-    place = Workspace.of(copy, {"DVC_ROOT": str(tmp_path), "DVC_EXP_NAME": "slow-tuna", "MLFLOW_TRACKING_URI": ""})
+    place = Workspace.of(
+        copy, {"DVC_ROOT": str(tmp_path), "DVC_EXP_NAME": "slow-tuna", "MLFLOW_TRACKING_URI": ""}
+    )
     assert (place.root, place.repository) == (copy, tmp_path)
     assert place.tags == {"dvc_experiment": "slow-tuna"} and place.tracking_uri is None
     assert Workspace.of(copy, {"DVC_ROOT": "/elsewhere"}).repository == copy

@@ -1,4 +1,5 @@
-"""Studies: what a size and `like` make of them, and that what was trained once is not trained again."""
+"""Studies: what a size and `like` make of them, and that what was trained once is not trained
+again."""
 
 from __future__ import annotations
 
@@ -37,10 +38,13 @@ studies:
   first:
     what: the first one
     data: {name: digits, validation: 0.1, public: 5, size: [16, 16], normalise: half}
-    scenarios: {even: {partition: iid, clients: 4}, uneven: {partition: dirichlet, clients: 4, alpha: 0.5}}
+    scenarios:
+      {even: {partition: iid, clients: 4}, uneven: {partition: dirichlet, clients: 4, alpha: 0.5}}
     recipes: {fedavg: {}, pull: {recipe: fedprox, fedprox: {mu: 0.5}}}
     seeds: [0, 1, 2]
-    train: {model: mlp, model_options: {hidden: 8}, rounds: 9, epochs: 2, batch_size: 50, lr: 0.1, momentum: 0.9}
+    train:
+      {model: mlp, model_options: {hidden: 8}, rounds: 9, epochs: 2, batch_size: 50, lr: 0.1,
+       momentum: 0.9}
     small: {scenario_names: [uneven], seeds: [1], train: {rounds: 4}}
     smoke:
       data: {size: null}
@@ -66,7 +70,9 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     assert list(found) == ["second", "first"]
     first = found["first"]
     assert first.what == "the first one" and first.content["train"]["rounds"] == 9
-    assert first.content["scenario_names"] == ["even", "uneven"] and first.content["recipe_names"] == ["fedavg", "pull"]
+    assert first.content["scenario_names"] == ["even", "uneven"] and first.content[
+        "recipe_names"
+    ] == ["fedavg", "pull"]
     assert first.content["experiment"] == "ccn-first-paper"
     assert not {"what", "like", "smoke", "small", "paper"} & set(first.content)
     assert first.folder == Path("papers/ccn/paper/studies/first")
@@ -75,9 +81,14 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
 def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
     small = at(tmp_path, "small")["first"].content
     assert small["train"] == {
-        "model": "mlp", "model_options": {"hidden": 8}, "rounds": 4, "epochs": 2, "batch_size": 50, "lr": 0.1,
+        "model": "mlp",
+        "model_options": {"hidden": 8},
+        "rounds": 4,
+        "epochs": 2,
+        "batch_size": 50,
+        "lr": 0.1,
         "momentum": 0.9,
-    }  # fmt: skip
+    }
     assert small["scenario_names"] == ["uneven"] and list(small["scenarios"]) == ["even", "uneven"]
     smoke = at(tmp_path, "smoke")["first"].content
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["epochs"] == 2
@@ -87,7 +98,12 @@ def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
 def test_null_takes_a_key_away(tmp_path: Path) -> None:
     content = at(tmp_path, "smoke")["first"].content
     assert "momentum" not in content["train"]
-    assert content["data"] == {"name": "digits", "validation": 0.1, "public": 5, "normalise": "half"}
+    assert content["data"] == {
+        "name": "digits",
+        "validation": 0.1,
+        "public": 5,
+        "normalise": "half",
+    }
 
 
 def test_like_takes_over_settings_and_sizes_but_for_whole_lists(tmp_path: Path) -> None:
@@ -96,7 +112,9 @@ def test_like_takes_over_settings_and_sizes_but_for_whole_lists(tmp_path: Path) 
         **at(tmp_path, "paper")["first"].content["train"],
         "lr": 0.2,
     }
-    assert paper.content["recipe_names"] == ["fedavg"] and list(paper.content["recipes"]) == ["fedavg"]
+    assert paper.content["recipe_names"] == ["fedavg"] and list(paper.content["recipes"]) == [
+        "fedavg"
+    ]
     smoke = at(tmp_path, "smoke")["second"].content
     assert smoke["seeds"] == [7] and smoke["train"]["rounds"] == 2
     assert smoke["train"]["model_options"] == {"hidden": 2} and smoke["train"]["lr"] == 0.2
@@ -104,7 +122,8 @@ def test_like_takes_over_settings_and_sizes_but_for_whole_lists(tmp_path: Path) 
 
 
 def test_a_size_s_null_holds_for_what_is_like_it(tmp_path: Path) -> None:
-    """`size: null` is the first study's, `normalise: null` the second's own, which the first's smoke does not name."""
+    """`size: null` is the first study's, `normalise: null` the second's own, which the first's
+    smoke does not name."""
     content = at(tmp_path, "smoke")["second"].content
     assert content["data"] == {"name": "digits", "validation": 0.1, "public": 5}
     assert "momentum" not in content["train"]
@@ -125,13 +144,16 @@ def test_every_study_is_a_whole_experiment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("paper", studies.PAPERS)
 def test_every_smoke_study_s_data_can_be_dealt(paper: str, tmp_path: Path) -> None:
-    """On every seed: what a scenario asks of the samples is known to be possible only when they are dealt."""
+    """On every seed: what a scenario asks of the samples is known to be possible only when they are
+    dealt."""
     data: dict[Path, Dataset] = {}
     for one in studies.of_paper(paper, "smoke", ROOT).values():
         (tmp_path / config.FILE).write_text(one.yaml(tmp_path))
         settings = config.load(tmp_path)
         if one.data_folder not in data:
-            data[one.data_folder] = datasets.load(settings.data.name, tmp_path, **settings.data.options)
+            data[one.data_folder] = datasets.load(
+                settings.data.name, tmp_path, **settings.data.options
+            )
         of = data[one.data_folder]
         labels = of.train_y.numpy()
         for seed in settings.seeds:
@@ -139,9 +161,15 @@ def test_every_smoke_study_s_data_can_be_dealt(paper: str, tmp_path: Path) -> No
             for name in settings.scenario_names:
                 scenario = settings.scenarios[name]
                 clients = partition(
-                    scenario.partition, labels, split.train, scenario.clients, seed, of.train_owner, "the data",
+                    scenario.partition,
+                    labels,
+                    split.train,
+                    scenario.clients,
+                    seed,
+                    of.train_owner,
+                    "the data",
                     **scenario.options,
-                )  # fmt: skip
+                )
                 assert len(clients) == scenario.clients, f"{one.name}, {name}"
 
 
@@ -156,16 +184,26 @@ def test_data_are_shared_by_studies_with_the_same_reader_s_settings(tmp_path: Pa
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("study_names: [second, first]", "study_names: [first]", "every study once; not in both are second"),
-        ("study_names: [second, first]", "study_names: [second, first, first]", "once; not in both are none"),
+        (
+            "study_names: [second, first]",
+            "study_names: [first]",
+            "every study once; not in both are second",
+        ),
+        (
+            "study_names: [second, first]",
+            "study_names: [second, first, first]",
+            "once; not in both are none",
+        ),
         ("study_names: [second, first]\n", "", "the key 'study_names' is missing"),
         ("like: first", "like: frist", "study 'frist' is unknown (did you mean 'first'?)"),
         ("like: first", "like: second", "study 'second' is like itself"),
         ("what: the first one", "like: second", "is like itself, by way of"),
         ("studies:", "studies: {", "is not YAML"),
     ],
-)  # fmt: skip
-def test_what_makes_no_sense_is_refused_in_one_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+)
+def test_what_makes_no_sense_is_refused_in_one_line(
+    tmp_path: Path, old: str, new: str, said: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(said)) as caught:
         at(tmp_path, "paper", SETTINGS.replace(old, new))
     assert "params.yaml" in str(caught.value) and "\n" not in str(caught.value)
@@ -191,7 +229,9 @@ studies:
     scenarios: {even: {partition: iid, clients: 2}}
     recipes: {fedavg: {}, pull: {recipe: fedprox, fedprox: {mu: 0.5}}}
     seeds: [0, 1]
-    train: {model: mlp, model_options: {hidden: 4}, rounds: 1, epochs: 1, batch_size: 200, lr: 0.1, device: cpu}
+    train:
+      {model: mlp, model_options: {hidden: 4}, rounds: 1, epochs: 1, batch_size: 200, lr: 0.1,
+       device: cpu}
 """
 KEYS = ["even-fedavg-0", "even-pull-0", "even-fedavg-1", "even-pull-1"]  # seed by seed
 Trained = list[str]
@@ -246,7 +286,8 @@ def weights(folder: Path) -> dict[str, Any]:
 
 
 def test_what_is_settled_of_a_paper(place: Workspace) -> None:
-    """Four items of one study, two of another on one seed, none of one that this size does not run."""
+    """Four items of one study, two of another on one seed, none of one that this size does not
+    run."""
     text = (
         TINY.replace("[tiny]", "[tiny, single, never]")
         + """\
@@ -262,7 +303,9 @@ def test_what_is_settled_of_a_paper(place: Workspace) -> None:
     assert study.settled(place.root, of) == (2, 6)
 
 
-def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(place: Workspace, trained: Trained) -> None:
+def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(
+    place: Workspace, trained: Trained
+) -> None:
     execute(place)
     assert trained == KEYS
     before = found(place)
@@ -273,8 +316,11 @@ def test_a_second_time_nothing_is_trained_and_the_results_are_the_same(place: Wo
         shutil.rmtree(place.root / "papers")
 
 
-def test_items_that_studies_and_the_experiment_share_are_trained_once(place: Workspace, trained: Trained) -> None:
-    """Another study has one of the two seeds; the experiment in params.yaml has the settings of the first."""
+def test_items_that_studies_and_the_experiment_share_are_trained_once(
+    place: Workspace, trained: Trained
+) -> None:
+    """Another study has one of the two seeds; the experiment in params.yaml has the settings of the
+    first."""
     text = TINY.replace("[tiny]", "[tiny, other]") + "  other: {like: tiny, seeds: [1]}\n"
     folder = execute(place, text)
     execute(place, text, name="other")
@@ -334,7 +380,9 @@ def test_what_is_half_kept_is_trained_again(
     assert trained == [KEYS[0], *KEYS]
 
 
-def test_an_item_of_changed_settings_is_trained_and_no_other(place: Workspace, trained: Trained) -> None:
+def test_an_item_of_changed_settings_is_trained_and_no_other(
+    place: Workspace, trained: Trained
+) -> None:
     execute(place)
     before = found(place)
     trained.clear()
@@ -347,7 +395,9 @@ def test_an_item_of_changed_settings_is_trained_and_no_other(place: Workspace, t
     assert trained == [] and found(place) == before, "the way back is kept"
 
 
-def test_what_a_study_no_longer_has_goes_from_its_folder(place: Workspace, trained: Trained) -> None:
+def test_what_a_study_no_longer_has_goes_from_its_folder(
+    place: Workspace, trained: Trained
+) -> None:
     execute(place)
     folder = execute(place, TINY.replace("seeds: [0, 1]", "seeds: [1]"))
     assert sorted(found(place)) == ["even-fedavg-1", "even-pull-1"] and trained == KEYS
@@ -361,12 +411,15 @@ def test_two_sizes_with_the_same_settings_train_once(place: Workspace, trained: 
 
 
 def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Trained) -> None:
-    """The pull to the old weights is so strong that it overshoots to infinity; the study's other items have models."""
+    """The pull to the old weights is so strong that it overshoots to infinity; the study's other
+    items have models."""
     wild = TINY.replace("mu: 0.5", "mu: 1.0e+30")
     for _ in range(2):
         folder = execute(place, wild)
         said = json.loads((folder / studies.DIVERGED).read_text())
-        assert sorted(said) == ["even-pull-0", "even-pull-1"] and "not finite" in said["even-pull-0"]
+        assert (
+            sorted(said) == ["even-pull-0", "even-pull-1"] and "not finite" in said["even-pull-0"]
+        )
         assert sorted(found(place)) == ["even-fedavg-0", "even-fedavg-1"]
         assert not (folder / "runs" / "even-pull-0").exists()
         shutil.rmtree(folder)
@@ -374,7 +427,9 @@ def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Traine
     assert len(list((place.repository / kept.STORE).glob(f"*/{train.DIVERGED}"))) == 2
 
 
-def test_without_its_data_a_small_study_is_skipped_and_others_fail(place: Workspace, trained: Trained) -> None:
+def test_without_its_data_a_small_study_is_skipped_and_others_fail(
+    place: Workspace, trained: Trained
+) -> None:
     absent = TINY.replace("name: digits", "name: image_folder")
     reason = (execute(place, absent, "small") / studies.SKIPPED).read_text()
     assert len(reason.splitlines()) == 1 and "data/raw/train: there is no such folder" in reason
@@ -410,11 +465,18 @@ ccn-tab9:
 
 
 def test_a_target_and_its_paper_by_the_command_line(
-    place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    place: Workspace,
+    trained: Trained,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """`build` runs what the target needs and prints it, `run` takes that and runs the rest."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    at(place.root, "smoke", TINY.replace("[tiny]", "[tiny, rest]") + "  rest: {like: tiny, seeds: [2]}\n")
+    at(
+        place.root,
+        "smoke",
+        TINY.replace("[tiny]", "[tiny, rest]") + "  rest: {like: tiny, seeds: [2]}\n",
+    )
     files = place.root / studies.PAPER_FILES / "ccn"
     (files / "targets.yaml").write_text(TARGET)
     (files / "reported.yaml").write_text("{}")

@@ -1,4 +1,5 @@
-"""Tables, curves and settings of a paper from results made by hand: every number is worked out here."""
+"""Tables, curves and settings of a paper from results made by hand: every number is worked out
+here."""
 
 from __future__ import annotations
 
@@ -75,7 +76,9 @@ def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_pat
     assert built.table[1] == ["A", "72.00 ± 2.00 (90.5)", "50.00 ± 35.36 (80)"]
     assert built.table[2] == ["B", "50.00 (80)", "12.35"]
     first, second = lines(built)[:2]
-    assert float(first["measured"]) == pytest.approx(72) and float(first["measured_std"]) == pytest.approx(2)
+    assert float(first["measured"]) == pytest.approx(72) and float(
+        first["measured_std"]
+    ) == pytest.approx(2)
     assert (first["seeds"], first["reported"], first["reported_spread"]) == ("3", "90.5", "")
     assert float(first["difference"]) == pytest.approx(72 - 90.5)
     assert (second["seeds"], second["reported"], second["reported_spread"]) == ("2", "80.0", "0.5")
@@ -83,8 +86,12 @@ def test_a_cell_has_mean_and_sample_deviation_and_what_the_paper_reports(tmp_pat
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    targets = TABLE.replace("Far: {scenario: far}", "Far: {scenario: far}, Later: {scenario: later}")
-    targets = targets.replace("D: {study: one, recipe: d}", "D: {}").replace("scale", "decimals: 1\n  scale")
+    targets = TABLE.replace(
+        "Far: {scenario: far}", "Far: {scenario: far}, Later: {scenario: later}"
+    )
+    targets = targets.replace("D: {study: one, recipe: d}", "D: {}").replace(
+        "scale", "decimals: 1\n  scale"
+    )
     finals(paper(tmp_path, targets, REPORTED), "near", {"a": [0.5]})
     built = made(tmp_path)
     assert built.table[1] == ["A", "50.0 (90.5)", "not run yet (80)", "not run at this size"]
@@ -101,13 +108,18 @@ def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
     assert built.table[3] == ["C", "not run yet (70)", "diverges (60)"]
     assert "C, Far" not in built.missing and "C, Near" in built.missing
     assert "one (far c): diverges (seed 0)." in built.remarks
-    (tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED).write_text("no such files\n")
+    (tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED).write_text(
+        "no such files\n"
+    )
     assert made(tmp_path).table[3][1] == "no data (70)"
     assert "C, Near" in made(tmp_path).missing
 
 
 def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -> None:
-    """B: 90 and 92 on the seeds that ended, deviation sqrt(2). Without B the best other of A (70) is C (60)."""
+    """B: 90 and 92 on the seeds that ended, deviation sqrt(2).
+
+    Without B the best other of A (70) is C (60).
+    """
     finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.7], "b": [0.90, 0.92], "c": [0.6]})
     diverged(tmp_path, "near-b-2")
     built = made(tmp_path)
@@ -116,24 +128,31 @@ def test_one_diverged_seed_hides_neither_the_others_nor_itself(tmp_path: Path) -
     b = lines(built)[2]
     assert (float(b["measured"]), b["seeds"], b["diverged"]) == (pytest.approx(91), "2", "1")
     assert built.words[0].endswith(
-        "ranked last, as a seed diverges or all do: B; A less the best other (C) is +10.00 on one seed: no evidence "
+        "ranked last, as a seed diverges or all do: B; A less the best other (C) is +10.00 on "
+        "one seed: no evidence "
         "either way."
     )
     assert built.remarks == (
-        "one (near b): 1 of 3 seeds diverges (seed 2). Its mean is that of the other seeds only, so it is ranked last.",
+        (
+            "one (near b): 1 of 3 seeds diverges (seed 2). Its mean is that of the other seeds "
+            "only, so it is ranked last."
+        ),
     )
 
 
 @pytest.mark.parametrize(
     ("ends", "keys", "better", "tau"),
     [
-        # The paper's order is A, B, C, D; ours A, C, D, B: of six pairs BC and BD are the other way round.
+        # The paper's order is A, B, C, D; ours A, C, D, B: of six pairs BC and BD are the other way
+        # round.
         ({"a": [0.9], "c": [0.7], "d": [0.6]}, ["near-b-0"], "higher", (4 - 2) / 6),
         # The same, though the seed that ended is the best of all.
         ({"a": [0.9], "b": [0.99], "c": [0.7], "d": [0.6]}, ["near-b-1"], "higher", (4 - 2) / 6),
-        # A, C, then B and D tied: AB, AC, AD, CD agree, BC does not, BD is a tie of ours: (4 - 1) / sqrt(5 * 6).
+        # A, C, then B and D tied: AB, AC, AD, CD agree, BC does not, BD is a tie of ours: (4 - 1) /
+        # sqrt(5 * 6).
         ({"a": [0.9], "c": [0.7]}, ["near-b-0", "near-d-0"], "higher", 3 / math.sqrt(30)),
-        # Low is good: the last one is the highest. Values: A < C < D < B, the paper's: A > B > C > D; BC, BD agree.
+        # Low is good: the last one is the highest. Values: A < C < D < B, the paper's: A > B > C >
+        # D; BC, BD agree.
         ({"a": [0.1], "c": [0.3], "d": [0.4]}, ["near-b-0"], "lower", (2 - 4) / 6),
     ],
 )
@@ -144,7 +163,10 @@ def test_what_diverges_is_last_in_kendalls_tau(
     diverged(tmp_path, *keys)
     built = made(tmp_path)
     assert built.taus == (pytest.approx(tau),)
-    assert f"the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; ranked last" in built.words[0]
+    assert (
+        f"the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; ranked last"
+        in built.words[0]
+    )
 
 
 def test_a_claimed_method_that_diverges_is_not_put_beside_the_others(tmp_path: Path) -> None:
@@ -164,19 +186,40 @@ def test_there_is_no_gain_where_a_seed_of_either_diverges(tmp_path: Path) -> Non
 
 
 LEAK = {"leak": "training has seen all 5 test samples"}
-DRAWN = "word vectors: drawn at random (normal, deviation 1), as glove.6B.300d.txt is not in data/raw"
+DRAWN = (
+    "word vectors: drawn at random (normal, deviation 1), as glove.6B.300d.txt is not in data/raw"
+)
 
 
 def test_a_leak_is_marked_and_not_ranked(tmp_path: Path) -> None:
     """Without B the order is the paper's, and the best other is C, 20 below A."""
     finals(paper(tmp_path, TABLE, REPORTED), "near", {"a": [0.9], "c": [0.7], "d": [0.6]})
-    run(tmp_path, "near", "b", 0, [0.5, 1.0], tags=LEAK, notes=["LEAK: training has seen all 5 test samples"])
+    run(
+        tmp_path,
+        "near",
+        "b",
+        0,
+        [0.5, 1.0],
+        tags=LEAK,
+        notes=["LEAK: training has seen all 5 test samples"],
+    )
     built = made(tmp_path)
-    assert [line[1] for line in built.table[1:]] == ["90.00 (90.5)", "100.00 LEAK (80)", "70.00 (70)", "60.00 (60)"]
+    assert [line[1] for line in built.table[1:]] == [
+        "90.00 (90.5)",
+        "100.00 LEAK (80)",
+        "70.00 (70)",
+        "60.00 (60)",
+    ]
     assert [row["leak"] for row in lines(built)[:6:2]] == ["", LEAK["leak"], ""]
-    assert "the order of 3 methods" in built.words[0] and "A less the best other (C) is +20.00 on" in built.words[0]
+    assert (
+        "the order of 3 methods" in built.words[0]
+        and "A less the best other (C) is +20.00 on" in built.words[0]
+    )
     assert built.remarks == (
-        f"LEAK: one (near b): {LEAK['leak']}. Such a number says nothing about unseen samples and is not ranked.",
+        (
+            f"LEAK: one (near b): {LEAK['leak']}. Such a number says nothing about unseen samples "
+            "and is not ranked."
+        ),
     )
 
 
@@ -190,8 +233,14 @@ def test_notes_on_the_data_stand_by_the_cells_that_they_are_about(tmp_path: Path
     built = made(tmp_path)
     assert built.table[1][1:] == ["50.00 [1] (90.5)", "50.00 ± 0.00 [1] [2] (80)"]
     assert built.table[2][2] == "50.00"
-    assert [row["notes"] for row in lines(built)[:2]] == [f"500 users; {DRAWN}", f"500 users; 500 users; {DRAWN}"]
-    assert built.remarks == (f"[1] one (near a, far a): 500 users; {DRAWN}.", "[2] one (far a): 500 users.")
+    assert [row["notes"] for row in lines(built)[:2]] == [
+        f"500 users; {DRAWN}",
+        f"500 users; 500 users; {DRAWN}",
+    ]
+    assert built.remarks == (
+        f"[1] one (near a, far a): 500 users; {DRAWN}.",
+        "[2] one (far a): 500 users.",
+    )
 
 
 def test_every_form_of_a_report_has_the_marks(tmp_path: Path) -> None:
@@ -202,14 +251,23 @@ def test_every_form_of_a_report_has_the_marks(tmp_path: Path) -> None:
     html, table, curve = ((report / name).read_text() for name in ("report.html", "t.md", "f.md"))
     assert "100.00 LEAK [1] (80)" in html and "100.00 LEAK [1] (80)" in table
     for content in (html, table, curve):
-        assert f"LEAK: one (near b): {LEAK['leak']}." in content and f"[1] one (near b): {DRAWN}." in content
+        assert (
+            f"LEAK: one (near b): {LEAK['leak']}." in content
+            and f"[1] one (near b): {DRAWN}." in content
+        )
     assert "Left: at the end C is highest (70.00), A lowest (60.00)." in curve
-    marks = {(row["line"], row["mark"]) for row in csv.DictReader((report / "f.csv").read_text().splitlines())}
+    marks = {
+        (row["line"], row["mark"])
+        for row in csv.DictReader((report / "f.csv").read_text().splitlines())
+    }
     assert marks == {("A", ""), ("B", "LEAK [1]"), ("C", "")}
 
 
 def test_no_sentence_on_a_figure_compares_a_line_of_which_a_seed_diverged(tmp_path: Path) -> None:
-    """B is highest on the seed that ended. C diverged on its only seed, so nothing of it will be there."""
+    """B is highest on the seed that ended.
+
+    C diverged on its only seed, so nothing of it will be there.
+    """
     finals(paper(tmp_path, CURVES), "near", {"a": [0.6], "b": [0.9]})
     diverged(tmp_path, "near-b-1", "near-c-0")
     built = made(tmp_path, "f")
@@ -225,27 +283,43 @@ def ran(root: Path) -> str:
 
 
 def test_what_was_run_is_what_ran(tmp_path: Path) -> None:
-    """The plan has digits without D_public or noise, MLP, 2 rounds of 1 epoch, lr 0.1, seeds 0 to 2, 24 runs."""
+    """The plan has digits without D_public or noise, MLP, 2 rounds of 1 epoch, lr 0.1, seeds 0 to
+    2, 24 runs."""
     paper(tmp_path, TABLE, REPORTED)
     other = {
-        "data.name": "cifar10", "data.size": [16, 16], "data.normalise": "none", "data.validation": 0.6,
-        "data.public": 1500, "train.model": "cnn", "train.model_options": {"channels": 8, "batch_norm": True},
-        "train.lr": 0.05, "train.augment": True, "train.momentum": 0.9, "train.precision": "float32",
-        "scenario.clients": 10, "scenario.participation": 0.2, "scenario.noise": {"sigma": 0.5, "form": "ramp"},
-    }  # fmt: skip
+        "data.name": "cifar10",
+        "data.size": [16, 16],
+        "data.normalise": "none",
+        "data.validation": 0.6,
+        "data.public": 1500,
+        "train.model": "cnn",
+        "train.model_options": {"channels": 8, "batch_norm": True},
+        "train.lr": 0.05,
+        "train.augment": True,
+        "train.momentum": 0.9,
+        "train.precision": "float32",
+        "scenario.clients": 10,
+        "scenario.participation": 0.2,
+        "scenario.noise": {"sigma": 0.5, "form": "ramp"},
+    }
     for recipe in "ab":
         run(tmp_path, "near", recipe, 7, [0.1, 0.2, 0.3], params=other | {f"{recipe}.p": 0.5})
     assert ran(tmp_path) == (
-        "cifar10 at 16x16, normalise none, 60 % of it held out, D_public of 1500 samples, cnn (channels 8, "
-        "batch_norm), 3 rounds of 1 epochs, batches of 50, sgd 0.05, momentum 0.9, augment; scenarios near (iid, 10 "
-        "clients of which 20 % take part in a round, noise sigma 0.5, form ramp); methods a (p 0.5), b (p 0.5); seeds "
-        "7; 2 runs (planned: 24); missing: near-a-0, near-b-0, near-c-0, near-d-0, far-a-0, far-b-0, far-c-0, far-d-0 "
+        "cifar10 at 16x16, normalise none, 60 % of it held out, D_public of 1500 samples, cnn "
+        "(channels 8, "
+        "batch_norm), 3 rounds of 1 epochs, batches of 50, sgd 0.05, momentum 0.9, augment; "
+        "scenarios near (iid, 10 "
+        "clients of which 20 % take part in a round, noise sigma 0.5, form ramp); methods a (p "
+        "0.5), b (p 0.5); seeds "
+        "7; 2 runs (planned: 24); missing: near-a-0, near-b-0, near-c-0, near-d-0, far-a-0, "
+        "far-b-0, far-c-0, far-d-0 "
         "and 16 more; not in the plan: near-a-7, near-b-7."
     )
 
 
 def test_runs_at_unequal_settings_are_told_apart(tmp_path: Path) -> None:
-    """Seed 1 of A has another step size; the two scenarios differ, as they should; B has another p on seed 1."""
+    """Seed 1 of A has another step size; the two scenarios differ, as they should; B has another p
+    on seed 1."""
     paper(tmp_path, TABLE, REPORTED)
     run(tmp_path, "near", "a", 0, [0.1])
     run(tmp_path, "near", "a", 1, [0.1], params={"train.lr": 0.2}, notes=[DRAWN], tags=LEAK)
@@ -254,9 +328,18 @@ def test_runs_at_unequal_settings_are_told_apart(tmp_path: Path) -> None:
     diverged(tmp_path, "far-c-0")
     text, basis = ran(tmp_path), "digits, mlp, 1 rounds of 1 epochs, batches of 50"
     for part in (
-        f"{basis}, sgd 0.1 [far-b-0, far-b-1, near-a-0] / {basis}, sgd 0.2 [near-a-1]; scenarios far (iid, 3 clients) ",
-        "[far-b-0] / far (iid, 4 clients) [far-b-1], near (iid, 2 clients); methods b (p 0.1) [far-b-0] / b (p 0.2) ",
-        "; 4 runs (planned: 24), 1 diverged (far-c-0); missing: near-b-0, near-c-0, near-d-0, far-a-0, far-d-0, ",
+        (
+            f"{basis}, sgd 0.1 [far-b-0, far-b-1, near-a-0] / {basis}, sgd 0.2 [near-a-1]; "
+            "scenarios far (iid, 3 clients) "
+        ),
+        (
+            "[far-b-0] / far (iid, 4 clients) [far-b-1], near (iid, 2 clients); methods b (p 0.1) "
+            "[far-b-0] / b (p 0.2) "
+        ),
+        (
+            "; 4 runs (planned: 24), 1 diverged (far-c-0); missing: near-b-0, near-c-0, near-d-0, "
+            "far-a-0, far-d-0, "
+        ),
         f"; notes on the data: {DRAWN} [near-a-1]; LEAK: {LEAK['leak']} [near-a-1].",
     ):
         assert part in text
@@ -279,14 +362,24 @@ def test_what_was_run_where_nothing_was(tmp_path: Path) -> None:
     ],
 )
 def test_kendalls_tau(tmp_path: Path, ours: list[float], tau: float) -> None:
-    finals(paper(tmp_path, TABLE, REPORTED), "near", {name: [x] for name, x in zip("abcd", ours, strict=True)})
+    finals(
+        paper(tmp_path, TABLE, REPORTED),
+        "near",
+        {name: [x] for name, x in zip("abcd", ours, strict=True)},
+    )
     built = made(tmp_path)
     assert built.taus == (pytest.approx(tau),)
-    assert f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; A less" in built.words[0]
+    assert (
+        f"Near: the order of 4 methods agrees with the paper's to Kendall τ = {tau:.2f}; A less"
+        in built.words[0]
+    )
 
 
 def test_kendalls_tau_needs_three_methods_that_both_have_and_an_order(tmp_path: Path) -> None:
-    """Far: the paper has nothing for B, so of A, B, C only two count. Near: all are equal, which has no order."""
+    """Far: the paper has nothing for B, so of A, B, C only two count.
+
+    Near: all are equal, which has no order.
+    """
     finals(paper(tmp_path, TABLE, REPORTED), "far", {"a": [0.9], "b": [0.8], "c": [0.7]})
     finals(tmp_path, "near", {name: [0.5] for name in "abcd"})
     built = made(tmp_path)
@@ -315,21 +408,36 @@ t:
 @pytest.mark.parametrize(
     ("a", "b", "better", "words"),
     [
-        # Pairs of seeds 0 and 1: the mean -+ 12.706 / sqrt(2) deviations. Here -0.5 and 0.5: 0 -+ 12.706 / 2.
-        ([0.72, 0.74, 0.76], [0.725, 0.735], "higher", "A is not told apart from {B} (-6.35 to +6.35, {over})"),
+        # Pairs of seeds 0 and 1: the mean -+ 12.706 / sqrt(2) deviations. Here -0.5 and 0.5: 0 -+
+        # 12.706 / 2.
+        (
+            [0.72, 0.74, 0.76],
+            [0.725, 0.735],
+            "higher",
+            "A is not told apart from {B} (-6.35 to +6.35, {over})",
+        ),
         # 8 and 7: 7.5 -+ 6.353; -12 and -13 the same below; 60 - 20 on the only seed of C.
         ([0.80, 0.81, 0.82], [0.72, 0.74], "higher", "A is above {B} by 1.15 to 13.85 ({over})"),
         ([0.60, 0.61, 0.62], [0.72, 0.74], "higher", "A is below {B} by 6.15 to 18.85 ({over})"),
-        ([0.60, 0.61, 0.62], [0.72, 0.74], "lower", "A less the best other (C) is +40.00 on one seed: no evidence"),
+        (
+            [0.60, 0.61, 0.62],
+            [0.72, 0.74],
+            "lower",
+            "A less the best other (C) is +40.00 on one seed: no evidence",
+        ),
         ([0.80], [0.73], "higher", "A less {B} is +7.00 on one seed: no evidence either way"),
         ([0.73], [0.73], "higher", "A less {B} is +0.00 on one seed: no evidence either way"),
         ([0.80, 0.81], [0.72, 0.73], "higher", "A less {B} is +8.00 on each of 2 seeds."),
     ],
-)  # fmt: skip
+)
 def test_a_claim_says_no_more_than_the_paired_interval(
     tmp_path: Path, a: list[float], b: list[float], better: str, words: str
 ) -> None:
-    finals(paper(tmp_path, f"{TABLE}  better: {better}\n", REPORTED), "near", {"a": a, "b": b, "c": [0.20]})
+    finals(
+        paper(tmp_path, f"{TABLE}  better: {better}\n", REPORTED),
+        "near",
+        {"a": a, "b": b, "c": [0.20]},
+    )
     told = words.format(B="the best other (B)", over="95 % interval over 2 seeds")
     assert f"; {told}" in made(tmp_path).words[0]
 
@@ -344,11 +452,18 @@ def test_a_claim_without_a_common_seed(tmp_path: Path) -> None:
 def test_what_is_composed_with_the_claimed_method_is_no_rival_of_it(tmp_path: Path) -> None:
     text = TABLE.replace("    C: {study: one, recipe: c}", "    B + A: {study: one, recipe: c}")
     finals(paper(tmp_path, text, "{}"), "near", {"a": [0.80], "b": [0.73], "c": [0.90]})
-    assert made(tmp_path).words[0] == "Near: A less the best other (B) is +7.00 on one seed: no evidence either way."
+    assert (
+        made(tmp_path).words[0]
+        == "Near: A less the best other (B) is +7.00 on one seed: no evidence either way."
+    )
 
 
 def test_better_none_says_nothing(tmp_path: Path) -> None:
-    finals(paper(tmp_path, f"{TABLE}  better: none\n", REPORTED), "near", {name: [0.5] for name in "abc"})
+    finals(
+        paper(tmp_path, f"{TABLE}  better: none\n", REPORTED),
+        "near",
+        {name: [0.5] for name in "abc"},
+    )
     built = made(tmp_path)
     assert (built.words, built.taus) == ((), ())
 
@@ -359,50 +474,80 @@ GAINS = TABLE.replace("claim: A", "claim: none\n  gains: {B: A, Far: Near}").rep
 
 
 def test_gains_are_differences_seed_by_seed(tmp_path: Path) -> None:
-    """B - A on seeds 0 and 1, which both have: 1 and 3, mean 2, deviation sqrt(2). B alone has 0.9 on seed 2."""
+    """B - A on seeds 0 and 1, which both have: 1 and 3, mean 2, deviation sqrt(2).
+
+    B alone has 0.9 on seed 2.
+    """
     finals(paper(tmp_path, GAINS, REPORTED), "near", {"a": [0.5, 0.7], "b": [0.51, 0.73, 0.9]})
     built = made(tmp_path)
     assert built.table[2][1] == "71.33 ± 19.55 (80)\ngain +2.00 ± 1.41 (-10.50)"
     b = lines(built)[2]
-    assert float(b["gain"]) == pytest.approx(2) and float(b["gain_std"]) == pytest.approx(math.sqrt(2))
+    assert float(b["gain"]) == pytest.approx(2) and float(b["gain_std"]) == pytest.approx(
+        math.sqrt(2)
+    )
     assert float(b["gain_reported"]) == pytest.approx(80 - 90.5)
     assert [lines(built)[0][key] for key in ("gain", "gain_std", "gain_reported")] == ["", "", ""]
     assert built.words[0] == (
-        "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); paired t tests over seeds, with "
+        "B against A: the mean gain of 1 methods is +2.00 (in the paper -10.50); paired t tests "
+        "over seeds, with "
         "Holm's adjustment for 1, find it above 0 for 0 and below 0 for 0 of them."
     )
 
 
 def test_gains_that_seeds_confirm_are_counted_after_holms_adjustment() -> None:
-    """Over two seeds p = 1 - 2 atan(t) / pi, t = |mean| sqrt(2) / std: 0.02 for 31.8, 0.03 for 21.2.
+    """Over two seeds p = 1 - 2 atan(t) / pi, t = |mean| sqrt(2) / std: 0.02 for 31.8, 0.03 for
+    21.2.
 
-    Of three tests the smallest p counts three times: 0.06. Of two it counts twice: 0.04, and then 0.03 is enough.
+    Of three tests the smallest p counts three times: 0.06. Of two it counts twice: 0.04, and then
+    0.03 is enough.
     """
-    clear, less, none = (Spread(sign * t / math.sqrt(2), 1.0, 2) for sign, t in ((1, 31.82), (-1, 21.2), (1, 0.5)))
+    clear, less, none = (
+        Spread(sign * t / math.sqrt(2), 1.0, 2) for sign, t in ((1, 31.82), (-1, 21.2), (1, 0.5))
+    )
     assert confirmed([clear, less]) == (1, 1) and confirmed([clear, less, none]) == (0, 0)
-    assert confirmed([Spread(1.0, 0.0, 3)]) == confirmed([Spread(1.0, None, 1)]) == confirmed([]) == (0, 0)
+    assert (
+        confirmed([Spread(1.0, 0.0, 3)])
+        == confirmed([Spread(1.0, None, 1)])
+        == confirmed([])
+        == (0, 0)
+    )
 
 
-def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_first(tmp_path: Path) -> None:
-    """A and C in Far against Near; B in Far against A in Near, as both its row and its column have a base."""
+def test_a_column_s_gain_is_against_the_other_column_and_a_printed_one_comes_first(
+    tmp_path: Path,
+) -> None:
+    """A and C in Far against Near; B in Far against A in Near, as both its row and its column have
+    a base."""
     printed = REPORTED + "  gains: {A: [null, -9.5], C: [null, -7]}\n"
     finals(paper(tmp_path, GAINS, printed), "near", {"a": [0.5], "c": [0.5]})
     finals(tmp_path, "far", {"a": [0.6], "b": [0.75], "c": [0.45]})
     built = made(tmp_path)
     assert built.table[1][2] == "60.00 (80)\ngain +10.00 (-9.50)"
-    assert built.table[2] == ["B", "not run yet (80)", "75.00\ngain +25.00"], "no number of the paper there"
+    assert built.table[2] == ["B", "not run yet (80)", "75.00\ngain +25.00"], (
+        "no number of the paper there"
+    )
     assert built.table[3][2] == "45.00 (60)\ngain -5.00 (-7.00)", "the paper's numbers differ by 10"
-    assert "Far against Near: the mean gain of 3 methods is +10.00 (in the paper -8.25), on one seed" in built.words[1]
+    assert (
+        "Far against Near: the mean gain of 3 methods is +10.00 (in the paper -8.25), on one seed"
+        in built.words[1]
+    )
 
 
 def test_gains_of_unknown_titles_are_refused(tmp_path: Path) -> None:
     paper(tmp_path, TABLE + "  gains: {Fra: Near}\n", REPORTED)
-    with pytest.raises(UserError, match=re.escape("t: gains: row or column 'Fra' is unknown (did you mean 'Far'?)")):
+    with pytest.raises(
+        UserError, match=re.escape("t: gains: row or column 'Fra' is unknown (did you mean 'Far'?)")
+    ):
         made(tmp_path)
 
 
 def test_an_address_from_its_parts() -> None:
-    found = address("t", "here", {"method": "a", "study": "one"}, {"recipe": "{method}+c", "study": "two", "scale": 2})
+    found = address(
+        "t",
+        "here",
+        {"method": "a", "study": "one"},
+        {"recipe": "{method}+c", "study": "two", "scale": 2},
+    )
     assert found == {"method": "a", "study": "two", "recipe": "a+c", "scale": 2}
     with pytest.raises(UserError, match=r"^t: .* names a key in braces that it lacks"):
         address("t", "here", {"recipe": "{methd}+c"}, {"method": "a"})
@@ -411,8 +556,16 @@ def test_an_address_from_its_parts() -> None:
 def test_statistics_of_a_run(tmp_path: Path) -> None:
     metrics = {"loss": 0.25, "traffic": math.inf, "name": "x"}
     run(paper(tmp_path), "near", "a", 0, [0.1, 0.8, None, 0.6, 0.4], metrics=metrics)
-    (one,) = Measured("ccn", "smoke", tmp_path).runs({"study": "one", "scenario": "near", "recipe": "a"})
-    for statistic, value in (("final", 0.4), ("best", 0.8), ("last2", 0.5), ("last3", 0.6), ("loss", 0.25)):
+    (one,) = Measured("ccn", "smoke", tmp_path).runs(
+        {"study": "one", "scenario": "near", "recipe": "a"}
+    )
+    for statistic, value in (
+        ("final", 0.4),
+        ("best", 0.8),
+        ("last2", 0.5),
+        ("last3", 0.6),
+        ("loss", 0.25),
+    ):
         assert number(one, statistic) == pytest.approx(value), statistic
     assert number(one, "traffic") is None and number(one, "unknown") is None
     with pytest.raises(UserError, match="statistic 'name' is no number"):
@@ -422,7 +575,9 @@ def test_statistics_of_a_run(tmp_path: Path) -> None:
 def test_a_series_has_the_rounds_that_all_seeds_measured(tmp_path: Path) -> None:
     run(paper(tmp_path), "near", "a", 0, [0.1, None, 0.3, 0.4])
     run(tmp_path, "near", "a", 1, [0.5, 0.6, 0.7])
-    runs = Measured("ccn", "smoke", tmp_path).runs({"study": "one", "scenario": "near", "recipe": "a"})
+    runs = Measured("ccn", "smoke", tmp_path).runs(
+        {"study": "one", "scenario": "near", "recipe": "a"}
+    )
     rounds, values = series(runs, "test_accuracy")
     assert rounds == [1, 3] and values.tolist() == [[0.1, 0.3], [0.5, 0.7]]
     assert series([], "test_accuracy")[0] == []
@@ -447,7 +602,10 @@ def test_curves(tmp_path: Path) -> None:
     assert built.files["png"].startswith(PNG) and not built.table
     assert built.missing == ("Left, C", "Right, A", "Right, B", "Right, C")
     assert built.words == ("Left: at the end B is highest (90.00), A lowest (60.00).",)
-    found = [(row["panel"], row["line"], row["round"], row["seed_index"], float(row["value"])) for row in lines(built)]
+    found = [
+        (row["panel"], row["line"], row["round"], row["seed_index"], float(row["value"]))
+        for row in lines(built)
+    ]
     assert ("Left", "A", "2", "1", 70.0) in found and len(found) == 6
 
 
@@ -461,15 +619,23 @@ def test_curves_without_any_run(tmp_path: Path) -> None:
 def test_dashed_lines_have_the_colour_of_the_others() -> None:
     names = ["A", "A'", "B", "B'"]
     looks = curves._looks({"baseline": "none", "dashed": {"A": "A'", "B": "B'"}}, names)
-    assert looks["A"]["color"] == looks["A'"]["color"] != looks["B"]["color"] == looks["B'"]["color"]
-    assert looks["A'"]["linestyle"] == looks["B'"]["linestyle"] == "solid" != looks["A"]["linestyle"]
+    assert (
+        looks["A"]["color"] == looks["A'"]["color"] != looks["B"]["color"] == looks["B'"]["color"]
+    )
+    assert (
+        looks["A'"]["linestyle"] == looks["B'"]["linestyle"] == "solid" != looks["A"]["linestyle"]
+    )
     plain = curves._looks({"baseline": "B"}, names)
-    assert plain["B"]["color"] == "#000000" and len({str(look["color"]) for look in plain.values()}) == 4
+    assert (
+        plain["B"]["color"] == "#000000"
+        and len({str(look["color"]) for look in plain.values()}) == 4
+    )
 
 
 @pytest.mark.parametrize(
     ("n", "letters", "together", "across"),
-    # One panel is 4.2 inches, two are 8.4; a column of 20 letters is 0.75 + 1.6 = 2.35 inches, one of 5 is 1.15.
+    # One panel is 4.2 inches, two are 8.4; a column of 20 letters is 0.75 + 1.6 = 2.35 inches, one
+    # of 5 is 1.15.
     [
         (12, 20, 1, 3),
         (12, 20, 2, 3),
@@ -481,7 +647,9 @@ def test_dashed_lines_have_the_colour_of_the_others() -> None:
         (3, 90, 1, 1),
     ],
 )
-def test_a_legend_is_no_wider_than_the_figure(n: int, letters: int, together: int, across: int) -> None:
+def test_a_legend_is_no_wider_than_the_figure(
+    n: int, letters: int, together: int, across: int
+) -> None:
     figure, (axes, _) = pictures.panels(["", ""])
     for _ in range(n):
         axes.plot([0], [0], label="x" * letters)
@@ -494,13 +662,15 @@ s:
   kind: settings
   title: Settings
   protocol: []
-  columns: {Rate: {path: train.lr}, Rounds: {path: train.rounds}, Near: {path: scenarios.near.clients}}
+  columns:
+    {Rate: {path: train.lr}, Rounds: {path: train.rounds}, Near: {path: scenarios.near.clients}}
   rows: {Ours: {study: one}, Given: {value: null}}
 """
 
 
 def test_settings(tmp_path: Path) -> None:
-    """Of the reported 0.1, 200 and -, the first is ours; a dash of the paper contradicts nothing."""
+    """Of the reported 0.1, 200 and -, the first is ours; a dash of the paper contradicts
+    nothing."""
     reported = 's: {columns: [Rate, Rounds, Near], rows: {Ours: [0.1, 200, "-"]}}'
     built = made(paper(tmp_path, SETTINGS, reported), "s")
     assert built.table[1] == ["Ours", "0.1", "2 (200)", "2 (-)"]
@@ -512,7 +682,9 @@ def test_settings(tmp_path: Path) -> None:
 def test_a_setting_that_does_not_exist(tmp_path: Path) -> None:
     assert made(paper(tmp_path, SETTINGS.replace("train.lr", "train.rate")), "s").table[1][1] == "-"
     paper(tmp_path, SETTINGS.replace("train.lr", "train.lr.schedule"))
-    with pytest.raises(UserError, match=re.escape("s: path 'train.lr.schedule' leads nowhere in study 'one'")):
+    with pytest.raises(
+        UserError, match=re.escape("s: path 'train.lr.schedule' leads nowhere in study 'one'")
+    ):
         made(tmp_path, "s")
 
 
@@ -529,7 +701,10 @@ def test_the_studies_of_a_target_are_found_at_any_depth(tmp_path: Path) -> None:
     [
         ("x: {kind: table, protocol: []}", "x: the key 'title' is missing"),
         ("x: null", "x: the key 'kind' is missing"),
-        ("x: {kind: k, title: T, protocol: [], study: on}", "x: study 'on' is unknown (did you mean 'one'?)"),
+        (
+            "x: {kind: k, title: T, protocol: [], study: on}",
+            "x: study 'on' is unknown (did you mean 'one'?)",
+        ),
     ],
 )
 def test_a_target_that_makes_no_sense_is_refused(tmp_path: Path, spec: str, said: str) -> None:
@@ -539,13 +714,25 @@ def test_a_target_that_makes_no_sense_is_refused(tmp_path: Path, spec: str, said
 
 def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     paper(tmp_path, "x: {kind: tabel, title: T, protocol: []}")
-    with pytest.raises(UserError, match="x: kind 'tabel' is unknown; allowed: table, curves, settings, functions of"):
+    with pytest.raises(
+        UserError,
+        match="x: kind 'tabel' is unknown; allowed: table, curves, settings, functions of",
+    ):
         made(tmp_path, "x")
 
 
-def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither is whole, as B has no run in Far. Rankings agree to 1 in Near and to (2 - 1) / 3 in Far without B."""
-    finals(paper(tmp_path, TABLE + CURVES, REPORTED), "near", {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]})
+def test_the_paper_stage_writes_a_report_and_its_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither is whole, as B has no run in Far.
+
+    Rankings agree to 1 in Near and to (2 - 1) / 3 in Far without B.
+    """
+    finals(
+        paper(tmp_path, TABLE + CURVES, REPORTED),
+        "near",
+        {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]},
+    )
     finals(tmp_path, "far", {"a": [0.6], "c": [0.9], "d": [0.5], "b": [0.8]})
     (tmp_path / "papers/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
     synced: list[Path] = []
@@ -553,7 +740,12 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path, monkeyp
     stage.run(Workspace.of(tmp_path, {}), "ccn", "smoke")
     place = tmp_path / "papers" / "ccn" / "smoke"
     found = json.loads((place / "metrics.json").read_text())
-    assert found == {"targets": 2, "whole": 0, "rankings": 2, "kendall_tau_mean": pytest.approx(2 / 3)}
+    assert found == {
+        "targets": 2,
+        "whole": 0,
+        "rankings": 2,
+        "kendall_tau_mean": pytest.approx(2 / 3),
+    }
     assert synced == [tmp_path]
     names = {path.name for path in (place / "report").iterdir()}
     assert names == {"report.html", "t.md", "t.csv", "f.md", "f.csv", "f.png"}
@@ -564,7 +756,11 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(tmp_path: Path, monkeyp
 
 def test_numbers_of_a_report_without_rankings() -> None:
     whole, part = Built((), {}, ()), Built((), {}, (), ("something",))
-    assert stage.numbers({"a": whole, "b": part, "c": whole}) == {"targets": 3, "whole": 2, "rankings": 0}
+    assert stage.numbers({"a": whole, "b": part, "c": whole}) == {
+        "targets": 3,
+        "whole": 2,
+        "rankings": 0,
+    }
 
 
 @pytest.mark.parametrize("n", [1, 8, 11])
@@ -575,4 +771,7 @@ def test_a_long_list_of_what_is_missing_is_cut(n: int) -> None:
 
 
 def test_a_cell_of_two_lines_is_one_row_of_markdown() -> None:
-    assert text.markdown([["", "A"], ["x", "1\ngain +2"]]) == "|  | A |\n| --- | ---: |\n| x | 1<br>gain +2 |"
+    assert (
+        text.markdown([["", "A"], ["x", "1\ngain +2"]])
+        == "|  | A |\n| --- | ---: |\n| x | 1<br>gain +2 |"
+    )

@@ -1,4 +1,5 @@
-"""MLflow: a store that is made once, runs that are there exactly once, models that load, a view that is prepared."""
+"""MLflow: a store that is made once, runs that are there exactly once, models that load, a view
+that is prepared."""
 
 from __future__ import annotations
 
@@ -55,14 +56,20 @@ Finish = Callable[..., Any]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty store, made once (it takes seconds), by two processes that both want to create it."""
+    """An empty store, made once (it takes seconds), by two processes that both want to create
+    it."""
     root = tmp_path_factory.mktemp("made")
-    code = "import sys; from pathlib import Path; from fedml_noniid.pipelines.tracking.store import Store\n"
+    code = (
+        "import sys; from pathlib import Path; from fedml_noniid.pipelines.tracking.store "
+        "import Store\n"
+    )
     code += "Store(Path(sys.argv[1]), None).client()"
     command = [sys.executable, "-c", code, str(root)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))  # no template
-        other = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        other = subprocess.Popen(
+            command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         Store(root, None).client()
         assert other.communicate()[0] == "" and other.returncode == 0
     return root
@@ -86,24 +93,47 @@ def store(made: Path, tmp_path: Path) -> Store:
 def finish(store: Store, monkeypatch: pytest.MonkeyPatch) -> Finish:
     """Writes the files of a finished item and has `results.read` find it."""
     found: dict[str, Any] = {}
-    monkeypatch.setattr(results, "read", lambda root, repository=None: [found[key] for key in sorted(found)])
+    monkeypatch.setattr(
+        results, "read", lambda root, repository=None: [found[key] for key in sorted(found)]
+    )
 
-    def write(key: str = "iid-fedavg-0", *, accuracy: float = 0.3, worst: float = 0.25, **fields: object) -> Any:
+    def write(
+        key: str = "iid-fedavg-0", *, accuracy: float = 0.3, worst: float = 0.25, **fields: object
+    ) -> Any:
         scenario, recipe, seed = key.split("-")
         folder, evaluation = store.repository / "runs" / key, store.repository / "evaluation" / key
         folder.mkdir(parents=True, exist_ok=True)
         evaluation.mkdir(parents=True, exist_ok=True)
-        rows = tuple({"round": t, "test_accuracy": accuracy * t / 3, "test_loss": math.nan} for t in (1, 2, 3))
+        rows = tuple(
+            {"round": t, "test_accuracy": accuracy * t / 3, "test_loss": math.nan}
+            for t in (1, 2, 3)
+        )
         (folder / "rounds.csv").write_text(f"rounds up to {accuracy}")
         (evaluation / "metrics.json").write_text(json.dumps({"client_worst": worst}))
         print_ = f"print-{key}-{accuracy}"
-        tags = {"fingerprint": print_, "weights_sha256": f"sha-{accuracy}", "data_hash": "d" * 64, "leak": "none"}
+        tags = {
+            "fingerprint": print_,
+            "weights_sha256": f"sha-{accuracy}",
+            "data_hash": "d" * 64,
+            "leak": "none",
+        }
         item = {
-            "key": key, "scenario": scenario, "recipe": recipe, "composition": f"{recipe}+x", "seed": int(seed),
-            "params": {"lr": 0.1, "data.name": "toy"}, "tags": tags, "final": {"test_accuracy": accuracy}, "rows": rows,
-            "seconds": (1.0, 2.0, 3.0), "made": {}, "evaluation": {"client_worst": worst}, "client_accuracy": (),
-            "files": (folder / "rounds.csv", evaluation / "metrics.json"), "notes": (),
-        }  # fmt: skip
+            "key": key,
+            "scenario": scenario,
+            "recipe": recipe,
+            "composition": f"{recipe}+x",
+            "seed": int(seed),
+            "params": {"lr": 0.1, "data.name": "toy"},
+            "tags": tags,
+            "final": {"test_accuracy": accuracy},
+            "rows": rows,
+            "seconds": (1.0, 2.0, 3.0),
+            "made": {},
+            "evaluation": {"client_worst": worst},
+            "client_accuracy": (),
+            "files": (folder / "rounds.csv", evaluation / "metrics.json"),
+            "notes": (),
+        }
         found[key] = SimpleNamespace(**item | fields)
         return found[key]
 
@@ -128,15 +158,23 @@ def artifacts(store: Store, run: Any) -> set[str]:
 
 
 def test_two_processes_that_create_the_store_at_once_make_one_whole_store(made: Path) -> None:
-    assert sorted(path.name for path in (made / "mlruns").iterdir()) == [".create.lock", ".place", "mlflow.db"]
+    assert sorted(path.name for path in (made / "mlruns").iterdir()) == [
+        ".create.lock",
+        ".place",
+        "mlflow.db",
+    ]
     (default,) = Store(made, None).client().search_experiments()
     assert default.artifact_location == f"{made.as_uri()}/mlruns/artifacts/0"
 
 
 def dumped(root: Path) -> list[str]:
-    """All that a database holds: the words of its SQL, whose order in a table varies, without folder and times."""
+    """All that a database holds: the words of its SQL, whose order in a table varies, without
+    folder and times."""
     with contextlib.closing(sqlite3.connect(root / "mlruns" / "mlflow.db")) as database:
-        lines = [re.sub("[0-9]{13}", "TIME", line.replace(str(root), "ROOT")) for line in database.iterdump()]
+        lines = [
+            re.sub("[0-9]{13}", "TIME", line.replace(str(root), "ROOT"))
+            for line in database.iterdump()
+        ]
     return sorted(" ".join(sorted(re.findall(r"[^\s,]+", line))) for line in lines)
 
 
@@ -174,15 +212,22 @@ def test_a_tracking_uri_is_used_and_nothing_else(store: Store, tmp_path: Path) -
     assert not given.database.exists()
 
 
-def test_a_disk_that_is_full_leaves_no_half_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_leaves_no_half_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no template
     monkeypatch.setattr("mlflow.store.tracking.sqlalchemy_store.SqlAlchemyStore.__init__", full)
-    with pytest.raises(UserError, match=r"^.*mlflow\.db: can't be created \(No space left on device\).*$"):
+    with pytest.raises(
+        UserError, match=r"^.*mlflow\.db: can't be created \(No space left on device\).*$"
+    ):
         Store(tmp_path, None).client()
-    assert sorted(path.name for path in (tmp_path / "mlruns").iterdir()) == [".create.lock", ".place"]
+    assert sorted(path.name for path in (tmp_path / "mlruns").iterdir()) == [
+        ".create.lock",
+        ".place",
+    ]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -193,7 +238,9 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_broken_database_is_named_in_one_line(store: Store) -> None:
     store.database.write_bytes(b"not a database, " * 9)
-    with pytest.raises(UserError, match=r"mlflow\.db: MLflow's store fails .*not a database.* delete it") as error:
+    with pytest.raises(
+        UserError, match=r"mlflow\.db: MLflow's store fails .*not a database.* delete it"
+    ) as error:
         store.client()
     assert "\n" not in str(error.value)
 
@@ -229,10 +276,14 @@ def test_a_run_has_params_tags_data_metrics_and_files(store: Store, tmp_path: Pa
     log.log_rounds([{"round": 1, "test_accuracy": 0.5, "validation_accuracy": math.nan}])
     log.finish({"accuracy": 0.5, "rho": math.inf}, [file])
     (run,) = active(store)
-    assert run.info.run_id == log.run_id and run.info.status == "FINISHED" and run.info.run_name == "k"
+    assert (
+        run.info.run_id == log.run_id and run.info.status == "FINISHED" and run.info.run_name == "k"
+    )
     assert run.data.params == {"lr": "0.1", "data.name": "digits"}
     assert run.data.metrics == {"test_accuracy": 0.5, "final/accuracy": 0.5}
-    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee" and artifacts(store, run) == {"rounds.csv"}
+    assert run.data.tags["mlflow.source.git.commit"] == "c0ffee" and artifacts(store, run) == {
+        "rounds.csv"
+    }
     (data,) = run.inputs.dataset_inputs
     assert (data.dataset.name, data.dataset.digest) == ("digits", "d" * 36)
 
@@ -255,7 +306,12 @@ def test_a_killed_run_goes_on_and_logs_no_round_twice(store: Store) -> None:
     assert again.run_id == killed.run_id
     again.log_rounds(rows[1:])  # goes on from a checkpoint after round 1
     history = store.client().get_metric_history(killed.run_id, "test_accuracy")
-    assert [(point.step, point.value) for point in history] == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 0.4)]
+    assert [(point.step, point.value) for point in history] == [
+        (1, 0.1),
+        (2, 0.2),
+        (3, 0.3),
+        (4, 0.4),
+    ]
     stamps = [point.timestamp for point in history]
     assert [later - earlier for earlier, later in itertools.pairwise(stamps)] == [1000, 1000, 1000]
 
@@ -264,10 +320,17 @@ def test_a_failed_run_says_why_and_goes_on_but_a_finished_one_does_not(store: St
     failed = runs.start(store, "toy", "k", {}, {"fingerprint": "x"})
     failed.fail("round 3: not finite")
     (run,) = active(store)
-    assert run.info.status == "FAILED" and run.data.tags["mlflow.note.content"] == "round 3: not finite"
+    assert (
+        run.info.status == "FAILED"
+        and run.data.tags["mlflow.note.content"] == "round 3: not finite"
+    )
     again = runs.start(store, "toy", "k", {}, {"fingerprint": "x"})
     (run,) = active(store)
-    assert again.run_id == failed.run_id and run.info.status == "RUNNING" and not run.data.tags["mlflow.note.content"]
+    assert (
+        again.run_id == failed.run_id
+        and run.info.status == "RUNNING"
+        and not run.data.tags["mlflow.note.content"]
+    )
     again.finish()
     assert runs.start(store, "toy", "k", {}, {"fingerprint": "x"}).run_id != failed.run_id
 
@@ -278,16 +341,22 @@ def test_what_is_longer_than_mlflow_takes_is_cut_and_the_run_still_ends(store: S
         params = {"p": "v" * 7000, "n" * 300: 1}
         tags = {"note": "t" * 9000, "fingerprint": "x"}
         runs.start(store, long + ending, "k", params, tags)
-        log = runs.start(store, long + ending, "k", params, tags)  # what was cut is compared as it was cut
+        log = runs.start(
+            store, long + ending, "k", params, tags
+        )  # what was cut is compared as it was cut
         log.log_rounds([{"round": 1, "m" * 300: 1.0, "odd [name]": 2.0}])
         log.finish({"f" * 300: 1.0})
         (run,) = active(store, long + ending)  # the other ending is another experiment
         assert run.info.status == "FINISHED" and len(run.data.params["p"]) == 6000
-        assert run.data.params["p"].startswith("v" * 5991 + "…") and len(run.data.tags["note"]) == 5000
+        assert (
+            run.data.params["p"].startswith("v" * 5991 + "…") and len(run.data.tags["note"]) == 5000
+        )
         assert run.data.metrics["odd _name_"] == 2.0
 
 
-def test_system_metrics_are_sampled_on_request(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_metrics_are_sampled_on_request(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.05")
     log = runs.start(store, "toy", "k", {}, {}, system_metrics=True)
     until = time.monotonic() + 20
@@ -295,11 +364,15 @@ def test_system_metrics_are_sampled_on_request(store: Store, monkeypatch: pytest
         time.sleep(0.1)
     log.finish()
     (run,) = active(store)
-    assert any(name.startswith("system/cpu") for name in run.data.metrics) and run.info.status == "FINISHED"
+    assert (
+        any(name.startswith("system/cpu") for name in run.data.metrics)
+        and run.info.status == "FINISHED"
+    )
 
 
 class Calls:
-    """An MlflowClient that counts its calls, and raises `error` at the call number `fatal` and after."""
+    """An MlflowClient that counts its calls, and raises `error` at the call number `fatal` and
+    after."""
 
     def __init__(self, client: Any, fatal: int, error: Exception) -> None:
         self.made, self._client, self._fatal, self._error = 0, client, fatal, error
@@ -315,15 +388,21 @@ class Calls:
 
 
 ERRORS = (
-    MlflowException("database is locked\n[SQL: ...]"), OSError(errno.ENOSPC, "No space left on device"),
-    KeyError("run"), OperationalError("INSERT", {}, Exception("attempt to write a readonly database")),
+    MlflowException("database is locked\n[SQL: ...]"),
+    OSError(errno.ENOSPC, "No space left on device"),
+    KeyError("run"),
+    OperationalError("INSERT", {}, Exception("attempt to write a readonly database")),
     RuntimeError("no thread"),
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("failing", [False, True], ids=["finishes", "diverges"])
 def test_an_error_in_any_call_ends_the_recording_only(
-    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failing: bool
+    store: Store,
+    finish: Finish,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    failing: bool,
 ) -> None:
     real = store.client()
     for fatal in itertools.count(1):
@@ -340,13 +419,20 @@ def test_an_error_in_any_call_ends_the_recording_only(
         words = [record.getMessage() for record in caplog.records]
         if calls.made < fatal:
             break
-        assert len(words) == 2 and calls.made == fatal, "it is said once, and nothing is tried again"
-        assert words[0].startswith(f"WARNING: {store.address}: MLflow's store fails (") and "\n" not in words[0]
+        assert len(words) == 2 and calls.made == fatal, (
+            "it is said once, and nothing is tried again"
+        )
+        assert (
+            words[0].startswith(f"WARNING: {store.address}: MLflow's store fails (")
+            and "\n" not in words[0]
+        )
         assert item.key in words[1] and "`noniid sync`" in words[1]
     assert words == [] and fatal > 7
     sync(store, store.repository, "toy")
     found = active(store)
-    assert sorted(run.info.run_name for run in found) == sorted(f"iid-fedavg-{n}" for n in range(1, fatal + 1))
+    assert sorted(run.info.run_name for run in found) == sorted(
+        f"iid-fedavg-{n}" for n in range(1, fatal + 1)
+    )
     for run in found:
         assert run.info.status == "FINISHED" and run.data.metrics["final/test_accuracy"] == 0.3
         assert [step for step, _ in history(store, run, "test_accuracy")] == [1, 2, 3]
@@ -355,7 +441,9 @@ def test_an_error_in_any_call_ends_the_recording_only(
 # Finished items
 
 
-def test_sync_makes_every_item_present_once(store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sync_makes_every_item_present_once(
+    store: Store, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = ["iid-fedavg-0", "iid-fedavg-1", "iid-fnr-0"]
     for key in keys:
         finish(key)
@@ -365,11 +453,24 @@ def test_sync_makes_every_item_present_once(store: Store, finish: Finish, monkey
     run = found["iid-fnr-0"]
     assert run.info.status == "FINISHED" and run.info.end_time - run.info.start_time == 6000
     assert run.data.metrics == {
-        "test_accuracy": 0.3, "seconds": 3.0, "final/test_accuracy": 0.3, "final/client_worst": 0.25
-    }  # fmt: skip
-    about = {"recipe": "fnr", "composition": "fnr+x", "scenario": "iid", "seed": "0", "item": "iid-fnr-0"}
+        "test_accuracy": 0.3,
+        "seconds": 3.0,
+        "final/test_accuracy": 0.3,
+        "final/client_worst": 0.25,
+    }
+    about = {
+        "recipe": "fnr",
+        "composition": "fnr+x",
+        "scenario": "iid",
+        "seed": "0",
+        "item": "iid-fnr-0",
+    }
     assert about.items() <= run.data.tags.items() and about.items() <= run.data.params.items()
-    assert {"weights_sha256": "sha-0.3", "data_hash": "d" * 64, "leak": "none"}.items() <= run.data.tags.items()
+    assert {
+        "weights_sha256": "sha-0.3",
+        "data_hash": "d" * 64,
+        "leak": "none",
+    }.items() <= run.data.tags.items()
     assert artifacts(store, run) == {"rounds.csv", "evaluation/metrics.json"}
 
     def no_client(_: Store) -> None:
@@ -384,7 +485,9 @@ def test_sync_makes_every_item_present_once(store: Store, finish: Finish, monkey
 
 def test_sync_completes_the_live_run(store: Store, finish: Finish) -> None:
     item = finish()
-    live = runs.start(store, "toy", item.key, item.params, {"fingerprint": item.tags["fingerprint"]})
+    live = runs.start(
+        store, "toy", item.key, item.params, {"fingerprint": item.tags["fingerprint"]}
+    )
     live.log_rounds(item.rows[:1])
     live.finish()
     sync(store, store.repository, "toy")
@@ -394,14 +497,20 @@ def test_sync_completes_the_live_run(store: Store, finish: Finish) -> None:
     assert [point.step for point in history] == [1, 2, 3]
 
 
-def test_a_run_that_was_killed_after_its_last_file_is_finished_by_sync(store: Store, finish: Finish) -> None:
+def test_a_run_that_was_killed_after_its_last_file_is_finished_by_sync(
+    store: Store, finish: Finish
+) -> None:
     live = runs.start(store, "toy", "iid-fedavg-0", {}, {"fingerprint": "x"})
     finish(made={"run_id": live.run_id})
     sync(store, store.repository, "toy")
-    assert [(run.info.run_id, run.info.status) for run in active(store)] == [(live.run_id, "FINISHED")]
+    assert [(run.info.run_id, run.info.status) for run in active(store)] == [
+        (live.run_id, "FINISHED")
+    ]
 
 
-def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(store: Store, finish: Finish) -> None:
+def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(
+    store: Store, finish: Finish
+) -> None:
     finish()
     sync(store, store.repository, "toy")
     (first,) = active(store)
@@ -410,7 +519,10 @@ def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(st
     (second,) = active(store)
     assert second.data.metrics["final/test_accuracy"] == 0.6
     gone = store.client().get_run(first.info.run_id)
-    assert gone.info.lifecycle_stage == "deleted" and gone.data.tags["superseded_by"] == second.info.run_id
+    assert (
+        gone.info.lifecycle_stage == "deleted"
+        and gone.data.tags["superseded_by"] == second.info.run_id
+    )
     finish()
     assert sync(store, store.repository, "toy") == ["iid-fedavg-0"]
     (restored,) = active(store)
@@ -418,7 +530,9 @@ def test_a_rerun_takes_the_place_of_the_run_before_and_a_way_back_restores_it(st
 
 
 @pytest.mark.parametrize("uri", [False, True], ids=["embedded", "given"])
-def test_a_run_that_was_deleted_in_mlflow_comes_back(store: Store, finish: Finish, uri: bool) -> None:
+def test_a_run_that_was_deleted_in_mlflow_comes_back(
+    store: Store, finish: Finish, uri: bool
+) -> None:
     place = Store(store.repository, store.address if uri else None)
     for key in ("iid-fedavg-0", "iid-fedavg-1"):
         finish(key)
@@ -427,11 +541,15 @@ def test_a_run_that_was_deleted_in_mlflow_comes_back(store: Store, finish: Finis
     client = store.client()
     client.delete_run(before["iid-fedavg-1"])
     assert sync(place, place.repository, "toy") == ["iid-fedavg-1"]
-    assert {run.info.run_name: run.info.run_id for run in active(store)} == before, "restored from the trash"
+    assert {run.info.run_name: run.info.run_id for run in active(store)} == before, (
+        "restored from the trash"
+    )
     client._tracking_client.store._hard_delete_run(before["iid-fedavg-0"])  # as `mlflow gc` does
     assert sync(place, place.repository, "toy") == ["iid-fedavg-0"]
     now = {run.info.run_name: run.info.run_id for run in active(store)}
-    assert sorted(now) == sorted(before) and now["iid-fedavg-0"] != before["iid-fedavg-0"], "made anew"
+    assert sorted(now) == sorted(before) and now["iid-fedavg-0"] != before["iid-fedavg-0"], (
+        "made anew"
+    )
     client.delete_experiment(active(store)[0].info.experiment_id)
     sync(place, place.repository, "toy")
     assert {run.info.run_name: run.info.run_id for run in active(store)} == now
@@ -458,7 +576,10 @@ def test_a_store_that_is_gone_is_named_though_it_was_synced_before(
     shutil.rmtree(store.repository / "deploy")
     assert main(command) == 2
     said = capsys.readouterr()
-    assert f"error: {address}: no answer from MLflow's server" in said.err and "up to date" not in said.out
+    assert (
+        f"error: {address}: no answer from MLflow's server" in said.err
+        and "up to date" not in said.out
+    )
 
 
 def test_an_error_in_the_middle_of_a_sync_is_one_line_and_the_next_sync_goes_on(
@@ -501,7 +622,11 @@ def test_runs_of_a_dvc_experiment_and_running_ones_stay(store: Store, finish: Fi
     (store.repository / "runs" / "iid-fedavg-0" / "rounds.csv").touch()
     running = runs.start(store, "toy", "running", {}, tags | {"fingerprint": "later"})
     sync(store, store.repository, "toy")
-    assert sorted(run.info.run_name for run in active(store)) == ["iid-fedavg-0", "running", "tried"]
+    assert sorted(run.info.run_name for run in active(store)) == [
+        "iid-fedavg-0",
+        "running",
+        "tried",
+    ]
     running.finish()
 
 
@@ -509,10 +634,14 @@ def test_a_renamed_experiment_has_the_same_results(store: Store, finish: Finish)
     finish()
     sync(store, store.repository, "toy")
     assert sync(store, store.repository, "renamed") == ["iid-fedavg-0"]
-    assert [run.info.run_name for run in active(store, "renamed")] == ["iid-fedavg-0"] and len(active(store)) == 1
+    assert [run.info.run_name for run in active(store, "renamed")] == ["iid-fedavg-0"] and len(
+        active(store)
+    ) == 1
 
 
-def test_a_moved_repository_makes_its_runs_again(store: Store, finish: Finish, tmp_path: Path) -> None:
+def test_a_moved_repository_makes_its_runs_again(
+    store: Store, finish: Finish, tmp_path: Path
+) -> None:
     item = finish()
     sync(store, store.repository, "toy")
     moved = Store(tmp_path / "a folder with # and 100%", None)
@@ -520,14 +649,19 @@ def test_a_moved_repository_makes_its_runs_again(store: Store, finish: Finish, t
     item.files = tuple(moved.repository / path.relative_to(store.repository) for path in item.files)
     assert sync(moved, moved.repository, "toy") == ["iid-fedavg-0"]
     (run,) = active(moved)
-    assert run.info.artifact_uri.startswith(moved.repository.as_uri()) and not store.repository.exists()
+    assert (
+        run.info.artifact_uri.startswith(moved.repository.as_uri())
+        and not store.repository.exists()
+    )
     assert "rounds.csv" in artifacts(moved, run)
     aside = sorted(path.name for path in moved.folder.glob("*.moved-*"))
     assert aside == ["artifacts.moved-1", "mlflow.db.moved-1"]
     assert sync(moved, moved.repository, "toy") == []
 
 
-def test_sync_without_results_touches_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sync_without_results_touches_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "params.yaml").write_text("experiment: toy\n")
     assert main(["sync", "--root", str(tmp_path)]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"]
@@ -539,7 +673,9 @@ def test_sync_without_results_touches_nothing(tmp_path: Path, capsys: pytest.Cap
 # Models
 
 
-def with_model(store: Store, finish: Finish, key: str = "iid-fedavg-0", accuracy: float = 0.3) -> Any:
+def with_model(
+    store: Store, finish: Finish, key: str = "iid-fedavg-0", accuracy: float = 0.3
+) -> Any:
     """An item with a linear model on 4 pixels, and the data set that normalises them."""
     x = torch.arange(24, dtype=torch.uint8).reshape(6, *SHAPE)
     y = torch.tensor([0, 1, 2, 0, 1, 2])
@@ -587,10 +723,15 @@ def test_a_rerun_becomes_the_next_version_and_takes_the_alias(store: Store, fini
         sync(store, store.repository, "toy")
     versions = store.client().search_model_versions("name = 'toy.iid.fedavg'")
     assert sorted(version.version for version in versions) == [1, 2]
-    assert store.client().get_model_version_by_alias("toy.iid.fedavg", "seed-0").tags["weights_sha256"] == "sha-0.6"
+    assert (
+        store.client().get_model_version_by_alias("toy.iid.fedavg", "seed-0").tags["weights_sha256"]
+        == "sha-0.6"
+    )
 
 
-def test_a_model_is_registered_only_with_the_data_that_it_was_trained_on(store: Store, finish: Finish) -> None:
+def test_a_model_is_registered_only_with_the_data_that_it_was_trained_on(
+    store: Store, finish: Finish
+) -> None:
     item = with_model(store, finish)
     data = store.repository / "data" / "toy.safetensors"
     aside = data.rename(data.with_name("aside"))
@@ -609,8 +750,13 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
     sync(store, store.repository, "toy")
     (version,) = store.client().search_model_versions()
     code = "import sys, mlflow, numpy; m = mlflow.pyfunc.load_model(sys.argv[1])\n"
-    code += "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, sys.modules['fedml_noniid.plugins'].__file__)"
-    done = subprocess.run([sys.executable, "-c", code, version.source], cwd=tmp_path, capture_output=True, text=True)
+    code += (
+        "print(m.predict(numpy.zeros((1, 1, 2, 2), 'float32')).shape, "
+        "sys.modules['fedml_noniid.plugins'].__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, version.source], cwd=tmp_path, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert "(1, 3)" in done.stdout and str(store.folder) in done.stdout
 
@@ -618,18 +764,28 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
 # Reports
 
 
-def test_a_report_is_one_run_and_a_changed_one_takes_its_place(store: Store, tmp_path: Path) -> None:
+def test_a_report_is_one_run_and_a_changed_one_takes_its_place(
+    store: Store, tmp_path: Path
+) -> None:
     files = [tmp_path / "report.html", tmp_path / "t.csv"]
-    for numbers, text in (({"whole": 2.0}, "all"), ({"whole": 2.0}, "all"), ({"whole": 3.0}, "more")):
+    for numbers, text in (
+        ({"whole": 2.0}, "all"),
+        ({"whole": 2.0}, "all"),
+        ({"whole": 3.0}, "more"),
+    ):
         for file in files:
             file.write_text(text)
         log_report(store, "ccn-smoke", {"paper": "ccn", "size": "smoke"}, numbers, files)
     (run,) = active(store, "papers")
     assert run.info.run_name == "ccn-smoke" and run.info.status == "FINISHED"
-    assert run.data.params == {"paper": "ccn", "size": "smoke"} and run.data.metrics == {"final/whole": 3}
+    assert run.data.params == {"paper": "ccn", "size": "smoke"} and run.data.metrics == {
+        "final/whole": 3
+    }
     assert artifacts(store, run) == {"report.html", "t.csv"}
     client = store.client()
-    assert len(runs.search(client, run.info.experiment_id, runs.ALL)) == 2, "the same report is not logged again"
+    assert len(runs.search(client, run.info.experiment_id, runs.ALL)) == 2, (
+        "the same report is not logged again"
+    )
 
 
 def test_reports_on_disk_are_found(store: Store) -> None:
@@ -655,16 +811,29 @@ MISSING = "round,exchange,client\n1,0,2\n1,1,2\n2,0,0\n2,1,2\n"
 DEPLOYMENT: dict[str, Any] = {
     "common_args": {"random_seed": 7},
     "train_args": {
-        "recipe": "fedprox", "settings": {"fedprox": {"mu": 0.5}}, "rounds": 3, "learning_rate": 0.2, "epochs": 4,
+        "recipe": "fedprox",
+        "settings": {"fedprox": {"mu": 0.5}},
+        "rounds": 3,
+        "learning_rate": 0.2,
+        "epochs": 4,
     },
-    "comm_args": {"server": "10.9.8.7:8890", "kit": "/secret/{rank}", "quorum": 2, "deadline_s": 60.0},
+    "comm_args": {
+        "server": "10.9.8.7:8890",
+        "kit": "/secret/{rank}",
+        "quorum": 2,
+        "deadline_s": 60.0,
+    },
     "dp_args": {"enable_dp": False, "mechanism_type": "gaussian"},
     "attack_args": {"keys": "/secret/keys"},
-}  # fmt: skip
+}
 
 
 def deployed(
-    place: Path, table: str = TABLE, missing: str = MISSING, model: bytes | None = None, **sections: dict[str, Any]
+    place: Path,
+    table: str = TABLE,
+    missing: str = MISSING,
+    model: bytes | None = None,
+    **sections: dict[str, Any],
 ) -> tuple[Path, Path]:
     """A server's output folder and configuration. The model is that of `TABLE`."""
     folder, config = place / "run", place / "fedml_config.yaml"
@@ -672,8 +841,12 @@ def deployed(
     (folder / "rounds.csv").write_text(table)
     (folder / "absent.csv").write_text(missing)
     metadata = {"weights_sha256": "f00d"}
-    (folder / "model.safetensors").write_bytes(save({"w": torch.ones(2)}, metadata) if model is None else model)
-    content = {name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}}
+    (folder / "model.safetensors").write_bytes(
+        save({"w": torch.ones(2)}, metadata) if model is None else model
+    )
+    content = {
+        name: DEPLOYMENT.get(name, {}) | sections.get(name, {}) for name in {*DEPLOYMENT, *sections}
+    }
     config.write_text(json.dumps(content))  # JSON is YAML
     return folder, config
 
@@ -684,7 +857,10 @@ def command_line(store: Store, folder: Path, config: Path, *more: str) -> int:
 
 
 def history(store: Store, run: Any, name: str) -> list[tuple[int, float]]:
-    return [(point.step, point.value) for point in store.client().get_metric_history(run.info.run_id, name)]
+    return [
+        (point.step, point.value)
+        for point in store.client().get_metric_history(run.info.run_id, name)
+    ]
 
 
 @pytest.fixture
@@ -693,13 +869,18 @@ def _no_address(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_address")
-def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(store: Store, tmp_path: Path) -> None:
+def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(
+    store: Store, tmp_path: Path
+) -> None:
     folder, config = deployed(tmp_path / "server")
     assert [command_line(store, folder, config) for _ in range(2)] == [0, 0]
     (run,) = active(store)
     assert run.info.status == "FINISHED" and run.info.end_time - run.info.start_time == 6000
     assert history(store, run, "test_accuracy") == [(1, 0.5), (2, 0.25), (3, 0.75)]
-    found = {what: [value for _, value in history(store, run, f"silos_{what}")] for what in ("asked", "answered")}
+    found = {
+        what: [value for _, value in history(store, run, f"silos_{what}")]
+        for what in ("asked", "answered")
+    }
     assert found == {"asked": [3, 3, 3], "answered": [2, 1, 3]}
     assert history(store, run, "silos_missing") == [(1, 1), (2, 2), (3, 0)]
     answered = [[value for _, value in history(store, run, f"answered.silo_{k}")] for k in range(3)]
@@ -708,12 +889,27 @@ def test_a_deployment_is_one_run_with_its_rounds_and_its_silos(store: Store, tmp
     assert finals == {"final/test_accuracy": 0.75, "final/test_loss": 0.5, "final/traffic_mib": 4.0}
     tags = {"kind": "deployment", "recipe": "fedprox", "seed": "7", "weights_sha256": "f00d"}
     assert tags.items() <= run.data.tags.items()
-    params = {"silos": "3", "cohort": "3", "quorum": "2", "deadline_s": "60.0", "fedprox.mu": "0.5", "seed": "7"}
-    params |= {"train.rounds": "3", "train.lr": "0.2", "train.epochs": "4", "train.model": "mlp", "recipe": "fedprox"}
+    params = {
+        "silos": "3",
+        "cohort": "3",
+        "quorum": "2",
+        "deadline_s": "60.0",
+        "fedprox.mu": "0.5",
+        "seed": "7",
+    }
+    params |= {
+        "train.rounds": "3",
+        "train.lr": "0.2",
+        "train.epochs": "4",
+        "train.model": "mlp",
+        "recipe": "fedprox",
+    }
     params |= {"dp_args.mechanism_type": "gaussian", "dp_args.enable_dp": "False"}
     assert params.items() <= run.data.params.items()
     said = str(run.data.params) + str(run.data.tags)
-    assert not [word for word in ("secret", "10.9.8.7", "shards", str(tmp_path / "server")) if word in said]
+    assert not [
+        word for word in ("secret", "10.9.8.7", "shards", str(tmp_path / "server")) if word in said
+    ]
     assert artifacts(store, run) == {"rounds.csv", "absent.csv", "model.safetensors"}
 
 
@@ -724,8 +920,11 @@ def test_only_silos_that_are_asked_count(tmp_path: Path) -> None:
     missing = f"round,exchange,client\n0,0,1\n3,1,{other}\n"
     rows = deployments.read(*deployed(tmp_path, missing=missing, train_args=train(cohort=1))).rows
     assert [(row["round"], row["silos_asked"], row["silos_missing"]) for row in rows] == [
-        (1, 1, 0), (2, 1, 0), (3, 2, 1), (0, 3, 1)
-    ]  # fmt: skip
+        (1, 1, 0),
+        (2, 1, 0),
+        (3, 2, 1),
+        (0, 3, 1),
+    ]
     silos = [{key: row[key] for key in row if key.startswith("answered.")} for row in rows]
     assert silos[:2] == [{f"answered.silo_{k}": 1} for k in drawn[:2]]
     assert silos[2] == {f"answered.silo_{drawn[2]}": 1, f"answered.silo_{other}": 0}
@@ -744,7 +943,9 @@ def train(**changed: object) -> dict[str, Any]:
     return DEPLOYMENT["train_args"] | changed
 
 
-def test_the_address_is_the_given_one(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_is_the_given_one(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`--to` is stronger than the variable; the variable is that of all other runs."""
     monkeypatch.chdir(tmp_path)  # MLflow puts the files of such a store here
     others = []
@@ -758,31 +959,57 @@ def test_the_address_is_the_given_one(store: Store, tmp_path: Path, monkeypatch:
     assert [len(active(one)) for one in (store, given, named)] == [0, 1, 0]
     assert command_line(store, folder, config) == 0
     assert [len(active(one)) for one in (store, given, named)] == [0, 1, 1]
-    assert command_line(store, folder, config, "--to", "") == 0, "no address: the database of the repository"
+    assert command_line(store, folder, config, "--to", "") == 0, (
+        "no address: the database of the repository"
+    )
     assert [len(active(one)) for one in (store, given, named)] == [1, 1, 1]
 
 
 SHORT = TABLE[: TABLE.index("3,0.75")]
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "a round is missing": ({"table": SHORT}, r"run: the run is not over \(2 of 3 rounds\)"),
-    "no round": ({"table": TABLE[: TABLE.index("1,0.5")]}, r"run: the run is not over \(0 of 3 rounds\)"),
+    "no round": (
+        {"table": TABLE[: TABLE.index("1,0.5")]},
+        r"run: the run is not over \(0 of 3 rounds\)",
+    ),
     "another configuration": (
-        {"train_args": {"rounds": 2}}, r"rounds\.csv: has 3 rounds, .*fedml_config\.yaml says 2; --config needs",
+        {"train_args": {"rounds": 2}},
+        r"rounds\.csv: has 3 rounds, .*fedml_config\.yaml says 2; --config needs",
     ),
     "a bad configuration": (
-        {"train_args": {"quorom": 2}}, r"fedml_config\.yaml: unknown key 'train_args\.quorom'",
+        {"train_args": {"quorom": 2}},
+        r"fedml_config\.yaml: unknown key 'train_args\.quorom'",
     ),
     "a silo that does not exist": (
-        {"missing": "round,exchange,client\n1,0,3\n"}, r"absent\.csv, line 2: client = '3' is refused; allowed: 0 to 2"
+        {"missing": "round,exchange,client\n1,0,3\n"},
+        r"absent\.csv, line 2: client = '3' is refused; allowed: 0 to 2",
     ),
-    "a damaged model": ({"model": b"half"}, r"model\.safetensors: is not the model of a deployment"),
-    "a model of something else": ({"model": save({"w": torch.ones(2)})}, r"is not the model of a deployment"),
-    "no number": ({"table": TABLE.replace("0.25", "much")}, r"rounds\.csv: is not a server's table .*'much'"),
-    "a short line": ({"table": TABLE.replace(",2.0\n", "\n")}, r"rounds\.csv: is not a server's table .*missing"),
-    "a long line": ({"table": TABLE.replace(",2.0\n", ",2.0,1\n")}, r"rounds\.csv: is not a server's table"),
+    "a damaged model": (
+        {"model": b"half"},
+        r"model\.safetensors: is not the model of a deployment",
+    ),
+    "a model of something else": (
+        {"model": save({"w": torch.ones(2)})},
+        r"is not the model of a deployment",
+    ),
+    "no number": (
+        {"table": TABLE.replace("0.25", "much")},
+        r"rounds\.csv: is not a server's table .*'much'",
+    ),
+    "a short line": (
+        {"table": TABLE.replace(",2.0\n", "\n")},
+        r"rounds\.csv: is not a server's table .*missing",
+    ),
+    "a long line": (
+        {"table": TABLE.replace(",2.0\n", ",2.0,1\n")},
+        r"rounds\.csv: is not a server's table",
+    ),
     "another order": ({"table": TABLE.replace("\n2,", "\n4,")}, r"rounds\.csv: .*rounds from 1 up"),
-    "no traffic": ({"table": TABLE.replace("bytes_up", "up")}, r"rounds\.csv: .*columns round, .*bytes_up"),
-}  # fmt: skip
+    "no traffic": (
+        {"table": TABLE.replace("bytes_up", "up")},
+        r"rounds\.csv: .*columns round, .*bytes_up",
+    ),
+}
 
 
 @pytest.mark.parametrize(("changed", "words"), WRONG.values(), ids=WRONG.keys())
@@ -804,7 +1031,10 @@ def test_a_deployment_that_a_callback_has_stopped_is_over(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("rounds.csv", "can't be read (No such file or directory); a server writes it after its first round"),
+        (
+            "rounds.csv",
+            "can't be read (No such file or directory); a server writes it after its first round",
+        ),
         ("absent.csv", "absent.csv: can't be read (No such file or directory)"),
         ("model.safetensors", "the run is not over (3 of 3 rounds)"),
     ],
@@ -822,7 +1052,10 @@ def test_a_folder_that_lacks_a_file_is_refused_in_one_line(
 
 @pytest.mark.usefixtures("_no_address")
 def test_a_run_that_broke_off_is_replaced(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def refuse(*_: object) -> None:
         raise MlflowException("the disk of the server is full\n[SQL: ...]")
@@ -879,10 +1112,16 @@ def test_the_stage_s_deployment_stands_beside_the_simulated_runs(
 
 @pytest.mark.parametrize(
     "changed",
-    [{"model": save({"w": torch.ones(2)}, {"weights_sha256": "beef"})}, {"model": b""}, {"train_args": {"new": 1}}],
+    [
+        {"model": save({"w": torch.ones(2)}, {"weights_sha256": "beef"})},
+        {"model": b""},
+        {"train_args": {"new": 1}},
+    ],
     ids=["of another run", "damaged", "of other code"],
 )
-def test_leftovers_of_another_deployment_are_left_alone(store: Store, changed: dict[str, Any]) -> None:
+def test_leftovers_of_another_deployment_are_left_alone(
+    store: Store, changed: dict[str, Any]
+) -> None:
     staged(store, **changed)
     assert deployments.sync_stage(store, store.repository, "toy") == []
     assert not syncing.recorded(store, "toy")
@@ -906,31 +1145,55 @@ def test_the_view_shows_four_charts_grouped_by_recipe(store: Store, finish: Fini
     experiment = store.client().get_experiment_by_name("toy")
     packed = experiment.tags["mlflow.sharedViewState.overview"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(packed)))
-    shown = [(chart["type"], chart["metricKey"]) for chart in state["compareRunCharts"] if not chart["deleted"]]
+    shown = [
+        (chart["type"], chart["metricKey"])
+        for chart in state["compareRunCharts"]
+        if not chart["deleted"]
+    ]
     # These runs have no traffic.
-    assert shown == [("LINE", "test_accuracy"), ("BAR", "final/test_accuracy"), ("BAR", "final/client_worst")]
-    assert [chart["metricKey"] for chart in state["compareRunCharts"] if chart["deleted"]] == ["seconds"]
+    assert shown == [
+        ("LINE", "test_accuracy"),
+        ("BAR", "final/test_accuracy"),
+        ("BAR", "final/client_worst"),
+    ]
+    assert [chart["metricKey"] for chart in state["compareRunCharts"] if chart["deleted"]] == [
+        "seconds"
+    ]
     assert state["groupBy"]["groupByKeys"] == [{"mode": "tag", "groupByData": "method"}]
     groups = {run.info.run_name: run.data.tags["method"] for run in active(store)}
-    assert {name: group.rstrip() for name, group in groups.items()} == {"iid-fedavg-0": "fedavg", "iid-fnr-0": "fnr"}
+    assert {name: group.rstrip() for name, group in groups.items()} == {
+        "iid-fedavg-0": "fedavg",
+        "iid-fnr-0": "fnr",
+    }
     assert state["groupsExpanded"] == {f"tag.method.{group}": False for group in groups.values()}
     finish("far-fnr-0")
     sync(store, store.repository, "toy")
     groups = {run.info.run_name: run.data.tags["method"].rstrip() for run in active(store)}
-    assert groups == {"iid-fedavg-0": "fedavg, iid", "iid-fnr-0": "fnr, iid", "far-fnr-0": "fnr, far"}
+    assert groups == {
+        "iid-fedavg-0": "fedavg, iid",
+        "iid-fnr-0": "fnr, iid",
+        "far-fnr-0": "fnr, far",
+    }
 
 
 def test_each_method_has_a_colour_of_its_own() -> None:
-    assert view._colour("param.recipe.fedprox") == view._colour("param.recipe.ccn") == "115026", "as MLflow shows them"
+    assert view._colour("param.recipe.fedprox") == view._colour("param.recipe.ccn") == "115026", (
+        "as MLflow shows them"
+    )
     names = list(PARAMETERS)[:20]
     coloured = view.with_own_colours(names)
     assert [text.rstrip() for text in coloured.values()] == list(coloured) == names
     assert len({view._colour(f"tag.method.{text}") for text in coloured.values()}) == 20
-    assert view.with_own_colours(names[:9]).items() <= coloured.items(), "a new method does not change the others"
+    assert view.with_own_colours(names[:9]).items() <= coloured.items(), (
+        "a new method does not change the others"
+    )
 
 
 def test_the_colours_are_those_of_mlflow_s_pages() -> None:
-    """Another version of MLflow may have others. Its hash of a name is beside them: `charCodeAt`, modulo 255."""
+    """Another version of MLflow may have others.
+
+    Its hash of a name is beside them: `charCodeAt`, modulo 255.
+    """
     palette = ",".join(f'"#{colour}"' for colour in view.PALETTE)
     pages = Path(mlflow.__file__).parent / "server" / "js" / "build" / "static" / "js"
     (found,) = [text for path in pages.glob("main.*.js") if palette in (text := path.read_text())]
@@ -938,7 +1201,9 @@ def test_the_colours_are_those_of_mlflow_s_pages() -> None:
 
 
 def test_a_run_that_has_begun_stands_in_its_group(store: Store) -> None:
-    Live(store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"}).log_rounds([])
+    Live(
+        store, "toy", "iid-fnr-0", {"recipe": "fnr", "scenario": "iid"}, {"fingerprint": "x"}
+    ).log_rounds([])
     (run,) = active(store)
     assert run.info.status == "RUNNING" and run.data.tags["method"].rstrip() == "fnr"
 

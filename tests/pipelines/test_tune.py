@@ -35,10 +35,13 @@ scenarios:
 recipe_names: [fedavg, pull, scaffold]
 recipes:             # what is compared
   fedavg:            # the empty one
-  pull: {recipe: fedprox, fedprox: {mu: 0.5}, train: {weight_decay: 0.001}}   # an entry of another name
+  pull: {recipe: fedprox, fedprox: {mu: 0.5}, train: {weight_decay: 0.001}}   # an entry of \
+another name
   scaffold: {}
 seeds: [0, 1]
-train: {model: mlp, model_options: {hidden: 8}, rounds: 1, epochs: 1, batch_size: 50, lr: 1e-1, momentum: null}
+train:
+  {model: mlp, model_options: {hidden: 8}, rounds: 1, epochs: 1, batch_size: 50, lr: 1e-1,
+   momentum: null}
 machine:
   checkpoint_every: 1   # every round
 tune:
@@ -55,7 +58,9 @@ def settings(root: Path, text: str = PARAMS, **tune: object) -> Config:
     """The experiment in `root`, with other values in its section `tune`; None takes a key away."""
     (root / config.FILE).write_text(text)
     found = config.read_yaml(root / config.FILE)
-    found["tune"] = {key: value for key, value in (found["tune"] | tune).items() if value is not None}
+    found["tune"] = {
+        key: value for key, value in (found["tune"] | tune).items() if value is not None
+    }
     return config.checked(found, config.FILE)
 
 
@@ -73,17 +78,31 @@ def test_the_points_of_whole_grids(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", [100, 101, 102])
-def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(tmp_path: Path, seed: int) -> None:
-    """Two of two points, and two of six: both learning rates, two of the mu. Six trials keep the points of two."""
+def test_every_recipe_has_the_same_number_of_trials_and_no_value_is_left_out(
+    tmp_path: Path, seed: int
+) -> None:
+    """Two of two points, and two of six: both learning rates, two of the mu.
+
+    Six trials keep the points of two.
+    """
     found = tuning.points(settings(tmp_path, seeds=[seed]))
     assert [len(points) for points in found.values()] == [2, 2]
-    assert {lr for lr, _ in values(found["pull"])} == {0.001, 0.2} and len({mu for _, mu in values(found["pull"])}) == 2
+    assert {lr for lr, _ in values(found["pull"])} == {0.001, 0.2} and len(
+        {mu for _, mu in values(found["pull"])}
+    ) == 2
     more = tuning.points(settings(tmp_path, seeds=[seed], trials=3, recipes=["pull"]))["pull"]
-    assert set(values(found["pull"])) < set(values(more)) and {mu for _, mu in values(more)} == {0, 0.1, 1}
+    assert set(values(found["pull"])) < set(values(more)) and {mu for _, mu in values(more)} == {
+        0,
+        0.1,
+        1,
+    }
 
 
 def test_the_draw_goes_by_the_seed(tmp_path: Path) -> None:
-    drawn = {tuple(values(tuning.points(settings(tmp_path, seeds=[seed]))["pull"])) for seed in range(100, 120)}
+    drawn = {
+        tuple(values(tuning.points(settings(tmp_path, seeds=[seed]))["pull"]))
+        for seed in range(100, 120)
+    }
     assert len(drawn) > 3
 
 
@@ -91,23 +110,45 @@ def test_a_point_has_the_other_values_of_its_entry(tmp_path: Path) -> None:
     of = settings(tmp_path)
     found = tuning.points(of)
     laid = tuning.laid_out(of, found, ["skewed"])
-    assert laid.seeds == [100] and laid.recipe_names == [point.entry for own in found.values() for point in own]
+    assert laid.seeds == [100] and laid.recipe_names == [
+        point.entry for own in found.values() for point in own
+    ]
     for point in found["pull"]:
         entry = laid.recipes[point.entry]
-        assert laid.composition(point.entry) == "fedprox" and entry.settings == {"fedprox": point.values["fedprox"]}
+        assert laid.composition(point.entry) == "fedprox" and entry.settings == {
+            "fedprox": point.values["fedprox"]
+        }
         train = laid.train_of(point.entry)
-        assert (train.lr, train.weight_decay, train.rounds) == (point.values["train"]["lr"], 0.001, 1)
+        assert (train.lr, train.weight_decay, train.rounds) == (
+            point.values["train"]["lr"],
+            0.001,
+            1,
+        )
     # The name of a point goes by its values, so that a larger grid trains only what is new.
     larger = settings(tmp_path, trials=None, grid={**GRID, "train": {"lr": [0.05, 0.001, 0.2]}})
-    assert {point.entry for point in found["pull"]} < {point.entry for point in tuning.points(larger)["pull"]}
+    assert {point.entry for point in found["pull"]} < {
+        point.entry for point in tuning.points(larger)["pull"]
+    }
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"trials": 4}, "fedavg has 2 points (lr), 2 fewer than tune.trials = 4; add values, or lower tune.trials"),
-        ({"recipes": ["scaffold"], "grid": {"fnr": {"p": [1, 0.5]}}}, "scaffold has 1 points (no key), 1 fewer than"),
-        ({"trials": None, "grid": {"ccn": {"T": [1, 2]}}}, "tune.grid has one point for each recipe"),
+        (
+            {"trials": 4},
+            (
+                "fedavg has 2 points (lr), 2 fewer than tune.trials = 4; add values, or lower "
+                "tune.trials"
+            ),
+        ),
+        (
+            {"recipes": ["scaffold"], "grid": {"fnr": {"p": [1, 0.5]}}},
+            "scaffold has 1 points (no key), 1 fewer than",
+        ),
+        (
+            {"trials": None, "grid": {"ccn": {"T": [1, 2]}}},
+            "tune.grid has one point for each recipe",
+        ),
     ],
 )
 def test_unequal_budgets_are_refused(tmp_path: Path, changes: dict[str, Any], told: str) -> None:
@@ -120,7 +161,11 @@ def test_unequal_budgets_are_refused(tmp_path: Path, changes: dict[str, Any], to
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
-        ("validation: 0.1", "validation: 0", "tune: data.validation = 0 leaves no samples to choose values on"),
+        (
+            "validation: 0.1",
+            "validation: 0",
+            "tune: data.validation = 0 leaves no samples to choose values on",
+        ),
         (
             PARAMS[PARAMS.index("tune:") : PARAMS.index("deploy:")],
             "",
@@ -136,24 +181,39 @@ def test_what_tuning_needs(tmp_path: Path, old: str, new: str, told: str) -> Non
 
 
 def test_the_example_of_the_error_is_good(tmp_path: Path) -> None:
-    text = PARAMS[: PARAMS.index("tune:")] + tuning.EXAMPLE + "\n" + PARAMS[PARAMS.index("deploy:") :]
+    text = (
+        PARAMS[: PARAMS.index("tune:")] + tuning.EXAMPLE + "\n" + PARAMS[PARAMS.index("deploy:") :]
+    )
     (tmp_path / config.FILE).write_text(text)
     assert {len(points) for points in tuning.points(config.load(tmp_path)).values()} == {3}
 
 
 def trials(of: Config, accuracies: Mapping[int, Sequence[float]]) -> list[Trial]:
     """The trials of recipe pull with these accuracies by seed; the others end with 0.1."""
-    return [Trial(point, tuple(accuracies.get(place, (0.1,)))) for place, point in enumerate(tuning.points(of)["pull"])]
+    return [
+        Trial(point, tuple(accuracies.get(place, (0.1,))))
+        for place, point in enumerate(tuning.points(of)["pull"])
+    ]
 
 
-def test_the_best_mean_wins_the_first_of_the_grid_a_tie_and_a_diverged_trial_never(tmp_path: Path) -> None:
+def test_the_best_mean_wins_the_first_of_the_grid_a_tie_and_a_diverged_trial_never(
+    tmp_path: Path,
+) -> None:
     of = settings(tmp_path, trials=None)
     found = trials(of, {1: (0.5, 0.7), 2: (), 3: (0.6, 0.6), 4: (0.9, 0.2)})
     order = tuning.ranked(found)
     assert order[:3] == [found[1], found[3], found[4]] and order[-1] == found[2]
     record = tuning.record(of, found, 144)
-    assert record.chosen == {"train": {"lr": 0.001}, "fedprox": {"mu": 0.1}} and record.tried == GRID
-    assert (record.accuracy, record.runner_up, record.trials, record.diverged, record.samples) == (0.6, 0.6, 6, 1, 144)
+    assert (
+        record.chosen == {"train": {"lr": 0.001}, "fedprox": {"mu": 0.1}} and record.tried == GRID
+    )
+    assert (record.accuracy, record.runner_up, record.trials, record.diverged, record.samples) == (
+        0.6,
+        0.6,
+        6,
+        1,
+        144,
+    )
     assert (record.scenario, record.seeds) == ("skewed", [100])
 
 
@@ -180,16 +240,21 @@ def pull(mu: float, **train: float) -> dict[str, Any]:
         ({"scenarios": {"skewed": {"partition": "iid", "clients": 3}}}, False),
         ({"seeds": [0, 1, 2]}, True),
     ],
-)  # fmt: skip
-def test_the_hash_of_what_was_tuned_on(tmp_path: Path, change: dict[str, dict[str, Any]], same: bool) -> None:
-    """All settings that choose values, but not the chosen values themselves, seeds, or how a machine computes."""
+)
+def test_the_hash_of_what_was_tuned_on(
+    tmp_path: Path, change: dict[str, dict[str, Any]], same: bool
+) -> None:
+    """All settings that choose values, but not the chosen values themselves, seeds, or how a
+    machine computes."""
     of = settings(tmp_path)
     record = tuning.record(of, trials(of, {}), 144)
     content = config.read_yaml(tmp_path / config.FILE)
     for key, part in change.items():
         content[key] = content[key] | part if isinstance(part, dict) else part
     now = config.checked(content, config.FILE)
-    assert (tuning.fingerprint(now, "pull", record.chosen, record.scenario) == record.settings) is same
+    assert (
+        tuning.fingerprint(now, "pull", record.chosen, record.scenario) == record.settings
+    ) is same
 
 
 def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(tmp_path: Path) -> None:
@@ -197,7 +262,9 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(tmp_p
     (tmp_path / config.FILE).write_text(PARAMS)
     point = tuning.points(of)["fedavg"][1]
     found = {"pull": tuning.record(of, trials(of, {1: (0.5,)}), 144)}
-    found["fedavg"] = tuning.record(of, [Trial(point, (0.7,)), Trial(tuning.points(of)["fedavg"][0], (0.6,))], 144)
+    found["fedavg"] = tuning.record(
+        of, [Trial(point, (0.7,)), Trial(tuning.points(of)["fedavg"][0], (0.6,))], 144
+    )
     tuning.write(tmp_path, found)
     text = (tmp_path / config.FILE).read_text()
     for comment in re.findall(r"#.*", PARAMS):
@@ -205,10 +272,14 @@ def test_the_chosen_values_are_written_beside_the_others_and_comments_stay(tmp_p
     head, tail = PARAMS.partition("  fedavg:  ")[0], PARAMS[PARAMS.index("seeds: [0, 1]") :]
     assert text.startswith(head) and text.endswith(tail), "nothing else changes"
     now = config.load(tmp_path)
-    assert now.recipes["fedavg"].values == point.values and now.recipes["fedavg"].tuned == found["fedavg"]
+    assert (
+        now.recipes["fedavg"].values == point.values
+        and now.recipes["fedavg"].tuned == found["fedavg"]
+    )
     assert now.recipes["pull"].values == {
-        "train": found["pull"].chosen["train"] | {"weight_decay": 0.001}, "fedprox": found["pull"].chosen["fedprox"],
-    }  # fmt: skip
+        "train": found["pull"].chosen["train"] | {"weight_decay": 0.001},
+        "fedprox": found["pull"].chosen["fedprox"],
+    }
     assert now.recipes["pull"].recipe == "fedprox" and now.recipes["scaffold"].values == {}
     tuning.write(tmp_path, found)
     assert (tmp_path / config.FILE).read_text() == text, "once more changes nothing"
@@ -220,13 +291,20 @@ def test_the_root_s_own_params_keep_their_layout(tmp_path: Path) -> None:
     of = config.load(tmp_path)
     points = tuning.points(of)
     assert {len(own) for own in points.values()} == {6} and list(points) == of.recipe_names
-    found = {name: tuning.record(of, [Trial(point, (0.5,)) for point in own], 143) for name, own in points.items()}
+    found = {
+        name: tuning.record(of, [Trial(point, (0.5,)) for point in own], 143)
+        for name, own in points.items()
+    }
     tuning.write(tmp_path, found)
     written = (tmp_path / config.FILE).read_text().splitlines()
     entries = text[text.index("\nrecipes:") : text.index("\nseeds:")].splitlines()[3:]
     assert len(entries) >= len(of.recipe_names)
-    assert [line for line in text.splitlines() if line not in written] == [line for line in entries if line]
-    assert max(map(len, written)) <= 130 and config.load(tmp_path).recipes["fnr"].tuned == found["fnr"]
+    assert [line for line in text.splitlines() if line not in written] == [
+        line for line in entries if line
+    ]
+    assert (
+        max(map(len, written)) <= 130 and config.load(tmp_path).recipes["fnr"].tuned == found["fnr"]
+    )
 
 
 def test_how_values_were_chosen_changes_the_report_only(tmp_path: Path) -> None:
@@ -254,34 +332,47 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Cho
 
 
 def test_validation_decides(tuned: tuple[Path, dict[str, Choice]]) -> None:
-    """The trial with the highest validation accuracy in its own run.json is chosen and written down."""
+    """The trial with the highest validation accuracy in its own run.json is chosen and written
+    down."""
     root, choices = tuned
     now = config.load(root)
     for recipe, choice in choices.items():
         final = {}
         for trial in choice.trials:
-            run = json.loads((root / f"tune/runs/skewed-{trial.point.entry}-100/run.json").read_text())
+            run = json.loads(
+                (root / f"tune/runs/skewed-{trial.point.entry}-100/run.json").read_text()
+            )
             final[trial.point.entry] = run["final"]["validation_accuracy"]
             assert run["params"]["train.lr"] == trial.point.values["train"]["lr"]
             assert trial.mean == run["final"]["validation_accuracy"]
         best = max(final, key=lambda entry: final[entry])
-        assert choice.trials[0].point.entry == best and choice.tuned.accuracy == round(final[best], 6)
+        assert choice.trials[0].point.entry == best and choice.tuned.accuracy == round(
+            final[best], 6
+        )
         assert choice.tuned.samples == 144 and now.recipes[recipe].tuned == choice.tuned
-        assert choice.tuned.chosen["train"] == {"lr": 0.2}, "a hundredth of the other rate hardly learns in a round"
+        assert choice.tuned.chosen["train"] == {"lr": 0.2}, (
+            "a hundredth of the other rate hardly learns in a round"
+        )
     assert now.recipes["scaffold"].tuned is None
     assert not (root / "runs").exists() and not (root / "report").exists()
 
 
 def test_nothing_is_trained_twice(tuned: tuple[Path, dict[str, Choice]]) -> None:
-    """Though params.yaml now has other values, and the folder of the trials is gone. More trials train the new ones."""
+    """Though params.yaml now has other values, and the folder of the trials is gone.
+
+    More trials train the new ones.
+    """
     root, choices = tuned
     before, text = items(root), (root / config.FILE).read_text()
     assert len(before) == 4
     shutil.rmtree(root / "tune")
     assert tune(Workspace.of(root, {}), config.load(root)) == choices
     assert items(root) == before and (root / config.FILE).read_text() == text
-    (root / config.FILE).write_text(text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace("[0.001, 0.2]}, f",
-                                                "[0.001, 0.05, 0.2]}, f"))  # fmt: skip
+    (root / config.FILE).write_text(
+        text.replace("trials: 2\n  seeds", "trials: 3\n  seeds").replace(
+            "[0.001, 0.2]}, f", "[0.001, 0.05, 0.2]}, f"
+        )
+    )
     tune(Workspace.of(root, {}), config.load(root))
     assert before.items() <= items(root).items() and len(items(root)) <= 4 + 4
 
@@ -290,9 +381,9 @@ def test_data_that_are_not_prepared_are_refused(tmp_path: Path) -> None:
     (tmp_path / config.FILE).write_text(PARAMS)
     with pytest.raises(UserError, match=r"digits\.safetensors: is missing; stage prepare makes it"):
         tune(Workspace.of(tmp_path, {}), config.load(tmp_path))
-    assert (tmp_path / config.FILE).read_text() == PARAMS and [path.name for path in tmp_path.iterdir()] == [
-        config.FILE
-    ]
+    assert (tmp_path / config.FILE).read_text() == PARAMS and [
+        path.name for path in tmp_path.iterdir()
+    ] == [config.FILE]
 
 
 STUDY = """\
@@ -311,14 +402,21 @@ grids:
 
 
 def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
-    """With a validation split of its own. The test set decides only if that is asked for, and the page says so."""
+    """With a validation split of its own.
+
+    The test set decides only if that is asked for, and the page says so.
+    """
     (tmp_path / PAPER_FILES / "ccn").mkdir(parents=True)
     (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
     place = Workspace.of(tmp_path, {})
     page = of_papers.tune(place, "ccn", "digits", "smoke")
     assert page == tmp_path / "papers/tune/ccn-smoke/digits-validation.md"
     text = page.read_text()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| ")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| ")
+    ]
     rows = [row for row in rows if row[1] == "skewed"]
     for recipe, n in (("fedavg", 2), ("pull", 6)):
         found = [float(row[3]) for row in rows if row[0] == recipe]
@@ -328,8 +426,14 @@ def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
     assert len(before) == 8
     shutil.rmtree(tmp_path / "papers")
     said = of_papers.tune(place, "ccn", "digits", "smoke", "test").read_text()
-    assert items(tmp_path) == before and "CHOSEN ON THE TEST SET: a leak" in said and "CHOSEN" not in text
-    assert of_paper("ccn", "smoke", tmp_path)["digits"].content["data"]["validation"] == 0, "left as it was"
+    assert (
+        items(tmp_path) == before
+        and "CHOSEN ON THE TEST SET: a leak" in said
+        and "CHOSEN" not in text
+    )
+    assert of_paper("ccn", "smoke", tmp_path)["digits"].content["data"]["validation"] == 0, (
+        "left as it was"
+    )
 
 
 @pytest.mark.parametrize(

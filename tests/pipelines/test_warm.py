@@ -1,4 +1,5 @@
-"""The warm processes of `noniid run`: a stage in them is as in its own process, and nothing of it outlives its command.
+"""The warm processes of `noniid run`: a stage in them is as in its own process, and nothing of it
+outlives its command.
 
 Stages are stood in for by a function; the last tests run the true ones.
 """
@@ -28,7 +29,10 @@ from tests.pipelines.small import ROOT, environment
 CODE = [ROOT / "fedml_noniid" / "plugins", ROOT / "fedml_noniid" / "pipelines"]
 COMMAND = (sys.executable, "-m", "fedml_noniid.pipelines.stages")
 # As the command: without a warm process it says so, in place of running a stage.
-ASK = "import sys; from fedml_noniid.pipelines.stages.handover import handed_over; print(handed_over(['plan']))"
+ASK = (
+    "import sys; from fedml_noniid.pipelines.stages.handover import handed_over; "
+    "print(handed_over(['plan']))"
+)
 
 
 @pytest.fixture
@@ -60,9 +64,16 @@ def serve(place: Path, monkeypatch: pytest.MonkeyPatch) -> Serve:
 
 def start(place: Path, *command: str, **named: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        command or (*COMMAND, "plan"), cwd=place, env=os.environ | named, text=True, stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, umask=0o027, start_new_session=True,
-    )  # fmt: skip
+        command or (*COMMAND, "plan"),
+        cwd=place,
+        env=os.environ | named,
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        umask=0o027,
+        start_new_session=True,
+    )
 
 
 def ended(pid: int) -> bool:
@@ -103,7 +114,14 @@ def waiting(_: list[str]) -> int:
 def test_a_stage_has_all_that_its_command_has(serve: Serve, place: Path) -> None:
     def stage(arguments: list[str]) -> int:
         mask = os.umask(0)
-        facts = arguments, os.getcwd(), oct(mask), os.environ["DVC_X"], os.environ.get("LATE"), sys.stdin.read()
+        facts = (
+            arguments,
+            os.getcwd(),
+            oct(mask),
+            os.environ["DVC_X"],
+            os.environ.get("LATE"),
+            sys.stdin.read(),
+        )
         sys.stdout.write(f"{facts}\n")
         sys.stderr.write(f"{sys.argv[1:]} {len(os.listdir('/proc/self/task'))} threads\n")
         return 7
@@ -123,7 +141,9 @@ def leaving(_: list[str]) -> int:
     sys.exit(3)
 
 
-@pytest.mark.parametrize(("stage", "code", "words"), [(raising, 1, "RuntimeError: of the stage\n"), (leaving, 3, "")])
+@pytest.mark.parametrize(
+    ("stage", "code", "words"), [(raising, 1, "RuntimeError: of the stage\n"), (leaving, 3, "")]
+)
 def test_a_stage_that_fails(
     serve: Serve, place: Path, stage: Callable[[list[str]], int], code: int, words: str
 ) -> None:
@@ -170,16 +190,21 @@ def test_nothing_is_left_when_noniid_run_is_killed(place: Path, tmp_path: Path) 
         "import os, sys, time; from pathlib import Path; import tests.pipelines.test_warm as t\n"
         "t.stages.main = t.waiting; t.warm.EDITED_S = 0\n"
         f"with t.warm.processes(Path({str(place)!r}), t.CODE, deploys=False, eager=False):\n"
-        f"    Path({str(tmp_path / 'folder')!r}).write_text(os.environ[t.WARM] + chr(10)); time.sleep(60)\n"
+        f"    Path({str(tmp_path / 'folder')!r}).write_text(os.environ[t.WARM] + chr(10)); "
+        "time.sleep(60)\n"
     )
     run = start(ROOT, sys.executable, "-c", code)
     folder = Path(written(tmp_path / "folder"))
-    assert folder.stat().st_mode & 0o777 == 0o700 and [path.name for path in folder.iterdir()] == ["other"]
+    assert folder.stat().st_mode & 0o777 == 0o700 and [path.name for path in folder.iterdir()] == [
+        "other"
+    ]
     process = start(place, **{WARM: str(folder)})
     stage, child = map(int, written(place / "pids").split())
     run.kill()
     run.communicate()
-    assert "error: plan: its process has ended" in process.communicate(timeout=30)[1] and process.returncode in (1, -9)
+    assert "error: plan: its process has ended" in process.communicate(timeout=30)[
+        1
+    ] and process.returncode in (1, -9)
     assert ended(stage) and ended(child)
     until = time.monotonic() + 10
     while folder.exists() and time.monotonic() < until:
@@ -202,7 +227,9 @@ def test_every_doubt_runs_the_stage_cold(
     with serve(nobody if what != "nothing" else lambda _: 0):
         if what == "edited":
             (other / "a.py").write_text("x")
-        changed = {"copy": {"DVC_ROOT": str(other)}, "environment": {"OMP_NUM_THREADS": "77"}}.get(what, {})
+        changed = {"copy": {"DVC_ROOT": str(other)}, "environment": {"OMP_NUM_THREADS": "77"}}.get(
+            what, {}
+        )
         code = ASK.replace("plan", "unknown") if what == "stage" else ASK
         process = start(other if what == "folder" else place, sys.executable, "-c", code, **changed)
         said = process.communicate(timeout=60)
@@ -213,30 +240,50 @@ def test_a_socket_that_nobody_serves_is_no_error(place: Path, tmp_path: Path) ->
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "other"))
     for folder in (tmp_path, tmp_path / "gone"):
-        assert start(place, sys.executable, "-c", ASK, **{WARM: str(folder)}).communicate() == ("None\n", "")
+        assert start(place, sys.executable, "-c", ASK, **{WARM: str(folder)}).communicate() == (
+            "None\n",
+            "",
+        )
 
 
 def test_the_command_imports_little_before_it_knows() -> None:
     code = (
-        "import sys; import fedml_noniid.pipelines.stages.handover; print(len(sys.modules), 'pydantic' in sys.modules)"
+        "import sys; import fedml_noniid.pipelines.stages.handover; print(len(sys.modules), "
+        "'pydantic' in sys.modules)"
     )
-    said = subprocess.run([sys.executable, "-c", code], env=environment() | {"PYTHONPATH": str(ROOT)},
-                          capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert int(said[0]) < 120 and said[1] == "False"
 
 
-def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state of the process that forks: as many threads as NumPy and pyarrow start, and CUDA untouched."""
+def test_imports_leave_no_thread_that_ran_torch_and_no_gpu(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state of the process that forks: as many threads as NumPy and pyarrow start, and CUDA
+    untouched."""
     code = (
         "import os, sys; from fedml_noniid.pipelines.tools import warm, fits\n"
         "for names in (*warm.MODULES.values(), *warm.SILOS.values()):\n"
         "    for name in names: warm._import(name)\n"
         "import torch\n"
-        "names = sorted(open(f'/proc/self/task/{t}/comm').read().strip() for t in os.listdir('/proc/self/task'))\n"
-        "print(torch.cuda.is_initialized(), len(names), 'fedml' in sys.modules, file=sys.__stdout__)"
+        "names = sorted(open(f'/proc/self/task/{t}/comm').read().strip() for t in "
+        "os.listdir('/proc/self/task'))\n"
+        "print(torch.cuda.is_initialized(), len(names), 'fedml' in sys.modules, "
+        "file=sys.__stdout__)"
     )
-    said = subprocess.run([sys.executable, "-c", code], cwd=place, env=environment() | {"PYTHONPATH": str(ROOT)},
-                          capture_output=True, text=True, check=True).stdout.split()  # fmt: skip
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=place,
+        env=environment() | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert said[0] == "False" and said[2] == "True"
     assert int(said[1]) <= 1 + (os.cpu_count() or 1) + 3, "torch's own threads are as many again"
 
@@ -248,7 +295,18 @@ def noniid(*arguments: str) -> tuple[str, ...]:
 @pytest.fixture
 def study(place: Path) -> Path:
     """A small experiment with all stages."""
-    wish = ("--data", "digits", "--methods", "fedavg,scaffold", "--clients", "3", "--rounds", "2", "--seeds", "1")
+    wish = (
+        "--data",
+        "digits",
+        "--methods",
+        "fedavg,scaffold",
+        "--clients",
+        "3",
+        "--rounds",
+        "2",
+        "--seeds",
+        "1",
+    )
     done = start(place, *noniid("init", *wish, "--deploy", "--yes"))
     assert done.communicate(timeout=120)[1] == "" and done.returncode == 0
     return place
@@ -256,9 +314,13 @@ def study(place: Path) -> Path:
 
 def in_session(session: int) -> dict[int, str]:
     """The processes of a session: id -> command line."""
-    listed = subprocess.run(["ps", "-eo", "pid=,sid=,args="], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["ps", "-eo", "pid=,sid=,args="], capture_output=True, text=True, check=True
+    ).stdout
     rows = [line.split(maxsplit=2) for line in listed.splitlines()]
-    return {int(row[0]): row[2] for row in rows if int(row[1]) == session and "<defunct>" not in row[2]}
+    return {
+        int(row[0]): row[2] for row in rows if int(row[1]) == session and "<defunct>" not in row[2]
+    }
 
 
 @pytest.mark.slow
@@ -300,9 +362,10 @@ def test_a_run_that_is_killed_in_every_stage_goes_on(study: Path, number: int) -
         run = start(study, sys.executable, "-c", SLOW, NONIID_SLOW=stage)
         at_work = int(written(study / f".begun-{stage}"))
         (command,) = [
-            pid for pid, words in in_session(run.pid).items()
+            pid
+            for pid, words in in_session(run.pid).items()
             if words.endswith(f"-m fedml_noniid.pipelines.stages {stage}") and "sh -c" not in words
-        ]  # fmt: skip
+        ]
         os.kill(command, number)
         said = run.communicate(timeout=120)
         assert run.returncode != 0 and "Traceback" not in said[1], (stage, said)
@@ -313,5 +376,9 @@ def test_a_run_that_is_killed_in_every_stage_goes_on(study: Path, number: int) -
     before = (study / "dvc.lock").read_bytes()
     assert json.loads((study / "deploy" / "result.json").read_text())["recipe"] == "fedavg"
     again = start(study, *noniid("run"))
-    assert again.communicate(timeout=300) and again.returncode == 0 and (study / "dvc.lock").read_bytes() == before
+    assert (
+        again.communicate(timeout=300)
+        and again.returncode == 0
+        and (study / "dvc.lock").read_bytes() == before
+    )
     assert in_session(run.pid) == in_session(again.pid) == {}

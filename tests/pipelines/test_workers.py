@@ -1,4 +1,5 @@
-"""Work side by side: everything once, errors as they are, and no process that outlives its parent."""
+"""Work side by side: everything once, errors as they are, and no process that outlives its
+parent."""
 
 from __future__ import annotations
 
@@ -89,11 +90,15 @@ def tell(number: int) -> int:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_one_display_hears_of_the_rounds_of_all_processes(processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_display_hears_of_the_rounds_of_all_processes(
+    processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[progress.Round] = []
     monkeypatch.setattr(progress.Display, "heard", lambda _, said: heard.append(said))
     with progress.Display("work", 4) as display:
-        where = {process for _, process in workers.side_by_side(tell, list(range(4)), processes, display)}
+        where = {
+            process for _, process in workers.side_by_side(tell, list(range(4)), processes, display)
+        }
     assert sorted(heard) == [(f"item {n}", 1, 2, n / 10) for n in range(4)]
     assert (os.getpid() in where) == (processes == 1)
     progress.tell(heard[0])
@@ -114,7 +119,9 @@ list(side_by_side(sleep, [0, 1], 2, Display('sleep', 2)))
 
 
 def test_a_killed_parent_leaves_nobody_behind() -> None:
-    parent = subprocess.Popen([sys.executable, "-c", SLEEPING], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SLEEPING], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     children = [int(parent.stdout.readline()) for _ in range(2)]
     parent.send_signal(signal.SIGKILL)

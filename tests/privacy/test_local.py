@@ -28,7 +28,8 @@ def noise(**changed: object) -> Noise:
 
 
 def test_the_first_numbers_are_those_of_the_key_stream():
-    """RFC 8439, A.1, test vector 1: the stream of key 0 and nonce 0 begins with these 16 bytes, u and then v."""
+    """RFC 8439, A.1, test vector 1: the stream of key 0 and nonce 0 begins with these 16 bytes, u
+    and then v."""
     stream = bytes.fromhex("76b8e0ada0f13d90 405d6ae55386bd28")
     u, v = ((int.from_bytes(stream[at : at + 8], "little") >> 11) / 2**53 for at in (0, 8))
     radius = math.sqrt(-2 * math.log(u + 2**-53))
@@ -39,7 +40,8 @@ def test_the_first_numbers_are_those_of_the_key_stream():
 
 
 def test_many_numbers_are_standard_normal_and_independent():
-    """Of 400,000: the bounds are five standard errors; the test of Kolmogorov and Smirnov has a fixed outcome."""
+    """Of 400,000: the bounds are five standard errors; the test of Kolmogorov and Smirnov has a
+    fixed outcome."""
     n = 400_000
     z = gaussian(KEY, (n,)).numpy()
     assert abs(z.mean()) < 5 / math.sqrt(n)
@@ -77,7 +79,10 @@ def drawn(key: Noise, question: bytes, answer: dict[str, torch.Tensor], name: st
 def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     """The same comes twice, anything else has noise of its own: no two are equal or correlated."""
     n = 20_000
-    answer = {"a": torch.full((n,), 1e-3, dtype=torch.float64), "b": torch.full((n,), 1e-3, dtype=torch.float64)}
+    answer = {
+        "a": torch.full((n,), 1e-3, dtype=torch.float64),
+        "b": torch.full((n,), 1e-3, dtype=torch.float64),
+    }
     other = {"a": answer["a"], "b": answer["b"].clone()}
     other["b"][0] += 1e-12
     one = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
@@ -86,7 +91,9 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
     asked = one.digest([4, 2, "train", "", 3, "terms"], model)
     same = Noise.of(tmp_path / "1", "run", 0, 2.0, 1.0)
     first = drawn(one, asked, answer, "a")
-    assert torch.equal(first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a"))
+    assert torch.equal(
+        first, drawn(same, same.digest([4, 2, "train", "", 3, "terms"], model), answer, "a")
+    )
     others = [drawn(one, asked, answer, "b"), drawn(one, asked, other, "a")]
     for head in (
         [5, 2, "train", "", 3, "terms"],
@@ -112,7 +119,10 @@ def test_noise_belongs_to_secret_run_silo_question_answer_and_name(tmp_path):
 
 
 def test_the_clip_is_that_of_all_tensors_together():
-    """||(3, 4, 12)|| = 13, and C = 6.5 halves it. One tensor at a time, (3, 4) would be left alone."""
+    """||(3, 4, 12)|| = 13, and C = 6.5 halves it.
+
+    One tensor at a time, (3, 4) would be left alone.
+    """
     answer = {"a": torch.tensor([3.0, 4.0]), "b": torch.tensor([[12.0]])}
     found = noise(sigma=0.0).protect(answer, b"", {}, ANYTHING)
     assert found["a"].tolist() == [1.5, 2.0] and found["b"].tolist() == [[6.0]]
@@ -132,9 +142,15 @@ def test_running_statistics_are_clipped_by_their_change():
 
 def test_what_comes_out_keeps_its_type_and_range():
     """A loss is not negative, a count is whole."""
-    answer = {"F": torch.zeros(1000), "n": torch.zeros(1000, dtype=torch.int64), "w": torch.zeros(4).bfloat16()}
+    answer = {
+        "F": torch.zeros(1000),
+        "n": torch.zeros(1000, dtype=torch.int64),
+        "w": torch.zeros(4).bfloat16(),
+    }
     found = noise().protect(answer, b"", {}, lambda name: Range(0) if name == "F" else Range(-2, 2))
-    assert {name: leaf.dtype for name, leaf in found.items()} == {name: leaf.dtype for name, leaf in answer.items()}
+    assert {name: leaf.dtype for name, leaf in found.items()} == {
+        name: leaf.dtype for name, leaf in answer.items()
+    }
     assert found["F"].min() == 0 and 0.3 < (found["F"] > 0).float().mean() < 0.7
     assert set(found["n"].tolist()) == {-2, -1, 0, 1, 2}
 
@@ -150,7 +166,9 @@ def test_generators_that_others_can_seed_have_no_effect():
     assert torch.equal(first, once())
     assert torch.equal(torch.get_rng_state(), before), "it draws nothing there"
     torch.manual_seed(1)
-    assert torch.equal(first, noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"])
+    assert torch.equal(
+        first, noise().protect({"a": torch.zeros(5)}, b"question", {}, ANYTHING)["a"]
+    )
 
 
 def test_a_secret_is_made_once_and_only_its_owner_can_read_it(tmp_path):
@@ -167,7 +185,8 @@ def test_a_secret_of_another_length_is_refused(content, tmp_path):
     path.write_bytes(content)
     path.chmod(0o600)
     with pytest.raises(
-        UserError, match=rf"secret: is not the secret of a silo's noise \({len(content)} bytes, mode 600"
+        UserError,
+        match=rf"secret: is not the secret of a silo's noise \({len(content)} bytes, mode 600",
     ):
         secret(path)
 
@@ -180,7 +199,9 @@ def test_a_secret_that_others_can_read_or_that_lies_elsewhere_is_refused(tmp_pat
         secret(link)
     for mode in (0o640, 0o604, 0o660):
         path.chmod(mode)
-        with pytest.raises(UserError, match=f"32 bytes, mode {mode:o}.; allowed: a file of 32 bytes with mode 600"):
+        with pytest.raises(
+            UserError, match=f"32 bytes, mode {mode:o}.; allowed: a file of 32 bytes with mode 600"
+        ):
             secret(path)
     (tmp_path / "folder").mkdir(mode=0o700)
     with pytest.raises(UserError, match="folder: the secret of a silo's noise can't be read"):

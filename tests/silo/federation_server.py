@@ -1,4 +1,5 @@
-"""A server in this process without FedML, its honest silos, and a silo that sends whatever a test wants."""
+"""A server in this process without FedML, its honest silos, and a silo that sends whatever a test
+wants."""
 
 from __future__ import annotations
 
@@ -77,17 +78,27 @@ class Federation:
     """A server, and silos that do as they should. The other silos are a test's own."""
 
     def __init__(
-        self, kits: Path, silos: int, honest: Collection[int], rounds: int, recipe: str = "fedavg", **comm: object
+        self,
+        kits: Path,
+        silos: int,
+        honest: Collection[int],
+        rounds: int,
+        recipe: str = "fedavg",
+        **comm: object,
     ) -> None:
         self.kits, self.honest, self.data = kits, honest, world.parts()
         self.comm = CommArgs(server=address(), **comm)
         args = world.args(recipe, {}, False)
         args.rounds, args.client_num_in_total, args.client_num_per_round = rounds, silos, silos
         public = self.data.public
-        self.terms = settings.terms(settings.from_args(args), recipe, world.network(False), len(public.y))
+        self.terms = settings.terms(
+            settings.from_args(args), recipe, world.network(False), len(public.y)
+        )
         of = world.server_of(self.data)
         self.conversation = Conversation(self.terms, replace(of, size=silos), run="this run")
-        self.coordinator = Coordinator(self.comm, silos, self.terms.fingerprint, self.conversation.run)
+        self.coordinator = Coordinator(
+            self.comm, silos, self.terms.fingerprint, self.conversation.run
+        )
         self.endpoint = Endpoint(self.comm, kits / "0", self.coordinator)
         self.error: UserError | None = None
         self.go = threading.Event()  # honest silos answer while it is set
@@ -95,7 +106,10 @@ class Federation:
         self.heads: dict[int, dict] = {}  # of the honest silos' calls
         self.uploads: dict[int, wire.Up] = {}  # the last of each honest silo
         self._threads = [threading.Thread(target=self._serve, name="server", daemon=True)]
-        self._threads += [threading.Thread(target=self._silo, args=(k,), name=f"silo {k}", daemon=True) for k in honest]
+        self._threads += [
+            threading.Thread(target=self._silo, args=(k,), name=f"silo {k}", daemon=True)
+            for k in honest
+        ]
 
     def __enter__(self) -> Federation:
         self.endpoint.__enter__()
@@ -122,11 +136,18 @@ class Federation:
 
     def hello(self, client: int, session: str) -> bytes:
         """What a silo says first."""
-        return frames.head({"client": client, "session": session, "terms": self.terms.fingerprint, "samples": 17})
+        return frames.head(
+            {"client": client, "session": session, "terms": self.terms.fingerprint, "samples": 17}
+        )
 
     def answer(self, **leaves: object) -> dict[str, torch.Tensor]:
-        """A good answer to the open exchange but for `leaves`; None drops one. A "." stands for "/" in names."""
-        good = {key: torch.zeros_like(leaf) for key, leaf in flatten(self.conversation.schema).items()}
+        """A good answer to the open exchange but for `leaves`; None drops one.
+
+        A "." stands for "/" in names.
+        """
+        good = {
+            key: torch.zeros_like(leaf) for key, leaf in flatten(self.conversation.schema).items()
+        }
         good["n"] += 17
         good |= {key.replace(".", "/"): leaf for key, leaf in leaves.items()}
         return {key: leaf for key, leaf in good.items() if leaf is not None}
@@ -144,7 +165,9 @@ class Federation:
         # The server's own error says more than "the server ended the run".
         with (
             suppress(UserError),
-            Link(self.comm, self.kits / str(client + 1), client, self.terms.fingerprint, len(own)) as link,
+            Link(
+                self.comm, self.kits / str(client + 1), client, self.terms.fingerprint, len(own)
+            ) as link,
         ):
             self.heads[client] = link._head
             while (down := link.task()) is not None:
@@ -162,7 +185,9 @@ class Traitor:
         self.head: dict[str, object] = {}
 
     def __enter__(self) -> Traitor:
-        found = self.line.unary_unary(f"/{SERVICE}/Hello")(self.federation.hello(self.client, "own"), timeout=LONG)
+        found = self.line.unary_unary(f"/{SERVICE}/Hello")(
+            self.federation.hello(self.client, "own"), timeout=LONG
+        )
         self.head = json.loads(found) | {"session": "own", "client": self.client}
         # The stream lives until it is cancelled, whether anybody reads it or not.
         self.stream = self.line.unary_stream(f"/{SERVICE}/Attend")(frames.head(self.head))
@@ -175,7 +200,9 @@ class Traitor:
     def task(self) -> int | None:
         """The exchange that waits for this silo; None when the run is over."""
         while True:
-            found = list(self.line.unary_stream(f"/{SERVICE}/Task")(frames.head(self.head), timeout=LONG))
+            found = list(
+                self.line.unary_stream(f"/{SERVICE}/Task")(frames.head(self.head), timeout=LONG)
+            )
             head = frames.parsed(found[0], ASK)
             if head["kind"] != "wait":
                 return head["exchange"] if head["kind"] == "ask" else None
@@ -198,6 +225,8 @@ class Traitor:
         return self.answer(*frames.Body(leaves).frames())
 
 
-def everywhere(line: grpc.Channel, message: bytes, methods: Iterable[str] = METHODS[:4]) -> set[str]:
+def everywhere(
+    line: grpc.Channel, message: bytes, methods: Iterable[str] = METHODS[:4]
+) -> set[str]:
     """What becomes of one message, sent to each method."""
     return {sent(line, method, message) for method in methods}

@@ -1,7 +1,10 @@
-"""Attacks on the server's port, over the real socket, while a federation runs. None executes anything or changes a bit.
+"""Attacks on the server's port, over the real socket, while a federation runs.
 
-Silo 3 (rank 4) is the traitor: it has a good certificate. Each of its bad answers costs it one exchange, so the run has
-as many rounds as there may be such attacks. The honest silos' average is FedAvg's over silos 0, 1 and 2.
+None executes anything or changes a bit.
+
+Silo 3 (rank 4) is the traitor: it has a good certificate. Each of its bad answers costs it one
+exchange, so the run has as many rounds as there may be such attacks. The honest silos' average is
+FedAvg's over silos 0, 1 and 2.
 """
 
 from __future__ import annotations
@@ -39,13 +42,29 @@ from fedml_noniid.plugins.silo.ends import NotAdmittedError
 from fedml_noniid.plugins.silo.link import Link
 from fedml_noniid.plugins.silo.settings import CommArgs
 from tests.silo import world
-from tests.silo.federation_server import LONG, METHODS, Federation, Traitor, address, everywhere, outcome, sent
+from tests.silo.federation_server import (
+    LONG,
+    METHODS,
+    Federation,
+    Traitor,
+    address,
+    everywhere,
+    outcome,
+    sent,
+)
 
 ROUNDS = 40
 HOUR = datetime.timedelta(hours=1)
 GROWTH = 100 << 20  # bytes of memory that all attacks together may cost
 FEDML = "/gRPCCommManager/sendMessage"  # where FedML 0.8.30 unpickles what arrives (CVE-2026-5536)
-DANGEROUS = ("pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "subprocess.Popen", "exec")
+DANGEROUS = (
+    "pickle.find_class",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+    "subprocess.Popen",
+    "exec",
+)
 SEEN: list[tuple[str, str]] = []  # (event, thread) while attacks run
 WATCHING = threading.Event()
 
@@ -55,7 +74,11 @@ def watch(event: str, values: tuple[Any, ...]) -> None:
 
     An import also executes code, that of a file.
     """
-    if WATCHING.is_set() and event in DANGEROUS and not (event == "exec" and values[0].co_filename.startswith("/")):
+    if (
+        WATCHING.is_set()
+        and event in DANGEROUS
+        and not (event == "exec" and values[0].co_filename.startswith("/"))
+    ):
         SEEN.append((event, threading.current_thread().name))
 
 
@@ -93,7 +116,10 @@ def payload(place: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def running(kits: Path, place: Path) -> Iterator[tuple[Federation, Traitor, float]]:
-    """(federation, traitor, memory before the attacks). Its end is checked, whatever tests this process has run."""
+    """(federation, traitor, memory before the attacks).
+
+    Its end is checked, whatever tests this process has run.
+    """
     sys.addaudithook(watch)
     with pytest.MonkeyPatch.context() as patch:
         # The traitor sends more than its share. The test of the limit sets it again.
@@ -134,21 +160,36 @@ def unharmed(federation: Federation, traitor: Traitor, before: float, place: Pat
     assert psutil.Process().memory_info().rss - before < GROWTH
 
 
-def own_line(comm: CommArgs, ca: bytes, key: bytes | None = None, certificate: bytes | None = None) -> grpc.Channel:
+def own_line(
+    comm: CommArgs, ca: bytes, key: bytes | None = None, certificate: bytes | None = None
+) -> grpc.Channel:
     """A connection with a certificate that no kit would allow."""
     credentials = grpc.ssl_channel_credentials(ca, key, certificate)
-    return grpc.secure_channel(comm.server, credentials, [("grpc.ssl_target_name_override", certificates.SERVER)])
+    return grpc.secure_channel(
+        comm.server, credentials, [("grpc.ssl_target_name_override", certificates.SERVER)]
+    )
 
 
-def signed(kits: Path, name: str, first: datetime.timedelta, last: datetime.timedelta) -> tuple[bytes, bytes]:
-    """(key, certificate) of this name, by the CA of the kits, valid between these times from now."""
+def signed(
+    kits: Path, name: str, first: datetime.timedelta, last: datetime.timedelta
+) -> tuple[bytes, bytes]:
+    """(key, certificate) of this name, by the CA of the kits, valid between these times from
+    now."""
     ca = x509.load_pem_x509_certificate((kits / "ca" / "ca.crt").read_bytes())
     ca_key = serialization.load_pem_private_key((kits / "ca" / "ca.key").read_bytes(), None)
     key, now = ec.generate_private_key(ec.SECP256R1()), datetime.datetime.now(datetime.UTC)
-    builder = x509.CertificateBuilder().subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]))
-    builder = builder.issuer_name(ca.subject).public_key(key.public_key()).serial_number(x509.random_serial_number())
+    builder = x509.CertificateBuilder().subject_name(
+        x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    )
+    builder = (
+        builder.issuer_name(ca.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+    )
     builder = builder.not_valid_before(now + first).not_valid_after(now + last)
-    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+    builder = builder.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+    )
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -176,20 +217,30 @@ def test_a_certificate_of_another_ca_is_refused(federation, kits, place):
         assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
 
 
-@pytest.mark.parametrize(("first", "last"), [(-2 * HOUR, -HOUR), (HOUR, 2 * HOUR)], ids=["expired", "not yet valid"])
+@pytest.mark.parametrize(
+    ("first", "last"), [(-2 * HOUR, -HOUR), (HOUR, 2 * HOUR)], ids=["expired", "not yet valid"]
+)
 def test_a_certificate_out_of_its_time_is_refused(federation, kits, first, last):
-    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, "silo-1", first, last)) as line:
+    with own_line(
+        federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, "silo-1", first, last)
+    ) as line:
         assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"unavailable"}
 
 
-@pytest.mark.parametrize("name", ["silo-5", "silo-0", "silo-01", "Silo-1", "silo-1 ", "silo-1.example.org", "admin"])
+@pytest.mark.parametrize(
+    "name", ["silo-5", "silo-0", "silo-01", "Silo-1", "silo-1 ", "silo-1.example.org", "admin"]
+)
 def test_a_certificate_of_the_ca_with_a_foreign_name_is_refused(federation, kits, name):
     """Those of the federation are server and silo-1 to silo-4."""
-    with own_line(federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, name, -HOUR, HOUR)) as line:
+    with own_line(
+        federation.comm, (kits / "1" / "ca.crt").read_bytes(), *signed(kits, name, -HOUR, HOUR)
+    ) as line:
         assert everywhere(line, federation.hello(0, "thief"), METHODS) == {"permission_denied"}
 
 
-def test_a_silo_may_not_ask_for_the_status_and_the_server_s_kit_is_no_silo(federation, traitor, kits):
+def test_a_silo_may_not_ask_for_the_status_and_the_server_s_kit_is_no_silo(
+    federation, traitor, kits
+):
     assert sent(traitor.line, "Status", b"{}") == "permission_denied"
     with federation.line(0) as line:
         assert everywhere(line, federation.hello(0, "operator")) == {"permission_denied"}
@@ -237,7 +288,9 @@ def test_a_revoked_certificate_is_refused_on_new_and_on_living_connections(alone
     monkeypatch.setattr("fedml_noniid.plugins.silo.coordinator.LOOK_S", 0.05)
     with link.channel(comm, kits / "1", 1) as living:
         assert sent(living, "Hello", HELLO) == "ok"
-        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        call = frames.head(
+            {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}
+        )
         stream = living.unary_stream(f"/{SERVICE}/Attend")(call)
         stream.initial_metadata()
         with coordinator._news:
@@ -256,9 +309,13 @@ def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(alone):
     coordinator, _, comm, kits = alone
     with link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", HELLO) == "ok"
-        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        call = frames.head(
+            {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}
+        )
         waiting = line.unary_stream(f"/{SERVICE}/Task")(call)
-        threading.Event().wait(0.1)  # the call waits now; if it is later, it is refused all the same
+        threading.Event().wait(
+            0.1
+        )  # the call waits now; if it is later, it is refused all the same
         authority.revoke(kits, 1)
         coordinator.finish("stop", "secret")
         with pytest.raises(grpc.RpcError) as refused:
@@ -270,7 +327,8 @@ def test_no_task_goes_to_a_silo_that_was_revoked_while_it_waited(alone):
 
 
 def test_a_silo_can_not_speak_for_another(federation, traitor):
-    """The certificate says who calls, whatever the message says; another's session does not help."""
+    """The certificate says who calls, whatever the message says; another's session does not
+    help."""
     theirs = federation.heads[0]
     assert sent(traitor.line, "Hello", federation.hello(0, "own")) == "identity"
     for head in (traitor.head | {"client": 0}, dict(theirs)):
@@ -284,13 +342,23 @@ def test_a_silo_can_not_speak_for_another(federation, traitor):
 @pytest.mark.parametrize(
     ("values", "refusal"),
     [
-        ({"run": "another"}, "run"), ({"epoch": "0123456789abcdef"}, "epoch"), ({"session": "another"}, "replaced"),
-        ({"exchange": -1}, "stale"), ({"exchange": 10**30}, "stale"), ({"exchange": 1 << 31}, "stale"),
-        ({"client": True}, "malformed"), ({"client": 3.0}, "malformed"), ({"client": 10**4000}, "identity"),
-        ({"exchange": None}, "malformed"), ({"failed": ["x"]}, "malformed"), ({"kind": "stop"}, "malformed"),
+        ({"run": "another"}, "run"),
+        ({"epoch": "0123456789abcdef"}, "epoch"),
+        ({"session": "another"}, "replaced"),
+        ({"exchange": -1}, "stale"),
+        ({"exchange": 10**30}, "stale"),
+        ({"exchange": 1 << 31}, "stale"),
+        ({"client": True}, "malformed"),
+        ({"client": 3.0}, "malformed"),
+        ({"client": 10**4000}, "identity"),
+        ({"exchange": None}, "malformed"),
+        ({"failed": ["x"]}, "malformed"),
+        ({"kind": "stop"}, "malformed"),
     ],
-)  # fmt: skip
-def test_an_answer_of_another_run_server_process_or_exchange_is_refused(federation, traitor, values, refusal):
+)
+def test_an_answer_of_another_run_server_process_or_exchange_is_refused(
+    federation, traitor, values, refusal
+):
     body = frames.Body(federation.answer()).frames()
     assert traitor.answer(*body, **values) == refusal
 
@@ -344,7 +412,11 @@ def test_fedml_s_own_method_is_not_there(traitor, payload):
     """The message as FedML's .proto has it: client_id = 1, message = 2."""
     request = b"\x08\x01\x12" + bytes([len(payload)]) + payload
     assert len(payload) < 128
-    for path in (FEDML, FEDML.replace("sendMessage", "handleReceiveMessage"), "/CommunicationService/sendMessage"):
+    for path in (
+        FEDML,
+        FEDML.replace("sendMessage", "handleReceiveMessage"),
+        "/CommunicationService/sendMessage",
+    ):
         assert sent(traitor.line, path, request) == "unimplemented"
         assert sent(traitor.line, path, payload) == "unimplemented"
 
@@ -403,13 +475,24 @@ def test_random_bytes_on_the_port_reach_nobody(federation):
 
 def test_an_unknown_method_is_refused(traitor, federation):
     head = frames.head(traitor.head)
-    for method in ("Nope", "hello", "Answer/", f"/{SERVICE}.Answer", "/Answer", "/grpc.health.v1.Health/Check"):
+    for method in (
+        "Nope",
+        "hello",
+        "Answer/",
+        f"/{SERVICE}.Answer",
+        "/Answer",
+        "/grpc.health.v1.Health/Check",
+    ):
         assert sent(traitor.line, method, head) == "unimplemented"
 
 
-@pytest.mark.parametrize("more", [{"kind": "finish"}, {"type": "S2C_FINISH"}, {"failed": ""}, {"__class__": "Down"}])
+@pytest.mark.parametrize(
+    "more", [{"kind": "finish"}, {"type": "S2C_FINISH"}, {"failed": ""}, {"__class__": "Down"}]
+)
 def test_a_message_with_an_unknown_key_is_refused(traitor, more):
-    assert everywhere(traitor.line, frames.head(traitor.head | more), ("Attend", "Task")) == {"malformed"}
+    assert everywhere(traitor.line, frames.head(traitor.head | more), ("Attend", "Task")) == {
+        "malformed"
+    }
 
 
 @pytest.mark.parametrize(("depth", "refusal"), [(100_000, "oversize"), (60_000, "malformed")])
@@ -441,7 +524,9 @@ def table_of(federation: Federation, key: str, n: int) -> bytes:
 @pytest.mark.parametrize("n", [2 << 30, 1 << 47, 1 << 62], ids=["2 GiB", "128 TiB", "4 EiB"])
 def test_a_table_that_announces_too_much_is_refused_before_memory_is_taken(federation, traitor, n):
     traitor.task()
-    assert traitor.answer(table_of(federation, "deltas/more", n)) == ("extra" if n < 1 << 48 else "malformed")
+    assert traitor.answer(table_of(federation, "deltas/more", n)) == (
+        "extra" if n < 1 << 48 else "malformed"
+    )
 
 
 def test_a_table_with_a_length_of_two_gigabytes_is_refused(traitor):
@@ -452,7 +537,10 @@ def test_a_frame_over_the_limit_is_not_taken(federation, traitor):
     """3 MB as any message, as table, and as data."""
     big = bytes(3 << 20)
     assert everywhere(traitor.line, big) == {"resource_exhausted"}
-    assert sent(traitor.line, "Status", big) in ("permission_denied", "resource_exhausted")  # whichever comes first
+    assert sent(traitor.line, "Status", big) in (
+        "permission_denied",
+        "resource_exhausted",
+    )  # whichever comes first
     assert traitor.answer(big) == "resource_exhausted"
     traitor.task()
     assert traitor.answer(frames.Body(federation.answer()).table, big) == "resource_exhausted"
@@ -467,22 +555,38 @@ def test_a_frame_that_says_it_has_two_gigabytes_ends_its_call(federation, kits):
     own.set_alpn_protocols(["h2"])
 
     def frame(kind: int, flags: int, stream: int, content: bytes) -> bytes:
-        return len(content).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + content
+        return (
+            len(content).to_bytes(3, "big")
+            + bytes([kind, flags])
+            + stream.to_bytes(4, "big")
+            + content
+        )
 
     fields = {
-        ":method": "POST", ":scheme": "https", ":path": f"/{SERVICE}/Answer", ":authority": "server",
-        "te": "trailers", "content-type": "application/grpc",
-    }  # fmt: skip
-    headers = b"".join(b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in field) for field in fields.items())
+        ":method": "POST",
+        ":scheme": "https",
+        ":path": f"/{SERVICE}/Answer",
+        ":authority": "server",
+        "te": "trailers",
+        "content-type": "application/grpc",
+    }
+    headers = b"".join(
+        b"\0" + b"".join(bytes([len(t)]) + t.encode() for t in field) for field in fields.items()
+    )
     said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, headers)
     said += frame(0, 0, 1, b"\0" + (2 << 30).to_bytes(4, "big") + bytes(1000))
-    with socket.create_connection(federation.comm.place, LONG) as plain, own.wrap_socket(plain) as line:
+    with (
+        socket.create_connection(federation.comm.place, LONG) as plain,
+        own.wrap_socket(plain) as line,
+    ):
         line.sendall(said)
         file, status = line.makefile("rb"), b""
         while not status:
             start = file.read(9)
             content = file.read(int.from_bytes(start[:3], "big"))
-            if start[3] == 1 and int.from_bytes(start[5:9], "big") == 1 and start[4] & 1:  # trailers of our call
+            if (
+                start[3] == 1 and int.from_bytes(start[5:9], "big") == 1 and start[4] & 1
+            ):  # trailers of our call
                 status = content
     assert b"grpc-status\x018" in status  # 8: RESOURCE_EXHAUSTED
 
@@ -542,12 +646,17 @@ def test_a_hundred_calls_of_one_silo_at_a_time_leave_room_for_the_others(federat
 
 
 def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
-    """No head, a head, a head and a table; then nothing. All three calls are held until their time is over."""
+    """No head, a head, a head and a table; then nothing.
+
+    All three calls are held until their time is over.
+    """
     coordinator, port, comm, kits = alone
     monkeypatch.setattr(endpoint, "UPLOAD_S", 0.3)
     schema = {"w": torch.zeros(3)}
     down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
-    asking = threading.Thread(target=coordinator.ask, args=(down, schema, lambda up, client: None), daemon=True)
+    asking = threading.Thread(
+        target=coordinator.ask, args=(down, schema, lambda up, client: None), daemon=True
+    )
     asking.start()
     never = threading.Event()
 
@@ -557,7 +666,14 @@ def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
 
     with link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", HELLO) == "ok"
-        head = {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0, "exchange": 0, "failed": ""}
+        head = {
+            "run": "run",
+            "epoch": coordinator.epoch,
+            "session": "own",
+            "client": 0,
+            "exchange": 0,
+            "failed": "",
+        }
         first = (frames.head(head), frames.Body(schema).table)
         call = line.stream_unary(f"/{SERVICE}/Answer")
         calls = [call.future(slow(*first[:n]), timeout=LONG) for n in (0, 1, 2)]
@@ -566,7 +682,9 @@ def test_an_upload_that_stops_gives_its_thread_back(alone, monkeypatch):
         assert sent(line, "Answer", *frames.Body(schema).frames()) == "malformed"  # heard
         good = frames.Body(schema | {"n": torch.tensor(17)})
         monkeypatch.setattr(coordinator, "_schema", schema | {"n": torch.tensor(17)})
-        assert sent(line, "Answer", frames.head(head), *good.frames()) == "ok"  # the exchange was still open
+        assert (
+            sent(line, "Answer", frames.head(head), *good.frames()) == "ok"
+        )  # the exchange was still open
     asking.join(LONG)
     assert port._running[0] == 0
 
@@ -585,16 +703,24 @@ def test_connections_that_send_nothing_keep_nobody_out(federation):
 def test_every_option_is_one_that_grpc_knows():
     """It ignores others without a word."""
     library = Path(cygrpc.__file__).read_bytes()
-    unknown = [key for key, _ in link.OPTIONS + endpoint.BOUNDS if key.encode() + b"\0" not in library]
+    unknown = [
+        key for key, _ in link.OPTIONS + endpoint.BOUNDS if key.encode() + b"\0" not in library
+    ]
     assert unknown == []
 
 
 @pytest.mark.slow
 def test_a_quiet_connection_is_not_taken_for_an_attack(alone, monkeypatch):
-    """A silo that waits for hours sends only pings. Here they are 50 times as many, and so are those allowed."""
+    """A silo that waits for hours sends only pings.
+
+    Here they are 50 times as many, and so are those allowed.
+    """
 
     def faster(options: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        return [(key, n // 50 if "ping_interval" in key or "keepalive_time" in key else n) for key, n in options]
+        return [
+            (key, n // 50 if "ping_interval" in key or "keepalive_time" in key else n)
+            for key, n in options
+        ]
 
     _, _, _, kits = alone
     keepalive = faster(endpoint.KEEPALIVE)
@@ -606,11 +732,15 @@ def test_a_quiet_connection_is_not_taken_for_an_attack(alone, monkeypatch):
     coordinator = Coordinator(comm, 1, "terms", "run")
     with Endpoint(comm, kits / "0", coordinator), link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", HELLO) == "ok"
-        call = frames.head({"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0})
+        call = frames.head(
+            {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0}
+        )
         over = threading.Event()
         stream = line.unary_stream(f"/{SERVICE}/Attend")(call)
         stream.add_done_callback(lambda _: over.set())
-        assert not over.wait(8.0), stream.details()  # otherwise the server hangs up after 3.5 seconds
+        assert not over.wait(8.0), (
+            stream.details()
+        )  # otherwise the server hangs up after 3.5 seconds
         stream.cancel()
 
 

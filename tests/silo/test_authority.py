@@ -1,4 +1,5 @@
-"""The operator's commands: what they make, revoke and show, also after a kill and against a damaged CA."""
+"""The operator's commands: what they make, revoke and show, also after a kill and against a damaged
+CA."""
 
 from __future__ import annotations
 
@@ -36,7 +37,11 @@ class KilledError(BaseException):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def certificate(kits: Path, rank: int | str, file: str = "own.crt") -> x509.Certificate:
@@ -78,7 +83,10 @@ def test_a_certificate_says_for_whom_and_for_what(
     usage = extensions.get_extension_for_class(x509.KeyUsage).value
     assert usage.digital_signature and not usage.key_cert_sign and not usage.crl_sign
     theirs = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value.digest
-    assert extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier == theirs
+    assert (
+        extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier
+        == theirs
+    )
     key = found.public_key()
     assert isinstance(key, ec.EllipticCurvePublicKey) and key.curve.name == "secp256r1"
     assert 4 * 60 < (now() - found.not_valid_before_utc).total_seconds() < 10 * 60
@@ -99,7 +107,9 @@ def test_a_certificate_of_another_ca_does_not_verify(kits: Path, foreign: Path) 
         certificate(foreign, 1).verify_directly_issued_by(certificate(kits, "ca", "ca.crt"))
 
 
-def test_only_the_owner_reads_from_creation_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_owner_reads_from_creation_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     modes: list[int] = []
     os_open = os.open
 
@@ -122,7 +132,9 @@ def test_only_the_owner_reads_from_creation_on(tmp_path: Path, monkeypatch: pyte
     paths = [tmp_path / "kits", *(tmp_path / "kits").rglob("*")]
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_dir()} == {0o700}
     assert {stat.S_IMODE(path.stat().st_mode) for path in paths if path.is_file()} == {0o600}
-    held = {path.name: {file.name for file in path.iterdir()} for path in (tmp_path / "kits").iterdir()}
+    held = {
+        path.name: {file.name for file in path.iterdir()} for path in (tmp_path / "kits").iterdir()
+    }
     assert held == {"ca": CA_FILES, "0": SERVER_FILES, "1": SILO_FILES, "2": SILO_FILES}
 
 
@@ -132,7 +144,10 @@ def test_making_again_adds_what_is_missing_and_keeps_the_rest(kits: Path) -> Non
     make(kits, 4)
     after = content(kits)
     assert {path: after[path] for path in before} == before
-    assert {path.split("/")[0] for path in after} - {path.split("/")[0] for path in before} == {"3", "4"}
+    assert {path.split("/")[0] for path in after} - {path.split("/")[0] for path in before} == {
+        "3",
+        "4",
+    }
     Kit.read(kits / "4", 4)
     shutil.rmtree(kits / "0")
     make(kits, 1)
@@ -148,10 +163,19 @@ def _swap_key(kits: Path, foreign: Path) -> None:
     [
         (lambda kits, foreign: (kits / "ca" / "ca.key").unlink(), r"ca/ca\.key: can't be read"),
         (lambda kits, foreign: (kits / "ca" / "crl.pem").unlink(), r"ca/crl\.pem: can't be read"),
-        (lambda kits, foreign: (kits / "ca" / "ca.crt").write_text("no"), r"ca/ca\.crt: is not a certificate"),
-        (lambda kits, foreign: (kits / "ca" / "crl.pem").write_text("no"), r"ca/crl\.pem: is not a list"),
+        (
+            lambda kits, foreign: (kits / "ca" / "ca.crt").write_text("no"),
+            r"ca/ca\.crt: is not a certificate",
+        ),
+        (
+            lambda kits, foreign: (kits / "ca" / "crl.pem").write_text("no"),
+            r"ca/crl\.pem: is not a list",
+        ),
         (_swap_key, r"ca/ca\.key: does not belong"),
-        (lambda kits, foreign: (kits / "ca" / "ca.key").chmod(0o644), r"ca/ca\.key: others can read .*chmod 600"),
+        (
+            lambda kits, foreign: (kits / "ca" / "ca.key").chmod(0o644),
+            r"ca/ca\.key: others can read .*chmod 600",
+        ),
         (lambda kits, foreign: shutil.rmtree(kits / "ca"), r"ca: is missing, but kit .*/0 exists"),
     ],
 )
@@ -196,7 +220,9 @@ def test_a_kill_at_any_moment_leaves_whole_kits_and_the_same_command_goes_on(
         with pytest.raises(KilledError):
             make(kits, 1)
         whole = {"ca": CA_FILES, "0": SERVER_FILES, "1": SILO_FILES}
-        assert all({file.name for file in path.iterdir()} == whole[path.name] for path in kits.iterdir())
+        assert all(
+            {file.name for file in path.iterdir()} == whole[path.name] for path in kits.iterdir()
+        )
         before, left = content(kits), 10
         make(kits, 1)
         assert before.items() <= content(kits).items()
@@ -250,7 +276,9 @@ def test_commands_at_the_same_time_lose_no_revocation(kits: Path) -> None:
     make(kits, 8)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(partial(revoke, kits), range(1, 9)))
-    assert listed(kits / "0" / "crl.pem") == {certificate(kits, rank).serial_number for rank in range(1, 9)}
+    assert listed(kits / "0" / "crl.pem") == {
+        certificate(kits, rank).serial_number for rank in range(1, 9)
+    }
 
 
 def test_revoking_without_the_servers_kit_writes_the_cas_list(kits: Path) -> None:
@@ -287,8 +315,12 @@ def _context(kit: Path, protocol: int) -> ssl.SSLContext:
 def handshake(server: Path, client: Path) -> None:
     """Mutual TLS 1.3 in memory. Raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = _context(client, ssl.PROTOCOL_TLS_CLIENT).wrap_bio(to_client, to_server, server_hostname="server")
-    answering = _context(server, ssl.PROTOCOL_TLS_SERVER).wrap_bio(to_server, to_client, server_side=True)
+    asking = _context(client, ssl.PROTOCOL_TLS_CLIENT).wrap_bio(
+        to_client, to_server, server_hostname="server"
+    )
+    answering = _context(server, ssl.PROTOCOL_TLS_SERVER).wrap_bio(
+        to_server, to_client, server_side=True
+    )
     for _ in range(3):
         for end in (asking, answering):
             try:
@@ -323,7 +355,9 @@ def test_tls_connects_the_server_and_its_silos_only(
 # The command line
 
 
-def test_the_command_line_makes_renews_revokes_and_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line_makes_renews_revokes_and_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = ["--out", str(tmp_path / "kits")]
     assert main(["deploy", "kits", "make", *out, "--silos", "2", "--days", "20"]) == 0
     old = certificate(tmp_path / "kits", 1)
@@ -361,5 +395,10 @@ def test_an_error_is_one_line_and_exit_code_2(
     out = [] if "--out" in rest else ["--out", str(kits)]
     assert main(["deploy", "kits", command, *out, *rest]) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.startswith("error: ") and said.err.count("\n") == 1 and words in said.err
+    assert (
+        said.out == ""
+        and said.err.startswith("error: ")
+        and said.err.count("\n") == 1
+        and words in said.err
+    )
     assert content(kits) == before

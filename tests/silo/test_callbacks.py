@@ -1,4 +1,5 @@
-"""Schedules and callbacks of a deployment: the rate of the round on silos, stops and columns on the server."""
+"""Schedules and callbacks of a deployment: the rate of the round on silos, stops and columns on the
+server."""
 
 from __future__ import annotations
 
@@ -52,14 +53,21 @@ class Deployed(Federation):
     def new_server(self) -> Conversation:
         network = self.deployment.network(tuple(self.data.train.x.shape[1:]), world.CLASSES, None)
         n_public = len(self.data.public.y)
-        self.terms = silo_settings.terms(self.deployment, self.deployment.train_args.recipe, network, n_public)
+        self.terms = silo_settings.terms(
+            self.deployment, self.deployment.train_args.recipe, network, n_public
+        )
         callbacks = self.deployment.train_args.built_callbacks()
-        return Conversation(self.terms, world.server_of(self.data), callbacks, kept=self.folder / "server", run="it")
+        return Conversation(
+            self.terms, world.server_of(self.data), callbacks, kept=self.folder / "server", run="it"
+        )
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "scaffold", "fednova", "feddyn", "scaffold+fnr", "ccvr", "fedbn"])
+@pytest.mark.parametrize(
+    "recipe", ["fedavg", "scaffold", "fednova", "feddyn", "scaffold+fnr", "ccvr", "fedbn"]
+)
 def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_path: Path) -> None:
-    """Also with killed processes; CCVR acts on the model of the round that turns out to be the last."""
+    """Also with killed processes; CCVR acts on the model of the round that turns out to be the
+    last."""
     deployment = world.deployment(recipe, rounds=5, learning_rate=LR, callbacks=OWN)
     for number, rng in enumerate((None, random.Random(7))):
         deployed = Deployed(deployment, tmp_path / str(number))
@@ -69,7 +77,9 @@ def test_a_schedule_and_a_stop_give_the_bits_of_the_simulation(recipe: str, tmp_
         assert [row["done"] for row in server.rows] == [0, 1, 2]
         assert world.digest(outcome) == loopback.simulate(deployment, world.parts(), server.missing)
     constant = world.deployment(recipe, rounds=5, learning_rate=0.2, callbacks=OWN)
-    assert loopback.simulate(constant, world.parts()) != loopback.simulate(deployment, world.parts())
+    assert loopback.simulate(constant, world.parts()) != loopback.simulate(
+        deployment, world.parts()
+    )
 
 
 def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
@@ -80,7 +90,9 @@ def test_early_stop_on_the_servers_validation_samples(tmp_path: Path) -> None:
     assert len(deployed.server.rows) == 2
     without = replace(deployed.data, validation=None)
     with pytest.raises(UserError, match="early_stop: needs a validation split"):
-        Conversation(deployed.terms, world.server_of(without), deployment.train_args.built_callbacks())
+        Conversation(
+            deployed.terms, world.server_of(without), deployment.train_args.built_callbacks()
+        )
 
 
 def test_both_sides_must_have_the_same_schedule_and_may_differ_in_callbacks() -> None:
@@ -99,7 +111,9 @@ def test_the_file_of_a_deployment_has_them(tmp_path: Path) -> None:
     (tmp_path / "d.yaml").write_text(deployment.yaml())
     assert silo_settings.read(tmp_path / "d.yaml") == deployment
     (tmp_path / "e.yaml").write_text(deployment.yaml().replace("cosine", "cosin"))
-    with pytest.raises(UserError, match=r"e.yaml: train_args.learning_rate: decay 'cosin' is unknown") as error:
+    with pytest.raises(
+        UserError, match=r"e.yaml: train_args.learning_rate: decay 'cosin' is unknown"
+    ) as error:
         silo_settings.read(tmp_path / "e.yaml")
     assert "\n" not in str(error.value)
 

@@ -26,7 +26,9 @@ FILES = ["ca.crt", "own.crt", "own.key"]
 def _password(kit: Path) -> None:
     key = serialization.load_pem_private_key((kit / "own.key").read_bytes(), None)
     locked = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"x")
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"x"),
     )
     (kit / "own.key").write_bytes(locked)
 
@@ -45,7 +47,10 @@ def _other_ca(kit: Path) -> None:
     ("damage", "file", "words"),
     [
         *((lambda kit, file=file: (kit / file).unlink(), file, "can't be read") for file in FILES),
-        *((lambda kit, file=file: (kit / file).write_bytes(b"\xff"), file, "PEM") for file in FILES),
+        *(
+            (lambda kit, file=file: (kit / file).write_bytes(b"\xff"), file, "PEM")
+            for file in FILES
+        ),
         (_other_ca, "own.crt", "is not signed by the CA"),
         (_copy("ca.crt", "foreign/1"), "own.crt", "is not signed by the CA"),
         (_copy("own.key", "foreign/1"), "own.key", "does not belong"),
@@ -67,7 +72,9 @@ def test_a_bad_kit_is_refused_in_one_line(
 
 @pytest.mark.parametrize(("folder", "rank"), [(2, 1), (0, 1), (1, 0)])
 def test_a_kit_of_another_rank_is_refused(kits: Path, folder: int, rank: int) -> None:
-    with pytest.raises(UserError, match=f"belongs to '{name(folder)}', but this process is '{name(rank)}'"):
+    with pytest.raises(
+        UserError, match=f"belongs to '{name(folder)}', but this process is '{name(rank)}'"
+    ):
         Kit.read(kits / str(folder), rank)
 
 
@@ -117,14 +124,20 @@ def test_an_admitted_silo_is_refused_once_it_has_expired(kits: Path, admission: 
     second = datetime.timedelta(seconds=1)
     assert admission.refusal(pem(kits, 1)) == ""
     assert admission.refusal(pem(kits, 1), last) == ""
-    assert admission.refusal(pem(kits, 1), last + second) == f"certificate of silo-1 expired on {last.date()}"
+    assert (
+        admission.refusal(pem(kits, 1), last + second)
+        == f"certificate of silo-1 expired on {last.date()}"
+    )
     assert admission.refusal(pem(kits, 1)) == ""
 
 
 def test_an_admitted_silo_is_refused_once_it_is_revoked(kits: Path, admission: Admission) -> None:
     assert [admission.refusal(pem(kits, rank)) for rank in (1, 2)] == ["", ""]
     revoke(kits, 2)
-    assert [admission.refusal(pem(kits, rank)) for rank in (1, 2)] == ["", "certificate of silo-2 is revoked"]
+    assert [admission.refusal(pem(kits, rank)) for rank in (1, 2)] == [
+        "",
+        "certificate of silo-2 is revoked",
+    ]
     revoke(kits, 1)
     assert admission.refusal(pem(kits, 1)) == "certificate of silo-1 is revoked"
 
@@ -170,7 +183,9 @@ def test_a_list_that_can_not_be_read_for_a_moment_is_read_at_the_next_call(
 
 
 @pytest.mark.parametrize("content", [None, b"no", b""])
-def test_a_bad_list_at_the_start_is_an_error(kits: Path, foreign: Path, content: bytes | None) -> None:
+def test_a_bad_list_at_the_start_is_an_error(
+    kits: Path, foreign: Path, content: bytes | None
+) -> None:
     path, ca = kits / "0" / "crl.pem", (kits / "0" / "ca.crt").read_bytes()
     with pytest.raises(UserError, match=r"crl\.pem: is not signed by this CA"):
         Admission(ca, foreign / "0" / "crl.pem")

@@ -15,14 +15,26 @@ from tests import federation
 @pytest.mark.parametrize(
     ("recipe", "values", "why"),
     [
-        ("centralised", {}, "'centralised' .* can't be deployed: it trains one model on the data of all"),
-        ("fnr_authors", {"public_data": "test"}, "'fnr_authors' .* can't be deployed: it trains on the test set"),
+        (
+            "centralised",
+            {},
+            "'centralised' .* can't be deployed: it trains one model on the data of all",
+        ),
+        (
+            "fnr_authors",
+            {"public_data": "test"},
+            "'fnr_authors' .* can't be deployed: it trains on the test set",
+        ),
         ("rfedavg", {"dp": "paper", "sigma": 1.0, "clip": 1.0}, "drawn from the run's seed"),
         ("rfedavg_plus_authors", {"dp": "repo", "sigma": 1.0}, "drawn from the run's seed"),
     ],
 )
-def test_what_only_a_simulation_may_do_is_not_deployed(recipe: str, values: dict[str, object], why: str) -> None:
-    deployment = settings.check({"train_args": {"recipe": recipe, "settings": {recipe: values}}}, "test")
+def test_what_only_a_simulation_may_do_is_not_deployed(
+    recipe: str, values: dict[str, object], why: str
+) -> None:
+    deployment = settings.check(
+        {"train_args": {"recipe": recipe, "settings": {recipe: values}}}, "test"
+    )
     with pytest.raises(UserError, match=why):
         settings.terms(deployment, recipe, federation.network(), 4)
 

@@ -29,7 +29,9 @@ def prepared(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     content = yaml.safe_load(PARAMS.read_text())
     content["data"] |= {"name": "digits", "public": 50}
-    content["scenarios"] = {"skewed": {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}}
+    content["scenarios"] = {
+        "skewed": {"partition": "dirichlet", "clients": 5, "alpha": 0.5, "participation": 0.5}
+    }
     content["scenario_names"] = ["skewed"]
     content["deploy"] = {"recipe": "fnr", "scenario": "skewed", "seed": 1, "silos": 3, "rounds": 1}
     Path("params.yaml").write_text(yaml.safe_dump(content))
@@ -40,10 +42,14 @@ def prepared(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("silos", [3, 5])
 def test_equal_weights(prepared, monkeypatch, silos):
-    """As many silos as the scenario has clients take its partition; otherwise one like it is made."""
+    """As many silos as the scenario has clients take its partition; otherwise one like it is
+    made."""
     prepared["deploy"]["silos"] = silos
     prepared["train"] |= {"local_steps": 3, "drop_last": True, "augment": True, "precision": "bf16"}
-    prepared["scenarios"]["skewed"] |= {"noise": {"sigma": 0.5}, "availability": {"rate": 0.9}}  # but all are there
+    prepared["scenarios"]["skewed"] |= {
+        "noise": {"sigma": 0.5},
+        "availability": {"rate": 0.9},
+    }  # but all are there
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     seen = []
 
@@ -64,21 +70,34 @@ def test_equal_weights(prepared, monkeypatch, silos):
     assert deployment.train_args.cohort == 2
     assert (deployment.train_args.local_steps, deployment.train_args.drop_last) == (3, True)
     assert deployment.train_args.augment and deployment.train_args.precision == "bf16"
-    levels = [parts.train.noise.std[parts.train.noise.row[client]].unique().item() for client in parts.clients]
-    assert levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)]) and levels[-1] > 0
+    levels = [
+        parts.train.noise.std[parts.train.noise.row[client]].unique().item()
+        for client in parts.clients
+    ]
+    assert (
+        levels == pytest.approx([k / (silos - 1) * levels[-1] for k in range(silos)])
+        and levels[-1] > 0
+    )
     record = json.loads(Path("deploy/result.json").read_text())
     assert record["deployed_sha256"] == record["simulated_sha256"]
     assert record["recipe"] == "fnr"
 
 
-@pytest.mark.parametrize(("kind", "silos"), [("natural", 3), ("natural_grouped", 3), ("natural_grouped", 6)])
+@pytest.mark.parametrize(
+    ("kind", "silos"), [("natural", 3), ("natural_grouped", 3), ("natural_grouped", 6)]
+)
 def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, kind, silos):
     """`natural` draws among the users that had been drawn, `natural_grouped` groups them again."""
     path = Path("data/digits.safetensors")
     data = Dataset.read(path)
     dataclasses.replace(data, train_owner=torch.arange(len(data.train_y)) % 20).save(path)
     options = {"users": 12} if kind == "natural_grouped" else {}
-    prepared["scenarios"]["skewed"] = {"partition": kind, "clients": 7, "participation": 1.0, **options}
+    prepared["scenarios"]["skewed"] = {
+        "partition": kind,
+        "clients": 7,
+        "participation": 1.0,
+        **options,
+    }
     prepared["deploy"]["silos"] = silos
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
     assert stage.main(["partition"]) == 0
@@ -87,7 +106,9 @@ def test_users_stay_whole_with_another_number_of_silos(prepared, monkeypatch, ki
     monkeypatch.setattr(loopback, "simulate", lambda *_: "same")
     assert stage.main(["deploy"]) == 0
     before = {
-        i % 20 for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"] for i in part
+        i % 20
+        for part in json.loads(Path("partitions/skewed-1/indices.json").read_text())["clients"]
+        for i in part
     }
     users = [{int(i) % 20 for i in part} for part in seen[0].clients]
     assert len(users) == silos and set.union(*users) <= before
@@ -100,13 +121,18 @@ def test_a_run_that_fails(prepared, monkeypatch, capsys):
     def fail(_, __, folder):
         log = launch.log_file(folder, 0)
         log.parent.mkdir(parents=True)
-        log.write_text("ERROR:fedml_noniid.plugins.silo.launch:error: round 1: the disk is full\nand will stay so\n")
+        log.write_text(
+            "ERROR:fedml_noniid.plugins.silo.launch:error: round 1: the disk is full\nand will "
+            "stay so\n"
+        )
         raise UserError(loopback.failure([2, 0, None], folder))
 
     monkeypatch.setattr(loopback, "run", fail)
     assert stage.main(["deploy"]) == 2
     log = Path("deploy/stage/fedml-0.log").resolve()
-    assert capsys.readouterr().err == f"error: server (rank 0): round 1: the disk is full; see {log}\n"
+    assert (
+        capsys.readouterr().err == f"error: server (rank 0): round 1: the disk is full; see {log}\n"
+    )
     assert not Path("deploy/result.json").exists()
 
 
@@ -114,7 +140,9 @@ def test_other_weights(prepared, monkeypatch, capsys):
     monkeypatch.setattr(loopback, "run", lambda *_: "0" * 64)
     assert stage.main(["deploy"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith(f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and ")
+    assert said.startswith(
+        f"error: deploy: recipe 'fnr' ended with weights {'0' * 64} on FedML's silos and "
+    )
     assert said.count("\n") == 1
     assert not Path("deploy/result.json").exists()
 
@@ -127,9 +155,16 @@ def test_other_weights(prepared, monkeypatch, capsys):
         (["--recipe", "moon+ccn"], "moon+ccn", 3),
     ],
 )
-def test_loopback_in_a_study_runs_its_settings_and_data(prepared, monkeypatch, options, recipe, silos):
-    """Not the packaged digits: the samples are those of the study's own partition, with its noise."""
-    prepared["recipes"]["tuned-prox"] = {"recipe": "fedprox", "fedprox": {"mu": 0.25}, "train": {"lr": 0.03}}
+def test_loopback_in_a_study_runs_its_settings_and_data(
+    prepared, monkeypatch, options, recipe, silos
+):
+    """Not the packaged digits: the samples are those of the study's own partition, with its
+    noise."""
+    prepared["recipes"]["tuned-prox"] = {
+        "recipe": "fedprox",
+        "fedprox": {"mu": 0.25},
+        "train": {"lr": 0.03},
+    }
     prepared["scenarios"]["skewed"] |= {"noise": {"sigma": 0.5}}
     prepared["train"] |= {"model_options": {"hidden": 7}, "batch_size": 5}
     Path("params.yaml").write_text(yaml.safe_dump(prepared))
@@ -141,7 +176,10 @@ def test_loopback_in_a_study_runs_its_settings_and_data(prepared, monkeypatch, o
     assert asked == [(Path.cwd(), "partition")]
     ((deployment, parts, out, _),) = ran
     assert (deployment.train_args.recipe, deployment.silos, out) == (recipe, silos, Path("out"))
-    assert deployment.model_args.model_options == {"hidden": 7} and deployment.train_args.batch_size == 5
+    assert (
+        deployment.model_args.model_options == {"hidden": 7}
+        and deployment.train_args.batch_size == 5
+    )
     assert deployment.common_args.random_seed == 1 and deployment.train_args.rounds == 1
     if recipe == "fedprox":
         assert deployment.train_args.settings == {"fedprox": {"mu": 0.25}}
@@ -159,11 +197,18 @@ def test_loopback_in_a_study_refuses_what_it_can_not_run(prepared, monkeypatch, 
     for options, message in (
         (
             ["--recipe", "fnrr"],
-            "params.yaml: recipes: fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean 'fnr'?)",
+            (
+                "params.yaml: recipes: fnrr: recipe 'fnrr': method 'fnrr' is unknown (did you mean "
+                "'fnr'?)"
+            ),
         ),
         (
             ["--silos", "6"],
-            "params.yaml: deploy.silos = 6 is refused; allowed: 2 to 5, the clients of scenario 'skewed'",
+            (
+                "params.yaml: deploy.silos = 6 is refused; allowed: 2 to 5, the clients of "
+                "scenario "
+                "'skewed'"
+            ),
         ),
     ):
         assert main(["deploy", "loopback", *options]) == 2

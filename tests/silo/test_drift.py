@@ -43,12 +43,20 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
     server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).drift
     assert whole is not None and stage is not None and server is not None
     for round_ in range(5):
-        assert stage.concept(round_).tolist() == server.concept(round_).tolist() == whole.concept(round_).tolist()
+        assert (
+            stage.concept(round_).tolist()
+            == server.concept(round_).tolist()
+            == whole.concept(round_).tolist()
+        )
         for client in range(5):
-            own = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).drift
+            own = shards.read(
+                tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5
+            ).drift
             assert own is not None
             assert own.clients.shape[1] == 1, "nobody else's"
-            assert torch.equal(own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_))
+            assert torch.equal(
+                own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_)
+            )
 
 
 OF_WORLD = drift("incremental", 2, 1, [[0, 1], [2, 3], []], 3, world.CLASSES)
@@ -66,13 +74,24 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     network = deployment.network(tuple(parts.train.x.shape[1:]), parts.n_classes, None)
     terms = world.silo_settings.terms(deployment, recipe, network, 0)
     conversation = Conversation(terms, world.server_of(parts, False, kept))
-    own = [Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients]
+    own = [
+        Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients
+    ]
     tests = parts.own_tests()
-    silos = [Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k]) for k, held in enumerate(own)]
+    silos = [
+        Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k])
+        for k, held in enumerate(own)
+    ]
     while (down := conversation.down).ask is not None:
-        conversation.feed(conversation.open({k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}))
+        conversation.feed(
+            conversation.open(
+                {k: up(k, down.exchange, of.answer(down)) for k, of in enumerate(silos)}
+            )
+        )
     outcome = conversation.loop.outcome
-    digest = loopback.weights_sha256(model_tensors(outcome.params, outcome.evaluated, outcome.buffers))
+    digest = loopback.weights_sha256(
+        model_tensors(outcome.params, outcome.evaluated, outcome.buffers)
+    )
     assert digest == loopback.simulate(deployment, parts)
     assert digest != loopback.simulate(deployment, world_of(None if kept else OF_WORLD))
     settings = deployment.train_args.settings

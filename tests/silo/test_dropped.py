@@ -1,4 +1,5 @@
-"""A defence drops answers of silos: every recipe goes on, and the memories of server and silos stay together."""
+"""A defence drops answers of silos: every recipe goes on, and the memories of server and silos stay
+together."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.recipe_table import settings as table
 from tests.silo import world
 
 N = len(world.SIZES)
-Drop = Callable[[int, Ask], Collection[int]]  # (round, Ask) -> the clients whose answers are dropped
+Drop = Callable[
+    [int, Ask], Collection[int]
+]  # (round, Ask) -> the clients whose answers are dropped
 
 
 @dataclass
@@ -48,17 +51,24 @@ class Ran:
     def memory(self, name: str) -> Tree:
         """Of all silos, leaves [N, ...]."""
         found = [silo.engine.clients.memory[name] for silo in self.silos]
-        return {key: {p: torch.cat([m[key][p] for m in found]) for p in found[0][key]} for key in found[0]}
+        return {
+            key: {p: torch.cat([m[key][p] for m in found]) for p in found[0][key]}
+            for key in found[0]
+        }
 
 
 def nobody(round_: int, ask: Ask) -> tuple[int, ...]:
     return ()
 
 
-def setup(recipe: str, methods: dict, cohort: int = 0, rounds: int = 3) -> tuple[Conversation, list[Silo]]:
+def setup(
+    recipe: str, methods: dict, cohort: int = 0, rounds: int = 3
+) -> tuple[Conversation, list[Silo]]:
     terms, data = world.terms(recipe, methods, False, cohort, rounds), world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    silos = [Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)]
+    silos = [
+        Silo(terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)
+    ]
     return Conversation(terms, world.server_of(data)), silos
 
 
@@ -108,9 +118,15 @@ def refined(method: str) -> dict:
 
 @pytest.mark.parametrize(("cohort", "rounds"), [(0, world.ROUNDS), (1, 4), (2, 4)])
 @pytest.mark.parametrize("recipe", ["scaffold+fnr", "feddyn+fnr", "rfedavg_plus"])
-def test_where_nobody_is_dropped_this_is_the_simulation(recipe: str, cohort: int, rounds: int) -> None:
+def test_where_nobody_is_dropped_this_is_the_simulation(
+    recipe: str, cohort: int, rounds: int
+) -> None:
     """With fewer silos than all, some rest in the first round and join later."""
-    methods = table(recipe) | {"fnr": table("fnr")["fnr"] | {"p": 1.0}} if "fnr" in recipe else table(recipe)
+    methods = (
+        table(recipe) | {"fnr": table("fnr")["fnr"] | {"p": 1.0}}
+        if "fnr" in recipe
+        else table(recipe)
+    )
     ran = run(recipe, methods, cohort=cohort, rounds=rounds)
     assert ran.conversation.outcome is not None
     expected = world.simulated(recipe, methods, False, cohort, rounds=rounds)
@@ -124,9 +140,14 @@ def with_and_without_fnr(method: str) -> list:
         pytest.param(method, alone, plan(train={1: {0, 1}, 2: {1, 2}}), 2, id="some rest"),
         pytest.param(f"{method}+fnr", both, TRAINING, 0, id="fnr-training"),
         pytest.param(f"{method}+fnr", both, drop_one_refined, 0, id="fnr-refinement"),
-        pytest.param(f"{method}+fnr", both, lambda t, ask: drop_one_refined(t, ask) or TRAINING(t, ask), 0,
-                     id="fnr-both"),
-    ]  # fmt: skip
+        pytest.param(
+            f"{method}+fnr",
+            both,
+            lambda t, ask: drop_one_refined(t, ask) or TRAINING(t, ask),
+            0,
+            id="fnr-both",
+        ),
+    ]
 
 
 def drop_one_refined(round_: int, ask: Ask) -> tuple[int, ...]:
@@ -139,7 +160,9 @@ def leave_one(drop: Drop) -> Drop:
 
 
 @pytest.mark.parametrize(("recipe", "methods", "drop", "cohort"), with_and_without_fnr("scaffold"))
-def test_scaffolds_c_is_the_mean_of_all_c_i(recipe: str, methods: dict, drop: Drop, cohort: int) -> None:
+def test_scaffolds_c_is_the_mean_of_all_c_i(
+    recipe: str, methods: dict, drop: Drop, cohort: int
+) -> None:
     """All begin at 0, and c moves by (1/N) sum over S of c_i's change (line 17)."""
     ran = run(recipe, methods, leave_one(drop), cohort)
     c, c_i = ran.state("scaffold")["c"], ran.memory("scaffold")["c_i"]
@@ -160,8 +183,11 @@ def moves(ran: Ran) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(("recipe", "methods", "drop", "cohort"), with_and_without_fnr("feddyn"))
-def test_feddyns_h_is_the_mean_of_all_g_k(recipe: str, methods: dict, drop: Drop, cohort: int) -> None:
-    """g_k = -alpha sum (w_k - w_t) and h = -(alpha/N) sum over k of the same, over what was counted."""
+def test_feddyns_h_is_the_mean_of_all_g_k(
+    recipe: str, methods: dict, drop: Drop, cohort: int
+) -> None:
+    """g_k = -alpha sum (w_k - w_t) and h = -(alpha/N) sum over k of the same, over what was
+    counted."""
     ran = run(recipe, methods, leave_one(drop), cohort)
     alpha = methods["feddyn"]["alpha"]
     h, g = ran.state("feddyn")["h"], ran.memory("feddyn")["g"]
@@ -172,8 +198,11 @@ def test_feddyns_h_is_the_mean_of_all_g_k(recipe: str, methods: dict, drop: Drop
 
 
 @pytest.mark.parametrize(("recipe", "methods", "drop", "cohort"), with_and_without_fnr("feddc"))
-def test_feddcs_means_are_those_of_all_drifts(recipe: str, methods: dict, drop: Drop, cohort: int) -> None:
-    """h_k = sum (w_k - w_t) over what was counted; the server has the means of all h_k and Delta_k."""
+def test_feddcs_means_are_those_of_all_drifts(
+    recipe: str, methods: dict, drop: Drop, cohort: int
+) -> None:
+    """h_k = sum (w_k - w_t) over what was counted; the server has the means of all h_k and
+    Delta_k."""
     ran = run(recipe, methods, leave_one(drop), cohort)
     state, memory = ran.state("feddc"), ran.memory("feddc")
     for key, total in moves(ran).items():
@@ -189,7 +218,10 @@ def test_a_silo_that_was_dropped_goes_back_to_the_memory_from_before(recipe: str
     before, after = ran.said[-1].before, memories(ran.silos)
 
     def same(k: int) -> bool:
-        a, b = (torch.cat([leaf.flatten() for leaf in wire.flatten(of[k]).values()]) for of in (before, after))
+        a, b = (
+            torch.cat([leaf.flatten() for leaf in wire.flatten(of[k]).values()])
+            for of in (before, after)
+        )
         return torch.equal(a, b)
 
     assert [same(k) for k in range(N)] == [False, True, False]
@@ -200,13 +232,16 @@ def test_a_message_that_comes_twice_is_answered_alike_twice() -> None:
     conversation, (silo, *_) = setup("scaffold", {})
     # Over the wire: the next answer's update lies in the memory of this one's.
     first, second = (over_the_wire(silo.answer(over_the_wire(conversation.down))) for _ in range(2))
-    assert all(torch.equal(leaf, wire.flatten(second)[key]) for key, leaf in wire.flatten(first).items())
+    assert all(
+        torch.equal(leaf, wire.flatten(second)[key]) for key, leaf in wire.flatten(first).items()
+    )
     dc, c_i = first["upload"]["scaffold"]["dc"], silo.engine.clients.memory["scaffold"]["c_i"]
     assert all(torch.equal(leaf, c_i[key][0]) for key, leaf in dc.items())  # c_i was 0
 
 
 def test_nothing_is_left_of_a_training_that_does_not_count() -> None:
-    """A refinement goes on from the training of its round, so that of a dropped one is thrown away."""
+    """A refinement goes on from the training of its round, so that of a dropped one is thrown
+    away."""
     conversation, silos = setup("fnr", {"fnr": PARAMETERS["fnr"]})
     ups = {k: upload(k, silo, conversation.down) for k, silo in enumerate(silos)}
     replies = conversation.open(ups)
@@ -241,7 +276,9 @@ def test_a_refinement_goes_on_from_the_training_of_its_round() -> None:
             for key, w in start.items():
                 assert torch.equal(clients.w_t[key], w)
                 assert torch.equal(clients.held[k][0][key] - w, trained[k]["deltas"][key])
-                assert (ask.job == "train") is torch.equal(reply["deltas"][key], trained[k]["deltas"][key])
+                assert (ask.job == "train") is torch.equal(
+                    reply["deltas"][key], trained[k]["deltas"][key]
+                )
             refined += ask.job == "refine"
         down = conversation.feed(replies)
     assert set(cohorts[0]) != set.union(*map(set, cohorts)), "one joins later"
@@ -262,7 +299,9 @@ def test_a_dropped_refinement_counts_as_the_model_of_phase_1() -> None:
         deltas = [(refine.kept if k == passed else train.kept)[k]["deltas"][key] for k in range(N)]
         moved = torch.tensordot((n / n.sum()).float(), torch.stack(deltas), dims=1)
         close(leaf, train.ask.params[key] + moved)
-        assert not torch.equal(refine.sent[dropped]["deltas"][key], train.sent[dropped]["deltas"][key])
+        assert not torch.equal(
+            refine.sent[dropped]["deltas"][key], train.sent[dropped]["deltas"][key]
+        )
     tensors = ran.conversation.loop.outcome.tensors
     assert tensors["fnr/refined"][0].tolist() == [k == passed for k in range(N)]
     assert tensors["fnr/delta"][0].any(1).tolist() == [k == passed for k in range(N)]
@@ -286,23 +325,41 @@ def further(round_: int, ask: Ask) -> tuple[int, ...]:
 
 
 @pytest.mark.parametrize("drop", [highest, further, all_but_one])
-@pytest.mark.parametrize(("recipe", "methods"), [*ALONE.values(), *(
-    (recipe, table(recipe)) for recipe in ("scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr", "ccvr+fnr")
-)], ids=[*ALONE, "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr", "ccvr+fnr"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("recipe", "methods"),
+    [
+        *ALONE.values(),
+        *(
+            (recipe, table(recipe))
+            for recipe in (
+                "scaffold+fnr+rfedavg_plus+ccn",
+                "datasharing+moon+ccn+fednlr",
+                "ccvr+fnr",
+            )
+        ),
+    ],
+    ids=[*ALONE, "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr", "ccvr+fnr"],
+)
 def test_every_recipe_goes_on(recipe: str, methods: dict, drop: Drop) -> None:
-    """In every exchange, or in all but training, somebody is dropped, also where no model is sent."""
+    """In every exchange, or in all but training, somebody is dropped, also where no model is
+    sent."""
     ran = run(recipe, methods, drop)
     outcome = ran.conversation.outcome
     assert outcome is not None and len(outcome.rows) == 3
     assert all(leaf.isfinite().all() for leaf in outcome.params.values())
     asks_more = any(said.ask.job != "train" for said in ran.said)
-    assert any(len(said.kept) < len(said.ask.to) for said in ran.said) or (drop is further and not asks_more)
+    assert any(len(said.kept) < len(said.ask.to) for said in ran.said) or (
+        drop is further and not asks_more
+    )
 
 
 def test_feddyns_alphas_stay_with_their_clients() -> None:
-    """alpha_k = alpha / (n_k / mean n) over the sizes 17 and 70 that are known; alpha for the third."""
+    """alpha_k = alpha / (n_k / mean n) over the sizes 17 and 70 that are known; alpha for the
+    third."""
     ran = run("feddyn_authors", {"feddyn_authors": {"alpha": 0.3}}, plan(count={0: {1}}))
-    close(ran.state("feddyn_authors")["alpha"], torch.tensor([0.3 * 43.5 / 17, 0.3, 0.3 * 43.5 / 70]))
+    close(
+        ran.state("feddyn_authors")["alpha"], torch.tensor([0.3 * 43.5 / 17, 0.3, 0.3 * 43.5 / 70])
+    )
 
 
 def test_a_client_without_delta_0_has_the_mean_of_the_others() -> None:
@@ -319,4 +376,6 @@ def test_what_was_dropped_has_travelled_all_the_same() -> None:
     """Every silo sent a model in every round."""
     full, less = run("fedavg", {}), run("fedavg", {}, lowest)
     for key in ("bytes_up", "bytes_down"):
-        assert [row[key] for row in full.conversation.rows] == [row[key] for row in less.conversation.rows]
+        assert [row[key] for row in full.conversation.rows] == [
+            row[key] for row in less.conversation.rows
+        ]

@@ -19,7 +19,8 @@ from tests.silo.test_resume import run as talk
 
 @pytest.mark.parametrize("cohort", [0, 2])
 def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: int) -> None:
-    """Server and silos, message by message: the same bits on every silo, and none of them on the server.
+    """Server and silos, message by message: the same bits on every silo, and none of them on the
+    server.
 
     Each silo tests its own model, also one that rests: the same accuracies.
     """
@@ -28,15 +29,23 @@ def test_silos_keep_the_batch_norms_of_the_simulation(tmp_path: Path, cohort: in
     expected = world.simulated("fedbn", {}, True, cohort, rounds=3)
     world.compare(silos.server.rows, expected.rows)
     for k, silo in enumerate(silos.silos):
-        found, wanted = flatten(row(silo.engine.clients.memory[OWN], 0)), flatten(row(expected.own, k))
-        assert found.keys() == wanted.keys() and all(torch.equal(found[key], leaf) for key, leaf in wanted.items())
+        found, wanted = (
+            flatten(row(silo.engine.clients.memory[OWN], 0)),
+            flatten(row(expected.own, k)),
+        )
+        assert found.keys() == wanted.keys() and all(
+            torch.equal(found[key], leaf) for key, leaf in wanted.items()
+        )
     outcome = silos.server.outcome
     assert outcome is not None and not outcome.own
     assert all(torch.equal(outcome.params[key], expected.params[key]) for key in expected.params)
 
 
 def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: Path) -> None:
-    """Silo 2 has none in any case. With 0's alone, hits are those of its model; with nobody's, there is no number."""
+    """Silo 2 has none in any case.
+
+    With 0's alone, hits are those of its model; with nobody's, there is no number.
+    """
     found = []
     for number, having in enumerate(({0}, set())):
         silos = Silos("fedbn", {}, tmp_path / str(number))
@@ -49,5 +58,9 @@ def test_silos_without_test_samples_leave_the_accuracy_to_the_others(tmp_path: P
     (test, *_), mine = world.parts().own_tests(), row(engine.clients.memory[OWN], 0)
     params = silos.server.outcome.params | mine["params"]
     one = evaluate(engine.task.network, params, mine["buffers"], test)
-    assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx((one.accuracy, one.loss), rel=1e-12)
-    assert np.isnan([found[1][key] for key in ("test_accuracy", "test_loss", "sent_accuracy")]).all()
+    assert (found[0]["test_accuracy"], found[0]["test_loss"]) == pytest.approx(
+        (one.accuracy, one.loss), rel=1e-12
+    )
+    assert np.isnan(
+        [found[1][key] for key in ("test_accuracy", "test_loss", "sent_accuracy")]
+    ).all()

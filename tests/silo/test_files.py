@@ -62,27 +62,75 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("train_args", {"epoch": 1}, "config.yaml: unknown key 'train_args.epoch' (did you mean 'epochs'?); allowed: "),
-        ("train_arg", {"epochs": 1}, "config.yaml: unknown key 'train_arg' (did you mean 'train_args'?)"),
-        ("train_args", {"recipe": "fednnn"}, "recipe 'fednnn': method 'fednnn' is unknown (did you mean 'fednnnn'?)"),
-        ("train_args", {"settings": {"fednnnn": {"bet": 1.0}}}, "fednnnn has no hyper-parameter 'bet'"),
-        ("train_args", {"epochs": 0}, "train_args.epochs = 0 is refused: input should be greater than or equal to 1"),
-        ("train_args", {"learning_rate": float("nan")}, "train_args.learning_rate = nan is refused"),
+        (
+            "train_args",
+            {"epoch": 1},
+            "config.yaml: unknown key 'train_args.epoch' (did you mean 'epochs'?); allowed: ",
+        ),
+        (
+            "train_arg",
+            {"epochs": 1},
+            "config.yaml: unknown key 'train_arg' (did you mean 'train_args'?)",
+        ),
+        (
+            "train_args",
+            {"recipe": "fednnn"},
+            "recipe 'fednnn': method 'fednnn' is unknown (did you mean 'fednnnn'?)",
+        ),
+        (
+            "train_args",
+            {"settings": {"fednnnn": {"bet": 1.0}}},
+            "fednnnn has no hyper-parameter 'bet'",
+        ),
+        (
+            "train_args",
+            {"epochs": 0},
+            "train_args.epochs = 0 is refused: input should be greater than or equal to 1",
+        ),
+        (
+            "train_args",
+            {"learning_rate": float("nan")},
+            "train_args.learning_rate = nan is refused",
+        ),
         ("train_args", {"learning_rate": "fast"}, "train_args.learning_rate = 'fast' is refused"),
-        ("train_args", {"client_optimizer": "sdg"}, "optimizer 'sdg' is unknown (did you mean 'sgd'?)"),
+        (
+            "train_args",
+            {"client_optimizer": "sdg"},
+            "optimizer 'sdg' is unknown (did you mean 'sgd'?)",
+        ),
         (
             "train_args",
             {"comm_round": 3},
             "train_args.comm_round = 3 is refused: it is computed from train_args.rounds",
         ),
-        ("train_args", {"federated_optimizer": "SCAFFOLD"}, "train_args.federated_optimizer = 'SCAFFOLD' is refused"),
-        ("train_args", {"client_id_list": "[1, 2, 3]"}, "train_args.client_id_list = '[1, 2, 3]' is refused"),
-        ("train_args", {"client_num_per_round": 2}, "client_num_per_round = 2 must equal client_num_in_total = 3"),
+        (
+            "train_args",
+            {"federated_optimizer": "SCAFFOLD"},
+            "train_args.federated_optimizer = 'SCAFFOLD' is refused",
+        ),
+        (
+            "train_args",
+            {"client_id_list": "[1, 2, 3]"},
+            "train_args.client_id_list = '[1, 2, 3]' is refused",
+        ),
+        (
+            "train_args",
+            {"client_num_per_round": 2},
+            "client_num_per_round = 2 must equal client_num_in_total = 3",
+        ),
         ("train_args", {"cohort": 4}, "train_args.cohort = 4; allowed: 0 (all) to 3 silos"),
         ("model_args", {"model": "mpl"}, "model 'mpl' is unknown (did you mean 'mlp'?)"),
-        ("data_args", {"shard": "x.safetensors"}, "data_args.shard = 'x.safetensors' must contain {rank}"),
+        (
+            "data_args",
+            {"shard": "x.safetensors"},
+            "data_args.shard = 'x.safetensors' must contain {rank}",
+        ),
         ("comm_args", {"backend": "MQTT_S3"}, "comm_args.backend = 'MQTT_S3' is refused"),
-        ("comm_args", {"server": "10.0.0.7"}, "comm_args.server = '10.0.0.7' is no address; allowed: host:port"),
+        (
+            "comm_args",
+            {"server": "10.0.0.7"},
+            "comm_args.server = '10.0.0.7' is no address; allowed: host:port",
+        ),
         ("comm_args", {"server": "a:70000"}, "comm_args.server = 'a:70000' is no address"),
         (
             "comm_args",
@@ -93,13 +141,37 @@ def test_the_shipped_file_is_the_default_and_fedml_reads_it():
         ("comm_args", {"kit": "kit"}, "comm_args.kit = 'kit' must contain {rank}"),
         ("dp_args", {"enable_fhe": True}, "dp_args.enable_fhe = True is refused"),
         ("dp_args", {"epsilonn": 0.5}, "unknown key 'dp_args.epsilonn' (did you mean 'epsilon'?)"),
-        ("dp_args", PRIVATE | {"mechanism_type": "laplace"}, "mechanism_type = 'laplace' is refused: FedML's gives"),
-        ("dp_args", PRIVATE | {"mechanism_type": "gausian"}, "'gausian' is unknown (did you mean 'gaussian'?)"),
-        ("dp_args", PRIVATE | {"dp_solution_type": "nbafl"}, "dp_solution_type 'nbafl' is unknown; allowed: ldp, cdp"),
-        ("dp_args", PRIVATE | {"delta": None}, "dp_args: enable_dp = true needs delta, a number above 0"),
-        ("dp_args", PRIVATE | {"epsilon": 1.5}, "dp_args.epsilon = 1.5 is refused: input should be less than or equal"),
+        (
+            "dp_args",
+            PRIVATE | {"mechanism_type": "laplace"},
+            "mechanism_type = 'laplace' is refused: FedML's gives",
+        ),
+        (
+            "dp_args",
+            PRIVATE | {"mechanism_type": "gausian"},
+            "'gausian' is unknown (did you mean 'gaussian'?)",
+        ),
+        (
+            "dp_args",
+            PRIVATE | {"dp_solution_type": "nbafl"},
+            "dp_solution_type 'nbafl' is unknown; allowed: ldp, cdp",
+        ),
+        (
+            "dp_args",
+            PRIVATE | {"delta": None},
+            "dp_args: enable_dp = true needs delta, a number above 0",
+        ),
+        (
+            "dp_args",
+            PRIVATE | {"epsilon": 1.5},
+            "dp_args.epsilon = 1.5 is refused: input should be less than or equal",
+        ),
         ("dp_args", PRIVATE | {"sensitivity": 0.0}, "dp_args.sensitivity = 0.0 is refused"),
-        ("dp_args", PRIVATE | {"max_grad_norm": 1.0}, "max_grad_norm is refused with ldp, which clips to sensitivity"),
+        (
+            "dp_args",
+            PRIVATE | {"max_grad_norm": 1.0},
+            "max_grad_norm is refused with ldp, which clips to sensitivity",
+        ),
     ],
 )
 def test_bad_configuration(folder, capsys, section, values, message):
@@ -120,14 +192,18 @@ def test_missing_and_broken_configuration(folder, capsys):
 def test_rank_out_of_range(folder, capsys):
     said = failing(capsys, "silo", "--rank", "4", "--config", "config.yaml")
     assert "--rank 4: allowed: 1 to 3 (train_args.client_num_in_total in config.yaml)" in said
-    assert "--rank 0: silos begin at 1" in failing(capsys, "silo", "--rank", "0", "--config", "config.yaml")
+    assert "--rank 0: silos begin at 1" in failing(
+        capsys, "silo", "--rank", "0", "--config", "config.yaml"
+    )
 
 
 def test_shards_are_checked(folder, capsys):
     path = Path("shards/2.safetensors")
     whole = path.read_bytes()
     path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(capsys, *SILO)
+    assert "2.safetensors: damaged (its content doesn't match its checksum)" in failing(
+        capsys, *SILO
+    )
     path.write_bytes(whole[:100])
     assert "2.safetensors: damaged, or not a shard" in failing(capsys, *SILO)
     path.write_bytes(Path("shards/3.safetensors").read_bytes())
@@ -158,7 +234,10 @@ def test_a_shard_has_its_own_silos_noise(folder):
 @pytest.mark.parametrize("rank", [0, 2])
 def test_samples_that_can_not_be_cropped(folder, rank):
     changed("train_args", augment=True)
-    with pytest.raises(UserError, match=r"augment = true is refused for samples of shape \[1, 4, 4\]; allowed: false"):
+    with pytest.raises(
+        UserError,
+        match=r"augment = true is refused for samples of shape \[1, 4, 4\]; allowed: false",
+    ):
         launch.Process.of(rank, Path("config.yaml"))
 
 
@@ -170,9 +249,17 @@ def test_a_recipe_without_the_public_split_that_it_needs(folder, capsys):
 
 @pytest.mark.parametrize(
     ("recipe", "needed"),
-    [("fnr", True), ("feddf", True), ("datasharing", True), ("moon+fnr", True), ("fnr_authors", True),
-     ("fedavg", False), ("ccn", False), ("fednlr", False)],
-)  # fmt: skip
+    [
+        ("fnr", True),
+        ("feddf", True),
+        ("datasharing", True),
+        ("moon+fnr", True),
+        ("fnr_authors", True),
+        ("fedavg", False),
+        ("ccn", False),
+        ("fednlr", False),
+    ],
+)
 def test_the_public_split_is_there_for_methods_that_train_on_it(recipe, needed):
     """fednlr only records something about it, which a simulation does and a deployment does not."""
     assert loopback.needs_public(recipe) is needed
@@ -206,7 +293,9 @@ def test_loopback_does_not_compare_a_run_with_privacy_noise(folder, monkeypatch)
     monkeypatch.setattr(loopback, "run", lambda *_: "weights")
     said = []
     loopback.compare(*loopback.of_file(Path("config.yaml"), "fedavg", 3), Path("out"), said.append)
-    assert said[-1] == "the simulation has no privacy noise, so the weights are not compared with it"
+    assert (
+        said[-1] == "the simulation has no privacy noise, so the weights are not compared with it"
+    )
 
 
 @pytest.mark.parametrize("name", ["run/events.out", "fedml_config.yaml", "shards/1.safetensors"])
@@ -216,26 +305,39 @@ def test_loopback_empties_no_folder_of_the_user(folder, capsys, name):
     mine.parent.mkdir(parents=True)
     mine.write_text("mine")
     assert main(["deploy", "loopback", "--config", "config.yaml", "--out", "thesis"]) == 2
-    assert f"thesis: holds {Path(name).parts[0]}, and no run on this machine wrote that" in capsys.readouterr().err
+    assert (
+        f"thesis: holds {Path(name).parts[0]}, and no run on this machine wrote that"
+        in capsys.readouterr().err
+    )
     assert [path.read_text() for path in Path("thesis").rglob("*") if path.is_file()] == ["mine"]
 
 
 def test_loopback_empties_its_own_folder(tmp_path, monkeypatch):
     for _ in range(2):
-        processes = loopback.Processes(world.deployment("fedavg"), world.parts(public=False), tmp_path / "out")
+        processes = loopback.Processes(
+            world.deployment("fedavg"), world.parts(public=False), tmp_path / "out"
+        )
         assert not list(processes.output.iterdir())
         (processes.output / "rounds.csv").touch()
 
 
 def test_shards_of_a_noisy_scenario(folder, capsys):
-    """Digits, the silos in noise of levels 0 and 0.5; 1 is 16 in raw values, so 16 / std after normalisation."""
+    """Digits, the silos in noise of levels 0 and 0.5; 1 is 16 in raw values, so 16 / std after
+    normalisation."""
     data = datasets.load("digits", Path("."))
     data.save(Path("digits.safetensors"))
-    held = {"clients": [[0, 1], [2, 3, 4]], "validation": [5], "public": [], "test_clients": [[], []]}
+    held = {
+        "clients": [[0, 1], [2, 3, 4]],
+        "validation": [5],
+        "public": [],
+        "test_clients": [[], []],
+    }
     Path("indices.json").write_text(json.dumps(held))
     command = ["--data", "digits.safetensors", "--indices", "indices.json", "--out", "noisy"]
     assert main(["deploy", "shards", *command, "--sigma", "0.5"]) == 0
-    assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise.item() == pytest.approx(0.5 * 16 / data.std[0])
+    assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise.item() == pytest.approx(
+        0.5 * 16 / data.std[0]
+    )
     assert shards.read(Path("noisy/1.safetensors"), 1, 2).noise.item() == 0
     assert main(["deploy", "shards", *command]) == 0
     assert shards.read(Path("noisy/2.safetensors"), 2, 2).noise is None
@@ -247,5 +349,6 @@ def test_shards_of_a_noisy_scenario(folder, capsys):
 def test_shards_command_line(folder, capsys):
     assert main(["deploy", "shards", "--data", "none", "--indices", "none.json", "--out", "x"]) == 2
     assert capsys.readouterr().err == (
-        "error: none.json: not a readable partition (No such file or directory); the partition stage writes it\n"
+        "error: none.json: not a readable partition (No such file or directory); the partition "
+        "stage writes it\n"
     )

@@ -1,4 +1,5 @@
-"""Messages as bytes: another reader understands them, and whatever arrives is either valid or refused."""
+"""Messages as bytes: another reader understands them, and whatever arrives is either valid or
+refused."""
 
 from __future__ import annotations
 
@@ -47,17 +48,36 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> N
 
 
 EXAMPLES = {
-    "dtypes": {name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for name, dtype in DTYPES.items()},
+    "dtypes": {
+        name: torch.tensor([[0, 1, 2], [3, 4, 5]]).to(dtype) for name, dtype in DTYPES.items()
+    },
     "0-d": {"n": torch.tensor(7), "loss": torch.tensor(0.5), "b": torch.tensor(True)},
-    "empty": {"none": torch.empty(0), "rows": torch.empty(0, 3), "w": torch.ones(2), "columns": torch.empty(3, 0)},
+    "empty": {
+        "none": torch.empty(0),
+        "rows": torch.empty(0, 3),
+        "w": torch.ones(2),
+        "columns": torch.empty(3, 0),
+    },
     "nothing": {},
     "views": {"part": NUMBERS[1:, ::2, 1:3], "row": NUMBERS[1], "reversed": NUMBERS.flip(0)},
     "aliased": {"a": NUMBERS, "b": NUMBERS, "c": NUMBERS[:1]},
     "expanded": {"w": torch.ones(1, 3).expand(4, 3)},
-    "layouts": {"image": IMAGES.to(memory_format=torch.channels_last), "t": NUMBERS.permute(2, 0, 1), "w": NUMBERS},
+    "layouts": {
+        "image": IMAGES.to(memory_format=torch.channels_last),
+        "t": NUMBERS.permute(2, 0, 1),
+        "w": NUMBERS,
+    },
     "gradient": {"w": torch.ones(3, requires_grad=True)},
-    "not aligned": {"u": torch.ones(3, dtype=torch.uint8), "w": torch.ones(5), "d": torch.ones(1).double()},
-    "unlucky names": {'a/"b"\n\u00e9\u4e16': torch.ones(2), "": torch.ones(1), "strides": torch.ones(3)},
+    "not aligned": {
+        "u": torch.ones(3, dtype=torch.uint8),
+        "w": torch.ones(5),
+        "d": torch.ones(1).double(),
+    },
+    "unlucky names": {
+        'a/"b"\n\u00e9\u4e16': torch.ones(2),
+        "": torch.ones(1),
+        "strides": torch.ones(3),
+    },
     "large": {"w": torch.arange(3.0 * (CHUNK // 4) + 5), "b": torch.ones(7, dtype=torch.int8)},
 }
 
@@ -68,7 +88,9 @@ def test_tensors_arrive_as_they_were_and_another_reader_agrees(tensors):
     same(found, tensors)
     assert list(found) == list(tensors)
     same(safetensors.torch.load(b"".join(Body(tensors).frames())), tensors)
-    assert Body(tensors).size == sum(leaf.numel() * leaf.element_size() for leaf in tensors.values())
+    assert Body(tensors).size == sum(
+        leaf.numel() * leaf.element_size() for leaf in tensors.values()
+    )
 
 
 def test_frames_are_no_longer_than_a_chunk():
@@ -86,7 +108,10 @@ def test_frames_are_no_longer_than_a_chunk():
         (NUMBERS, (12, 4, 1)),
         (NUMBERS[1:, ::2, 1:3], (4, 2, 1)),  # with holes: it arrives contiguous
         (torch.ones(1, 3).expand(4, 3), (3, 1)),
-        (torch.ones(2, 1, 4, 1).to(memory_format=torch.channels_last), None),  # as it is, whatever that is
+        (
+            torch.ones(2, 1, 4, 1).to(memory_format=torch.channels_last),
+            None,
+        ),  # as it is, whatever that is
     ],
 )
 def test_the_order_in_memory_arrives(leaf, strides):
@@ -106,43 +131,73 @@ def tabled(entries: object) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def entry(dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8), **more: object) -> dict[str, object]:
+def entry(
+    dtype: object = "F32", shape: object = (2,), offsets: object = (0, 8), **more: object
+) -> dict[str, object]:
     return {"dtype": dtype, "shape": shape, "data_offsets": offsets, **more}
 
 
 def test_the_table_of_these_tests_is_good():
     assert table(tabled({"w": entry()}))["w"].shape == (2,)
-    assert table(tabled({"w": entry(), "__metadata__": {"strides": '{"w": [1]}'}}))["w"].strides == (1,)
+    assert table(tabled({"w": entry(), "__metadata__": {"strides": '{"w": [1]}'}}))[
+        "w"
+    ].strides == (1,)
 
 
 @pytest.mark.parametrize(
     "entries",
     [
-        [], "table", None, {"w": None}, {"w": []}, {"w": {}}, {"w": entry(more=1)},
-        {"w": entry(dtype="F8")}, {"w": entry(dtype=["F32"])}, {"w": entry(dtype=None)},
-        {"w": entry(shape="ab")}, {"w": entry(shape=(2.0,))}, {"w": entry(shape=(True, 2))}, {"w": entry(shape=(-2,))},
-        {"w": entry(shape=(1,) * 17 + (2,))}, {"w": entry(shape=(1 << 62,))}, {"w": entry(shape=(3,))},
+        [],
+        "table",
+        None,
+        {"w": None},
+        {"w": []},
+        {"w": {}},
+        {"w": entry(more=1)},
+        {"w": entry(dtype="F8")},
+        {"w": entry(dtype=["F32"])},
+        {"w": entry(dtype=None)},
+        {"w": entry(shape="ab")},
+        {"w": entry(shape=(2.0,))},
+        {"w": entry(shape=(True, 2))},
+        {"w": entry(shape=(-2,))},
+        {"w": entry(shape=(1,) * 17 + (2,))},
+        {"w": entry(shape=(1 << 62,))},
+        {"w": entry(shape=(3,))},
         {"w": entry(shape=(0, 1 << 47, 1 << 47), offsets=(0, 0))},
-        {"w": entry(offsets=(0, 8, 8))}, {"w": entry(offsets=(8, 0))}, {"w": entry(offsets=(1, 9))},
-        {"w": entry(offsets=(-8, 0))}, {"w": entry(offsets=(0, None))}, {"w": entry(offsets=8)},
-        {"w": entry(), "v": entry()}, {"w": entry(), "v": entry(offsets=(9, 17))},
+        {"w": entry(offsets=(0, 8, 8))},
+        {"w": entry(offsets=(8, 0))},
+        {"w": entry(offsets=(1, 9))},
+        {"w": entry(offsets=(-8, 0))},
+        {"w": entry(offsets=(0, None))},
+        {"w": entry(offsets=8)},
+        {"w": entry(), "v": entry()},
+        {"w": entry(), "v": entry(offsets=(9, 17))},
         {"w": entry(), "v": entry(offsets=(4, 12))},
-        {"w": entry(), "__metadata__": {"format": "pt"}}, {"w": entry(), "__metadata__": "strides"},
-        {"w": entry(), "__metadata__": {"strides": {}}}, {"w": entry(), "__metadata__": {"strides": "[1]"}},
-        {"w": entry(), "__metadata__": {"strides": "5"}}, {"__metadata__": {"strides": "5"}},
-        {"__metadata__": {"strides": "[1]"}}, {"w": entry(), "__metadata__": {"strides": "[" * 60_000}},
-        *({"w": entry(), "__metadata__": {"strides": json.dumps({"w": strides})}}
-          for strides in ([2], [0], [-1], [1, 1], [], 1, "1", [1.0], {"1": 1}, [1 << 62])),
+        {"w": entry(), "__metadata__": {"format": "pt"}},
+        {"w": entry(), "__metadata__": "strides"},
+        {"w": entry(), "__metadata__": {"strides": {}}},
+        {"w": entry(), "__metadata__": {"strides": "[1]"}},
+        {"w": entry(), "__metadata__": {"strides": "5"}},
+        {"__metadata__": {"strides": "5"}},
+        {"__metadata__": {"strides": "[1]"}},
+        {"w": entry(), "__metadata__": {"strides": "[" * 60_000}},
+        *(
+            {"w": entry(), "__metadata__": {"strides": json.dumps({"w": strides})}}
+            for strides in ([2], [0], [-1], [1, 1], [], 1, "1", [1.0], {"1": 1}, [1 << 62])
+        ),
         {"w": entry(), "__metadata__": {"strides": '{"v": [1]}'}},
     ],
-)  # fmt: skip
+)
 def test_a_bad_table_is_refused(entries):
     with pytest.raises(RefusedError) as refused:
         table(tabled(entries))
     assert refused.value.name == "malformed"
 
 
-@pytest.mark.parametrize("frame", [b"", b"{}", b"\xff" * 8, (3).to_bytes(8, "little") + b"{}", bytes(8)])
+@pytest.mark.parametrize(
+    "frame", [b"", b"{}", b"\xff" * 8, (3).to_bytes(8, "little") + b"{}", bytes(8)]
+)
 def test_a_table_that_lies_about_its_length_is_refused(frame):
     with pytest.raises(RefusedError, match="table"):
         table(frame)
@@ -167,34 +222,95 @@ def test_a_refusal_is_short_whatever_was_sent():
 SCHEMA = {
     "deltas": {"w": torch.zeros(3, 4).t(), "b": torch.zeros(4)},
     "buffers": {"batches": torch.tensor(0)},
-    "upload": {"scaffold": {"dc": {"w": torch.zeros(4, 3)}}, "half": torch.zeros(3, dtype=torch.bfloat16)},
-    "n": torch.tensor(1), "steps": torch.tensor(1.0), "loss": torch.tensor(1.0),
-}  # fmt: skip
+    "upload": {
+        "scaffold": {"dc": {"w": torch.zeros(4, 3)}},
+        "half": torch.zeros(3, dtype=torch.bfloat16),
+    },
+    "n": torch.tensor(1),
+    "steps": torch.tensor(1.0),
+    "loss": torch.tensor(1.0),
+}
 ASKED = Ask(
-    "train", (1,), {"w": torch.ones(3, 4).t()}, {"m": torch.ones(2)}, {"c": {"w": torch.ones(4)}},
-    {"c_i": torch.ones(1, 4)}, owner="scaffold",
-)  # fmt: skip
+    "train",
+    (1,),
+    {"w": torch.ones(3, 4).t()},
+    {"m": torch.ones(2)},
+    {"c": {"w": torch.ones(4)}},
+    {"c_i": torch.ones(1, 4)},
+    owner="scaffold",
+)
 DOWN = wire.Down(5, 2, ASKED, "terms", {1: 4})
 CALL = {"run": "r", "epoch": "e", "session": "s", "client": 1}
 SIZE = sum(leaf.numel() * leaf.element_size() for leaf in flatten(SCHEMA).values())
 HOSTILE = [
-    0, 1, -1, 2, 3, 4, 7, 16, 48, 1 << 20, 1 << 31, 1 << 47, 1 << 48, 1 << 63, -(1 << 63), 10**400, 1.5, -0.0,
-    math.nan, math.inf, "", "F32", "F64", "BOOL", "x" * 300, "\ud800", "\0", "w", "deltas/w", "__metadata__", "strides",
-    None, True, False, [], {}, [[]], [0], [0, 8], [4, 3], [0, 1 << 47], [1 << 40, 0, 1 << 40], {"a": 1},
-    '{"deltas/w": [1, 4]}', '{"deltas/w": [0, 0]}', '{"deltas/b": [1]}', '{"x": [1]}', "[]", "5",
-]  # fmt: skip
+    0,
+    1,
+    -1,
+    2,
+    3,
+    4,
+    7,
+    16,
+    48,
+    1 << 20,
+    1 << 31,
+    1 << 47,
+    1 << 48,
+    1 << 63,
+    -(1 << 63),
+    10**400,
+    1.5,
+    -0.0,
+    math.nan,
+    math.inf,
+    "",
+    "F32",
+    "F64",
+    "BOOL",
+    "x" * 300,
+    "\ud800",
+    "\0",
+    "w",
+    "deltas/w",
+    "__metadata__",
+    "strides",
+    None,
+    True,
+    False,
+    [],
+    {},
+    [[]],
+    [0],
+    [0, 8],
+    [4, 3],
+    [0, 1 << 47],
+    [1 << 40, 0, 1 << 40],
+    {"a": 1},
+    '{"deltas/w": [1, 4]}',
+    '{"deltas/w": [0, 0]}',
+    '{"deltas/b": [1]}',
+    '{"x": [1]}',
+    "[]",
+    "5",
+]
 
 
 def message(up: bool) -> list[bytes]:
     """A good answer, or a good task."""
     if up:
-        return [head(CALL | {"exchange": 5, "failed": ""}), *Body(wire.up(1, 5, SCHEMA)["leaves"]).frames()]
+        return [
+            head(CALL | {"exchange": 5, "failed": ""}),
+            *Body(wire.up(1, 5, SCHEMA)["leaves"]).frames(),
+        ]
     values = ("ask", "", 5, 2, "train", "scaffold", 4, "terms")
     return [head(dict(zip(ASK, values, strict=True))), *Body(wire.tensors(DOWN)).frames()]
 
 
 def received(frames: list[bytes], up: bool) -> None:
-    """What server and silo do with a message. Raises RefusedError; asserts that what passes is right."""
+    """What server and silo do with a message.
+
+    Raises RefusedError; asserts that what passes is right.
+    """
     rest = iter(frames)
     start = parsed(following(rest), ANSWER if up else ASK)
     assert {key: type(value) for key, value in start.items()} == (ANSWER if up else ASK)
@@ -219,7 +335,13 @@ def received(frames: list[bytes], up: bool) -> None:
 
 def places(value: object) -> list[tuple[object, object]]:
     """(container, key) of every value inside."""
-    keys = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    keys = (
+        list(value)
+        if isinstance(value, dict)
+        else list(range(len(value)))
+        if isinstance(value, list)
+        else []
+    )
     return [place for key in keys for place in [(value, key), *places(value[key])]]  # type: ignore[index]  # has keys
 
 
@@ -253,7 +375,11 @@ def changed_bytes(frame: bytes, other: bytes, rng: random.Random) -> bytes:
         for _ in range(rng.choice((1, 1, 2, 8))):
             found[rng.randrange(len(found))] ^= 1 << rng.randrange(8)
         return bytes(found)
-    cut, doubled, spliced = frame[:a] + frame[b:], frame[:b] + frame[a:], frame[:a] + other + frame[b:]
+    cut, doubled, spliced = (
+        frame[:a] + frame[b:],
+        frame[:b] + frame[a:],
+        frame[:a] + other + frame[b:],
+    )
     return (frame[:a], cut, doubled, frame[:a] + other[a:], spliced)[what]
 
 
@@ -300,6 +426,14 @@ def test_a_mutated_message_is_valid_or_refused(messages):
             raise
     # All kinds were met, and some messages passed: a changed weight is as good as another.
     values = {"non-finite", "stale", "range"}
-    assert set(refused) == values | {"malformed", "oversize", "truncated", "missing", "extra", "shape", "dtype"}
+    assert set(refused) == values | {
+        "malformed",
+        "oversize",
+        "truncated",
+        "missing",
+        "extra",
+        "shape",
+        "dtype",
+    }
     assert messages // 100 < messages - refused.total() < messages // 2
     assert longest <= 1000

@@ -1,4 +1,7 @@
-"""Callers that hold the server's calls: they send nothing, or are revoked while they send. Real sockets and TLS."""
+"""Callers that hold the server's calls: they send nothing, or are revoked while they send.
+
+Real sockets and TLS.
+"""
 
 from __future__ import annotations
 
@@ -45,8 +48,13 @@ def held(go: threading.Event, *first: bytes) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("revoked", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_calls_that_send_nothing_keep_no_silo_out(server, kits, caplog, monkeypatch, revoked, method):
-    """Each has a header only. Silo 1 is heard at once; the status counts them, and the log has one line about them."""
+def test_calls_that_send_nothing_keep_no_silo_out(
+    server, kits, caplog, monkeypatch, revoked, method
+):
+    """Each has a header only.
+
+    Silo 1 is heard at once; the status counts them, and the log has one line about them.
+    """
     _, comm = server
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     monkeypatch.setattr(endpoint, "HEAD_S", 2.0)
@@ -55,7 +63,9 @@ def test_calls_that_send_nothing_keep_no_silo_out(server, kits, caplog, monkeypa
         assert sent(bad, "Hello", hello(1)) == sent(good, "Hello", hello(0)) == "ok"
         if revoked:
             authority.revoke(kits, 2)
-        calls = [bad.stream_stream(f"/{SERVICE}/{method}")(held(go), timeout=LONG) for _ in range(HELD)]
+        calls = [
+            bad.stream_stream(f"/{SERVICE}/{method}")(held(go), timeout=LONG) for _ in range(HELD)
+        ]
         for call in calls:
             call.add_done_callback(lambda _: over.release())
         staying = 0 if revoked or method == "Status" else endpoint.AT_ONCE
@@ -69,13 +79,18 @@ def test_calls_that_send_nothing_keep_no_silo_out(server, kits, caplog, monkeypa
         assert found == {kind: HELD - staying}
         for _ in range(staying):  # their time is over soon
             assert over.acquire(timeout=LONG)
-        lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
+        lines = [
+            record.getMessage() for record in caplog.records if "refused" in record.getMessage()
+        ]
         why = {
-            "certificate": "certificate of silo-2 is revoked", "call": "this call is not for this certificate",
+            "certificate": "certificate of silo-2 is revoked",
+            "call": "this call is not for this certificate",
             "rate": "too many calls",
-        }[kind]  # fmt: skip
+        }[kind]
         assert lines[0] == f"refused from silo-2 ({kind}): {why}"
-        assert ("refused from silo-2 (silent): a call sent too little in 2 s" in lines) is (staying > 0)
+        assert ("refused from silo-2 (silent): a call sent too little in 2 s" in lines) is (
+            staying > 0
+        )
         assert len(lines) <= 3  # also that these calls ended early
         assert link.status(comm, kits / "0")["refused"].get("silent", 0) == staying
         go.set()
@@ -87,13 +102,21 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
     down = wire.Down(0, 1, Ask("train", (0,), {}, {}, {}, {}), "terms")
     taken: dict[int, wire.Up] = {}
     asking = threading.Thread(
-        target=lambda: taken.update(coordinator.ask(down, SCHEMA, lambda up, client: None)), daemon=True
+        target=lambda: taken.update(coordinator.ask(down, SCHEMA, lambda up, client: None)),
+        daemon=True,
     )
     asking.start()
     go = threading.Event()
 
     def upload() -> Iterator[bytes]:
-        head = {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0, "exchange": 0, "failed": ""}
+        head = {
+            "run": "run",
+            "epoch": coordinator.epoch,
+            "session": "own",
+            "client": 0,
+            "exchange": 0,
+            "failed": "",
+        }
         yield frames.head(head)
         table, *data = frames.Body(SCHEMA).frames()
         yield table
@@ -114,13 +137,22 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
     authority.renew(kits, 1)  # the honest silo, with its new kit
     with link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
-        head = {"run": "run", "epoch": coordinator.epoch, "session": "own", "client": 0, "exchange": 0, "failed": ""}
+        head = {
+            "run": "run",
+            "epoch": coordinator.epoch,
+            "session": "own",
+            "client": 0,
+            "exchange": 0,
+            "failed": "",
+        }
         assert sent(line, "Answer", frames.head(head), *frames.Body(SCHEMA).frames()) == "ok"
     asking.join(LONG)
     assert list(taken) == [0]
 
 
-def test_an_expired_certificate_on_a_living_connection_leaves_a_line(server, kits, caplog, monkeypatch):
+def test_an_expired_certificate_on_a_living_connection_leaves_a_line(
+    server, kits, caplog, monkeypatch
+):
     _, comm = server
     with link.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
@@ -129,5 +161,9 @@ def test_an_expired_certificate_on_a_living_connection_leaves_a_line(server, kit
         with pytest.raises(grpc.RpcError) as refused:
             line.unary_unary(f"/{SERVICE}/Hello")(hello(0), timeout=LONG)
         assert outcome(refused.value) == "permission_denied"
-    (found,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
-    assert found.startswith("refused from silo-1 (certificate): certificate of silo-1 expired on 20")
+    (found,) = [
+        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
+    ]
+    assert found.startswith(
+        "refused from silo-1 (certificate): certificate of silo-1 expired on 20"
+    )

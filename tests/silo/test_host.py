@@ -1,4 +1,5 @@
-"""A FedML pair, driven in one process message by message, ends with the weights of the simulation, bit for bit."""
+"""A FedML pair, driven in one process message by message, ends with the weights of the simulation,
+bit for bit."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from fedml_noniid.plugins.silo import wire
 from tests.recipe_table import ALONE, DEPLOYED, PARAMETERS
 from tests.silo import world
 
-DP = {"enable_dp": True, "mechanism_type": "gaussian", "epsilon": 0.9, "delta": 1e-5, "sensitivity": 1.0}
+DP = {
+    "enable_dp": True,
+    "mechanism_type": "gaussian",
+    "epsilon": 0.9,
+    "delta": 1e-5,
+    "sensitivity": 1.0,
+}
 
 
 def norm(model):
@@ -58,9 +65,18 @@ def test_pair_equals_simulation_when_some_silos_rest(recipe, settings):
 
 @pytest.mark.parametrize(
     "recipe",
-    ["fedavg", "rfedavg_plus", "ccn", "fednlr", "fnr", "moon", "fedbn", "datasharing+moon+ccn+fednlr",
-     "scaffold+fnr+rfedavg_plus+ccn"],
-)  # fmt: skip
+    [
+        "fedavg",
+        "rfedavg_plus",
+        "ccn",
+        "fednlr",
+        "fnr",
+        "moon",
+        "fedbn",
+        "datasharing+moon+ccn+fednlr",
+        "scaffold+fnr+rfedavg_plus+ccn",
+    ],
+)
 def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
     settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
     expected = world.simulated(recipe, settings, True, skewed=True)
@@ -69,36 +85,50 @@ def test_pair_equals_simulation_in_noise_with_augmentation(recipe):
     world.compare(found.rows, expected.rows)
     aggregator, trainers = world.pair(recipe, settings, True, skewed=True)
     trainers[2].noise = None
-    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), "the noise is the silo's to add"
+    assert world.digest(world.run(aggregator, trainers)) != world.digest(expected), (
+        "the noise is the silo's to add"
+    )
 
 
 @pytest.mark.parametrize("recipe", ["fedavg", "scaffold+fnr+rfedavg_plus+ccn"])
 def test_pair_equals_simulation_in_bf16(recipe):
     settings = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
     expected = world.simulated(recipe, settings, True, precision="bf16")
-    assert world.digest(world.run(*world.pair(recipe, settings, True, precision="bf16"))) == world.digest(expected)
+    assert world.digest(
+        world.run(*world.pair(recipe, settings, True, precision="bf16"))
+    ) == world.digest(expected)
     assert world.digest(expected) != world.digest(world.simulated(recipe, settings, True))
 
 
 def test_server_and_silos_agree_on_precision():
     aggregator, _ = world.pair("fedavg", {})
     _, others = world.pair("fedavg", {}, precision="bf16")
-    with pytest.raises(UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"):
+    with pytest.raises(
+        UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"
+    ):
         world.uploads(aggregator.get_model_params(), others[:1])
 
 
 def test_server_and_silos_agree_on_augmentation():
     aggregator, _ = world.pair("fedavg", {}, skewed=True)
     _, others = world.pair("fedavg", {}, skewed=True, augment=False)
-    with pytest.raises(UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"):
+    with pytest.raises(
+        UserError, match=r"silo 0 \(rank 1\): its configuration is not the server's"
+    ):
         world.uploads(aggregator.get_model_params(), others[:1])
 
 
 @pytest.mark.parametrize(
     ("package", "prefix", "recipe"),
-    [("fnr", "FNR", "fnr"), ("fednnnn", "FedNNNN", "fednnnn"), ("ccn", "CCN", "ccn"), ("fednlr", "FedNLR", "fednlr"),
-     ("rfedavg", "RFedAvg", "rfedavg"), ("rfedavg", "RFedAvgPlus", "rfedavg_plus")],
-)  # fmt: skip
+    [
+        ("fnr", "FNR", "fnr"),
+        ("fednnnn", "FedNNNN", "fednnnn"),
+        ("ccn", "CCN", "ccn"),
+        ("fednlr", "FedNLR", "fednlr"),
+        ("rfedavg", "RFedAvg", "rfedavg"),
+        ("rfedavg", "RFedAvgPlus", "rfedavg_plus"),
+    ],
+)
 def test_visible_pairs(package, prefix, recipe):
     """Each paper's classes set `recipe` and a docstring, and nothing else."""
     from fedml.core import ClientTrainer, ServerAggregator
@@ -108,7 +138,10 @@ def test_visible_pairs(package, prefix, recipe):
         found = getattr(module, prefix + kind)
         assert issubclass(found, base)
         assert found.recipe == recipe
-        assert {name for name in vars(found) if not name.startswith("__")} <= {"recipe", "_abc_impl"}
+        assert {name for name in vars(found) if not name.startswith("__")} <= {
+            "recipe",
+            "_abc_impl",
+        }
         assert found.__doc__
     with pytest.raises(AttributeError, match="Nothing"):
         _ = module.Nothing
@@ -120,7 +153,9 @@ def test_a_pair_refuses_another_recipe():
 
     data = world.parts()
     with pytest.raises(UserError, match=r"args.recipe = 'ccn', but FNRAggregator runs 'fnr'"):
-        FNRAggregator(Model(world.network(False)), world.args("ccn", {}, False), data.test, None, data.public)
+        FNRAggregator(
+            Model(world.network(False)), world.args("ccn", {}, False), data.test, None, data.public
+        )
 
 
 def test_make_pair_names_an_unknown_method():
@@ -133,7 +168,9 @@ def test_make_pair_names_an_unknown_method():
 def test_a_silo_with_another_configuration_is_refused():
     aggregator, trainers = world.pair("fedprox", {"fedprox": {"mu": 0.1}})
     _, others = world.pair("fedprox", {"fedprox": {"mu": 0.2}})
-    with pytest.raises(UserError, match=r"silo 1 \(rank 2\): its configuration is not the server's"):
+    with pytest.raises(
+        UserError, match=r"silo 1 \(rank 2\): its configuration is not the server's"
+    ):
         world.uploads(aggregator.get_model_params(), [trainers[0], others[1]])
 
 
@@ -146,7 +183,8 @@ def test_a_diverging_silo_is_named():
         world.uploads(aggregator.get_model_params(), trainers)
 
 
-# FedML's hooks ---------------------------------------------------------------------------------------------------
+# FedML's hooks
+# --------------------------------------------------------------------------------------------------
 
 
 LDP = DP | {"dp_solution_type": "ldp"}
@@ -169,9 +207,11 @@ def plain(message: object, recipe: str, settings: dict, **more: object) -> dict[
 
 
 def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
-    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are not.
+    """scaffold uploads control variates beside w_k - w_t; both are noised, n, steps and loss are
+    not.
 
-    All of it together is clipped to C = 1/2. Running statistics count as changes, and variances stay positive.
+    All of it together is clipped to C = 1/2. Running statistics count as changes, and variances
+    stay positive.
     """
     aggregator, noisy = world.pair("scaffold", {}, batch_norm=True, **LDP)
     message = aggregator.get_model_params()
@@ -179,9 +219,17 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
     (_, with_noise), *_ = ups = world.uploads(message, begun(noisy, tmp_path))
     found = with_noise["leaves"]
     assert {key.partition("/")[0] for key in without} == {*wire.PARTS}
-    assert {key for key, leaf in without.items() if torch.equal(leaf, found[key])} == {"n", "steps", "loss"}
+    assert {key for key, leaf in without.items() if torch.equal(leaf, found[key])} == {
+        "n",
+        "steps",
+        "loss",
+    }
     start = wire.flatten({"buffers": message.ask.buffers})
-    moved = {key: leaf - start.get(key, 0) for key, leaf in without.items() if key not in ("n", "steps", "loss")}
+    moved = {
+        key: leaf - start.get(key, 0)
+        for key, leaf in without.items()
+        if key not in ("n", "steps", "loss")
+    }
     factor = 0.5 / norm(moved)
     assert factor < 1
     noise = {key: found[key] - start.get(key, 0) - factor * leaf for key, leaf in moved.items()}
@@ -192,7 +240,10 @@ def test_local_privacy_noise_covers_all_that_leaves_a_silo(tmp_path):
 
 
 def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(tmp_path):
-    """Asked 20 times, the noise does not average down. The model is w_0 each time, so only noise can differ."""
+    """Asked 20 times, the noise does not average down.
+
+    The model is w_0 each time, so only noise can differ.
+    """
     aggregator, trainers = world.pair("scaffold", {}, **LDP)
     message, (first, *others) = aggregator.get_model_params(), begun(trainers, tmp_path)
 
@@ -207,7 +258,9 @@ def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(t
     for seed in range(20):
         torch.manual_seed(seed)
         assert all(torch.equal(leaf, one[key]) for key, leaf in asked(first).items())
-    again = begun(world.pair("scaffold", {}, **LDP)[1], tmp_path)[0]  # the process was killed and started again
+    again = begun(world.pair("scaffold", {}, **LDP)[1], tmp_path)[
+        0
+    ]  # the process was killed and started again
     assert all(torch.equal(leaf, one[key]) for key, leaf in asked(again).items())
     nudged = message.ask.params | {"fc2.bias": message.ask.params["fc2.bias"] + 1e-6}
     different = [
@@ -218,12 +271,17 @@ def test_one_question_has_one_noise_even_after_a_restart_and_each_silo_its_own(t
         asked(begun(world.pair("scaffold", {}, **LDP)[1], tmp_path / "elsewhere")[0]),
     ]
     for other in map(noise_of, different):
-        assert abs(torch.corrcoef(torch.stack([other, noise_of(one)]))[0, 1].item()) < 0.5  # of 128 numbers
+        assert (
+            abs(torch.corrcoef(torch.stack([other, noise_of(one)]))[0, 1].item()) < 0.5
+        )  # of 128 numbers
         assert (other - noise_of(one)).std() > SIGMA
 
 
 def test_the_noise_of_a_question_does_not_serve_for_another_answer(tmp_path):
-    """The server says that another answer was the last that counted, so c_i differs. The rest is the same."""
+    """The server says that another answer was the last that counted, so c_i differs.
+
+    The rest is the same.
+    """
     aggregator, trainers = world.pair("scaffold", {}, **LDP)
     first, message = begun(trainers, tmp_path)[0], aggregator.get_model_params()
     world.uploads(message, [first])
@@ -245,27 +303,38 @@ def test_a_run_with_local_noise_ends_and_the_server_takes_every_answer(recipe, s
 
 def test_a_misspelt_defence_is_refused_with_the_near_miss():
     with pytest.raises(
-        UserError, match=r"defense_args.defense_type 'crum' is unknown \(did you mean 'krum'\?\); allow"
+        UserError,
+        match=r"defense_args.defense_type 'crum' is unknown \(did you mean 'krum'\?\); allow",
     ):
         world.pair("fedavg", {}, enable_defense=True, defense_type="crum")
 
 
 def test_central_privacy_noise_is_on_the_model_that_is_sent_next_and_averaged_against():
     _, trainers = world.pair("fedavg", {})
-    aggregator, _ = world.pair("fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP)
+    aggregator, _ = world.pair(
+        "fedavg", {}, dp_solution_type="cdp", max_grad_norm=1.0, client_num=3, **DP
+    )
     before = aggregator.conversation.loop.state.params
     ups = world.uploads(aggregator.get_model_params(), trainers)
     kept, _ = aggregator.on_before_aggregation(ups)
     # FedML clips models, in place; what is kept are differences.
-    models = [{key: before[key] + delta for key, delta in reply["deltas"].items()} for _, reply in kept]
+    models = [
+        {key: before[key] + delta for key, delta in reply["deltas"].items()} for _, reply in kept
+    ]
     assert all(norm(model) <= 1.001 for model in models), "clipped"
-    assert all(norm({key: before[key] + up["leaves"][f"deltas/{key}"] for key in before}) > 1.5 for _, up in ups)
+    assert all(
+        norm({key: before[key] + up["leaves"][f"deltas/{key}"] for key in before}) > 1.5
+        for _, up in ups
+    )
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
     sent = aggregator.conversation.loop.state.params
     assert all(torch.equal(message.ask.params[key], sent[key]) for key in sent)
     assert not any(torch.equal(before[key], sent[key]) for key in sent)
     weights = torch.tensor(world.SIZES, dtype=torch.float64) / sum(world.SIZES)
-    average = {key: sum(w.item() * model[key] for w, model in zip(weights, models, strict=True)) for key in sent}
+    average = {
+        key: sum(w.item() * model[key] for w, model in zip(weights, models, strict=True))
+        for key in sent
+    }
     assert min((average[key] - sent[key]).abs().max().item() for key in sent) > 1e-3, "noised"
 
 
@@ -282,13 +351,21 @@ def test_a_server_that_learns_keeps_its_model_to_itself_until_the_noise_is_added
 
 
 def test_a_defence_before_aggregation_can_drop_a_silo():
-    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="krum", byzantine_client_num=0,
-                                      krum_param_m=1)  # fmt: skip
+    aggregator, trainers = world.pair(
+        "fedavg",
+        {},
+        enable_defense=True,
+        defense_type="krum",
+        byzantine_client_num=0,
+        krum_param_m=1,
+    )
     ups = world.uploads(aggregator.get_model_params(), trainers)
     from fedml.core.security.fedml_defender import FedMLDefender
 
     defender = FedMLDefender.get_instance()
-    defender.defend_before_aggregation = lambda raw_client_grad_list, extra_auxiliary_info: raw_client_grad_list[::2]
+    defender.defend_before_aggregation = lambda raw_client_grad_list, extra_auxiliary_info: (
+        raw_client_grad_list[::2]
+    )
     defender.get_benign_client_idxs = lambda client_idxs: client_idxs[::2]
     kept, indices = aggregator.on_before_aggregation(ups)
     assert indices == [0, 2] == [client for client, _ in kept]
@@ -302,11 +379,22 @@ def test_a_defence_before_aggregation_can_drop_a_silo():
 
 def test_a_defence_compares_models_and_what_it_leaves_alone_keeps_its_bits(monkeypatch):
     """It sees w_t and every w_k. The first silo's bias moves; all else is as it was sent."""
-    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="krum", byzantine_client_num=0,
-                                      krum_param_m=3)  # fmt: skip
+    aggregator, trainers = world.pair(
+        "fedavg",
+        {},
+        enable_defense=True,
+        defense_type="krum",
+        byzantine_client_num=0,
+        krum_param_m=3,
+    )
     ups = world.uploads(aggregator.get_model_params(), trainers)
-    for _, up in ups:  # differences that are lost where they are added to w_t and w_t is taken away again
-        up["leaves"] |= {key: leaf / 3 for key, leaf in up["leaves"].items() if key.startswith("deltas/")}
+    for (
+        _,
+        up,
+    ) in ups:  # differences that are lost where they are added to w_t and w_t is taken away again
+        up["leaves"] |= {
+            key: leaf / 3 for key, leaf in up["leaves"].items() if key.startswith("deltas/")
+        }
     from fedml.core.security.fedml_defender import FedMLDefender
 
     defender, seen = FedMLDefender.get_instance(), []
@@ -334,10 +422,17 @@ def test_a_defence_compares_models_and_what_it_leaves_alone_keeps_its_bits(monke
 
 
 def test_an_attack_that_fedml_simulates_counts(monkeypatch):
-    """It puts other tensors into the models that it is given: 2 w_t - w_k in place of w_k, so -(w_k - w_t)."""
+    """It puts other tensors into the models that it is given: 2 w_t - w_k in place of w_k, so -(w_k
+    - w_t)."""
     monkeypatch.setattr("fedml.device.get_device", lambda _: torch.device("cpu"))
-    aggregator, trainers = world.pair("fedavg", {}, enable_attack=True, attack_type="byzantine", attack_mode="flip",
-                                      byzantine_client_num=3)  # fmt: skip
+    aggregator, trainers = world.pair(
+        "fedavg",
+        {},
+        enable_attack=True,
+        attack_type="byzantine",
+        attack_mode="flip",
+        byzantine_client_num=3,
+    )
     ups = world.uploads(aggregator.get_model_params(), trainers)
     kept, _ = aggregator.on_before_aggregation(ups)
     for (_, up), (_, reply) in zip(ups, kept, strict=True):
@@ -348,8 +443,9 @@ def test_an_attack_that_fedml_simulates_counts(monkeypatch):
 
 def test_a_defence_after_aggregation_may_work_in_place(monkeypatch):
     """As FedML's `cclip` does."""
-    aggregator, trainers = world.pair("fedavg", {}, enable_defense=True, defense_type="crfl", clip_threshold=1e9,
-                                      dataset="")  # fmt: skip
+    aggregator, trainers = world.pair(
+        "fedavg", {}, enable_defense=True, defense_type="crfl", clip_threshold=1e9, dataset=""
+    )
     from fedml.core.security.fedml_defender import FedMLDefender
 
     def defended(model):
@@ -358,7 +454,9 @@ def test_a_defence_after_aggregation_may_work_in_place(monkeypatch):
         return model
 
     monkeypatch.setattr(FedMLDefender.get_instance(), "defend_after_aggregation", defended)
-    kept, _ = aggregator.on_before_aggregation(world.uploads(aggregator.get_model_params(), trainers))
+    kept, _ = aggregator.on_before_aggregation(
+        world.uploads(aggregator.get_model_params(), trainers)
+    )
     message = aggregator.on_after_aggregation(aggregator.aggregate(kept))
     assert all(bool((leaf == 1).all()) for leaf in message.ask.params.values())
 
@@ -375,7 +473,9 @@ def test_a_poisoned_shard_is_what_is_trained_on():
     x, y = trainers[0].local_train_dataset[0]
     trainers[0].local_train_dataset = [(x[:9], 1 - y[:9].clamp(max=1)), (x[9:], y[9:])]
     (_, poisoned), *_ = world.uploads(message, trainers[:1])
-    assert not torch.equal(clean["leaves"]["deltas/fc2.weight"], poisoned["leaves"]["deltas/fc2.weight"])
+    assert not torch.equal(
+        clean["leaves"]["deltas/fc2.weight"], poisoned["leaves"]["deltas/fc2.weight"]
+    )
 
 
 def test_the_last_evaluation_is_fedmls_metric():

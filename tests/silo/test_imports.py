@@ -10,7 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 
 def _python(code: str) -> None:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -29,8 +31,10 @@ assert not [name for name in sys.modules if name.split(".")[0] in ("fedml", "grp
 
 
 def test_asking_for_a_pair_imports_fedml():
-    from fedml_noniid.plugins.fnr import FNRAggregator, FNRTrainer  # isort: skip, it imports fedml without its warnings
+    # isort: skip, it imports fedml without its warnings
     from fedml.core import ClientTrainer, ServerAggregator
+
+    from fedml_noniid.plugins.fnr import FNRAggregator, FNRTrainer
 
     assert issubclass(FNRTrainer, ClientTrainer)
     assert issubclass(FNRAggregator, ServerAggregator)

@@ -1,4 +1,5 @@
-"""What a process leaves behind on a disk: temporary folders of killed writers, folders of its libraries, its end."""
+"""What a process leaves behind on a disk: temporary folders of killed writers, folders of its
+libraries, its end."""
 
 from __future__ import annotations
 
@@ -19,10 +20,12 @@ from tests.silo.test_processes import SERVER, until
 
 
 def killed(path: Path) -> Path:
-    """The folder that a writer of `path` leaves when it is killed in the middle: by a real writer's process."""
+    """The folder that a writer of `path` leaves when it is killed in the middle: by a real writer's
+    process."""
     before = set(path.parent.iterdir())
     code = (
-        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.data.files import write_whole; "
+        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.data.files import "
+        "write_whole; "
         "write_whole(Path(sys.argv[1]), lambda _: os.kill(os.getpid(), 9))"
     )
     assert subprocess.run([sys.executable, "-c", code, str(path)], check=False).returncode == -9
@@ -35,9 +38,14 @@ def test_a_process_removes_what_killed_writers_of_its_own_files_left_and_nothing
     terms, parts = world.deployment("fedavg"), world.parts(public=False)
     with loopback.Processes(terms, parts, tmp_path) as processes:
         output = processes.output
-        ours = [killed(output / name) for name in (results.CHECKPOINT, results.ROUNDS, "silo-2.safetensors")]
+        ours = [
+            killed(output / name)
+            for name in (results.CHECKPOINT, results.ROUNDS, "silo-2.safetensors")
+        ]
         theirs = [killed(output / name) for name in ("silo-4.safetensors", "notes.csv")]
-        full = killed(output / results.ABSENT)  # it looks like ours, but somebody has put a file into it
+        full = killed(
+            output / results.ABSENT
+        )  # it looks like ours, but somebody has put a file into it
         (full / "mine.txt").write_text("mine")
         named = output / ".checkpoint.safetensors.backup"  # no writer's name has six letters
         named.mkdir()
@@ -45,15 +53,22 @@ def test_a_process_removes_what_killed_writers_of_its_own_files_left_and_nothing
             processes.start(rank)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
         assert processes.running[SERVER].exitcode == 0
-        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        until(
+            lambda: all(process.exitcode == 0 for process in processes.running.values()),
+            "the silos' end",
+        )
         assert [path for path in ours if path.exists()] == []
-        assert all(path.is_dir() for path in (*theirs, named)) and (full / "mine.txt").read_text() == "mine"
+        assert (
+            all(path.is_dir() for path in (*theirs, named))
+            and (full / "mine.txt").read_text() == "mine"
+        )
 
 
 def test_keys_that_a_killed_command_left_are_removed(tmp_path):
     kits = tmp_path / "kits"
     code = (
-        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.silo import authority; "
+        "import os, sys; from pathlib import Path; from fedml_noniid.plugins.silo import "
+        "authority; "
         "os.fsync = lambda _: os.kill(os.getpid(), 9); authority.make(Path(sys.argv[1]), 1)"
     )
     assert subprocess.run([sys.executable, "-c", code, str(kits)], check=False).returncode == -9
@@ -64,18 +79,25 @@ def test_keys_that_a_killed_command_left_are_removed(tmp_path):
 
 @pytest.mark.parametrize("module", ["silo.host", "silo.pair"])
 def test_fedml_leaves_no_folders(tmp_path, module):
-    """wandb, which FedML imports, makes four empty folders in each process; a process that is ended leaves them."""
+    """wandb, which FedML imports, makes four empty folders in each process; a process that is ended
+    leaves them."""
     code = f"import os; import fedml_noniid.plugins.{module}; import fedml; os._exit(0)"
-    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
-    """The log of a silo whose server says control characters; the file is that of a real process."""
+    """The log of a silo whose server says control characters; the file is that of a real
+    process."""
     code = (
-        "import logging, sys; from pathlib import Path; from fedml_noniid.plugins.silo import launch, ends\n"
-        "def no(self): logging.getLogger('fedml_noniid.x').warning('server: %s', 'a\\nround 9 of 9\\x1b[2J\\u202e')\n"
-        "def bad(self): no(self); raise ends.QuorumError('the server ended the run: x\\nerror: y\\x1b[2J')\n"
+        "import logging, sys; from pathlib import Path; from fedml_noniid.plugins.silo import "
+        "launch, ends\n"
+        "def no(self): logging.getLogger('fedml_noniid.x').warning('server: %s', 'a\\nround 9 "
+        "of 9\\x1b[2J\\u202e')\n"
+        "def bad(self): no(self); raise ends.QuorumError('the server ended the run: x\\nerror: "
+        "y\\x1b[2J')\n"
         "launch.Process._silo = bad\n"
         "sys.exit(launch.run(1, Path(sys.argv[1])))"
     )
@@ -83,7 +105,10 @@ def test_a_line_of_the_log_is_one_line_whatever_the_other_side_says(tmp_path):
     with loopback.Processes(world.deployment("fedavg"), parts, tmp_path) as processes:
         pass
     done = subprocess.run(
-        [sys.executable, "-c", code, str(processes.config)], check=False, capture_output=True, text=True
+        [sys.executable, "-c", code, str(processes.config)],
+        check=False,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 3, done.stderr
     assert done.stderr == "error: the server ended the run: x\\nerror: y\\x1b[2J\n"
@@ -105,7 +130,11 @@ def test_status_after_the_end_says_that_the_run_is_over(tmp_path, capsys):
     assert "is the server running?" in capsys.readouterr().err
     write_whole(output / results.MODEL, b"weights")
     assert main(["deploy", "status", "--config", str(config)]) == 0
-    assert json.loads(capsys.readouterr().out) == {"over": True, "rounds": 7, "model": str(output / results.MODEL)}
+    assert json.loads(capsys.readouterr().out) == {
+        "over": True,
+        "rounds": 7,
+        "model": str(output / results.MODEL),
+    }
     config.write_text("x: 1\n")
     with pytest.raises(UserError):
         launch.status(config)

@@ -1,4 +1,5 @@
-"""A silo whose server answers oddly: waits without end, unknown kinds, HTML of a proxy, control characters."""
+"""A silo whose server answers oddly: waits without end, unknown kinds, HTML of a proxy, control
+characters."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def refusing(details: str) -> Reply:
 
 @contextmanager
 def server(**replies: Reply) -> Iterator[tuple[CommArgs, dict[str, int]]]:
-    """A real server with these replies, without certificates; and how often each method was called."""
+    """A real server with these replies, without certificates; and how often each method was
+    called."""
     calls = dict.fromkeys(replies, 0)
 
     def answering(method: str, reply: Reply) -> Callable:
@@ -44,7 +46,10 @@ def server(**replies: Reply) -> Iterator[tuple[CommArgs, dict[str, int]]]:
 
         return answer
 
-    handlers = {name: grpc.stream_stream_rpc_method_handler(answering(name, reply)) for name, reply in replies.items()}
+    handlers = {
+        name: grpc.stream_stream_rpc_method_handler(answering(name, reply))
+        for name, reply in replies.items()
+    }
     port = grpc.server(ThreadPoolExecutor(4))
     port.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     comm = CommArgs(server=address(), plaintext=True, lost_s=2.0)
@@ -62,11 +67,17 @@ def silo(comm: CommArgs) -> link.Link:
 
 @pytest.mark.parametrize(
     "reply",
-    [lambda _: [kind("wait")],
-     lambda _: [kind("dance\x1b[2J")], lambda _: [b"<html>"], lambda _: [], refusing(HTML), refusing('{"name": 1}'),
-     refusing("[]")],
+    [
+        lambda _: [kind("wait")],
+        lambda _: [kind("dance\x1b[2J")],
+        lambda _: [b"<html>"],
+        lambda _: [],
+        refusing(HTML),
+        refusing('{"name": 1}'),
+        refusing("[]"),
+    ],
     ids=["wait", "unknown kind", "html", "nothing", "html as a refusal", "a number", "no words"],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("method", ["Hello", "Task"])
 def test_replies_that_make_no_sense_are_asked_again_with_growing_pauses(reply, method):
     """Until `lost_s`, as if nobody had answered: 2 seconds hold at most 2 / 0.1 calls."""
@@ -83,7 +94,10 @@ def test_replies_that_make_no_sense_are_asked_again_with_growing_pauses(reply, m
 
 
 def test_restarts_without_end_are_answered_with_pauses():
-    """2.5 seconds with the least pauses of 0.1 s: 25 calls. Then the run is over, and the silo hears it."""
+    """2.5 seconds with the least pauses of 0.1 s: 25 calls.
+
+    Then the run is over, and the silo hears it.
+    """
     began, restarted = time.monotonic(), refusing(json.dumps({"name": "epoch", "why": "no"}))
 
     def replies(context: grpc.ServicerContext) -> list[bytes]:
@@ -126,6 +140,9 @@ def test_a_refusal_for_good_still_ends_the_silo_at_once():
 
 @pytest.mark.parametrize("reply", [HTML.encode(), b"[1]", b"\xff\xfe", b""])
 def test_a_status_that_makes_no_sense_is_one_line(reply):
-    with server(Status=lambda _: [reply]) as (comm, _), pytest.raises(LostError, match=r"answers, but not as") as lost:
+    with (
+        server(Status=lambda _: [reply]) as (comm, _),
+        pytest.raises(LostError, match=r"answers, but not as") as lost,
+    ):
         link.status(comm, None)
     assert str(lost.value).isprintable()

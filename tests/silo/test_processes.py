@@ -1,4 +1,5 @@
-"""A server and silos as processes on loopback: equal weights, ports, pickle, kills, stops, errors."""
+"""A server and silos as processes on loopback: equal weights, ports, pickle, kills, stops,
+errors."""
 
 from __future__ import annotations
 
@@ -31,15 +32,31 @@ def until(true: Callable[[], object], what: str) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "cohort"),
-    [("fnr", 0), ("fednnnn", 0), ("ccn", 0), ("fednlr", 2), ("rfedavg", 0), ("rfedavg_plus", 0),
-     ("fedbabu+ccn", 0),  # only the body travels
-     ("fedbn", 0),  # the batch norms stay on the silos
-     ("ccvr+feddf", 0),  # the server learns on public data, and asks once more after the last round
-     ("scaffold+fnr+rfedavg_plus+ccn", 2),
-     *(pytest.param(recipe, 2, marks=pytest.mark.slow) for recipe in (
-         "datasharing+feddyn+fednlr", "moon+fnr", "fedgen+fednova", "fedftg+sgdm",
-     ))],
-)  # fmt: skip
+    [
+        ("fnr", 0),
+        ("fednnnn", 0),
+        ("ccn", 0),
+        ("fednlr", 2),
+        ("rfedavg", 0),
+        ("rfedavg_plus", 0),
+        ("fedbabu+ccn", 0),  # only the body travels
+        ("fedbn", 0),  # the batch norms stay on the silos
+        (
+            "ccvr+feddf",
+            0,
+        ),  # the server learns on public data, and asks once more after the last round
+        ("scaffold+fnr+rfedavg_plus+ccn", 2),
+        *(
+            pytest.param(recipe, 2, marks=pytest.mark.slow)
+            for recipe in (
+                "datasharing+feddyn+fednlr",
+                "moon+fnr",
+                "fedgen+fednova",
+                "fedftg+sgdm",
+            )
+        ),
+    ],
+)
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, tmp_path):
     terms = world.deployment(recipe, cohort=cohort)
     parts = world.parts(public=loopback.needs_public(recipe))
@@ -59,9 +76,15 @@ def test_without_certificates_on_loopback_only(tmp_path):
 
 
 def test_local_noise_and_its_secret_survive_kills(tmp_path):
-    """A silo and the server are killed; the secrets stay, and the run ends with weights of its own."""
+    """A silo and the server are killed; the secrets stay, and the run ends with weights of its
+    own."""
     noise = settings.DpArgs(
-        enable_dp=True, dp_solution_type="ldp", mechanism_type="gaussian", epsilon=0.9, delta=1e-5, sensitivity=0.01
+        enable_dp=True,
+        dp_solution_type="ldp",
+        mechanism_type="gaussian",
+        epsilon=0.9,
+        delta=1e-5,
+        sensitivity=0.01,
     )
     terms = world.deployment("scaffold+ccn", rounds=40).model_copy(update={"dp_args": noise})
     parts = world.parts(public=False)
@@ -77,7 +100,10 @@ def test_local_noise_and_its_secret_survive_kills(tmp_path):
             processes.start(rank)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
         assert processes.digest() != loopback.simulate(terms, parts)
-        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        until(
+            lambda: all(process.exitcode == 0 for process in processes.running.values()),
+            "the silos' end",
+        )
         assert [path.read_bytes() for path in paths] == before
         assert not processes.deployment.kit(SERVER).with_name("0.noise.key").exists()
         assert len((processes.output / results.ROUNDS).read_text().splitlines()) == 1 + 40
@@ -114,14 +140,21 @@ def test_nothing_is_unpickled_and_only_the_server_listens(tmp_path):
 
         until(lambda: there() == [0, 1], "two silos")
         listening = {
-            rank: [at.laddr.port for at in psutil.Process(process.pid).net_connections() if at.status == "LISTEN"]
+            rank: [
+                at.laddr.port
+                for at in psutil.Process(process.pid).net_connections()
+                if at.status == "LISTEN"
+            ]
             for rank, process in processes.running.items()
         }
         assert listening == {SERVER: [comm.place[1]], 1: [], 2: []}
         processes.start(3)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
         assert processes.digest() == loopback.simulate(terms, parts)
-        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        until(
+            lambda: all(process.exitcode == 0 for process in processes.running.values()),
+            "the silos' end",
+        )
         assert not list(processes.output.glob("audit-*"))
 
 
@@ -133,7 +166,9 @@ def test_a_run_survives_kills(part, seed, tmp_path):
     assert len(ran.events) == 2
 
 
-def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(tmp_path, capsys):
+def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the_port_taken(
+    tmp_path, capsys
+):
     terms, parts = world.deployment("scaffold", rounds=80), world.parts(public=False)
     with loopback.Processes(terms, parts, tmp_path) as processes:
         for rank in range(4):
@@ -157,11 +192,15 @@ def test_a_server_that_is_asked_to_stop_goes_on_later_and_a_second_one_finds_the
         processes.start(SERVER)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
         assert processes.digest() == loopback.simulate(terms, parts)
-        until(lambda: all(process.exitcode == 0 for process in processes.running.values()), "the silos' end")
+        until(
+            lambda: all(process.exitcode == 0 for process in processes.running.values()),
+            "the silos' end",
+        )
 
 
 def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
-    """Killed once the run is under way; the loopback run ends long before its deadline, and leaves nobody behind."""
+    """Killed once the run is under way; the loopback run ends long before its deadline, and leaves
+    nobody behind."""
     real, pids = loopback.Processes.start, {}
 
     def start(self, rank):
@@ -173,8 +212,15 @@ def test_a_killed_silo_ends_a_watched_run_and_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(loopback.Processes, "start", start)
     began = time.monotonic()
-    with pytest.raises(UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "):
-        loopback.run(world.deployment("fedavg", rounds=100_000), world.parts(public=False), tmp_path, DEADLINE_S)
+    with pytest.raises(
+        UserError, match=rf"^silo 1 \(rank 2\): was killed by signal {signal.SIGKILL.value}; see "
+    ):
+        loopback.run(
+            world.deployment("fedavg", rounds=100_000),
+            world.parts(public=False),
+            tmp_path,
+            DEADLINE_S,
+        )
     assert time.monotonic() - began < DEADLINE_S / 2
     assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
@@ -183,9 +229,15 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
     """The silo tells the server, the server tells the others; nobody waits for a deadline."""
     began = time.monotonic()
     with pytest.raises(UserError) as found:
-        loopback.run(world.deployment("fedavg", learning_rate=1e30), world.parts(public=False), tmp_path, DEADLINE_S)
+        loopback.run(
+            world.deployment("fedavg", learning_rate=1e30),
+            world.parts(public=False),
+            tmp_path,
+            DEADLINE_S,
+        )
     assert re.match(
-        r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the quorum is 3 "
+        r"server \(rank 0\): round 1, job 'train': \d of 3 silos answered in \d+ s and the "
+        r"quorum is 3 "
         r"\(silo \d \(rank \d\): round 1, client \d: loss or update is not finite",
         str(found.value),
     )
@@ -194,8 +246,15 @@ def test_a_diverging_silo_stops_everybody_with_one_clear_error(tmp_path):
 
 
 def test_a_deadline_ends_a_run(tmp_path):
-    with pytest.raises(UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"):
-        loopback.run(world.deployment("fedavg", rounds=100_000), world.parts(public=False), Path(tmp_path), 4.0)
+    with pytest.raises(
+        UserError, match=r"not over after 4 s: server \(rank 0\), silo 0 \(rank 1\)"
+    ):
+        loopback.run(
+            world.deployment("fedavg", rounds=100_000),
+            world.parts(public=False),
+            Path(tmp_path),
+            4.0,
+        )
 
 
 def test_a_server_that_was_killed_before_it_wrote_its_tables_writes_them_when_it_goes_on(tmp_path):
@@ -205,7 +264,9 @@ def test_a_server_that_was_killed_before_it_wrote_its_tables_writes_them_when_it
         for rank in range(4):
             processes.start(rank)
         until(lambda: processes.running[SERVER].exitcode is not None, "the end")
-        tables = [processes.output / name for name in (results.ROUNDS, results.ABSENT, results.MODEL)]
+        tables = [
+            processes.output / name for name in (results.ROUNDS, results.ABSENT, results.MODEL)
+        ]
         before = [table.read_bytes() for table in tables]
         for table in tables:
             table.unlink()

@@ -1,4 +1,5 @@
-"""Bad uploads are refused by name, and what the server then does: it goes on without the silo, or ends."""
+"""Bad uploads are refused by name, and what the server then does: it goes on without the silo, or
+ends."""
 
 from __future__ import annotations
 
@@ -60,22 +61,43 @@ def filled(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
     return made
 
 
-# Name of the bad upload -> (how it is made of a good one, the name of the refusal, words of the reason).
+# Name of the bad upload -> (how it is made of a good one, the name of the refusal, words of the
+# reason).
 UPLOADS: dict[str, tuple[Callable[[Leaves], Leaves], str, str]] = {
     "nan": (changed(filled(float("nan"))), "non-finite", "is not finite"),
     "inf": (changed(filled(float("-inf"))), "non-finite", "is not finite"),
-    "wrong shape": (changed(lambda leaf: leaf.repeat(*[2] * leaf.dim())), "shape", "expected float32"),
+    "wrong shape": (
+        changed(lambda leaf: leaf.repeat(*[2] * leaf.dim())),
+        "shape",
+        "expected float32",
+    ),
     "wrong dtype": (changed(torch.Tensor.double), "dtype", "is float64"),
     "missing tensor": (changed(lambda _: None), "missing", "lacks 'deltas/"),
-    "extra tensor": (lambda good: good | {"deltas/more": torch.zeros(1)}, "extra", "has 'deltas/more'"),
+    "extra tensor": (
+        lambda good: good | {"deltas/more": torch.zeros(1)},
+        "extra",
+        "has 'deltas/more'",
+    ),
     "too large": (changed(filled(1e20)), "range", "has 1e+20, which must lie in"),
-    "absurd samples": (lambda good: good | {"n": torch.tensor(10**9)}, "samples", "1000000000 samples; it was 17"),
-    "no samples": (lambda good: good | {"n": torch.tensor(0)}, "range", "'n' has 0, which must be at least 1"),
+    "absurd samples": (
+        lambda good: good | {"n": torch.tensor(10**9)},
+        "samples",
+        "1000000000 samples; it was 17",
+    ),
+    "no samples": (
+        lambda good: good | {"n": torch.tensor(0)},
+        "range",
+        "'n' has 0, which must be at least 1",
+    ),
 }
 # Bad uploads that are no tensors: (the frames behind the head, the refusal, words of the reason).
 BODIES: dict[str, tuple[Callable[[Leaves], list[bytes]], str, str]] = {
     "oversize": (lambda good: [*Body(good).frames(), b"more"], "oversize", "more than the"),
-    "malformed": (lambda good: [b"{}", *list(Body(good).frames())[1:]], "malformed", "its own length"),
+    "malformed": (
+        lambda good: [b"{}", *list(Body(good).frames())[1:]],
+        "malformed",
+        "its own length",
+    ),
 }
 
 
@@ -88,8 +110,12 @@ def expected(kind: str) -> tuple[str, str]:
 
 
 @contextmanager
-def betrayed(kits: Path, quorum: int, rounds: int = 2, held: bool = False) -> Iterator[tuple[Federation, Traitor]]:
-    """A federation of three, of which the last is a test's. No time limit is short: only rules can end an exchange.
+def betrayed(
+    kits: Path, quorum: int, rounds: int = 2, held: bool = False
+) -> Iterator[tuple[Federation, Traitor]]:
+    """A federation of three, of which the last is a test's.
+
+    No time limit is short: only rules can end an exchange.
 
     `held`: the others do not answer before `go` is set.
     """
@@ -143,9 +169,12 @@ def test_with_a_quorum_of_all_a_bad_upload_ends_the_run_at_once(kits, kind):
 
 
 @pytest.mark.parametrize(
-    ("recipe", "key", "value"), [("qfedavg", "upload/qfedavg/F", -5.0), ("fednova", "upload/fednova/a", 0.0)]
+    ("recipe", "key", "value"),
+    [("qfedavg", "upload/qfedavg/F", -5.0), ("fednova", "upload/fednova/a", 0.0)],
 )
-def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_take(kits, recipe, key, value):
+def test_with_a_quorum_the_run_goes_on_without_a_number_that_a_method_can_not_take(
+    kits, recipe, key, value
+):
     """q-FedAvg takes a power of F and divides by it, FedNova divides by a."""
     federation = Federation(kits, 3, (0, 1), 2, recipe, quorum=2, deadline_s=3600.0, gone_s=0.0)
     with federation, Traitor(federation, TRAITOR) as traitor:
@@ -335,7 +364,9 @@ def test_too_few_answers_end_the_run_when_patience_ends():
         began = time.monotonic()
         found = asked(state)
         answer(state, 0)
-        with pytest.raises(QuorumError, match=r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2") as error:
+        with pytest.raises(
+            QuorumError, match=r"1 of 3 silos .* quorum is 2 .*silo 1 \(rank 2\), silo 2"
+        ) as error:
             found.result(LONG)
         assert time.monotonic() - began >= 0.15
         assert "\n" not in str(error.value)
@@ -348,7 +379,9 @@ def test_failures_that_rule_a_quorum_out_end_the_run_at_once():
         state.fail(2, 4, "silo 2 (rank 3): no disk")
         assert not found.done()  # two are left
         state.fail(0, 4, "silo 0 (rank 1): no memory")
-        with pytest.raises(QuorumError, match=r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory"):
+        with pytest.raises(
+            QuorumError, match=r"silo 2 \(rank 3\): no disk; silo 0 \(rank 1\): no memory"
+        ):
             found.result(LONG)
 
 
@@ -440,7 +473,10 @@ def test_a_silo_that_comes_back_after_a_failure_is_asked_again():
 
 def test_a_run_does_not_begin_below_the_quorum():
     state, began = coordinator(quorum=2, deadline_s=0.01, patience_s=0.15), time.monotonic()
-    with there(state, 1), pytest.raises(QuorumError, match=r"only 1 of 3 silos came .* the quorum is 2"):
+    with (
+        there(state, 1),
+        pytest.raises(QuorumError, match=r"only 1 of 3 silos came .* the quorum is 2"),
+    ):
         state.gather()
     assert time.monotonic() - began >= 0.15
 
@@ -449,9 +485,12 @@ def test_a_run_does_not_begin_below_the_quorum():
 
 
 def test_a_round_has_few_lines_whatever_happens_in_it(caplog):
-    """A thousand refusals, and fifty times a silo comes and goes. The line at the end counts the refusals.
+    """A thousand refusals, and fifty times a silo comes and goes.
 
-    The first refusal of each caller and kind has a line of its own, once in a run: 3 callers, 4 kinds.
+    The line at the end counts the refusals.
+
+    The first refusal of each caller and kind has a line of its own, once in a run: 3 callers, 4
+    kinds.
     """
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     state = coordinator()
@@ -475,9 +514,15 @@ def test_a_silo_can_not_write_lines_of_its_own_into_the_log(caplog):
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
     state = coordinator(quorum=1)
     found = asked(state)
-    state.fail(2, 4, "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000)
+    state.fail(
+        2, 4, "no disk\n2026-01-01 round 9 of 9: test accuracy 1.0\x1b[2J\r\ud800" + "x" * 10_000
+    )
     line = caplog.records[-1].getMessage()
-    assert line.startswith(r"silo 2 (rank 3): no disk\n2026-01-01 ") and line.isprintable() and len(line) <= 1000
+    assert (
+        line.startswith(r"silo 2 (rank 3): no disk\n2026-01-01 ")
+        and line.isprintable()
+        and len(line) <= 1000
+    )
     assert json.dumps(state.status()).isascii()
     for client in (0, 1):
         answer(state, client)

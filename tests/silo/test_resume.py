@@ -1,6 +1,8 @@
-"""Server and silos are lost and made again from their files, and silos answer too late: the simulation's bits.
+"""Server and silos are lost and made again from their files, and silos answer too late: the
+simulation's bits.
 
-Without FedML and without a network, so that every recipe can go through it. `noniid chaos` kills real processes.
+Without FedML and without a network, so that every recipe can go through it. `noniid chaos` kills
+real processes.
 """
 
 from __future__ import annotations
@@ -36,18 +38,34 @@ LOST, LATE = 0.15, 0.2  # chance of a process at each step, of an answer
 class Federation:
     """A server and silos whose only memory is in files."""
 
-    def __init__(self, recipe: str, methods: dict, folder: Path, cohort: int = 0, rounds: int = 3) -> None:
-        self.terms, self.data, self.folder = world.terms(recipe, methods, True, cohort, rounds), world.parts(), folder
+    def __init__(
+        self, recipe: str, methods: dict, folder: Path, cohort: int = 0, rounds: int = 3
+    ) -> None:
+        self.terms, self.data, self.folder = (
+            world.terms(recipe, methods, True, cohort, rounds),
+            world.parts(),
+            folder,
+        )
         self.server = self.new_server()
         self.silos = [self.new_silo(k) for k in range(N)]
 
     def new_server(self) -> Conversation:
-        return Conversation(self.terms, world.server_of(self.data), kept=self.folder / "server", run="a run")
+        return Conversation(
+            self.terms, world.server_of(self.data), kept=self.folder / "server", run="a run"
+        )
 
     def new_silo(self, k: int) -> Silo:
         data = self.data
         own = Samples(data.train.x[data.clients[k]], data.train.y[data.clients[k]])
-        return Silo(self.terms, k, own, data.public, self.folder / f"{k}", self.server.run, test=data.tests[k])
+        return Silo(
+            self.terms,
+            k,
+            own,
+            data.public,
+            self.folder / f"{k}",
+            self.server.run,
+            test=data.tests[k],
+        )
 
 
 def received(flat: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -64,7 +82,10 @@ def message(down: Down, client: int) -> Down:
 
 
 def run(federation: Federation, rng: random.Random | None = None) -> None:
-    """To the end. With `rng`, processes are lost and answers late at random, and once each in any case."""
+    """To the end.
+
+    With `rng`, processes are lost and answers late at random, and once each in any case.
+    """
     lost = late = 0
     while (down := federation.server.down).ask is not None:
         ups = {}
@@ -79,7 +100,9 @@ def run(federation: Federation, rng: random.Random | None = None) -> None:
         missing = [k for k in ups if rng and (rng.random() < LATE or not late)][: len(ups) - 1]
         late += len(missing)
         federation.server.without(missing)
-        federation.server.feed(federation.server.open({k: up for k, up in ups.items() if k not in missing}))
+        federation.server.feed(
+            federation.server.open({k: up for k, up in ups.items() if k not in missing})
+        )
 
 
 @pytest.mark.parametrize(("recipe", "methods"), ALONE.values(), ids=ALONE)
@@ -92,7 +115,9 @@ def test_lost_processes_and_late_answers(recipe, methods, tmp_path):
     world.compare(server.rows, expected.rows)
 
 
-@pytest.mark.parametrize("recipe", ["scaffold+fnr", "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr"])
+@pytest.mark.parametrize(
+    "recipe", ["scaffold+fnr", "scaffold+fnr+rfedavg_plus+ccn", "datasharing+moon+ccn+fednlr"]
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_compositions_with_a_cohort(recipe, seed, tmp_path):
     assert recipe in DEPLOYED
@@ -100,7 +125,9 @@ def test_compositions_with_a_cohort(recipe, seed, tmp_path):
     run(federation, random.Random(seed))
     server = federation.server
     assert server.missing, "somebody is late"
-    expected = world.simulated(recipe, table(recipe), True, cohort=2, rounds=6, absent=listed(server.missing))
+    expected = world.simulated(
+        recipe, table(recipe), True, cohort=2, rounds=6, absent=listed(server.missing)
+    )
     assert world.digest(server.outcome or server.loop.outcome) == world.digest(expected)
 
 
@@ -111,7 +138,8 @@ def test_a_silo_without_a_memory_writes_no_file(tmp_path):
 
 
 def test_a_silo_receives_its_own_row_only(tmp_path):
-    """rFedAvg's other clients' means are [M, N - 1, d]; a silo gets [1, N - 1, d], and knows its own counts only."""
+    """rFedAvg's other clients' means are [M, N - 1, d]; a silo gets [1, N - 1, d], and knows its
+    own counts only."""
     federation = Federation("rfedavg", table("rfedavg"), tmp_path)
     server = federation.server
     first = {k: federation.silos[k].answer(message(server.down, k)) for k in range(N)}
@@ -128,7 +156,8 @@ def test_files_that_do_not_belong_to_the_run(tmp_path):
     federation = Federation("scaffold", {}, tmp_path)
     run(federation)
     with pytest.raises(
-        UserError, match=r"1: is the memory of silo 1 \(rank 2\) in run a run; this is silo 1 .* another"
+        UserError,
+        match=r"1: is the memory of silo 1 \(rank 2\) in run a run; this is silo 1 .* another",
     ):
         Silo(federation.terms, 1, federation.data.test, None, tmp_path / "1", "another")
     (tmp_path / "1").write_bytes((tmp_path / "1").read_bytes()[:-3])
@@ -146,7 +175,9 @@ def test_a_side_that_was_set_back_is_refused(tmp_path):
     server = federation.server
     server.feed({k: federation.silos[k].answer(message(server.down, k)) for k in range(N)})
     (tmp_path / "2").unlink()
-    with pytest.raises(UserError, match=r"silo 2 \(rank 3\): the server goes on behind exchange 0, and this silo's"):
+    with pytest.raises(
+        UserError, match=r"silo 2 \(rank 3\): the server goes on behind exchange 0, and this silo's"
+    ):
         federation.new_silo(2).answer(message(server.down, 2))
 
 
@@ -177,7 +208,9 @@ def test_a_full_disk_keeps_the_old_checkpoint_and_the_run_goes_on_from_there(tmp
     federation.server = federation.new_server()
     federation.silos = [federation.new_silo(k) for k in range(N)]
     run(federation)
-    assert world.digest(federation.server.outcome) == world.digest(world.simulated("scaffold", {}, True, rounds=3))
+    assert world.digest(federation.server.outcome) == world.digest(
+        world.simulated("scaffold", {}, True, rounds=3)
+    )
 
 
 def test_a_checkpoint_is_of_one_configuration(tmp_path):
@@ -189,7 +222,8 @@ def test_a_checkpoint_is_of_one_configuration(tmp_path):
 @pytest.mark.parametrize("place", [0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.999])
 @pytest.mark.parametrize("name", ["server", "server.rounds", "1"])
 def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
-    """Of the server's two files, and of a silo's memory; with none of them, the run goes on with other weights."""
+    """Of the server's two files, and of a silo's memory; with none of them, the run goes on with
+    other weights."""
     federation = Federation("scaffold", {}, tmp_path)
     run(federation)
     path = tmp_path / name
@@ -205,9 +239,13 @@ def test_one_flipped_bit_is_refused_by_file(name, place, tmp_path):
 def test_a_checkpoint_of_another_run_is_refused(recipe, tmp_path):
     """The same settings and data; FedAvg's silos have no memory that would notice it."""
     mine, other = (Federation(recipe, {}, tmp_path / name) for name in ("mine", "other"))
-    other.server = Conversation(other.terms, world.server_of(other.data), kept=tmp_path / "b" / "server", run="b")
+    other.server = Conversation(
+        other.terms, world.server_of(other.data), kept=tmp_path / "b" / "server", run="b"
+    )
     (tmp_path / "mine" / "server").write_bytes((tmp_path / "b" / "server").read_bytes())
-    with pytest.raises(UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"):
+    with pytest.raises(
+        UserError, match=r"mine/server\.rounds: is not of run b, which server is of; restore it"
+    ):
         mine.new_server()
 
 
@@ -215,12 +253,14 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path):
     federation = Federation("fedavg", {}, tmp_path)
     test = federation.data.test
     federation.data = dataclasses.replace(federation.data, test=test._replace(x=test.x + 1))
-    with pytest.raises(UserError, match="server: is a checkpoint of another configuration or of other data"):
+    with pytest.raises(
+        UserError, match="server: is a checkpoint of another configuration or of other data"
+    ):
         federation.new_server()
 
 
 def test_the_servers_files_and_a_silos_are_private(tmp_path):
     run(Federation("scaffold", {}, tmp_path))
-    assert {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()} == dict.fromkeys(
-        ("0", "1", "2", "server", "server.rounds"), 0o600
-    )
+    assert {
+        path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()
+    } == dict.fromkeys(("0", "1", "2", "server", "server.rounds"), 0o600)

@@ -22,7 +22,9 @@ def digits() -> Dataset:
 
 
 @SKEWS
-def test_silos_hold_what_the_simulation_trains_on(digits: Dataset, tmp_path: Path, skews: dict[str, Any]) -> None:
+def test_silos_hold_what_the_simulation_trains_on(
+    digits: Dataset, tmp_path: Path, skews: dict[str, Any]
+) -> None:
     """The files of `noniid deploy shards`, and the parts of the deploy stage, to the bit."""
     of, place = settings(skews), Workspace.of(tmp_path, {})
     clients = item(digits, skews).simulation().engine.clients
@@ -30,14 +32,24 @@ def test_silos_hold_what_the_simulation_trains_on(digits: Dataset, tmp_path: Pat
     indices = place.partition("s", 3) / "indices.json"
     indices.parent.mkdir(parents=True)
     indices.write_text(dealt(digits, of).indices.text)
-    assert shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True) == 5
+    assert (
+        shards.cut(place.dataset("digits"), indices, tmp_path / "shards", public=True, tests=True)
+        == 5
+    )
     parts, tests = parts_of_deploy(place, of), item(digits, skews).own_tests()
     for client, positions in clients.indices.items():
         mine = shards.read(tmp_path / "shards" / f"{client + 1}.safetensors", client + 1, 5).parts
-        assert torch.equal(mine["test"].x, tests[client].x) and torch.equal(mine["test"].y, tests[client].y)
+        assert torch.equal(mine["test"].x, tests[client].x) and torch.equal(
+            mine["test"].y, tests[client].y
+        )
         train = mine["train"]
-        for held in (train, type(train)(parts.train.x[parts.clients[client]], parts.train.y[parts.clients[client]])):
-            assert torch.equal(held.x, clients.train.x[positions]) and torch.equal(held.y, clients.train.y[positions])
+        for held in (
+            train,
+            type(train)(parts.train.x[parts.clients[client]], parts.train.y[parts.clients[client]]),
+        ):
+            assert torch.equal(held.x, clients.train.x[positions]) and torch.equal(
+                held.y, clients.train.y[positions]
+            )
     server = shards.read(tmp_path / "shards" / "0.safetensors", 0, 5).parts["test"]
     assert torch.equal(server.x, digits.normalised("test")) and torch.equal(server.y, digits.test_y)
 
@@ -53,5 +65,7 @@ def test_another_number_of_silos_is_dealt_and_skewed_anew(digits: Dataset, tmp_p
     assert len(parts.clients) == 3
     for client, positions in enumerate(parts.clients):
         assert torch.equal(parts.train.x[positions], torch.rot90(clean[positions], client, (2, 3)))
-    wrong = [(parts.train.y[own] != digits.train_y[own]).float().mean().item() for own in parts.clients]
+    wrong = [
+        (parts.train.y[own] != digits.train_y[own]).float().mean().item() for own in parts.clients
+    ]
     assert wrong[0] == 0 < wrong[1] < wrong[2]

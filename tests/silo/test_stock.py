@@ -23,12 +23,19 @@ DEADLINE_S = 120.0
 @pytest.mark.parametrize(
     ("recipe", "cohort", "rounds"),
     [
-        ("scaffold+fnr+rfedavg_plus+ccn", 2, 2),  # all kinds of exchanges, states of the silos, public data
+        (
+            "scaffold+fnr+rfedavg_plus+ccn",
+            2,
+            2,
+        ),  # all kinds of exchanges, states of the silos, public data
         pytest.param("fedbabu+ccn", 0, 12, marks=pytest.mark.slow),  # only the body travels
     ],
 )
 def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, rounds, tmp_path):
-    terms, parts = world.deployment(recipe, rounds, cohort=cohort), world.parts(public="fnr" in recipe)
+    terms, parts = (
+        world.deployment(recipe, rounds, cohort=cohort),
+        world.parts(public="fnr" in recipe),
+    )
     assert stock_fedml.run(terms, parts, tmp_path, DEADLINE_S) == loopback.simulate(terms, parts)
     seconds = stock_fedml.seconds_by_round(tmp_path)
     assert len(seconds) == rounds and min(seconds) > 0
@@ -36,11 +43,16 @@ def test_three_silos_end_with_the_weights_of_the_simulation(recipe, cohort, roun
 
 @pytest.mark.usefixtures("ports")
 def test_a_silo_that_fails_ends_the_run_and_is_named(tmp_path):
-    """FedML itself would let the others wait for ever. The ports are free afterwards, and no model is left."""
+    """FedML itself would let the others wait for ever.
+
+    The ports are free afterwards, and no model is left.
+    """
     terms = world.deployment("fedavg", 2, learning_rate=1e30)
     with pytest.raises(UserError) as found:
         stock_fedml.run(terms, world.parts(public=False), tmp_path, DEADLINE_S)
-    said = re.fullmatch(r"silo (\d) \(rank (\d)\) ended with exit code 1; see (.+)", str(found.value))
+    said = re.fullmatch(
+        r"silo (\d) \(rank (\d)\) ended with exit code 1; see (.+)", str(found.value)
+    )
     assert said is not None and int(said[2]) == int(said[1]) + 1
     assert "loss or update is not finite" in (tmp_path / f"fedml-{said[2]}.log").read_text()
     assert said[3] == str(tmp_path / f"fedml-{said[2]}.log")
@@ -52,9 +64,12 @@ def test_a_silo_that_fails_ends_the_run_and_is_named(tmp_path):
 @pytest.mark.usefixtures("ports")
 def test_a_deadline_ends_a_run(tmp_path):
     with pytest.raises(
-        UserError, match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\), silo 1 .*, silo 2 "
+        UserError,
+        match=r"not over after 2 s: server \(rank 0\), silo 0 \(rank 1\), silo 1 .*, silo 2 ",
     ):
-        stock_fedml.run(world.deployment("fedavg", 100_000), world.parts(public=False), tmp_path, 2.0)
+        stock_fedml.run(
+            world.deployment("fedavg", 100_000), world.parts(public=False), tmp_path, 2.0
+        )
     for rank in range(4):
         stock_fedml.check_port(rank)
 
@@ -67,7 +82,9 @@ def test_a_run_needs_its_ports_for_itself(tmp_path):
         listener.bind(("", 8892))
         listener.listen()
         with pytest.raises(UserError, match=r"^port 8892 of silo 1 \(rank 2\) can't be used"):
-            stock_fedml.run(world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S)
+            stock_fedml.run(
+                world.deployment("fedavg", 1), world.parts(public=False), tmp_path, DEADLINE_S
+            )
     with (
         stock_fedml.claim(DEADLINE_S),
         pytest.raises(UserError, match="another run has held FedML's ports for 0 s"),
@@ -91,12 +108,18 @@ def test_fedml_does_not_phone_home_and_is_left_as_it_was(monkeypatch):
 
 
 def test_the_benchmark_takes_turns_drops_first_rounds_and_compares_weights(monkeypatch):
-    """Ours takes 1, 2 s, then 2, 2 s; stock FedML 6, 6 s, then 4, 4 s: ratios 6 / 1.5 = 4 and 4 / 2 = 2."""
-    made = {transport.OURS: [[9.0, 1.0, 2.0], [9.0, 2.0, 2.0]], transport.STOCK: [[9.0, 6.0, 6.0], [9.0, 4.0, 4.0]]}
+    """Ours takes 1, 2 s, then 2, 2 s; stock FedML 6, 6 s, then 4, 4 s: ratios 6 / 1.5 = 4 and 4 / 2
+    = 2."""
+    made = {
+        transport.OURS: [[9.0, 1.0, 2.0], [9.0, 2.0, 2.0]],
+        transport.STOCK: [[9.0, 6.0, 6.0], [9.0, 4.0, 4.0]],
+    }
     called: list[str] = []
 
     def fake(name: str, sha: str):
-        def run(terms: settings.Deployment, parts: object, folder: object) -> tuple[str, list[float]]:
+        def run(
+            terms: settings.Deployment, parts: object, folder: object
+        ) -> tuple[str, list[float]]:
             called.append(name)
             return sha, made[name][called.count(name) - 1]
 
@@ -106,7 +129,10 @@ def test_the_benchmark_takes_turns_drops_first_rounds_and_compares_weights(monke
     sha, turns = transport.measure(silos=2, megabytes=1, rounds=3, turns=2)
     assert (sha, called) == ("same", [transport.OURS, transport.STOCK] * 2)
     assert turns[0] == {transport.OURS: [1.0, 2.0], transport.STOCK: [6.0, 6.0]}
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in transport.table(turns).splitlines()[2:]]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in transport.table(turns).splitlines()[2:]
+    ]
     assert cells == [
         [transport.OURS, "2.00", "1.00 to 2.00", "1", ""],
         [transport.STOCK, "5.00", "4.00 to 6.00", "3.00", "2.00 to 4.00"],
@@ -118,10 +144,14 @@ def test_the_benchmark_takes_turns_drops_first_rounds_and_compares_weights(monke
 
     called.clear()
     monkeypatch.setattr(transport, "TRANSPORTS", {name: fake(name, name) for name in made})
-    with pytest.raises(UserError, match=rf"turn 1, {transport.STOCK}: the weights {transport.STOCK} are not those of"):
+    with pytest.raises(
+        UserError,
+        match=rf"turn 1, {transport.STOCK}: the weights {transport.STOCK} are not those of",
+    ):
         transport.measure(silos=2, megabytes=1, rounds=3, turns=1)
 
 
 def test_the_benchmarks_model_has_the_size_asked_for():
-    """45 MB of float32: 150,000 hidden neurons with 64 + 1 weights in and 10 out; the 10 last biases are beyond it."""
+    """45 MB of float32: 150,000 hidden neurons with 64 + 1 weights in and 10 out; the 10 last
+    biases are beyond it."""
     assert transport.deployment(4, 45, 3).model_args.model_options == {"hidden": 150_000}

@@ -83,8 +83,14 @@ def test_a_server_that_can_not_write_ends_with_1_and_goes_on_when_it_can(tmp_pat
 @pytest.mark.parametrize("unit", ["server", "silo@"])
 def test_a_unit_starts_a_process_again_unless_it_is_over_or_was_refused(unit: str):
     text = (Path(__file__).parents[2] / f"examples/deploy/fedml-noniid-{unit}.service").read_text()
-    keys = dict(line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] not in "#[")
-    stay = {0, *map(int, keys["SuccessExitStatus"].split()), *map(int, keys["RestartPreventExitStatus"].split())}
+    keys = dict(
+        line.split("=", 1) for line in text.splitlines() if "=" in line and line[0] not in "#["
+    )
+    stay = {
+        0,
+        *map(int, keys["SuccessExitStatus"].split()),
+        *map(int, keys["RestartPreventExitStatus"].split()),
+    }
     again = {ends.BrokenError, ends.QuorumError, ends.LostError}
     assert keys["Restart"] == "on-failure"
     assert stay == {0, *ends.CODES.values()} - {ends.CODES[kind] for kind in again}

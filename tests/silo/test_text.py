@@ -1,4 +1,5 @@
-"""Text on silos: the word vectors lie in every shard and never travel; the weights are the simulation's."""
+"""Text on silos: the word vectors lie in every shard and never travel; the weights are the
+simulation's."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def pair(recipe: str, of: Parts, theirs: Parts | None = None):
     from fedml_noniid.plugins.silo.pair import make_pair
 
     trainer_class, aggregator_class = make_pair(recipe)
-    aggregator = aggregator_class(Model(network(of)), args(recipe), of.test, of.validation, of.public)
+    aggregator = aggregator_class(
+        Model(network(of)), args(recipe), of.test, of.validation, of.public
+    )
     trainers, held = [], theirs or of
     for k, client in enumerate(held.clients):
         trainer = trainer_class(Model(network(held)), args(recipe), held.public)
@@ -69,13 +72,17 @@ def pair(recipe: str, of: Parts, theirs: Parts | None = None):
     return aggregator, trainers
 
 
-@pytest.mark.parametrize("recipe", ["fedavg", "rfedavg", "rfedavg_plus", "scaffold+fnr", "fedbabu+ccn", "ccvr", "moon"])
+@pytest.mark.parametrize(
+    "recipe", ["fedavg", "rfedavg", "rfedavg_plus", "scaffold+fnr", "fedbabu+ccn", "ccvr", "moon"]
+)
 def test_the_pair_ends_with_the_simulations_weights(recipe):
     data = parts()
     simulated = simulate(
         recipe,
         {},
-        Federation.of(data.train, data.clients, data.test, validation=data.validation, public=data.public),
+        Federation.of(
+            data.train, data.clients, data.test, validation=data.validation, public=data.public
+        ),
         Plan(
             network(data),
             LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH),

@@ -1,4 +1,5 @@
-"""Sends every number of every upload: some are refused by silo, and the server's arithmetic bears all others.
+"""Sends every number of every upload: some are refused by silo, and the server's arithmetic bears
+all others.
 
 Without FedML and without a network, so that every method can go through it.
 """
@@ -22,7 +23,8 @@ from tests.silo import world
 
 LIAR = 2
 N = len(world.SIZES)
-# What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than no sample, ...
+# What no honest silo can have, by the end of the tensor's name: a loss below 0, no step, fewer than
+# no sample, ...
 BELOW = {
     "n": 0,
     "steps": -1,
@@ -41,7 +43,11 @@ BELOW = {
     "test/n": -1,
 }
 ABOVE = {"fnr/A": 1.5, "fnr_authors/A": 1.5}
-TABLE = [(recipe, methods, batch_norm) for recipe, methods in ALONE.values() for batch_norm in (False, True)]
+TABLE = [
+    (recipe, methods, batch_norm)
+    for recipe, methods in ALONE.values()
+    for batch_norm in (False, True)
+]
 
 
 def server(recipe: str, methods: dict, batch_norm: bool) -> Conversation:
@@ -53,7 +59,10 @@ def server(recipe: str, methods: dict, batch_norm: bool) -> Conversation:
 def silos(conversation: Conversation) -> list[Silo]:
     data = world.parts()
     own = [Samples(data.train.x[client], data.train.y[client]) for client in data.clients]
-    return [Silo(conversation.terms, k, samples, data.public, test=data.tests[k]) for k, samples in enumerate(own)]
+    return [
+        Silo(conversation.terms, k, samples, data.public, test=data.tests[k])
+        for k, samples in enumerate(own)
+    ]
 
 
 def ends(key: str, name: str) -> bool:
@@ -67,7 +76,9 @@ def lies(key: str, leaf: torch.Tensor) -> Iterator[tuple[float, str]]:
         yield from ((value, "range") for value in (1e20, -1e20, 2.0**31))
     elif key != "n":
         yield from ((value, "range") for value in (2**31, -(2**31)))
-    yield from ((value, "range") for of in (BELOW, ABOVE) for name, value in of.items() if ends(key, name))
+    yield from (
+        (value, "range") for of in (BELOW, ABOVE) for name, value in of.items() if ends(key, name)
+    )
 
 
 def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
@@ -77,7 +88,15 @@ def with_one(leaf: torch.Tensor, value: float) -> torch.Tensor:
 
 
 def ids(value: object) -> str | None:
-    return value if isinstance(value, str) else "batch_norm" if value is True else "plain" if value is False else ""
+    return (
+        value
+        if isinstance(value, str)
+        else "batch_norm"
+        if value is True
+        else "plain"
+        if value is False
+        else ""
+    )
 
 
 @pytest.mark.parametrize(("recipe", "methods", "batch_norm"), TABLE, ids=ids)
@@ -93,10 +112,14 @@ def test_a_lie_in_any_number_is_refused_by_silo_and_the_run_goes_on(recipe, meth
             for key, leaf in good["leaves"].items():
                 for value, name in lies(key, leaf) if leaf.numel() else ():
                     with pytest.raises(RefusedError) as refused:
-                        conversation.opened(good | {"leaves": good["leaves"] | {key: with_one(leaf, value)}}, LIAR)
+                        conversation.opened(
+                            good | {"leaves": good["leaves"] | {key: with_one(leaf, value)}}, LIAR
+                        )
                     said = str(refused.value)
                     assert refused.value.name == name, said
-                    assert said.startswith(f"round {down.round}, silo 2 (rank 3), job {wire.name(ask)!r}: ")
+                    assert said.startswith(
+                        f"round {down.round}, silo 2 (rank 3), job {wire.name(ask)!r}: "
+                    )
                     assert f"upload's {key!r} " in said
             conversation.without([LIAR])
         conversation.feed(conversation.open(ups))
@@ -116,13 +139,18 @@ def test_the_walk_meets_every_range_of_the_table():
 
 
 def answers(conversation: Conversation, extreme: str = "") -> dict[int, wire.Up]:
-    """Zeros, or the number next to zero that is allowed. The liar's numbers are as "low" or "high" as is allowed."""
+    """Zeros, or the number next to zero that is allowed.
+
+    The liar's numbers are as "low" or "high" as is allowed.
+    """
     down, found = conversation.down, {}
     for k in down.ask.to:
         leaves = {}
         for key, like in flatten(conversation.schema).items():
             limit = wire.allowed(key, conversation._ranges)
-            value = {"": 0.0, "low": limit.low, "high": limit.high}[extreme if k == LIAR and key != "n" else ""]
+            value = {"": 0.0, "low": limit.low, "high": limit.high}[
+                extreme if k == LIAR and key != "n" else ""
+            ]
             value = max(value, limit.low)
             leaves[key] = torch.full_like(like, 17 if key == "n" else value)
         found[k] = wire.Up(client=k, exchange=down.exchange, leaves=leaves)
@@ -151,12 +179,20 @@ def test_the_server_bears_the_largest_numbers_that_it_takes(recipe, methods, bat
 
 
 def test_a_model_that_overflows_is_refused():
-    """Weights of 2^29 are allowed, but not in layers that multiply them: 2^29 to the fourth is 2^116."""
+    """Weights of 2^29 are allowed, but not in layers that multiply them: 2^29 to the fourth is
+    2^116."""
     conversation = server("feddf", {"feddf": {"steps": 2, "batch_size": 6}}, False)
     sent = conversation.down
     good = answers(conversation)[LIAR]
     conversation._sample = conversation._sample + 2.0**40  # in place of two more layers
-    large = {key: torch.full_like(leaf, 2.0**29) for key, leaf in good["leaves"].items() if key.startswith("deltas/")}
-    with pytest.raises(RefusedError, match=r"^round 1, silo 2 \(rank 3\): upload's model overflows on a test sample"):
+    large = {
+        key: torch.full_like(leaf, 2.0**29)
+        for key, leaf in good["leaves"].items()
+        if key.startswith("deltas/")
+    }
+    with pytest.raises(
+        RefusedError,
+        match=r"^round 1, silo 2 \(rank 3\): upload's model overflows on a test sample",
+    ):
         conversation.opened(good | {"leaves": good["leaves"] | large}, LIAR)
     assert conversation.down is sent

@@ -1,4 +1,5 @@
-"""What travels, and that an upload which is not an answer is one clear error that names the silo."""
+"""What travels, and that an upload which is not an answer is one clear error that names the
+silo."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ SENT = wire.down(4, 2, Ask("train", (0, 2), {"w": torch.zeros(2, 3)}, {}, {}, {}
 def upload(client: int = 2, **leaves: object) -> wire.Up:
     """A good upload but for `leaves`; None drops one."""
     good = wire.up(client, 4, SCHEMA)
-    good["leaves"] = {key: leaf for key, leaf in (good["leaves"] | leaves).items() if leaf is not None}
+    good["leaves"] = {
+        key: leaf for key, leaf in (good["leaves"] | leaves).items() if leaf is not None
+    }
     return good
 
 
@@ -42,7 +45,10 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
 @pytest.mark.parametrize(
     ("leaves", "message"),
     [
-        ({"deltas/w": torch.zeros(3, 2)}, r"upload's 'deltas/w' is float32 \[3, 2\]; expected float32 \[2, 3\]"),
+        (
+            {"deltas/w": torch.zeros(3, 2)},
+            r"upload's 'deltas/w' is float32 \[3, 2\]; expected float32 \[2, 3\]",
+        ),
         ({"deltas/w": torch.zeros(1, 3)}, r"is float32 \[1, 3\]"),  # would broadcast
         ({"deltas/w": torch.zeros(2, 3).double()}, r"is float64 \[2, 3\]; expected float32"),
         ({"deltas/w": [[0.0] * 3] * 2}, r"is list; expected"),
@@ -50,10 +56,16 @@ def test_a_good_upload_comes_back_in_the_structure_of_the_schema():
         ({"upload/scaffold/dc/w": None}, r"upload lacks 'upload/scaffold/dc/w'"),
         ({"deltas/v": torch.zeros(2)}, r"upload has 'deltas/v', which the server did not ask for"),
         ({"deltas/w": torch.full((2, 3), float("nan"))}, r"'deltas/w' is not finite"),
-        ({"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))}, r"'upload/scaffold/dc/w' is not finite"),
+        (
+            {"upload/scaffold/dc/w": torch.full((2, 3), float("inf"))},
+            r"'upload/scaffold/dc/w' is not finite",
+        ),
         ({"n": torch.tensor(0)}, r"'n' has 0, which must be at least 1"),
         ({"steps": torch.tensor(-1.0)}, r"'steps' has -1, which must lie in \[0, 1.07374e\+09\]"),
-        ({"deltas/w": torch.full((2, 3), 1e20)}, r"'deltas/w' has 1e\+20, which must lie in \[-1.07374e\+09, 1.07"),
+        (
+            {"deltas/w": torch.full((2, 3), 1e20)},
+            r"'deltas/w' has 1e\+20, which must lie in \[-1.07374e\+09, 1.07",
+        ),
     ],
 )
 def test_a_wrong_tensor_names_silo_round_and_job(leaves, message):
@@ -79,7 +91,9 @@ def test_a_number_has_the_range_of_its_component_its_kind_or_any():
 
 def test_the_component_that_asks_travels_and_is_named():
     """The same job may be another component's."""
-    sent = pickle.loads(pickle.dumps(wire.down(4, 2, SENT.ask._replace(job="refine", owner="fnr"), "terms")))
+    sent = pickle.loads(
+        pickle.dumps(wire.down(4, 2, SENT.ask._replace(job="refine", owner="fnr"), "terms"))
+    )
     assert (sent.ask.job, sent.ask.owner) == ("refine", "fnr")
     with pytest.raises(UserError, match=r"silo 2 \(rank 3\), job 'fnr.refine': upload lacks 'n'"):
         wire.opened(upload(n=None), 2, sent, SCHEMA, RANGES)
@@ -101,7 +115,8 @@ def test_a_silo_that_was_not_asked_sends_nothing():
 
 
 def test_what_fedml_looks_at():
-    """Down is no plain dict, or FedML would split it; up is one, or FedML would call `.to` on its values."""
+    """Down is no plain dict, or FedML would split it; up is one, or FedML would call `.to` on its
+    values."""
     assert type(SENT) is not dict
     assert type(upload()) is dict
 

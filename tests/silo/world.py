@@ -1,4 +1,5 @@
-"""A small experiment with ragged clients, simulated, or run by a FedML pair message by message as gRPC does it."""
+"""A small experiment with ragged clients, simulated, or run by a FedML pair message by message as
+gRPC does it."""
 
 from __future__ import annotations
 
@@ -32,13 +33,17 @@ HIDDEN, CLASSES, SKEWED = 8, 4, 6
 
 
 def parts(public: bool = True, skewed: bool = False) -> Parts:
-    """Random images of four classes, with a class-dependent mean so that there is something to learn.
+    """Random images of four classes, with a class-dependent mean so that there is something to
+    learn.
 
-    `skewed`: images that are large enough to be cropped, and each silo has noise of its own, the first none.
+    `skewed`: images that are large enough to be cropped, and each silo has noise of its own, the
+    first none.
     """
     rng, size = np.random.default_rng(0), SKEWED if skewed else 4
     y = torch.from_numpy(rng.integers(0, CLASSES, 260))
-    x = torch.from_numpy(rng.normal(size=(260, 1, size, size)).astype(np.float32)) + 0.5 * y.reshape(-1, 1, 1, 1)
+    x = torch.from_numpy(
+        rng.normal(size=(260, 1, size, size)).astype(np.float32)
+    ) + 0.5 * y.reshape(-1, 1, 1, 1)
 
     def cut(first: int, last: int) -> Samples:
         return Samples(x[first:last].clone(), y[first:last].clone())
@@ -56,49 +61,92 @@ def parts(public: bool = True, skewed: bool = False) -> Parts:
 
 def network(batch_norm: bool, skewed: bool = False):
     size = SKEWED if skewed else 4
-    return models.build("mlp", (1, size, size), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm})
+    return models.build(
+        "mlp", (1, size, size), CLASSES, {"hidden": HIDDEN, "batch_norm": batch_norm}
+    )
 
 
-def args(recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more: object) -> SimpleNamespace:
+def args(
+    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, **more: object
+) -> SimpleNamespace:
     """What FedML makes of a YAML file."""
     return SimpleNamespace(
-        recipe=recipe, settings=settings, rounds=ROUNDS, cohort=cohort, client_num_in_total=3, client_num_per_round=3,
-        epochs=EPOCHS, batch_size=BATCH, learning_rate=LR, random_seed=SEED, model="mlp",
-        model_options={"hidden": HIDDEN, "batch_norm": batch_norm}, client_id_list="[1, 2, 3]",
-        training_type="cross_silo", backend="GRPC", using_gpu=False, **more,
-    )  # fmt: skip
+        recipe=recipe,
+        settings=settings,
+        rounds=ROUNDS,
+        cohort=cohort,
+        client_num_in_total=3,
+        client_num_per_round=3,
+        epochs=EPOCHS,
+        batch_size=BATCH,
+        learning_rate=LR,
+        random_seed=SEED,
+        model="mlp",
+        model_options={"hidden": HIDDEN, "batch_norm": batch_norm},
+        client_id_list="[1, 2, 3]",
+        training_type="cross_silo",
+        backend="GRPC",
+        using_gpu=False,
+        **more,
+    )
 
 
-def terms(recipe: str, methods: dict, batch_norm: bool = False, cohort: int = 0, rounds: int = ROUNDS) -> Terms:
+def terms(
+    recipe: str, methods: dict, batch_norm: bool = False, cohort: int = 0, rounds: int = ROUNDS
+) -> Terms:
     """What server and silos agree on."""
-    train = {"recipe": recipe, "settings": methods, "rounds": rounds, "cohort": cohort, "epochs": EPOCHS,
-             "client_num_in_total": len(SIZES), "client_num_per_round": len(SIZES), "batch_size": BATCH,
-             "learning_rate": LR}  # fmt: skip
+    train = {
+        "recipe": recipe,
+        "settings": methods,
+        "rounds": rounds,
+        "cohort": cohort,
+        "epochs": EPOCHS,
+        "client_num_in_total": len(SIZES),
+        "client_num_per_round": len(SIZES),
+        "batch_size": BATCH,
+        "learning_rate": LR,
+    }
     model = {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": batch_norm}}
     content = {"train_args": train, "model_args": model, "common_args": {"random_seed": SEED}}
     n_public = len(parts().public.y)
-    return silo_settings.terms(silo_settings.check(content, "test"), recipe, network(batch_norm), n_public)
+    return silo_settings.terms(
+        silo_settings.check(content, "test"), recipe, network(batch_norm), n_public
+    )
 
 
-def deployment(recipe: str, rounds: int = ROUNDS, comm: dict | None = None, **train: object) -> Deployment:
+def deployment(
+    recipe: str, rounds: int = ROUNDS, comm: dict | None = None, **train: object
+) -> Deployment:
     """A server and three silos with the table's hyper-parameters."""
     methods = {method: PARAMETERS[method] for method in recipe.split("+") if method in PARAMETERS}
     content = {
         "common_args": {"random_seed": SEED},
         "model_args": {"model": "mlp", "model_options": {"hidden": HIDDEN, "batch_norm": True}},
         "train_args": {
-            "recipe": recipe, "settings": methods, "rounds": rounds, "epochs": EPOCHS, "batch_size": BATCH,
-            "learning_rate": LR, **train,
+            "recipe": recipe,
+            "settings": methods,
+            "rounds": rounds,
+            "epochs": EPOCHS,
+            "batch_size": BATCH,
+            "learning_rate": LR,
+            **train,
         },
         "comm_args": comm or {},
-    }  # fmt: skip
+    }
     return silo_settings.check(content, "test")
 
 
 def simulated(
-    recipe: str, settings: dict, batch_norm: bool, cohort: int = 0, skewed: bool = False, rounds: int = ROUNDS,
-    absent: Absent = nobody, precision: str = "float32", drift: Drift | None = None,
-) -> Outcome:  # fmt: skip
+    recipe: str,
+    settings: dict,
+    batch_norm: bool,
+    cohort: int = 0,
+    skewed: bool = False,
+    rounds: int = ROUNDS,
+    absent: Absent = nobody,
+    precision: str = "float32",
+    drift: Drift | None = None,
+) -> Outcome:
     data = parts(skewed=skewed)
     return simulate(
         recipe,
@@ -127,10 +175,19 @@ def simulated(
 def server_of(data: Parts, public: bool = True, drift: Drift | None = None) -> Federation:
     """What the server has of the federation."""
     held_out = data.public if public else None
-    return Federation.of_server(len(SIZES), data.test, validation=data.validation, public=held_out, drift=drift)
+    return Federation.of_server(
+        len(SIZES), data.test, validation=data.validation, public=held_out, drift=drift
+    )
 
 
-def pair(recipe: str, settings: dict, batch_norm: bool = False, cohort: int = 0, skewed: bool = False, **more: object):
+def pair(
+    recipe: str,
+    settings: dict,
+    batch_norm: bool = False,
+    cohort: int = 0,
+    skewed: bool = False,
+    **more: object,
+):
     """(aggregator, trainers), as FedML sets them up; needs fedml."""
     from fedml_noniid.plugins.silo.host import Model, batches
     from fedml_noniid.plugins.silo.pair import make_pair
@@ -175,14 +232,17 @@ def compare(ours: list[dict], theirs: list[dict]) -> None:
 
 
 def uploads(message: object, trainers: list) -> list[tuple[int, dict]]:
-    """One message to every silo and their uploads, pickled and unpickled on the way as by FedML's gRPC."""
+    """One message to every silo and their uploads, pickled and unpickled on the way as by FedML's
+    gRPC."""
     found = []
     for trainer in trainers:
         trainer.set_model_params(pickle.loads(pickle.dumps(message)))
         trainer.on_before_local_training(None, torch.device("cpu"), trainer.args)
         trainer.train(trainer.local_train_dataset, torch.device("cpu"), trainer.args)
         trainer.on_after_local_training(None, torch.device("cpu"), trainer.args)
-        found.append((trainer.local_sample_number, pickle.loads(pickle.dumps(trainer.get_model_params()))))
+        found.append(
+            (trainer.local_sample_number, pickle.loads(pickle.dumps(trainer.get_model_params())))
+        )
     return found
 
 

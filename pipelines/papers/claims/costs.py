@@ -1,4 +1,7 @@
-"""What the claims' studies cost: CPU hours, hours of a GPU as reckoned, bytes. A section of the page."""
+"""What the claims' studies cost: CPU hours, hours of a GPU as reckoned, bytes.
+
+A section of the page.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,14 @@ from fedml_noniid.pipelines.reporting.text import NONE, markdown
 BUDGET = Path("docs") / "results" / "gpu-budget.csv"  # in a checkout; `noniid budget` makes it
 LAUNCH = 5e-6  # seconds, of one kernel: what a busy host needs to launch it
 SAYS = f"""\
-- CPU hours: the rounds' wall seconds of one core, all runs of the study that claims read; other work is in them.
-- GPU hours: reckoned, never measured. Small networks on a GPU wait for the host, so a step takes its launches times
-  {1e6 * LAUNCH:g} us. Launches are those of the sequential engine (gpu-budget.md), one client after another.
-- MiB: really sent in one run, both ways, mean over seeds; from the method with the least to the one with the most."""
+- CPU hours: the rounds' wall seconds of one core, all runs of the study that claims read; other \
+work is in them.
+- GPU hours: reckoned, never measured. Small networks on a GPU wait for the host, so a step \
+takes its launches times
+  {1e6 * LAUNCH:g} us. Launches are those of the sequential engine (gpu-budget.md), one client \
+after another.
+- MiB: really sent in one run, both ways, mean over seeds; from the method with the least to the \
+one with the most."""
 
 
 def section(found: Sequence[Verdict], files: Mapping[str, Claims], root: Path) -> str:
@@ -27,14 +34,22 @@ def section(found: Sequence[Verdict], files: Mapping[str, Claims], root: Path) -
     rows = [["paper", "study", "runs", "CPU hours", "GPU hours, reckoned", "MiB of a run"]]
     for paper, claims in files.items():
         for study in claims.studies:
-            own = [one for one in found if (one.named.paper, one.named.claim.study) == (paper, study)]
+            own = [
+                one for one in found if (one.named.paper, one.named.claim.study) == (paper, study)
+            ]
             runs = {ran.item: ran for one in own for ran in one.runs if not ran.diverged}
             if runs:
                 hours = sum(ran.seconds or 0 for ran in runs.values()) / 3600
-                rows.append([
-                    paper, study, str(len(runs)), f"{hours:.2g}", _gpu(claims, study, runs, launches),
-                    _mib(claims, study, runs),
-                ])  # fmt: skip
+                rows.append(
+                    [
+                        paper,
+                        study,
+                        str(len(runs)),
+                        f"{hours:.2g}",
+                        _gpu(claims, study, runs, launches),
+                        _mib(claims, study, runs),
+                    ]
+                )
     return f"## Costs\n\n{SAYS}\n\n{markdown(rows)}" if len(rows) > 1 else ""
 
 
@@ -42,7 +57,11 @@ def _launches(root: Path) -> dict[str, float]:
     """Launches of a step by method; empty without the table."""
     path = root / BUDGET
     lines = table(path) if path.is_file() else []
-    return {line["recipe"]: float(line["launches_per_step"]) for line in lines if line["engine"] == "sequential"}
+    return {
+        line["recipe"]: float(line["launches_per_step"])
+        for line in lines
+        if line["engine"] == "sequential"
+    }
 
 
 def _gpu(claims: Claims, study: str, runs: Mapping[str, Ran], launches: Mapping[str, float]) -> str:
@@ -55,7 +74,12 @@ def _gpu(claims: Claims, study: str, runs: Mapping[str, Ran], launches: Mapping[
             methods = str((content["recipes"][recipe] or {}).get("recipe", recipe)).split("+")
             base = launches["fedavg"]
             each = base + sum(launches.get(method, base) - base for method in methods)
-            seconds += steps * each * LAUNCH * sum(f"{scenario}-{recipe}-{seed}" in runs for seed in content["seeds"])
+            seconds += (
+                steps
+                * each
+                * LAUNCH
+                * sum(f"{scenario}-{recipe}-{seed}" in runs for seed in content["seeds"])
+            )
     return f"{seconds / 3600:.2g}"
 
 

@@ -1,7 +1,8 @@
 """When a claim was written down: its text at the first run, and git's word on the file.
 
-`declared.json` beside the page has the SHA-256 of each claim with its study, and the commit, from before the claim's
-first run. A claim whose SHA-256 is another one now was changed after its runs were seen.
+`declared.json` beside the page has the SHA-256 of each claim with its study, and the commit, from
+before the claim's first run. A claim whose SHA-256 is another one now was changed after its runs
+were seen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ Facts = Mapping[str, Mapping[str, str]]  # claim -> sha256, commit
 def declare(folder: Path, claims: Iterable[Named], commits: Mapping[str, str]) -> None:
     """Notes the claims that `folder` does not know yet. `commits`: by paper."""
     known = dict(read(folder))
-    new = {one.id: {"sha256": one.sha256, "commit": commits[one.paper]} for one in claims if one.id not in known}
+    new = {
+        one.id: {"sha256": one.sha256, "commit": commits[one.paper]}
+        for one in claims
+        if one.id not in known
+    }
     if new:
         write_whole(folder / FILE, json.dumps(known | new, indent=2, sort_keys=True) + "\n")
 
@@ -36,11 +41,16 @@ def read(folder: Path) -> Facts:
 def commit_of(path: Path) -> str:
     """The last commit of a file. It says so where the file is uncommitted, or changed since."""
     try:
-        # A file name alone, with its folder as working directory: git follows no link of the package.
+        # A file name alone, with its folder as working directory: git follows no link of the
+        # package.
         own = path.resolve()
         said = [
             subprocess.run(
-                ["git", *command, "--", own.name], cwd=own.parent, capture_output=True, text=True, check=True
+                ["git", *command, "--", own.name],
+                cwd=own.parent,
+                capture_output=True,
+                text=True,
+                check=True,
             )
             for command in (("log", "-1", "--format=%h"), ("status", "--porcelain"))
         ]
@@ -53,11 +63,16 @@ def commit_of(path: Path) -> str:
 
 
 def words(one: Named, facts: Facts, has_run: bool) -> str:
-    """Whether the claim is as it was before its first run, for people. `has_run`: whether any of its runs is there."""
+    """Whether the claim is as it was before its first run, for people.
+
+    `has_run`: whether any of its runs is there.
+    """
     fact = facts.get(one.id)
     if fact is None:
         return "NOT written down before its first run" if has_run else "no run yet"
     same = fact["sha256"] == one.sha256
-    return f"written down before its first run ({fact['commit']})" if same else (
-        f"CHANGED after its first run (first written at {fact['commit']})"
-    )  # fmt: skip
+    return (
+        f"written down before its first run ({fact['commit']})"
+        if same
+        else (f"CHANGED after its first run (first written at {fact['commit']})")
+    )

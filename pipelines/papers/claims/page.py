@@ -1,4 +1,5 @@
-"""The page of verdicts, claims.md and claims.html: a picture and a table per paper, then every claim."""
+"""The page of verdicts, claims.md and claims.html: a picture and a table per paper, then every
+claim."""
 
 from __future__ import annotations
 
@@ -14,7 +15,15 @@ from fedml_noniid.pipelines.papers.claims import declared
 from fedml_noniid.pipelines.papers.claims.picture import FOREST, PICTURE
 from fedml_noniid.pipelines.papers.claims.quantities import Part
 from fedml_noniid.pipelines.papers.claims.spec import Claims, Why
-from fedml_noniid.pipelines.papers.claims.verdict import HELD, NOT_HELD, NOT_RUN, UNDECIDED, VERDICTS, Tested, Verdict
+from fedml_noniid.pipelines.papers.claims.verdict import (
+    HELD,
+    NOT_HELD,
+    NOT_RUN,
+    UNDECIDED,
+    VERDICTS,
+    Tested,
+    Verdict,
+)
 from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
@@ -25,29 +34,43 @@ from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
 COMMITTED = "; its numbers are the committed ones of docs/results, since not all runs are here"
 ABOUT = {
-    "smoke": "**Size smoke proves nothing.** It runs every claim in seconds, on digits, to test that the claims can be "
+    "smoke": "**Size smoke proves nothing.** It runs every claim in seconds, on digits, to test "
+    "that the claims can be "
     "run. A verdict on this page says nothing about a paper.",
-    "small": "Size small: real data, scaled down so that two cores decide. \"Differs from the paper\" says how. A "
+    "small": 'Size small: real data, scaled down so that two cores decide. "Differs from the '
+    'paper" says how. A '
     "verdict is about this setting: it does not refute a paper at its own scale.",
-}  # fmt: skip
+}
 READING = """\
-{claims} tests of {statements} statements of the papers. The statements are in our words, with their place in the paper.
-Each test was written in `pipelines/papers/<paper>/claims.yaml` before it ran. A claim says so where it was not.
+{claims} tests of {statements} statements of the papers. The statements are in our words, with \
+their place in the paper.
+Each test was written in `pipelines/papers/<paper>/claims.yaml` before it ran. A claim says so \
+where it was not.
 
-- A number is paired by seed: methods of one seed have the same partition, first weights and batches.
+- A number is paired by seed: methods of one seed have the same partition, first weights and \
+batches.
 - "Measured" is the mean over seeds with the 95 % interval of the t test, before adjustment.
-- p is that of the paired t test after Holm's adjustment for all {tests} tested claims of this page. A claim without
+- p is that of the paired t test after Holm's adjustment for all {tests} tested claims of this \
+page. A claim without
   all of its runs counts with p = 1. The sign test is beside it and decides nothing.
-- **held**: p is below 0.05 and the number is on the claimed side. **not held**: p is below 0.05 on the other side.
-  **undecided**: neither. {counted} claims are about counted numbers (bytes, equal weights): no test, every seed must
+- **held**: p is below 0.05 and the number is on the claimed side. **not held**: p is below 0.05 \
+on the other side.
+  **undecided**: neither. {counted} claims are about counted numbers (bytes, equal weights): no \
+test, every seed must
   agree.
-- A claim of several numbers (each other method, each scenario) holds only if all do. The weakest is shown.
-- Step sizes and coefficients are the paper's where it gives them, else those of the study. Claims that end in `-tuned`
-  are the exception: each method tried equally many values on the validation split, with seeds of their own.
-- "Why?" names a suspected cause of a verdict and an experiment on it, written down before that experiment's first run.
+- A claim of several numbers (each other method, each scenario) holds only if all do. The \
+weakest is shown.
+- Step sizes and coefficients are the paper's where it gives them, else those of the study. \
+Claims that end in `-tuned`
+  are the exception: each method tried equally many values on the validation split, with seeds \
+of their own.
+- "Why?" names a suspected cause of a verdict and an experiment on it, written down before that \
+experiment's first run.
   Their tests are adjusted among themselves.
-- Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured speed; runs that studies
-  or claims share count in each. Measured: the rounds' wall seconds, so other work on the machine is in them. The sum
+- Hours are CPU hours of one core. Reckoned: from the images that are trained on, at a measured \
+speed; runs that studies
+  or claims share count in each. Measured: the rounds' wall seconds, so other work on the \
+machine is in them. The sum
   counts each run once."""
 
 
@@ -60,7 +83,9 @@ def markdown_of(
     ran: Mapping[str, str],
     pictures: Collection[str],
 ) -> str:
-    """The page. `found`: all claims of all papers, adjusted together; `whys`: the experiments on causes.
+    """The page.
+
+    `found`: all claims of all papers, adjusted together; `whys`: the experiments on causes.
 
     `ran`: what was run of "paper study". `pictures`: the papers that have one.
     """
@@ -85,16 +110,22 @@ def markdown_of(
             parts.append(f"![{FOREST.format(TITLES[paper])}]({PICTURE.format(paper)})")
         parts.append(_table(own))
         parts += [_details(one, claims, measured[paper], facts, whys) for one in own]
-        used = dict.fromkeys(one.named.claim.study for one in (*own, *whys) if one.named.paper == paper)
+        used = dict.fromkeys(
+            one.named.claim.study for one in (*own, *whys) if one.named.paper == paper
+        )
         said = [f"- {name}: {ran[f'{paper} {name}']}." for name in used]
-        parts.append(f"### What was run for {TITLES[paper]}\n\n" + "\n".join([*said, *_machines(own)]))
+        parts.append(
+            f"### What was run for {TITLES[paper]}\n\n" + "\n".join([*said, *_machines(own)])
+        )
     return "\n\n".join(parts) + "\n"
 
 
 def html_of(page: str, size: str, pictures: Mapping[str, bytes]) -> str:
     """The page for a browser, with its pictures inside."""
     body = MarkdownIt("commonmark").enable("table").render(page)
-    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>').replace("</table>", "</table></div>")
+    body = body.replace("<table>", '<div class="wide" tabindex="0"><table>').replace(
+        "</table>", "</table></div>"
+    )
     # GitHub and the site give a heading the same anchor.
     body = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', body)
     for name, picture in pictures.items():
@@ -111,10 +142,26 @@ def _summary(found: Sequence[Verdict], files: Mapping[str, Claims]) -> str:
         taken = _taken([one for one in found if one.named.paper == paper])
         totals = [totals[0] + reckoned, totals[1] + taken]
         counts = [str(words[verdict]) for verdict in VERDICTS]
-        rows.append([TITLES[paper], str(words.total()), *counts, _hours(reckoned), _hours(taken) if taken else NONE])
+        rows.append(
+            [
+                TITLES[paper],
+                str(words.total()),
+                *counts,
+                _hours(reckoned),
+                _hours(taken) if taken else NONE,
+            ]
+        )
     words = Counter(one.word for one in found)
     counts = [str(words[verdict]) for verdict in VERDICTS]
-    rows.append(["all", str(len(found)), *counts, _hours(totals[0]), _hours(totals[1]) if totals[1] else NONE])
+    rows.append(
+        [
+            "all",
+            str(len(found)),
+            *counts,
+            _hours(totals[0]),
+            _hours(totals[1]) if totals[1] else NONE,
+        ]
+    )
     return markdown(rows)
 
 
@@ -126,8 +173,16 @@ def _taken(found: Sequence[Verdict]) -> float:
 
 def _machines(found: Sequence[Verdict]) -> list[str]:
     """The machines and versions behind a paper's numbers."""
-    every = {(ran.cpu, ran.torch, ran.commit[:7]) for one in found for ran in one.runs if not ran.diverged}
-    return [f"- Made with {cpu or NONE}, torch {torch}, commit {commit}." for cpu, torch, commit in sorted(every)]
+    every = {
+        (ran.cpu, ran.torch, ran.commit[:7])
+        for one in found
+        for ran in one.runs
+        if not ran.diverged
+    }
+    return [
+        f"- Made with {cpu or NONE}, torch {torch}, commit {commit}."
+        for cpu, torch, commit in sorted(every)
+    ]
 
 
 def _table(found: Sequence[Verdict]) -> str:
@@ -136,12 +191,22 @@ def _table(found: Sequence[Verdict]) -> str:
         claim, weakest = one.named.claim, one.weakest
         n = len(weakest.compared.differences) if weakest else 0
         sign = weakest.compared.sign_p if weakest and not one.counted else None
-        rows.append([
-            f"[{one.named.id}](#{one.named.id})", claim.tests, f"{claim.holds.words} {claim.unit}".strip(),
-            _measured(one, weakest), str(n) if n else NONE,
-            "counted" if one.counted and n else NONE if weakest is None else f"{one.holm_p:.3g}",
-            NONE if sign is None else f"{sign:.3g}", f"**{one.word}**",
-        ])  # fmt: skip
+        rows.append(
+            [
+                f"[{one.named.id}](#{one.named.id})",
+                claim.tests,
+                f"{claim.holds.words} {claim.unit}".strip(),
+                _measured(one, weakest),
+                str(n) if n else NONE,
+                "counted"
+                if one.counted and n
+                else NONE
+                if weakest is None
+                else f"{one.holm_p:.3g}",
+                NONE if sign is None else f"{sign:.3g}",
+                f"**{one.word}**",
+            ]
+        )
     return markdown(rows)
 
 
@@ -158,7 +223,7 @@ def _measured(one: Verdict, tested: Tested | None) -> str:
 
 def _details(
     one: Verdict, claims: Claims, measured: Measured, facts: declared.Facts, whys: Sequence[Verdict]
-) -> str:  # fmt: skip
+) -> str:
     claim = one.named.claim
     taken = sum(ran.seconds or 0 for ran in one.runs) / 3600
     hours = f"about {_hours(claims.hours(claim.study, claim.cells))} CPU hours"
@@ -168,18 +233,30 @@ def _details(
         f"Held if {claim.holds.words} {claim.unit}".rstrip() + ".",
         f"Differs from the paper: {claim.differs}",
         f"Test: {declared.words(one.named, facts, bool(one.runs))}.",
-        f"Runs: {len(one.named.items)} of study {claim.study}, {hours}{COMMITTED if one.published else ''}.",
+        (
+            f"Runs: {len(one.named.items)} of study {claim.study}, "
+            f"{hours}{COMMITTED if one.published else ''}."
+        ),
         f"Verdict: **{one.word}**. {_why(one, measured)}".rstrip(),
-    ]  # fmt: skip
+    ]
     if claim.contrast not in ("level", "same") and one.weakest:
         lines.append(f"Means over the seeds: {_levels(one)}.")
     late, every = one.never
     if late and one.weakest:
-        lines.append(f"{late} of {every} runs never reach the accuracy. Each counts as a round more than all.")
+        lines.append(
+            f"{late} of {every} runs never reach the accuracy. Each counts as a round more than "
+            "all."
+        )
     if len(one.tested) > 1 and one.weakest:
         lines += [f"{part.part.words}: {_measured(one, part)}." for part in one.tested]
-    lines += [f"Beside it, not tested: {part.words}, {_shown(one, part)}." for part in one.beside if part.values]
-    lines += [_cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id]
+    lines += [
+        f"Beside it, not tested: {part.words}, {_shown(one, part)}."
+        for part in one.beside
+        if part.values
+    ]
+    lines += [
+        _cause(why, facts) for why in whys if cast("Why", why.named.claim).explains == one.named.id
+    ]
     said = f"The paper states: {_plain(claim.states)} ({claim.where})"
     return f"### {one.named.id}\n\n{said}\n\n" + "\n".join(f"- {x}" for x in lines)
 
@@ -189,10 +266,15 @@ def _levels(one: Verdict) -> str:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for part in one.parts:
         for cell in (cell for cells in part.cells.values() for cell in cells):
-            found.setdefault(cell.scenario, {}).setdefault(cell.recipe, {})[cell.run.item] = cell.value
+            found.setdefault(cell.scenario, {}).setdefault(cell.recipe, {})[cell.run.item] = (
+                cell.value
+            )
     decimals = one.named.claim.decimals
     return "; ".join(
-        f"{scenario}: " + ", ".join(f"{recipe} {fmean(own.values()):z.{decimals}f}" for recipe, own in recipes.items())
+        f"{scenario}: "
+        + ", ".join(
+            f"{recipe} {fmean(own.values()):z.{decimals}f}" for recipe, own in recipes.items()
+        )
         for scenario, recipes in found.items()
     )
 
@@ -210,7 +292,8 @@ def _cause(why: Verdict, facts: declared.Facts) -> str:
     word = {HELD: "supported", NOT_HELD: "not supported"}.get(why.word, why.word)
     wanted = f"{claim.holds.words} {claim.unit}".strip()
     return (
-        f"Why? {claim.cause} Tested: {claim.tests}; supported if {wanted}. Measured: {_measured(why, why.weakest)}. "
+        f"Why? {claim.cause} Tested: {claim.tests}; supported if {wanted}. Measured: "
+        f"{_measured(why, why.weakest)}. "
         f"**{word}** ({declared.words(why.named, facts, bool(why.runs))}, {why.named.id})"
     )
 
@@ -221,7 +304,9 @@ def _why(one: Verdict, measured: Measured) -> str:
         skipped = measured.skipped(one.named.claim.study)
         if skipped:
             return f"Its data are not there ({skipped})."
-        some = ", ".join(one.missing[:3]) + (f" and {len(one.missing) - 3} more" if len(one.missing) > 3 else "")
+        some = ", ".join(one.missing[:3]) + (
+            f" and {len(one.missing) - 3} more" if len(one.missing) > 3 else ""
+        )
         return f"{len(one.missing)} of {len(one.named.items)} runs are missing: {some}."
     if one.diverged:
         return f"{len(one.diverged)} runs diverge: {', '.join(one.diverged)}."
@@ -236,7 +321,11 @@ def _why(one: Verdict, measured: Measured) -> str:
         if one.weakest.compared.deviation < TINY:
             return "The number is the same on every seed, so there is no t test."
         needed = one.seeds_needed
-        return f"About {needed} seeds would decide it." if needed else "More than 100 seeds would be needed."
+        return (
+            f"About {needed} seeds would decide it."
+            if needed
+            else "More than 100 seeds would be needed."
+        )
     return ""
 
 

@@ -1,4 +1,5 @@
-"""The picture of a paper's claims: every accuracy that is tested, with its interval and its bound."""
+"""The picture of a paper's claims: every accuracy that is tested, with its interval and its
+bound."""
 
 from __future__ import annotations
 
@@ -14,12 +15,20 @@ from fedml_noniid.pipelines.reporting.heatmap import as_png
 FOREST = "{}: the claims in points of accuracy, 95 % intervals"
 PICTURE = "claims-{}.png"
 UNIT = "points"
-LOOKS = {HELD: ("#009E73", "o"), NOT_HELD: ("#D55E00", "s"), UNDECIDED: ("#777777", "D")}  # Okabe and Ito's palette
+LOOKS = {
+    HELD: ("#009E73", "o"),
+    NOT_HELD: ("#D55E00", "s"),
+    UNDECIDED: ("#777777", "D"),
+}  # Okabe and Ito's palette
 
 
 def forest(found: Sequence[Verdict], title: str) -> bytes | None:
     """The claims in points, by their weakest number; None if none has run."""
-    shown = [one for one in found if one.named.claim.unit == UNIT and one.weakest and one.weakest.interval]
+    shown = [
+        one
+        for one in found
+        if one.named.claim.unit == UNIT and one.weakest and one.weakest.interval
+    ]
     if not shown:
         return None
     figure = Figure(figsize=(6.4, LABEL * len(shown) + 1.1), dpi=200, layout="constrained")

@@ -1,6 +1,8 @@
-"""The committed numbers of the claims, docs/results/claims*: what has run before need not run again to be judged.
+"""The committed numbers of the claims, docs/results/claims*: what has run before need not run again
+to be judged.
 
-A claim takes its numbers from there if its own runs are not all here, and if its test and study are still the same.
+A claim takes its numbers from there if its own runs are not all here, and if its test and study are
+still the same.
 """
 
 from __future__ import annotations
@@ -17,8 +19,24 @@ from fedml_noniid.pipelines.papers.claims.spec import Named
 from fedml_noniid.pipelines.papers.claims.trials import PER_TRIAL, TRIALS
 from fedml_noniid.plugins.core.errors import UserError
 
-FACTS, VALUES, RUNS, ROUNDS = "claims.json", "claims-values.csv", "claims-runs.csv", "claims-rounds-{}.csv"
-PER_VALUE = ["paper", "claim", "part", "seed", "number", "role", "scenario", "recipe", "value", "item"]
+FACTS, VALUES, RUNS, ROUNDS = (
+    "claims.json",
+    "claims-values.csv",
+    "claims-runs.csv",
+    "claims-rounds-{}.csv",
+)
+PER_VALUE = [
+    "paper",
+    "claim",
+    "part",
+    "seed",
+    "number",
+    "role",
+    "scenario",
+    "recipe",
+    "value",
+    "item",
+]
 PER_RUN = ["study", "item"]  # of the test accuracies by round; then a column per round
 
 
@@ -26,7 +44,9 @@ class Published(NamedTuple):
     """The committed files, as far as there are any."""
 
     folder: Path | None = None
-    facts: Mapping[str, Mapping[str, str]] = {}  # claim -> sha256 and commit of its first writing, sha256 of the `test`
+    facts: Mapping[
+        str, Mapping[str, str]
+    ] = {}  # claim -> sha256 and commit of its first writing, sha256 of the `test`
     studies: Mapping[str, str] = {}  # "paper study" -> what was run
     values: Mapping[str, Sequence[Mapping[str, str]]] = {}  # claim -> its lines
     runs: Mapping[tuple[str, str], Mapping[str, Ran]] = {}  # (paper, study) -> item -> run
@@ -46,7 +66,13 @@ class Published(NamedTuple):
             cells: dict[int, tuple[Cell, ...]] = {}
             for line in of_part:
                 seed = int(line["seed"])
-                cell = Cell(line["role"], line["scenario"], line["recipe"], runs[line["item"]], float(line["value"]))
+                cell = Cell(
+                    line["role"],
+                    line["scenario"],
+                    line["recipe"],
+                    runs[line["item"]],
+                    float(line["value"]),
+                )
                 values[seed] = float(line["number"])
                 cells[seed] = (*cells.get(seed, ()), cell)
             found.append(Part(words, values, cells))
@@ -57,7 +83,11 @@ class Published(NamedTuple):
         path = self.folder / TRIALS if self.folder else None
         if path is None or not path.is_file():
             return []
-        return [[line[key] for key in PER_TRIAL] for line in table(path) if (line["paper"], line["study"]) in studies]
+        return [
+            [line[key] for key in PER_TRIAL]
+            for line in table(path)
+            if (line["paper"], line["study"]) in studies
+        ]
 
     def rounds(self, paper: str, studies: Sequence[str]) -> list[list[object]]:
         """The runs of studies: study, item, accuracy of each round."""
@@ -68,7 +98,10 @@ class Published(NamedTuple):
 
 
 def read(folder: Path) -> Published:
-    """The files in `folder`; empty if there are none. UserError for files that can't be read or don't fit."""
+    """The files in `folder`; empty if there are none.
+
+    UserError for files that can't be read or don't fit.
+    """
     if not (folder / FACTS).is_file():
         return Published()
     facts: dict[str, Any] = record(folder / FACTS)
@@ -82,4 +115,6 @@ def read(folder: Path) -> Published:
     try:
         return Published(folder, facts["claims"], facts["studies"], values, runs)
     except KeyError as error:
-        raise UserError(f"{folder / FACTS}: the key {error} is missing; `noniid claims --write` makes it") from None
+        raise UserError(
+            f"{folder / FACTS}: the key {error} is missing; `noniid claims --write` makes it"
+        ) from None

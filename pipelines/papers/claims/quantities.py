@@ -17,13 +17,24 @@ from fedml_noniid.pipelines.papers.targets.measured import ALLOWED, Measured, nu
 from fedml_noniid.plugins.core.errors import UserError
 
 # Patterns of statistics beside those of pipelines/papers/targets/measured.py.
-REACH = re.compile(r"rounds_to:(0\.\d+)")  # an accuracy; the number of rounds plus 1 where it is never reached
-MEAN = re.compile(r"(mean|first\d+):(\w+)")  # the mean of a column over all rounds, or over the first
-RECORDED = re.compile(r"recorded:([\w/]+):(\d+)")  # the mean over the rounds of one client's recorded number
+REACH = re.compile(
+    r"rounds_to:(0\.\d+)"
+)  # an accuracy; the number of rounds plus 1 where it is never reached
+MEAN = re.compile(
+    r"(mean|first\d+):(\w+)"
+)  # the mean of a column over all rounds, or over the first
+RECORDED = re.compile(
+    r"recorded:([\w/]+):(\d+)"
+)  # the mean over the rounds of one client's recorded number
 N_OVER_E = "n_over_e"  # the mean over the rounds of the server's step by the clients' mean step
 DRIFT = "neuron_drift"
-MORE = f"{ALLOWED}, rounds_to:0.9, mean:COLUMN, first5:COLUMN, recorded:KEY:CLIENT, {N_OVER_E}, {DRIFT}"
-COUNTED = re.compile(r"traffic_mib\w*|bytes_(up|down)|\w+_delta_bytes|delta_bytes\w*")  # the seed plays no part
+MORE = (
+    f"{ALLOWED}, rounds_to:0.9, mean:COLUMN, first5:COLUMN, recorded:KEY:CLIENT, {N_OVER_E}, "
+    f"{DRIFT}"
+)
+COUNTED = re.compile(
+    r"traffic_mib\w*|bytes_(up|down)|\w+_delta_bytes|delta_bytes\w*"
+)  # the seed plays no part
 BESIDE = "beside"  # the role of a number that is shown and not tested
 COUNT = re.compile(r"rounds_to:.*")  # whole numbers
 
@@ -70,7 +81,11 @@ def never(named: Named, part: Part) -> tuple[set[str], set[str]]:
 
 def step(claim: Claim) -> float:
     """The smallest step of the tested number; 0 if it is none to speak of."""
-    return abs(float(claim.scale)) if COUNT.fullmatch(claim.statistic) and claim.contrast != "trend" else 0.0
+    return (
+        abs(float(claim.scale))
+        if COUNT.fullmatch(claim.statistic) and claim.contrast != "trend"
+        else 0.0
+    )
 
 
 def parts(named: Named, measured: Measured) -> list[Part]:
@@ -100,8 +115,10 @@ def _contrasts(claim: Claim) -> Iterator[tuple[str, Roles, Combine]]:
             yield f"{one} less {next_}", [("of", one), ("less", next_)], _difference
     else:
         words, number_of = {
-            "difference": ("less", _difference), "ratio": ("by", _ratio), "same": ("same weights as", _same),
-        }[claim.contrast]  # fmt: skip
+            "difference": ("less", _difference),
+            "ratio": ("by", _ratio),
+            "same": ("same weights as", _same),
+        }[claim.contrast]
         for other in claim.less:
             yield f"{first} {words} {other}", [("of", first), ("less", other)], number_of
 
@@ -119,7 +136,8 @@ def _same(cells: Sequence[Cell]) -> float:
 
 
 def _trends(claim: Claim, measured: Measured) -> Iterator[Part]:
-    """The slope over `over` of a method's number, or of its difference to another's, seed by seed."""
+    """The slope over `over` of a method's number, or of its difference to another's, seed by
+    seed."""
     x, pairs = list(map(float, claim.over.values())), len(claim.less)
 
     def slope(cells: Sequence[Cell]) -> float:
@@ -128,8 +146,12 @@ def _trends(claim: Claim, measured: Measured) -> Iterator[Part]:
 
     if claim.of:
         recipes = (("of", claim.of), ("less", claim.less))
-        places = [(f"{role} {name}", name, own[0]) for name in claim.over for role, own in recipes if own]
-        yield _part(claim, measured, f"slope of {' less '.join((*claim.of, *claim.less))}", places, slope)
+        places = [
+            (f"{role} {name}", name, own[0]) for name in claim.over for role, own in recipes if own
+        ]
+        yield _part(
+            claim, measured, f"slope of {' less '.join((*claim.of, *claim.less))}", places, slope
+        )
         return
     for scenario in claim.scenarios:
         places = [(f"of {name}", scenario, name) for name in claim.over]
@@ -149,21 +171,39 @@ def beside(named: Named, measured: Measured) -> list[Part]:
         shown = named.claim.model_copy(update={"statistic": name, "scale": 1, "contrast": "level"})
         for scenario, recipe in named.claim.cells:
             said = f"{scenario}: {recipe}: {words}"
-            found.append(_part(shown, measured, said, [(BESIDE, scenario, recipe)], lambda cells: cells[0].value))
+            found.append(
+                _part(
+                    shown,
+                    measured,
+                    said,
+                    [(BESIDE, scenario, recipe)],
+                    lambda cells: cells[0].value,
+                )
+            )
     return found
 
 
 def _part(
-    claim: Claim, measured: Measured, words: str, roles: Sequence[tuple[str, str, str]], combine: Combine
+    claim: Claim,
+    measured: Measured,
+    words: str,
+    roles: Sequence[tuple[str, str, str]],
+    combine: Combine,
 ) -> Part:
     by_role: list[dict[int, Cell]] = []
     for role, scenario, recipe in roles:
         address = {"study": claim.study, "scenario": scenario, "recipe": recipe}
         cells = {}
         for run in measured.runs(address):
-            value = 0.0 if claim.contrast == "same" else statistic(claim.statistic, run, measured, claim.study)
+            value = (
+                0.0
+                if claim.contrast == "same"
+                else statistic(claim.statistic, run, measured, claim.study)
+            )
             if value is not None:
-                cells[run.seed] = Cell(role, scenario, recipe, Ran.of(claim.study, run), claim.scale * value)
+                cells[run.seed] = Cell(
+                    role, scenario, recipe, Ran.of(claim.study, run), claim.scale * value
+                )
         by_role.append(cells)
     seeds = sorted(set.intersection(*(set(cells) for cells in by_role)))
     found = {seed: tuple(cells[seed] for cells in by_role) for seed in seeds}
@@ -182,7 +222,11 @@ def statistic(name: str, run: Result, measured: Measured, study: str) -> float |
         count = len(values) if mean[1] == "mean" else int(mean[1].removeprefix("first"))
         return statistics.fmean(values[:count]) if values[:count] else None
     if name == N_OVER_E:
-        fractions = [r["update_norm_server"] / r["update_norm_client"] for r in run.rows if r["update_norm_client"]]
+        fractions = [
+            r["update_norm_server"] / r["update_norm_client"]
+            for r in run.rows
+            if r["update_norm_client"]
+        ]
         return statistics.fmean(fractions) if fractions else None
     if recorded := RECORDED.fullmatch(name):
         tensor = measured.recorded(run, study).get(recorded[1])
@@ -197,15 +241,19 @@ def statistic(name: str, run: Result, measured: Measured, study: str) -> float |
 
 
 def _drift(run: Result, measured: Measured, study: str) -> float | None:
-    """FedNLR's table 4 over all clients: the mean change of bound neurons' activations on the classes that they lack.
+    """FedNLR's table 4 over all clients: the mean change of bound neurons' activations on the
+    classes that they lack.
 
-    A neuron is bound to the class on which its mean activation is the highest before the last round's training. Every
-    client has one class. None if no neuron is bound to a class that a client lacks.
+    A neuron is bound to the class on which its mean activation is the highest before the last
+    round's training. Every client has one class. None if no neuron is bound to a class that a
+    client lacks.
     """
     recorded, held = measured.recorded(run, study), measured.held(study, run.scenario, run.seed)
     if held is None or "fednlr/before" not in recorded:
         return None
-    before, after = (recorded[f"fednlr/{when}"][-1].double().numpy() for when in ("before", "after"))  # [M, C, H]
+    before, after = (
+        recorded[f"fednlr/{when}"][-1].double().numpy() for when in ("before", "after")
+    )  # [M, C, H]
     changes: list[float] = []
     for row, client in enumerate(recorded["round/clients"][-1].tolist()):
         bound = before[row].argmax(0)  # [H], a class

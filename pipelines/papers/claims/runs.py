@@ -33,10 +33,17 @@ class Ran(NamedTuple):
         """A finished run of a study."""
         tags = run.tags
         return cls(
-            study, run.key, run.column("test_accuracy")[-1], run.evaluation.get(MIB),
-            sum(run.seconds) if run.seconds else None, tags["weights_sha256"], tags.get("fingerprint", ""),
-            str(run.made.get("run_id", "")), tags.get("git_commit", ""), *(tags.get(key, "") for key in OF_MACHINE),
-        )  # fmt: skip
+            study,
+            run.key,
+            run.column("test_accuracy")[-1],
+            run.evaluation.get(MIB),
+            sum(run.seconds) if run.seconds else None,
+            tags["weights_sha256"],
+            tags.get("fingerprint", ""),
+            str(run.made.get("run_id", "")),
+            tags.get("git_commit", ""),
+            *(tags.get(key, "") for key in OF_MACHINE),
+        )
 
     @classmethod
     def ended_early(cls, study: str, item: str) -> Ran:
@@ -47,10 +54,15 @@ class Ran(NamedTuple):
     def read(cls, line: Mapping[str, str]) -> Ran:
         """A line of the file. UserError for a missing or bad cell."""
         try:
-            numbers = {key: float(line[key]) if line[key] else None for key in ("accuracy", "mib", "seconds")}
+            numbers = {
+                key: float(line[key]) if line[key] else None
+                for key in ("accuracy", "mib", "seconds")
+            }
             return cls(**{key: numbers.get(key, line[key]) for key in cls._fields})  # type: ignore[arg-type]  # by name
         except (KeyError, ValueError) as error:
-            raise UserError(f"a line on a run can't be read ({error}); make the file again") from None
+            raise UserError(
+                f"a line on a run can't be read ({error}); make the file again"
+            ) from None
 
     @property
     def diverged(self) -> bool:

@@ -1,9 +1,12 @@
-"""A claim: what a paper states, and the test that decides it. `pipelines/papers/<paper>/claims.yaml` has them.
+"""A claim: what a paper states, and the test that decides it.
 
-The file has three sections. `studies` are written as in the paper's params.yaml and may be `like` a study of that file.
-Their own settings are those of size `small`, and the keys under `smoke` replace some of them at that size. A study's
-`images_per_second` is the measured speed of one core, from which the page reckons hours. `claims` maps an ID to the
-keys of `Claim`. `why` maps an ID to the keys of `Why`: experiments on the causes of verdicts. It may be left out.
+`pipelines/papers/<paper>/claims.yaml` has them.
+
+The file has three sections. `studies` are written as in the paper's params.yaml and may be `like` a
+study of that file. Their own settings are those of size `small`, and the keys under `smoke` replace
+some of them at that size. A study's `images_per_second` is the measured speed of one core, from
+which the page reckons hours. `claims` maps an ID to the keys of `Claim`. `why` maps an ID to the
+keys of `Why`: experiments on the causes of verdicts. It may be left out.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ class Holds(Section):
         if self.above is None and self.below is None:
             raise UserError("one of above and below is needed; neither is given")
         if self.above is not None and self.below is not None and self.above >= self.below:
-            raise UserError(f"above={self.above} is refused; allowed: a number less than below={self.below}")
+            raise UserError(
+                f"above={self.above} is refused; allowed: a number less than below={self.below}"
+            )
         return self
 
     @property
@@ -63,10 +68,10 @@ class Holds(Section):
 class Claim(Section):
     """What a paper states, and its test.
 
-    `contrast` makes one number per seed of the `statistic` of runs: the `level` of method `of`, its `difference` to or
-    `ratio` by each of `less`, the steps down in the `order` of the methods `of`, the slope of a `trend` over `over`, or
-    whether `of` ends with the `same` weights as `less` (1 or 0). `over` maps scenarios to numbers. It maps recipes to
-    numbers if `of` is empty.
+    `contrast` makes one number per seed of the `statistic` of runs: the `level` of method `of`, its
+    `difference` to or `ratio` by each of `less`, the steps down in the `order` of the methods `of`,
+    the slope of a `trend` over `over`, or whether `of` ends with the `same` weights as `less` (1 or
+    0). `over` maps scenarios to numbers. It maps recipes to numbers if `of` is empty.
     """
 
     states: str  # what the paper states, in our words
@@ -86,25 +91,46 @@ class Claim(Section):
     holds: Holds
     differs: str  # from the paper
     decimals: int = Field(default=2, ge=0, le=6)
-    beside: dict[str, str] = Field(default_factory=dict)  # words -> a statistic that is shown, not tested
+    beside: dict[str, str] = Field(
+        default_factory=dict
+    )  # words -> a statistic that is shown, not tested
 
     @model_validator(mode="after")
     def _fits(self) -> Claim:
         needs = {
             "level": (len(self.of) == 1 and not self.less, "one method in of, none in less"),
-            "difference": (len(self.of) == 1 and bool(self.less), "one method in of, one or more in less"),
-            "ratio": (len(self.of) == 1 and bool(self.less), "one method in of, one or more in less"),
-            "same": (len(self.of) == 1 and bool(self.less), "one method in of, one or more in less"),
-            "order": (len(self.of) > 1 and not self.less, "two or more methods in of, none in less"),
-            "trend": (len(self.of) <= 1 and len(self.less) <= len(self.of), "at most one method in of and in less"),
+            "difference": (
+                len(self.of) == 1 and bool(self.less),
+                "one method in of, one or more in less",
+            ),
+            "ratio": (
+                len(self.of) == 1 and bool(self.less),
+                "one method in of, one or more in less",
+            ),
+            "same": (
+                len(self.of) == 1 and bool(self.less),
+                "one method in of, one or more in less",
+            ),
+            "order": (
+                len(self.of) > 1 and not self.less,
+                "two or more methods in of, none in less",
+            ),
+            "trend": (
+                len(self.of) <= 1 and len(self.less) <= len(self.of),
+                "at most one method in of and in less",
+            ),
         }
         fits, allowed = needs[self.contrast]
         if not fits:
             raise UserError(f"contrast={self.contrast!r} is refused; allowed: with {allowed}")
         if (self.contrast == "trend") != bool(self.over) or len(self.over) == 1:
-            raise UserError("over is refused; allowed: two or more names with their numbers, for a trend only")
+            raise UserError(
+                "over is refused; allowed: two or more names with their numbers, for a trend only"
+            )
         if bool(self.scenarios) is (self.contrast == "trend" and bool(self.of)):
-            raise UserError("scenarios is refused; allowed: one or more, but none for a trend over scenarios")
+            raise UserError(
+                "scenarios is refused; allowed: one or more, but none for a trend over scenarios"
+            )
         return self
 
     @property
@@ -112,12 +138,15 @@ class Claim(Section):
         """(scenario, recipe) of all runs that the claim reads."""
         scenarios, recipes = self.scenarios, [*self.of, *self.less]
         if self.contrast == "trend":
-            scenarios, recipes = (list(self.over), recipes) if self.of else (scenarios, list(self.over))
+            scenarios, recipes = (
+                (list(self.over), recipes) if self.of else (scenarios, list(self.over))
+            )
         return tuple((scenario, recipe) for scenario in scenarios for recipe in recipes)
 
 
 class Why(Claim):
-    """An experiment on the cause of a verdict, written down after the verdict and before its own first run."""
+    """An experiment on the cause of a verdict, written down after the verdict and before its own
+    first run."""
 
     states: str = ""
     where: str = ""
@@ -151,7 +180,9 @@ class Named:
     @property
     def items(self) -> list[str]:
         """The names of the runs that it reads."""
-        return [f"{s}-{r}-{seed}" for s, r in self.claim.cells for seed in self.study.content["seeds"]]
+        return [
+            f"{s}-{r}-{seed}" for s, r in self.claim.cells for seed in self.study.content["seeds"]
+        ]
 
 
 @dataclass(frozen=True)
@@ -175,9 +206,14 @@ class Claims:
         return float(held * share * train["rounds"] * train["epochs"])
 
     def hours(self, study: str, cells: Iterable[tuple[str, str]] | None = None) -> float:
-        """CPU hours of a study with its trials, or of some (scenario, recipe) of it, reckoned from the images."""
+        """CPU hours of a study with its trials, or of some (scenario, recipe) of it, reckoned from
+        the images."""
         content = self.studies[study].content
-        every = itertools.product(content["scenario_names"], content["recipe_names"]) if cells is None else cells
+        every = (
+            itertools.product(content["scenario_names"], content["recipe_names"])
+            if cells is None
+            else cells
+        )
         images = sum(self.images(study, scenario) for scenario, _ in every) * len(content["seeds"])
         if cells is None and (tune := content.get("tune")):
             trials = tune["trials"] * len(tune["seeds"]) * len(content["recipe_names"])
@@ -196,23 +232,30 @@ def of_paper(paper: str, size: str, root: Path) -> Claims:
     for key in SECTIONS:
         if not isinstance(found.get(key), dict) or not found[key]:
             raise UserError(f"{path}: the section {key!r} is missing or empty")
-    studies, speeds = _studies(paper, size, path, found["studies"], read_yaml(folder / "params.yaml")["studies"])
+    studies, speeds = _studies(
+        paper, size, path, found["studies"], read_yaml(folder / "params.yaml")["studies"]
+    )
     claims = dict(_claims(path, found["claims"], studies, paper, Claim))
     whys = dict(_claims(path, found.get(WHY) or {}, studies, paper, Why))
     for name, why in whys.items():
         if name in claims:
-            raise UserError(f"{path}: {WHY}: {name}: is the ID of a claim too; allowed: another one")
+            raise UserError(
+                f"{path}: {WHY}: {name}: is the ID of a claim too; allowed: another one"
+            )
         assert isinstance(why.claim, Why)
         known(f"{path}: {name}: claim", why.claim.explains, claims)
     every = [*claims.values(), *whys.values()]
-    used = {name: {cell for one in every if one.claim.study == name for cell in one.claim.cells}
-            for name in studies}  # fmt: skip
+    used = {
+        name: {cell for one in every if one.claim.study == name for cell in one.claim.cells}
+        for name in studies
+    }
     for name, cells in used.items():
         if not cells:
             raise UserError(f"{path}: study {name!r} is in no claim")
     narrowed = {name: _only(study, used[name]) for name, study in studies.items()}
     claims, whys = (
-        {name: replace(one, study=narrowed[one.claim.study]) for name, one in own.items()} for own in (claims, whys)
+        {name: replace(one, study=narrowed[one.claim.study]) for name, one in own.items()}
+        for own in (claims, whys)
     )
     return Claims(paper, size, path, narrowed, claims, whys, speeds)
 
@@ -228,13 +271,18 @@ def _studies(
         plain[name] = {key: value for key, value in settings.items() if key != SPEED}
         speed = _speed(name, own)
         if not isinstance(speed, int | float) or speed <= 0:
-            raise UserError(f"{where} {name!r}: {SPEED}={speed!r} is refused; allowed: a number above 0")
+            raise UserError(
+                f"{where} {name!r}: {SPEED}={speed!r} is refused; allowed: a number above 0"
+            )
         speeds[name] = float(speed)
     found = {name: resolved(paper, name, size, {**papers, **plain}, where) for name in own}
     for name, study in found.items():
         seeds = study.content.get("seeds") or []
         if len(seeds) < (LEAST_SEEDS if size == "small" else 2):
-            raise UserError(f"{where} {name!r}: seeds={seeds} is refused; allowed: {LEAST_SEEDS} or more (smoke: 2)")
+            raise UserError(
+                f"{where} {name!r}: seeds={seeds} is refused; allowed: {LEAST_SEEDS} or more "
+                "(smoke: 2)"
+            )
         known(f"{where} {name!r}: data set", study.content["data"]["name"], IMAGES)
     return {name: replace(study, kind="claims") for name, study in found.items()}, speeds
 
@@ -251,12 +299,18 @@ def _speed(name: str, own: Mapping[str, Any]) -> object:
 
 
 def _claims(
-    path: Path, found: Mapping[str, Any], studies: Mapping[str, Study], paper: str, kind: type[Claim]
+    path: Path,
+    found: Mapping[str, Any],
+    studies: Mapping[str, Study],
+    paper: str,
+    kind: type[Claim],
 ) -> Iterator[tuple[str, Named]]:
     for name, values in found.items():
         where = f"{path}: {name}"
         if not ID.fullmatch(str(name)):
-            raise UserError(f"{where}: the ID is refused; allowed: small letters, digits and single dashes")
+            raise UserError(
+                f"{where}: the ID is refused; allowed: small letters, digits and single dashes"
+            )
         try:
             claim = kind.model_validate(values)
         except ValidationError as error:

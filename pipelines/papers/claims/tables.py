@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from fedml_noniid.pipelines.papers.claims import trials
-from fedml_noniid.pipelines.papers.claims.published import PER_RUN, PER_VALUE, ROUNDS, RUNS, VALUES, Published
+from fedml_noniid.pipelines.papers.claims.published import (
+    PER_RUN,
+    PER_VALUE,
+    ROUNDS,
+    RUNS,
+    VALUES,
+    Published,
+)
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.trials import PER_TRIAL, TRIALS
 from fedml_noniid.pipelines.papers.claims.verdict import Verdict
@@ -14,12 +21,26 @@ from fedml_noniid.pipelines.reporting.text import as_csv
 
 TESTS = "claims.csv"
 PER_TEST = [
-    "paper", "claim", "part", "statistic", "wanted", "mean", "low", "high", "seeds", "p", "sign_p", "holm_p", "weakest",
+    "paper",
+    "claim",
+    "part",
+    "statistic",
+    "wanted",
+    "mean",
+    "low",
+    "high",
+    "seeds",
+    "p",
+    "sign_p",
+    "holm_p",
+    "weakest",
     "verdict",
-]  # fmt: skip
+]
 
 
-def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], published: Published) -> dict[str, bytes]:
+def files_of(
+    found: Sequence[Verdict], measured: Mapping[str, Measured], published: Published
+) -> dict[str, bytes]:
     """File name -> content. `found`: all claims of all papers, adjusted together."""
     runs = {(one.named.paper, ran.study, ran.item): ran for one in found for ran in one.runs}
     files = {
@@ -40,10 +61,14 @@ def files_of(found: Sequence[Verdict], measured: Mapping[str, Measured], publish
     return files
 
 
-def trials_of(found: Sequence[Verdict], measured: Mapping[str, Measured], published: Published) -> list[list[object]]:
+def trials_of(
+    found: Sequence[Verdict], measured: Mapping[str, Measured], published: Published
+) -> list[list[object]]:
     """The lines on tuning: of the studies here, and the committed ones."""
     kept = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if one.published)
-    every = dict.fromkeys((one.named.paper, one.named.claim.study) for one in found if not one.published)
+    every = dict.fromkeys(
+        (one.named.paper, one.named.claim.study) for one in found if not one.published
+    )
     tried = [line for paper, study in every for line in _trials(measured[paper], paper, study)]
     return tried + published.trials(kept)
 
@@ -63,9 +88,19 @@ def _tests(one: Verdict) -> Iterator[list[object]]:
         mean = tested.mean if own.differences else None
         ps = (None, None, None) if one.counted else (own.p, own.sign_p, one.holm_p)
         yield [
-            of.paper, of.id, tested.part.words, claim.statistic, wanted, mean, low, high, len(own.differences), *ps,
-            "yes" if tested is one.weakest else "", one.word,
-        ]  # fmt: skip
+            of.paper,
+            of.id,
+            tested.part.words,
+            claim.statistic,
+            wanted,
+            mean,
+            low,
+            high,
+            len(own.differences),
+            *ps,
+            "yes" if tested is one.weakest else "",
+            one.word,
+        ]
 
 
 def _values(one: Verdict) -> Iterator[list[object]]:
@@ -73,13 +108,24 @@ def _values(one: Verdict) -> Iterator[list[object]]:
         for seed, cells in part.cells.items():
             for cell in cells:
                 yield [
-                    one.named.paper, one.named.id, part.words, seed, part.values[seed], cell.role, cell.scenario,
-                    cell.recipe, cell.value, cell.run.item,
-                ]  # fmt: skip
+                    one.named.paper,
+                    one.named.id,
+                    part.words,
+                    seed,
+                    part.values[seed],
+                    cell.role,
+                    cell.scenario,
+                    cell.recipe,
+                    cell.value,
+                    cell.run.item,
+                ]
 
 
-def _rounds(found: Sequence[Verdict], measured: Measured, published: Published, paper: str) -> list[list[object]]:
-    """Study, item and accuracy of each round of every run behind the claims: of this folder, and the committed ones."""
+def _rounds(
+    found: Sequence[Verdict], measured: Measured, published: Published, paper: str
+) -> list[list[object]]:
+    """Study, item and accuracy of each round of every run behind the claims: of this folder, and
+    the committed ones."""
     studies = dict.fromkeys(one.named.claim.study for one in found)
     kept = dict.fromkeys(one.named.claim.study for one in found if one.published)
     lines: list[list[object]] = []

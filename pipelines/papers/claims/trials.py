@@ -16,9 +16,12 @@ TRIALS = "claims-trials.csv"
 PER_TRIAL = ["paper", "study", "recipe", "values", "seeds", "validation_accuracy", "chosen"]
 LR = re.compile(r"\blr ([\d.e-]+)")
 SAYS = """\
-The best of equally many trials for each method, on the validation split. claims-trials.csv has all trials. A step size
+The best of equally many trials for each method, on the validation split. claims-trials.csv has \
+all trials. A step size
 at the end of the grid, its smallest or its largest, may not be the best: nobody tried beyond it."""
-Tried = Mapping[str, Sequence[Sequence[Any]]]  # recipe -> (values, validation accuracy or None, seeds), the best first
+Tried = Mapping[
+    str, Sequence[Sequence[Any]]
+]  # recipe -> (values, validation accuracy or None, seeds), the best first
 
 
 def read(root: Path, study: Study) -> Tried:
@@ -28,7 +31,8 @@ def read(root: Path, study: Study) -> Tried:
 
 
 def words(found: Tried) -> str:
-    """What was chosen: `tuned on the validation split, 6 trials each: fedavg lr 0.1; fednnnn lr 0.05`."""
+    """What was chosen: `tuned on the validation split, 6 trials each: fedavg lr 0.1; fednnnn lr
+    0.05`."""
     if not found:
         return ""
     most = max(map(len, found.values()))
@@ -54,7 +58,16 @@ def section(found: Sequence[Sequence[object]]) -> str:
         for line in own:
             if line[-1] == "yes":
                 tried = sum(other[2] == line[2] for other in own)
-                rows.append([paper, study, str(line[2]), str(line[3]), str(tried), _place(str(line[3]), grid)])
+                rows.append(
+                    [
+                        paper,
+                        study,
+                        str(line[2]),
+                        str(line[3]),
+                        str(tried),
+                        _place(str(line[3]), grid),
+                    ]
+                )
     return f"## Tuned values\n\n{SAYS}\n\n{markdown(rows)}" if len(rows) > 1 else ""
 
 
@@ -64,4 +77,10 @@ def _place(values: str, grid: set[float]) -> str:
     if rate is None or len(grid) < 2:
         return "not tuned"
     chosen = float(rate[1])
-    return "the largest" if chosen == max(grid) else "the smallest" if chosen == min(grid) else "within"
+    return (
+        "the largest"
+        if chosen == max(grid)
+        else "the smallest"
+        if chosen == min(grid)
+        else "within"
+    )

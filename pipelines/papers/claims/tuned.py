@@ -1,7 +1,8 @@
-"""Tuned studies: every method tries equally many values on the validation split, then all seeds run with the best.
+"""Tuned studies: every method tries equally many values on the validation split, then all seeds run
+with the best.
 
-A study of claims.yaml with a section `tune`, as params.yaml has it, is tuned. The trials lie in papers/tune. The seeds
-of the trials are none of the study's.
+A study of claims.yaml with a section `tune`, as params.yaml has it, is tuned. The trials lie in
+papers/tune. The seeds of the trials are none of the study's.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from fedml_noniid.plugins.data.files import write_whole
 
 
 def settled(place: Workspace, study: Study) -> Study:
-    """The study with the best values of each method, after the trials that are missing. UserError for a bad grid.
+    """The study with the best values of each method, after the trials that are missing.
 
-    A study without a section `tune` stays as it is, and so does one of size small without data: `execute` says so.
+    UserError for a bad grid.
+
+    A study without a section `tune` stays as it is, and so does one of size small without data:
+    `execute` says so.
     """
     if "tune" not in study.content:
         return study
@@ -39,7 +43,9 @@ def settled(place: Workspace, study: Study) -> Study:
     except UserError:
         if study.size != "small":
             raise
-        return replace(study, content={key: value for key, value in study.content.items() if key != "tune"})
+        return replace(
+            study, content={key: value for key, value in study.content.items() if key != "tune"}
+        )
     scenario = tuning.scenario_of(settings)
     found = tried(own, settings, [scenario], f"{study.paper} {study.name}, tuning")[scenario]
     ranked = {recipe: tuning.ranked(trials_) for recipe, trials_ in found.items()}
@@ -59,7 +65,8 @@ def _with(entry: Mapping[str, Any] | None, best: Trial) -> dict[str, Any]:
     """A recipe's entry with the values of a trial. UserError if even the best diverged."""
     if best.mean is None:
         raise UserError(
-            f"claims.yaml: tune: all trials of {best.point.recipe} diverged; add smaller values of train.lr"
+            f"claims.yaml: tune: all trials of {best.point.recipe} diverged; add smaller values "
+            "of train.lr"
         )
     found = copy.deepcopy(dict(entry or {}))
     for section, keys in best.point.values.items():

@@ -1,4 +1,5 @@
-"""What `noniid claims` does: runs the claims' studies, judges all claims, writes papers/claims/<size>/."""
+"""What `noniid claims` does: runs the claims' studies, judges all claims, writes
+papers/claims/<size>/."""
 
 from __future__ import annotations
 
@@ -26,12 +27,19 @@ COMMITTED = Path("docs") / "results"  # in a checkout
 
 def files(size: str, root: Path) -> dict[str, Claims]:
     """The claims of every paper that has some. UserError for a bad file."""
-    found = {paper: of_paper(paper, size, root) for paper in PAPERS if (folder_of(paper, root) / FILE).is_file()}
+    found = {
+        paper: of_paper(paper, size, root)
+        for paper in PAPERS
+        if (folder_of(paper, root) / FILE).is_file()
+    }
     owners: dict[str, Claims] = {}
     for claims in found.values():
         for name in (*claims.claims, *claims.whys):
             if name in owners:
-                raise UserError(f"{claims.path}: {name}: the ID is in {owners[name].path} too; allowed: another one")
+                raise UserError(
+                    f"{claims.path}: {name}: the ID is in {owners[name].path} too; allowed: "
+                    "another one"
+                )
             owners[name] = claims
     return found
 
@@ -44,10 +52,11 @@ def claims(
     running: bool = True,
     missing: bool = False,
 ) -> Path:
-    """Runs the studies of the named paper's claims, or of one claim, and writes the page of all claims.
+    """Runs the studies of the named paper's claims, or of one claim, and writes the page of all
+    claims.
 
-    `running`: False only judges what has run. `missing`: only studies of claims without committed numbers are run.
-    Returns the page. UserError.
+    `running`: False only judges what has run. `missing`: only studies of claims without committed
+    numbers are run. Returns the page. UserError.
     """
     found, published = files(size, place.root), published_at(place.root, size)
     folder = place.root / RESULTS / "claims" / size
@@ -64,7 +73,11 @@ def claims(
         for of, study in dict.fromkeys((one.paper, one.claim.study) for one in needed):
             own = found[of]
             # All claims on the study: its runs decide them too.
-            begun = [one for one in (*own.claims.values(), *own.whys.values()) if one.claim.study == study]
+            begun = [
+                one
+                for one in (*own.claims.values(), *own.whys.values())
+                if one.claim.study == study
+            ]
             declared.declare(folder, begun, commits)
             log.info("%s %s: about %.2g CPU hours", of, study, own.hours(study))
             execute(place, tuned.settled(place, own.studies[study]))
@@ -73,33 +86,47 @@ def claims(
     return folder / PAGE
 
 
-def files_of(found: Mapping[str, Claims], root: Path, size: str, published: Published) -> dict[str, bytes]:
+def files_of(
+    found: Mapping[str, Claims], root: Path, size: str, published: Published
+) -> dict[str, bytes]:
     """The page and all that lies beside it."""
     measured = {of: measured_of(one, root) for of, one in found.items()}
-    verdicts, whys = judged_all(found, measured, published), judged_all(found, measured, published, whys=True)
+    verdicts, whys = (
+        judged_all(found, measured, published),
+        judged_all(found, measured, published, whys=True),
+    )
     every = [*verdicts, *whys]
     facts = {**declared.read(root / RESULTS / "claims" / size), **published.facts}
     ran = {
         f"{of} {name}": _ran(every, published, of, name)
-        or trials.words(trials.read(root, one.studies[name])) + page.what_was_run(one, name, measured[of])
+        or trials.words(trials.read(root, one.studies[name]))
+        + page.what_was_run(one, name, measured[of])
         for of, one in found.items()
         for name in one.studies
     }
     pictures = {
-        of: drawn for of in found
-        if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], TITLES[of])) is not None
-    }  # fmt: skip
+        of: drawn
+        for of in found
+        if (drawn := picture.forest([one for one in verdicts if one.named.paper == of], TITLES[of]))
+        is not None
+    }
     text = page.markdown_of(verdicts, whys, found, measured, facts, ran, pictures)
     chosen = trials.section(tables.trials_of(every, measured, published))
-    text += "".join(f"\n{section}\n" for section in (chosen, costs.section(every, found, root)) if section)
+    text += "".join(
+        f"\n{section}\n" for section in (chosen, costs.section(every, found, root)) if section
+    )
     tested = {one.named.id: one.named.test for one in every if not one.missing}
     known = {of: {**facts[of], "test": sha256} for of, sha256 in tested.items() if of in facts}
     named = {picture.PICTURE.format(of): drawn for of, drawn in pictures.items()}
     return {
-        PAGE: text.encode(), "claims.html": page.html_of(text, size, named).encode(), **named,
-        FACTS: (json.dumps({"claims": known, "studies": ran}, indent=1, sort_keys=True) + "\n").encode(),
+        PAGE: text.encode(),
+        "claims.html": page.html_of(text, size, named).encode(),
+        **named,
+        FACTS: (
+            json.dumps({"claims": known, "studies": ran}, indent=1, sort_keys=True) + "\n"
+        ).encode(),
         **tables.files_of(every, measured, published),
-    }  # fmt: skip
+    }
 
 
 def published_at(root: Path, size: str) -> Published:
@@ -118,7 +145,9 @@ def chosen(found: Mapping[str, Claims], paper: str | None, name: str | None) -> 
     if paper is not None:
         known("paper with claims", paper, found)
     own = [claims for of, claims in found.items() if paper in (None, of)]
-    every = {id_: one for claims in own for id_, one in (*claims.claims.items(), *claims.whys.items())}
+    every = {
+        id_: one for claims in own for id_, one in (*claims.claims.items(), *claims.whys.items())
+    }
     return every if name is None else {name: every[known("claim", name, every)]}
 
 
@@ -130,8 +159,16 @@ def measured_of(claims: Claims, root: Path) -> Measured:
 
 
 def judged_all(
-    found: Mapping[str, Claims], measured: Mapping[str, Measured], known: Published | None = None, whys: bool = False
+    found: Mapping[str, Claims],
+    measured: Mapping[str, Measured],
+    known: Published | None = None,
+    whys: bool = False,
 ) -> list[Verdict]:
-    """The verdicts on all claims, or on all causes (`whys`), adjusted together. `known`: the committed numbers."""
+    """The verdicts on all claims, or on all causes (`whys`), adjusted together.
+
+    `known`: the committed numbers.
+    """
     own = {of: claims.whys if whys else claims.claims for of, claims in found.items()}
-    return adjusted([judged(measured[of], one, known) for of, named in own.items() for one in named.values()])
+    return adjusted(
+        [judged(measured[of], one, known) for of, named in own.items() for one in named.values()]
+    )

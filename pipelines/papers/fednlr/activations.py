@@ -1,4 +1,5 @@
-"""FedNLR's table 4: the activations of hidden neurons before and after one client trains, for two methods."""
+"""FedNLR's table 4: the activations of hidden neurons before and after one client trains, for two
+methods."""
 
 from __future__ import annotations
 
@@ -36,33 +37,56 @@ class _Drift(NamedTuple):
     @property
     def rows(self) -> dict[str, Values]:
         """By title, [M]."""
-        titles = ("original on C-1", "original on C-2", *(f"C-2 after C-1, {name}" for name in self.after))
+        titles = (
+            "original on C-1",
+            "original on C-2",
+            *(f"C-2 after C-1, {name}" for name in self.after),
+        )
         return dict(zip(titles, (*self.before, *self.after.values()), strict=True))
 
 
 def activations(target: Target, measured: Measured) -> Built:
-    """Table 4: the hidden neurons' mean activations before and after C-1's training in the last round.
+    """Table 4: the hidden neurons' mean activations before and after C-1's training in the last
+    round.
 
-    `methods` start from the same model; `clients` are C-1 and C-2. A neuron is bound to the class on which its mean is
-    the highest. A neuron that two classes excite alike (a dead one) is bound to none.
+    `methods` start from the same model; `clients` are C-1 and C-2. A neuron is bound to the class
+    on which its mean is the highest. A neuron that two classes excite alike (a dead one) is bound
+    to none.
     """
     spec = target.spec
     where = {"study": spec["study"], "scenario": spec["scenario"]}
-    groups = {name: measured.group(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()}
+    groups = {
+        name: measured.group(where | {"recipe": recipe}) for name, recipe in spec["methods"].items()
+    }
     said = [sentence for name, group in groups.items() for sentence in said_of(name, group)]
     runs = {name: {run.seed: run for run in group.runs} for name, group in groups.items()}
     seeds = sorted(set.intersection(*(set(of) for of in runs.values())))
     if not seeds:
-        missing = tuple(name for name, group in groups.items() if not group.runs and not group.diverged)
+        missing = tuple(
+            name for name, group in groups.items() if not group.runs and not group.diverged
+        )
         return Built((), {}, tuple(said), missing or (() if said else ("a seed of both",)))
-    seen = [_read(target, measured, {name: of[seed] for name, of in runs.items()}) for seed in seeds]
+    seen = [
+        _read(target, measured, {name: of[seed] for name, of in runs.items()}) for seed in seeds
+    ]
     lines = [
-        [one.seed, m + 1, None if bound == NONE else int(bound), *map(float, one.before[:, m]), name, float(after[m])]
+        [
+            one.seed,
+            m + 1,
+            None if bound == NONE else int(bound),
+            *map(float, one.before[:, m]),
+            name,
+            float(after[m]),
+        ]
         for one in seen
         for m, bound in enumerate(one.bound)
         for name, after in one.after.items()
     ]
-    words = [*said, f"Shown is seed {seeds[0]}.", *(sentence for one in seen for sentence in _words(one))]
+    words = [
+        *said,
+        f"Shown is seed {seeds[0]}.",
+        *(sentence for one in seen for sentence in _words(one)),
+    ]
     printed = [["", *map(str, (target.reported or {})["columns"])]]
     for title, values in (target.reported or {})["rows"].items():
         printed.append([str(title), *("" if value is None else str(value) for value in values)])
@@ -78,7 +102,10 @@ def _read(target: Target, measured: Measured, runs: Mapping[str, Result]) -> _Dr
         raise UserError(f"{target.id}: study {study} has no partition {one.scenario}-{one.seed}")
     for client, n in enumerate((held.counts > 0).sum(1)):
         if n != 1:
-            raise UserError(f"{target.id}: client {client} has {n} classes; table 4 needs clients with one class")
+            raise UserError(
+                f"{target.id}: client {client} has {n} classes; table 4 needs clients with one "
+                "class"
+            )
     before, after, bound = {}, {}, {}  # [C, M], of C-1
     for name, run in runs.items():
         recorded = measured.recorded(run, study)
@@ -104,12 +131,22 @@ def _read(target: Target, measured: Measured, runs: Mapping[str, Result]) -> _Dr
 def _table(drift: _Drift) -> list[list[str]]:
     """One line per neuron. Neurons that are bound to the class are marked."""
     changes = ((f"on C-2 after C-1, {name}", f"change, {name}") for name in drift.after)
-    lines = [["neuron", "original on C-1", "original on C-2", *(title for pair in changes for title in pair)]]
+    lines = [
+        [
+            "neuron",
+            "original on C-1",
+            "original on C-2",
+            *(title for pair in changes for title in pair),
+        ]
+    ]
     for m, bound in enumerate(drift.bound):
         first, second = ("*" if bound == c else "" for c in drift.classes)
         line = [str(m + 1), f"{drift.before[0, m]:.2f}{first}", f"{drift.before[1, m]:.2f}{second}"]
         for after in drift.after.values():
-            line += [f"{after[m]:.2f}{second}", f"{after[m] - drift.before[1, m]:+.3f}" if second else ""]
+            line += [
+                f"{after[m]:.2f}{second}",
+                f"{after[m] - drift.before[1, m]:+.3f}" if second else "",
+            ]
         lines.append(line)
     return lines
 
@@ -119,12 +156,18 @@ def _words(drift: _Drift) -> Iterator[str]:
     of = f"classes {drift.classes[0]} and {drift.classes[1]}"
     about = f"Seed {drift.seed} ({of}, accuracy before the round {drift.accuracy:.1%})"
     if not drift.same:
-        yield f"{about}: the methods do not start from the same model, so that nothing can be compared."
+        yield (
+            f"{about}: the methods do not start from the same model, so that nothing can be "
+            "compared."
+        )
         return
     own = _told(drift, "bound to its class", np.flatnonzero(drift.bound == drift.classes[1]))
-    more = _told(drift, "more active there than on C-1", np.flatnonzero(drift.before[1] > drift.before[0]))
+    more = _told(
+        drift, "more active there than on C-1", np.flatnonzero(drift.before[1] > drift.before[0])
+    )
     yield (
-        f"{about}: {own}; {more}. By definition 1, sample by sample, {drift.strictly} of {len(drift.bound)} neurons "
+        f"{about}: {own}; {more}. By definition 1, sample by sample, {drift.strictly} of "
+        f"{len(drift.bound)} neurons "
         "are bound to any class."
     )
 
@@ -134,7 +177,10 @@ def _told(drift: _Drift, kind: str, neurons: Ints) -> str:
     if not len(neurons):
         return f"no neuron is {kind}"
     changes = {name: (after - drift.before[1])[neurons] for name, after in drift.after.items()}
-    parts = [f"{change.mean():+.3f} by {name} ({(change < 0).sum()} fall)" for name, change in changes.items()]
+    parts = [
+        f"{change.mean():+.3f} by {name} ({(change < 0).sum()} fall)"
+        for name, change in changes.items()
+    ]
     base, own = (abs(change.mean()) for change in changes.values())
     less = f"{'less' if own < base else 'not less'} with {list(changes)[1]}"
     many = "neuron" if len(neurons) == 1 else "neurons"
@@ -149,9 +195,13 @@ def _picture(drift: _Drift) -> bytes:
     for (i, m), h in np.ndenumerate(values):
         weight = "bold" if drift.bound[m] == drift.classes[min(i, 1)] else "normal"
         colour = "white" if h > 0.6 * values.max() else "black"
-        axes.text(m, i, f"{h:.2f}", ha="center", va="center", fontsize=7, fontweight=weight, color=colour)
+        axes.text(
+            m, i, f"{h:.2f}", ha="center", va="center", fontsize=7, fontweight=weight, color=colour
+        )
     axes.set_yticks(range(len(values)), list(drift.rows), fontsize=8)
-    axes.set_xticks(range(values.shape[1]), [str(m + 1) for m in range(values.shape[1])], fontsize=7)
+    axes.set_xticks(
+        range(values.shape[1]), [str(m + 1) for m in range(values.shape[1])], fontsize=7
+    )
     axes.set_xlabel("hidden neuron; bold: bound to the class", fontsize=8)
     axes.grid(visible=False)
     return png(figure)

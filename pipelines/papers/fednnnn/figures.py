@@ -1,8 +1,8 @@
 """The paper's curves with what they say about its claims, and the tables of its networks.
 
-`accuracy`, `norms` and `path` are `curves` (pipelines/papers/targets/curves.py) with more words. `norms` has two
-panels, N and E, and takes `claim`, a line, and `against`, the lines that it is compared with. `network` takes `model`,
-`shape` (one sample's) and `classes`.
+`accuracy`, `norms` and `path` are `curves` (pipelines/papers/targets/curves.py) with more words.
+`norms` has two panels, N and E, and takes `claim`, a line, and `against`, the lines that it is
+compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins import models
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import BatchNorm, Conv, Flatten, Linear, MaxPool, ReLU, Stacked
+from fedml_noniid.plugins.models.layers import (
+    BatchNorm,
+    Conv,
+    Flatten,
+    Linear,
+    MaxPool,
+    ReLU,
+    Stacked,
+)
 
 BASELINE = "FedAvg"
 
@@ -36,12 +44,14 @@ def accuracy(target: Target, measured: Measured) -> Built:
 
 
 def norms(target: Target, measured: Measured) -> Built:
-    """N and E by round, a panel each; how the claimed line compares with others, and N / E of each line."""
+    """N and E by round, a panel each; how the claimed line compares with others, and N / E of each
+    line."""
     return curves.build(target, measured, (_norms, curves.ends))
 
 
 def path(target: Target, measured: Measured) -> Built:
-    """The integral of N by round, and how much of it belongs to the second half of the rounds: little once it stops."""
+    """The integral of N by round, and how much of it belongs to the second half of the rounds:
+    little once it stops."""
     return curves.build(target, measured, (_late, curves.ends))
 
 
@@ -50,7 +60,10 @@ def _reached(_: Mapping[str, Any], panels: Panels) -> Iterator[str]:
         if BASELINE in lines and len(lines) > 1:
             best = lines[BASELINE].mean.max()
             first = ", ".join(f"{name} {_first(line, best)}" for name, line in lines.items())
-            yield f"{BASELINE}'s best over the rounds, {best:.2f}, is first reached in round: {first}."
+            yield (
+                f"{BASELINE}'s best over the rounds, {best:.2f}, is first reached in round: "
+                f"{first}."
+            )
             highest = {name: line.mean.max() for name, line in lines.items()}
             high, _low = extremes(highest)
             yield f"Best over the rounds: {high} ({highest[high]:.2f})."
@@ -63,7 +76,9 @@ def _norms(spec: Mapping[str, Any], panels: Panels) -> Iterator[str]:
             if claim in lines and other in lines:
                 yield f"{title}: {_compared(claim, lines[claim].mean, other, lines[other].mean)}."
     n, e = panels.values()
-    fractions = ", ".join(f"{name} {(n[name].mean / e[name].mean).mean():.3g}" for name in n if name in e)
+    fractions = ", ".join(
+        f"{name} {(n[name].mean / e[name].mean).mean():.3g}" for name in n if name in e
+    )
     if fractions:
         yield f"N / E, mean over the rounds: {fractions}."
 
@@ -71,19 +86,25 @@ def _norms(spec: Mapping[str, Any], panels: Panels) -> Iterator[str]:
 def _late(_: Mapping[str, Any], panels: Panels) -> Iterator[str]:
     for lines in panels.values():
         sums = {name: line.mean for name, line in lines.items() if len(line.rounds) > 1}
-        late = ", ".join(f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %" for name, y in sums.items())
+        late = ", ".join(
+            f"{name} {100 * (1 - y[len(y) // 2 - 1] / y[-1]):.0f} %" for name, y in sums.items()
+        )
         if late:
             yield f"Fraction of the whole way that lies in the second half of the rounds: {late}."
 
 
 def network(target: Target, measured: Measured) -> Built:
-    """The layers of a network with their numbers of parameters, in brackets what the paper says where it differs."""
+    """The layers of a network with their numbers of parameters, in brackets what the paper says
+    where it differs."""
     found, reported = _layers(target), target.reported or {"rows": {}, "columns": []}
     columns, titles = list(reported["columns"]), list(reported["rows"])
     kinds = [re.sub(r" \(\d+\)$|\d+$", "", title) for title in titles]  # without a number
     if kinds != [layer.kind for layer in found]:
         layers = ", ".join(layer.kind for layer in found)
-        raise UserError(f"{target.id}: the rows of reported.yaml are {', '.join(titles)}; the network has {layers}")
+        raise UserError(
+            f"{target.id}: the rows of reported.yaml are {', '.join(titles)}; the network has "
+            f"{layers}"
+        )
     lines, other, entries = [["", *columns, "Parameters"]], [], 0
     for title, layer in zip(titles, found, strict=True):
         cells = []
@@ -98,10 +119,13 @@ def network(target: Target, measured: Measured) -> Built:
     words = (
         f"{entries - len(other)} of the {entries} entries that the paper prints are this network's"
         f"{'; not: ' + '; '.join(other) if other else ''}.",
-        f"{total:,} parameters, which the paper does not count; {title} has {100 * largest.parameters / total:.0f} % "
+        f"{total:,} parameters, which the paper does not count; {title} has "
+        f"{100 * largest.parameters / total:.0f} % "
         "of them.",
     )
-    numbers = [[title, *layer.cells, layer.parameters] for title, layer in zip(titles, found, strict=True)]
+    numbers = [
+        [title, *layer.cells, layer.parameters] for title, layer in zip(titles, found, strict=True)
+    ]
     return Built(lines, {"csv": as_csv(["layer", *columns, "parameters"], numbers)}, words)
 
 
@@ -112,12 +136,16 @@ def _first(line: Line, level: float) -> str:
 
 
 def _compared(claim: str, ours: Values, other: str, theirs: Values) -> str:
-    """In how many rounds one line is above another, and the mean ratio in the two halves of the rounds."""
+    """In how many rounds one line is above another, and the mean ratio in the two halves of the
+    rounds."""
     ratio = ours / theirs
     said = f"{claim} is above {other} in {int((ratio > 1).sum())} of {len(ratio)} rounds"
     if len(ratio) > 1:
         early, late = (part.mean() for part in np.array_split(ratio, 2))
-        said += f", {early:.2f} times as large in the first half of them on average, {late:.2f} times in the second"
+        said += (
+            f", {early:.2f} times as large in the first half of them on average, {late:.2f} "
+            "times in the second"
+        )
     return said
 
 
@@ -128,7 +156,10 @@ class _Layer(NamedTuple):
 
 
 def _layers(target: Target) -> list[_Layer]:
-    """What the paper lists of a network, measured on one sample. UserError for a network with other blocks."""
+    """What the paper lists of a network, measured on one sample.
+
+    UserError for a network with other blocks.
+    """
     shape = tuple(int(n) for n in target.spec["shape"])
     net = models.build(str(target.spec["model"]), shape, int(target.spec["classes"]))
     assert isinstance(net, Stacked), "all networks for images are"
@@ -148,7 +179,9 @@ def _layers(target: Target) -> list[_Layer]:
             found.append(_Layer("BN+ReLU" if normalised else "ReLU", (NONE,) * 4, normalised))
             normalised = 0
         elif isinstance(block, MaxPool):
-            found.append(_Layer("Maxpool", (_size(before), _size(x), str(block.size), str(block.size))))
+            found.append(
+                _Layer("Maxpool", (_size(before), _size(x), str(block.size), str(block.size)))
+            )
         elif isinstance(block, Flatten):
             flattened = " * ".join(str(n) for n in before.shape[1:])
         elif isinstance(block, Linear):
@@ -156,7 +189,10 @@ def _layers(target: Target) -> list[_Layer]:
             found.append(_Layer("Fc", cells, _count(params, block.name)))
             flattened = ""
         else:
-            raise UserError(f"{target.id}: model {net.name!r} is refused; allowed: one of layers that the paper uses")
+            raise UserError(
+                f"{target.id}: model {net.name!r} is refused; allowed: one of layers that the "
+                "paper uses"
+            )
     return found
 
 

@@ -35,9 +35,11 @@ METHODS = ("fnr", "fnr_authors")  # which refine
 
 
 def noise_samples(target: Target, measured: Measured) -> Built:
-    """Figure 1: one test sample as a client sees it at several noise levels, by the code that training reads with.
+    """Figure 1: one test sample as a client sees it at several noise levels, by the code that
+    training reads with.
 
-    Keys: `study`: whose data; `deviations`: of the noise, where pixels are 0 to 1; `sample`: its place in the test set.
+    Keys: `study`: whose data; `deviations`: of the noise, where pixels are 0 to 1; `sample`: its
+    place in the test set.
     """
     study = measured.studies[target.spec["study"]]
     path = measured.root / study.data_folder / f"{study.content['data']['name']}.safetensors"
@@ -47,20 +49,31 @@ def noise_samples(target: Target, measured: Measured) -> Built:
     one = data.normalised("test")[place : place + 1]
     levels = [float(sigma) for sigma in target.spec["deviations"]]
     titles = [f"noise ~ Gau({sigma:g})" if sigma else "original" for sigma in levels]
-    figure, grid = panels([f"({letter}) {title}" for letter, title in zip("abcdefghij", titles, strict=False)], 3)
+    figure, grid = panels(
+        [f"({letter}) {title}" for letter, title in zip("abcdefghij", titles, strict=False)], 3
+    )
     lines: list[list[object]] = []
     words = []
     for axes, sigma in zip(grid, levels, strict=True):
         seen = _on_scale(data, _seen(data, one, sigma))
-        lines += [[f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(seen.flatten().tolist())]
-        axes.imshow(seen.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1)
+        lines += [
+            [f"{sigma:g}", n, f"{value:.6f}"] for n, value in enumerate(seen.flatten().tolist())
+        ]
+        axes.imshow(
+            seen.clamp(0, 1)[0].permute(1, 2, 0).squeeze(2).numpy(), cmap="gray", vmin=0, vmax=1
+        )
         axes.set_axis_off()
         if sigma:
             outside = 100 * ((seen < 0) | (seen > 1)).double().mean().item()
             words.append(f"{outside:.0f} % at {sigma:g}")
     name = data.classes[int(data.test_y[place])]
-    about = f"Test sample {place} of {data.name}, class {name}. Outside 0 to 1, and cut off here: {', '.join(words)}."
-    return Built((), {"png": png(figure), "csv": as_csv(["noise", "pixel", "value"], lines)}, (about,))
+    about = (
+        f"Test sample {place} of {data.name}, class {name}. Outside 0 to 1, and cut off "
+        f"here: {', '.join(words)}."
+    )
+    return Built(
+        (), {"png": png(figure), "csv": as_csv(["noise", "pixel", "value"], lines)}, (about,)
+    )
 
 
 def _seen(data: Dataset, x: Tensor, sigma: float) -> Tensor:
@@ -79,7 +92,8 @@ def _on_scale(data: Dataset, x: Tensor) -> Tensor:
 
 
 def heat_maps(target: Target, measured: Measured) -> Built:
-    """Figure 2: clients x classes, of each panel's scenario ({title, study, scenario}) with the study's first seed."""
+    """Figure 2: clients x classes, of each panel's scenario ({title, study, scenario}) with the
+    study's first seed."""
     found, missing = {}, []
     for panel in target.spec["panels"]:
         seed = measured.studies[panel["study"]].content["seeds"][0]
@@ -91,7 +105,9 @@ def heat_maps(target: Target, measured: Measured) -> Built:
     if not found:
         return nothing(missing)
     widths, heights = zip(*(heatmap.panel_size(one.counts) for one in found.values()), strict=True)
-    figure = Figure(figsize=(sum(widths) + 0.9 * len(found), max(heights) + 1.3), dpi=130, layout="constrained")
+    figure = Figure(
+        figsize=(sum(widths) + 0.9 * len(found), max(heights) + 1.3), dpi=130, layout="constrained"
+    )
     FigureCanvasAgg(figure)
     grid = figure.subplots(1, len(found), squeeze=False, width_ratios=widths)[0]
     for axes, (title, one) in zip(grid, found.items(), strict=True):
@@ -102,19 +118,24 @@ def heat_maps(target: Target, measured: Measured) -> Built:
         for (client, c), n in np.ndenumerate(one.counts)
     ]
     files = {"png": png(figure), "csv": as_csv(["panel", "client", "class", "samples"], lines)}
-    return Built((), files, tuple(f"{title}: {_uneven(one)}" for title, one in found.items()), tuple(missing))
+    return Built(
+        (), files, tuple(f"{title}: {_uneven(one)}" for title, one in found.items()), tuple(missing)
+    )
 
 
 def _uneven(one: Held) -> str:
-    """What is uneven about a partition: its fullest cell, its empty ones, sizes of clients, shares of classes."""
+    """What is uneven about a partition: its fullest cell, its empty ones, sizes of clients, shares
+    of classes."""
     client, label = np.unravel_index(one.counts.argmax(), one.counts.shape)
     sizes = one.counts.sum(1)
     shares = one.counts / sizes[:, None]
     empty = np.flatnonzero(one.counts[client] == 0)
     without = f", and none of {', '.join(one.classes[c] for c in empty)}" if len(empty) else ""
     return (
-        f"client {client} holds the most of one class, {one.counts.max()} of {one.classes[int(label)]}{without}; "
-        f"{(one.counts == 0).sum()} of {one.counts.size} cells are empty; clients hold {sizes.min()} to {sizes.max()} "
+        f"client {client} holds the most of one class, {one.counts.max()} of "
+        f"{one.classes[int(label)]}{without}; "
+        f"{(one.counts == 0).sum()} of {one.counts.size} cells are empty; clients hold "
+        f"{sizes.min()} to {sizes.max()} "
         f"samples; a class is {100 * shares.min():.1f} to {100 * shares.max():.1f} % of a client's."
     )
 
@@ -132,8 +153,9 @@ class Refined(NamedTuple):
 def refinement(target: Target, measured: Measured) -> Built:
     """Figure 5: accuracy of one client's model by class, before and after its refinement.
 
-    Keys: `panels`: {title, study, scenario, recipe, on: test or public}. Shown is the client with the lowest accuracy
-    on D_public (of equal ones the lowest id) in the last round of the first seed.
+    Keys: `panels`: {title, study, scenario, recipe, on: test or public}. Shown is the client with
+    the lowest accuracy on D_public (of equal ones the lowest id) in the last round of the first
+    seed.
     """
     found: dict[str, Refined] = {}
     missing: list[str] = []
@@ -165,34 +187,49 @@ def refinement(target: Target, measured: Measured) -> Built:
         for title, one in found.items()
         for c, n, before, after in zip(one.classes, one.samples, one.before, one.after, strict=True)
     ]
-    files = {"png": png(figure), "csv": as_csv(["panel", "client", "class", "samples", "before", "after"], lines)}
-    return Built((), files, tuple(f"{title}: {_gain(one)}" for title, one in found.items()), tuple(missing))
+    files = {
+        "png": png(figure),
+        "csv": as_csv(["panel", "client", "class", "samples", "before", "after"], lines),
+    }
+    return Built(
+        (), files, tuple(f"{title}: {_gain(one)}" for title, one in found.items()), tuple(missing)
+    )
 
 
 def _worst(measured: Measured, panel: Mapping[str, Any], run: Result) -> Refined | None:
-    """The refined client of lowest accuracy in the last round; None where nobody was refined or looked at."""
-    recorded, name = measured.recorded(run, panel["study"]), "test_" if panel["on"] == "test" else ""
+    """The refined client of lowest accuracy in the last round; None where nobody was refined or
+    looked at."""
+    recorded, name = (
+        measured.recorded(run, panel["study"]),
+        "test_" if panel["on"] == "test" else "",
+    )
     one = measured.held(panel["study"], panel["scenario"], run.seed)
     method = next((method for method in run.composition.split("+") if method in METHODS), "")
     if one is None or f"{method}/refine.{name}before" not in recorded:
         return None
-    refined = recorded[f"{method}/refined"][-1].nonzero().flatten()  # rows of the round's clients, ascending
+    refined = (
+        recorded[f"{method}/refined"][-1].nonzero().flatten()
+    )  # rows of the round's clients, ascending
     worst = int(recorded[f"{method}/A"][-1][refined].argmin())
     client = int(recorded["round/clients"][-1][refined[worst]])
     before, after = (
-        recorded[f"{method}/refine.{name}{when}"][-1, worst].double().numpy() for when in ("before", "after")
+        recorded[f"{method}/refine.{name}{when}"][-1, worst].double().numpy()
+        for when in ("before", "after")
     )
     return Refined(client, one.counts[client], one.classes, before, after)
 
 
 def _gain(one: Refined) -> str:
-    """The mean gain, where it is largest, and whether it falls with the number of samples, as the paper says."""
+    """The mean gain, where it is largest, and whether it falls with the number of samples, as the
+    paper says."""
     gain = one.after - one.before
     known = ~np.isnan(gain)
     most, least = int(np.nanargmax(gain)), int(np.nanargmin(gain))
     text = (
-        f"client {one.client} gains {gain[known].mean():+.4f} on average, most in {one.classes[most]} "
-        f"({gain[most]:+.4f}, {one.samples[most]} samples), least in {one.classes[least]} ({gain[least]:+.4f}, "
+        f"client {one.client} gains {gain[known].mean():+.4f} on average, most in "
+        f"{one.classes[most]} "
+        f"({gain[most]:+.4f}, {one.samples[most]} samples), least in {one.classes[least]} "
+        f"({gain[least]:+.4f}, "
         f"{one.samples[least]} samples)"
     )
     tau = kendalltau(one.samples[known], gain[known])
@@ -200,6 +237,7 @@ def _gain(one: Refined) -> str:
         return f"{text}."
     clear = "told apart from none" if tau.pvalue < 0.05 else "not told apart from none"
     return (
-        f"{text}; gains and samples by class have Kendall τ = {tau.statistic:+.2f} (p = {tau.pvalue:.2f}, {clear}; the "
+        f"{text}; gains and samples by class have Kendall τ = {tau.statistic:+.2f} (p = "
+        f"{tau.pvalue:.2f}, {clear}; the "
         "paper says that classes with fewer samples gain more, which would be below 0)."
     )

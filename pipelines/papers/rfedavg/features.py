@@ -31,27 +31,38 @@ class Shown(NamedTuple):
     phi: Values  # [n, d]
 
 
-def of_clients(measured: Measured, address: Mapping[str, Any], run: Result, classes: Sequence[int]) -> list[Shown]:
-    """For each class of `classes`, the client with most samples of it, and that client's training samples of `classes`.
+def of_clients(
+    measured: Measured, address: Mapping[str, Any], run: Result, classes: Sequence[int]
+) -> list[Shown]:
+    """For each class of `classes`, the client with most samples of it, and that client's training
+    samples of `classes`.
 
-    No client is taken twice. At most MOST samples of a client are taken, evenly spaced, so they keep the client's
-    mixture. `phi` is the input of the classifier in the run's final model, in eval mode. UserError if the data are not
-    prepared and their own files can't be read.
+    No client is taken twice. At most MOST samples of a client are taken, evenly spaced, so they
+    keep the client's mixture. `phi` is the input of the classifier in the run's final model, in
+    eval mode. UserError if the data are not prepared and their own files can't be read.
     """
     folder = measured.folder(str(address["study"]))
     settings = config.load(folder)
     data = _data(measured, str(address["study"]), settings.data)
     labels = data.train_y.numpy()
-    held = read_indices(folder / "partitions" / f"{run.scenario}-{run.seed}" / "indices.json").clients
+    held = read_indices(
+        folder / "partitions" / f"{run.scenario}-{run.seed}" / "indices.json"
+    ).clients
     parts = [positions[np.isin(labels[positions], classes)] for positions in held]
     train = settings.train
     network = build_network(
-        train.model, tuple(data.train_x.shape[1:]), len(data.classes), train.model_options, data.embedding
+        train.model,
+        tuple(data.train_x.shape[1:]),
+        len(data.classes),
+        train.model_options,
+        data.embedding,
     )
     tensors = load_file(folder / "runs" / run.key / "model.safetensors")
     params, buffers = (_of(tensors, kind) for kind in ("params/", "buffers/"))
     found = []
-    for client in chosen([np.bincount(labels[part], minlength=len(data.classes)) for part in parts], classes):
+    for client in chosen(
+        [np.bincount(labels[part], minlength=len(data.classes)) for part in parts], classes
+    ):
         part = parts[client][:: -(-len(parts[client]) // MOST)]
         x = replace(data, train_x=data.train_x[torch.from_numpy(part)]).normalised("train")
         with torch.no_grad():
@@ -61,7 +72,10 @@ def of_clients(measured: Measured, address: Mapping[str, Any], run: Result, clas
 
 
 def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:
-    """For each class in turn, the client with most samples of it among those not taken yet. The first wins a tie."""
+    """For each class in turn, the client with most samples of it among those not taken yet.
+
+    The first wins a tie.
+    """
     taken: list[int] = []
     for c in classes:
         left = [client for client in range(len(counts)) if client not in taken]
@@ -70,17 +84,23 @@ def chosen(counts: Sequence[Ints], classes: Sequence[int]) -> list[int]:
 
 
 def discrepancy(shown: Sequence[Shown]) -> float:
-    """Equation 2, the distance between the mean features of two clients, averaged over all pairs."""
+    """Equation 2, the distance between the mean features of two clients, averaged over all
+    pairs."""
     means = [one.phi.mean(0) for one in shown]
     pairs = [(a, b) for i, a in enumerate(means) for b in means[i + 1 :]]
     return float(np.mean([np.linalg.norm(a - b) for a, b in pairs]))
 
 
 def _data(measured: Measured, study: str, settings: config.DataSettings) -> Dataset:
-    """The study's prepared data. If they are missing, they are prepared again from the data set's own files."""
+    """The study's prepared data.
+
+    If they are missing, they are prepared again from the data set's own files.
+    """
     path = measured.root / measured.studies[study].data_folder / f"{settings.name}.safetensors"
     if not path.is_file():
-        datasets.load(settings.name, measured.folder(study) / settings.root, **settings.options).save(path)
+        datasets.load(
+            settings.name, measured.folder(study) / settings.root, **settings.options
+        ).save(path)
     return Dataset.read(path)
 
 

@@ -26,7 +26,8 @@ ACCURACY = "test accuracy, %"
 
 
 def features(target: Target, measured: Measured) -> Built:
-    """Figure 1: t-SNE of three clients' features, a row per partition, embedded together within a row.
+    """Figure 1: t-SNE of three clients' features, a row per partition, embedded together within a
+    row.
 
     Keys: `rows`: {title: address}; `classes`: whose samples.
     """
@@ -45,16 +46,32 @@ def features(target: Target, measured: Measured) -> Built:
     points = [_embedded(np.concatenate([one.phi for one in three])) for three in found.values()]
     begins = np.cumsum([0, *(len(one.label) for _, one in shown)])
     own = np.split(np.concatenate(points), begins[1:-1])
-    figure, grid = panels([f"{title}, client {one.client + 1}" for title, one in shown], len(classes))
+    figure, grid = panels(
+        [f"{title}, client {one.client + 1}" for title, one in shown], len(classes)
+    )
     lines = []
     for place, (axes, (title, one), at) in enumerate(zip(grid, shown, own, strict=True)):
         for c, marker, colour in zip(classes, MARKERS, COLOURS, strict=False):
             x, y = at[one.label == c].T
-            axes.scatter(x, y, s=12, marker=marker, color=colour, label=f"class {c}", alpha=0.7, linewidths=0)
-        axes.set(xlim=_around(points[place // 3][:, 0]), ylim=_around(points[place // 3][:, 1]), xticks=[], yticks=[])
-        lines += [(title, one.client + 1, int(c), *xy) for c, xy in zip(one.label, at.tolist(), strict=True)]
+            axes.scatter(
+                x, y, s=12, marker=marker, color=colour, label=f"class {c}", alpha=0.7, linewidths=0
+            )
+        axes.set(
+            xlim=_around(points[place // 3][:, 0]),
+            ylim=_around(points[place // 3][:, 1]),
+            xticks=[],
+            yticks=[],
+        )
+        lines += [
+            (title, one.client + 1, int(c), *xy)
+            for c, xy in zip(one.label, at.tolist(), strict=True)
+        ]
     words = [
-        f"{title}: the mean features of the three clients are {discrepancy(three):.2f} apart on average (equation 2)."
+        (
+            f"{title}: the mean features of the three clients are {discrepancy(three):.2f} "
+            "apart on "
+            "average (equation 2)."
+        )
         for title, three in found.items()
     ]
     files = {"png": png(figure), "csv": as_csv(("row", "client", "class", "x", "y"), lines)}
@@ -64,9 +81,10 @@ def features(target: Target, measured: Measured) -> Built:
 def parameter_study(target: Target, measured: Measured) -> Built:
     """Figure 9: accuracy against one quantity, a line per method, a panel per quantity.
 
-    Keys: `lines`: {method: recipe}; `panels`: {title, x, key, log, points}; a point is an address without its recipe,
-    or with `recipes` ({method: recipe}) where the entry has another name. The quantity is read from the run itself
-    (`key` of its parameters, with {method}); a run that has none, as FedAvg without lambda, is a level line.
+    Keys: `lines`: {method: recipe}; `panels`: {title, x, key, log, points}; a point is an address
+    without its recipe, or with `recipes` ({method: recipe}) where the entry has another name. The
+    quantity is read from the run itself (`key` of its parameters, with {method}); a run that has
+    none, as FedAvg without lambda, is a level line.
     """
     methods: Mapping[str, str] = target.spec["lines"]
     drawn: dict[str, dict[str, dict[float, Spread]]] = {}  # panel -> method -> x
@@ -78,10 +96,14 @@ def parameter_study(target: Target, measured: Measured) -> Built:
             points, compared = {}, {}
             for point in panel["points"]:
                 place = {**point, "recipe": point.get("recipes", methods).get(name)}
-                runs = measured.found(place, f"{title}, {name}, {point['study']} {point['scenario']}", missing)
+                runs = measured.found(
+                    place, f"{title}, {name}, {point['study']} {point['scenario']}", missing
+                )
                 value = measured.value(place, str(target.spec["statistic"]), 100) if runs else None
                 if value is not None:
-                    x = float(str(runs[0].params.get(str(panel["key"]).format(method=recipe), math.nan)))
+                    x = float(
+                        str(runs[0].params.get(str(panel["key"]).format(method=recipe), math.nan))
+                    )
                     points[x] = value
                     if measured.compared(place):
                         compared[x] = value.mean
@@ -106,22 +128,30 @@ def parameter_study(target: Target, measured: Measured) -> Built:
         for name, points in lines.items()
         for x, value in sorted(points.items())
     ]
-    files = {"png": png(figure), "csv": as_csv(("panel", "line", "x", "mean", "std", "seeds"), rows)}
+    files = {
+        "png": png(figure),
+        "csv": as_csv(("panel", "line", "x", "mean", "std", "seeds"), rows),
+    }
     return Built((), files, tuple(words), tuple(missing))
 
 
 def efficiency(target: Target, measured: Measured) -> Built:
-    """Figure 10: rounds until fractions of the baseline's best accuracy are reached, and seconds per round.
+    """Figure 10: rounds until fractions of the baseline's best accuracy are reached, and seconds
+    per round.
 
-    Keys: `lines`: {method: recipe}; `baseline`: one of them; `levels`: fractions of its best accuracy (mean over
-    seeds); `rounds`: panels {title, study, scenario}; `seconds`: panels {title, bars: {title: {study, scenario}}}.
+    Keys: `lines`: {method: recipe}; `baseline`: one of them; `levels`: fractions of its best
+    accuracy (mean over seeds); `rounds`: panels {title, study, scenario}; `seconds`: panels {title,
+    bars: {title: {study, scenario}}}.
     """
     spec, methods = target.spec, dict(target.spec["lines"])
     heights: dict[str, dict[str, dict[str, float]]] = {}  # panel -> group -> method
     missing: list[str] = []
     words: list[str] = []
     for panel in spec["rounds"]:
-        title, places = str(panel["title"]), {m: {**panel, "recipe": recipe} for m, recipe in methods.items()}
+        title, places = (
+            str(panel["title"]),
+            {m: {**panel, "recipe": recipe} for m, recipe in methods.items()},
+        )
         runs = {m: measured.found(place, f"{title}, {m}", missing) for m, place in places.items()}
         curves = {m: _mean_curve(of) for m, of in runs.items() if of}
         if spec["baseline"] not in curves:
@@ -147,7 +177,9 @@ def efficiency(target: Target, measured: Measured) -> Built:
             if seconds:
                 heights.setdefault(str(panel["title"]), {})[str(group)] = seconds
                 slow, _ = extremes(seconds)
-                others = ", ".join(f"{m} takes {seconds[m] / seconds[slow]:.2f}" for m in seconds if m != slow)
+                others = ", ".join(
+                    f"{m} takes {seconds[m] / seconds[slow]:.2f}" for m in seconds if m != slow
+                )
                 words.append(f"{name}: of {slow}'s {seconds[slow]:.3g} s per round {others}.")
     if not heights:
         return nothing(missing)
@@ -155,12 +187,16 @@ def efficiency(target: Target, measured: Measured) -> Built:
     counted = {str(panel["title"]) for panel in spec["rounds"]}
     for axes, (title, groups) in zip(grid, heights.items(), strict=True):
         values = {m: [of.get(m, math.nan) for of in groups.values()] for m in methods}
-        standing = bars(axes, list(groups), {m: [Spread(x, None, 1) for x in of] for m, of in values.items()})
+        standing = bars(
+            axes, list(groups), {m: [Spread(x, None, 1) for x in of] for m, of in values.items()}
+        )
         for (m, at), colour in zip(standing.items(), COLOURS, strict=False):
             for x in at[np.isnan(values[m])]:
                 axes.plot(x, 0, "x", color=colour, clip_on=False)
         rounds = title in counted
-        axes.set(xlabel=ACCURACY if rounds else "", ylabel="rounds" if rounds else "seconds per round")
+        axes.set(
+            xlabel=ACCURACY if rounds else "", ylabel="rounds" if rounds else "seconds per round"
+        )
     lines = [
         (title, group, *pair)
         for title, groups in heights.items()
@@ -172,7 +208,8 @@ def efficiency(target: Target, measured: Measured) -> Built:
 
 
 def fairness(target: Target, measured: Measured) -> Built:
-    """Figure 11: each client's accuracy on its own part of the test set, the worst in a red circle; the first seed.
+    """Figure 11: each client's accuracy on its own part of the test set, the worst in a red circle;
+    the first seed.
 
     Keys: `lines`: {method: recipe}; `panels`: {title, study, scenario}.
     """
@@ -186,7 +223,9 @@ def fairness(target: Target, measured: Measured) -> Built:
             runs = measured.found(place, f"{title}, {name}", missing)
             value = measured.value(place, "client_test_worst", 100) if runs else None
             if value is not None:
-                drawn.setdefault(title, {})[name] = _by_client(measured, str(panel["study"]), runs[0])
+                drawn.setdefault(title, {})[name] = _by_client(
+                    measured, str(panel["study"]), runs[0]
+                )
                 said.append(f"{name} {plus_minus(value, unit=' %')}{measured.mark(place)}")
         words += [f"{title}: the worst client has {', '.join(said)}."] if said else []
     if not drawn:
@@ -195,9 +234,13 @@ def fairness(target: Target, measured: Measured) -> Built:
     for axes, methods in zip(grid, drawn.values(), strict=True):
         for index, (name, values) in enumerate(methods.items()):
             at, low = np.arange(1, len(values) + 1), int(np.nanargmin(values))
-            axes.plot(at, values, MARKERS[index % 3], color=COLOURS[index], markersize=4, label=name)
+            axes.plot(
+                at, values, MARKERS[index % 3], color=COLOURS[index], markersize=4, label=name
+            )
             label = "worst client" if index == len(methods) - 1 else "_"
-            axes.plot(at[low], values[low], "o", color=WORST, markersize=11, fillstyle="none", label=label)
+            axes.plot(
+                at[low], values[low], "o", color=WORST, markersize=11, fillstyle="none", label=label
+            )
     lines = [
         (title, name, client, value)
         for title, methods in drawn.items()
@@ -228,13 +271,23 @@ def _around(values: Values) -> tuple[float, float]:
 
 
 def _along(axes: Axes, points: Mapping[float, Spread], name: str, style: Mapping[str, Any]) -> None:
-    """A line through the points, with bars of one deviation; a level one for the point that has no x."""
+    """A line through the points, with bars of one deviation; a level one for the point that has no
+    x."""
     at = sorted(x for x in points if not math.isnan(x))
     if not at:
         axes.axhline(next(iter(points.values())).mean, label=name, **style)
         return
     spreads = [points[x].std or 0.0 for x in at]
-    axes.errorbar(at, [points[x].mean for x in at], spreads, label=name, marker="o", markersize=4, capsize=3, **style)
+    axes.errorbar(
+        at,
+        [points[x].mean for x in at],
+        spreads,
+        label=name,
+        marker="o",
+        markersize=4,
+        capsize=3,
+        **style,
+    )
 
 
 def _mean_curve(runs: Sequence[Result]) -> dict[int, float]:

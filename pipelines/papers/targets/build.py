@@ -26,7 +26,9 @@ def build(target: Target, measured: Measured) -> Built:
 def builder(target: Target) -> Builder:
     """The function that builds targets of this kind."""
     if target.kind in KINDS:
-        found: Any = importlib.import_module(f"fedml_noniid.pipelines.papers.targets.{target.kind}").build
+        found: Any = importlib.import_module(
+            f"fedml_noniid.pipelines.papers.targets.{target.kind}"
+        ).build
         return found  # type: ignore[no-any-return]  # found by its name
     module = f"fedml_noniid.pipelines.papers.{target.paper}.figures"
     try:

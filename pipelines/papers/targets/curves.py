@@ -1,16 +1,19 @@
-"""Kind `curves`: a column of rounds.csv by round, with a line per method, a panel per setting, bands over seeds.
+"""Kind `curves`: a column of rounds.csv by round, with a line per method, a panel per setting,
+bands over seeds.
 
-A line is marked if its runs have seen the test set, or if one of its seeds diverged. No sentence compares such a line.
+A line is marked if its runs have seen the test set, or if one of its seeds diverged. No sentence
+compares such a line.
 
 Keys:
 
 `panels`    a list of {title, study, scenario, column}
-`lines`     the paper's name of a method -> its recipe, or the parts of an address that differ from the panel's; `at`
-            ({panel: parts}) has the parts that differ in single panels
+`lines`     the paper's name of a method -> its recipe, or the parts of an address that differ from
+            the panel's; `at` ({panel: parts}) has the parts that differ in single panels
 `scale`     the factor from fractions to the unit of the y axis
 `y`         the label of the y axis
 `baseline`  the line that is drawn black
-`dashed`    {line: other}: the line is dashed and takes the colour of the other; all other lines are then solid
+`dashed`    {line: other}: the line is dashed and takes the colour of the other; all other lines are
+            then solid
 """
 
 from __future__ import annotations
@@ -61,9 +64,15 @@ def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
 
 
 def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -> Built:
-    """The picture and its numbers. `missing` names lines without runs. `says`: functions that make the sentences."""
+    """The picture and its numbers.
+
+    `missing` names lines without runs. `says`: functions that make the sentences.
+    """
     spec = target.spec
-    own = {str(name): of if isinstance(of, Mapping) else {"recipe": of} for name, of in spec["lines"].items()}
+    own = {
+        str(name): of if isinstance(of, Mapping) else {"recipe": of}
+        for name, of in spec["lines"].items()
+    }
     drawn: dict[str, dict[str, Line]] = {str(panel["title"]): {} for panel in spec["panels"]}
     missing: list[str] = []
     for title, panel in zip(drawn, spec["panels"], strict=True):
@@ -73,7 +82,9 @@ def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) ->
             rounds, values = series(runs, str(where.get("column", "test_accuracy")))
             if rounds:
                 values, seeds = float(spec.get("scale", 1)) * values, [run.seed for run in runs]
-                drawn[title][name] = Line(rounds, values, seeds, measured.mark(where), measured.compared(where))
+                drawn[title][name] = Line(
+                    rounds, values, seeds, measured.mark(where), measured.compared(where)
+                )
             elif runs:
                 missing.append(f"{title}, {name}")
     if not any(drawn.values()):
@@ -87,14 +98,19 @@ def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) ->
     ]
     header = ["panel", "line", "round", "seed_index", "value", "mark"]
     picture = _picture(spec, list(own), {title: lines for title, lines in drawn.items() if lines})
-    compared = {title: {name: one for name, one in of.items() if one.is_compared} for title, of in drawn.items()}
+    compared = {
+        title: {name: one for name, one in of.items() if one.is_compared}
+        for title, of in drawn.items()
+    }
     words = tuple(sentence for of in says for sentence in of(spec, compared))
     return Built((), {"png": picture, "csv": as_csv(header, rows)}, words, tuple(missing))
 
 
 def _picture(spec: Mapping[str, Any], names: Sequence[str], drawn: Panels) -> bytes:
     """All panels share one legend. There a line has its marks from all panels."""
-    labels = {n: n + "".join(dict.fromkeys(of[n].mark for of in drawn.values() if n in of)) for n in names}
+    labels = {
+        n: n + "".join(dict.fromkeys(of[n].mark for of in drawn.values() if n in of)) for n in names
+    }
     looks = _looks(spec, names)
     y = str(spec.get("y", "test accuracy, %"))
     figure, grid = panels(list(drawn), int(spec.get("across", 4)), "round", y)
@@ -108,7 +124,10 @@ def _picture(spec: Mapping[str, Any], names: Sequence[str], drawn: Panels) -> by
 def _looks(spec: Mapping[str, Any], names: Sequence[str]) -> dict[str, dict[str, object]]:
     """The colour and dashes of each line."""
     baseline, dashed = spec.get("baseline", "FedAvg"), dict(spec.get("dashed", {}))
-    full = {name: look(place, name == baseline) for place, name in enumerate(n for n in names if n not in dashed)}
+    full = {
+        name: look(place, name == baseline)
+        for place, name in enumerate(n for n in names if n not in dashed)
+    }
     if dashed:
         full = {name: style | {"linestyle": "solid"} for name, style in full.items()}
     return full | {name: full[other] | {"linestyle": (0, (4, 2))} for name, other in dashed.items()}

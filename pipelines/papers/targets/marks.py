@@ -1,6 +1,7 @@
 """Facts that a reader must know before comparing runs: leaks, notes on the data, diverged seeds.
 
-All facts come from the runs' own files (run.json, diverged.json), so they hold for the runs as they were made.
+All facts come from the runs' own files (run.json, diverged.json), so they hold for the runs as they
+were made.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def said_of(name: str, group: Group) -> list[str]:
 
 def mark(group: Group, used: Mapping[Place, Group]) -> str:
     """The text behind a number. Notes are numbered in the order of `used`."""
-    numbers = [f" [{n}]" for n, notes in enumerate(_all_notes(used), start=1) if notes in group.notes]
+    numbers = [
+        f" [{n}]" for n, notes in enumerate(_all_notes(used), start=1) if notes in group.notes
+    ]
     how = some_diverge(len(group.diverged), len(group.runs)) if group.runs else ""
     return (" LEAK" if group.leaks else "") + "".join(numbers) + (f"; {how}" if how else "")
 
@@ -66,15 +69,25 @@ def remarks(used: Mapping[Place, Group]) -> Iterator[str]:
     """One sentence for each leak, each numbered note, and each place with a diverged seed."""
     for leak in dict.fromkeys(leak for group in used.values() for leak in group.leaks):
         who = _who([place for place, group in used.items() if leak in group.leaks], used)
-        yield f"LEAK: {who}: {leak}. Such a number says nothing about unseen samples and is not ranked."
+        yield (
+            f"LEAK: {who}: {leak}. Such a number says nothing about unseen samples and is not "
+            "ranked."
+        )
     for number, notes in enumerate(_all_notes(used), start=1):
         who = _who([place for place, group in used.items() if notes in group.notes], used)
         yield f"[{number}] {who}: {'; '.join(notes)}."
     for (study, scenario, recipe), group in used.items():
         if group.diverged:
             how = some_diverge(len(group.diverged), len(group.runs))
-            seeds = f"seed{'s' if len(group.diverged) > 1 else ''} {', '.join(map(str, group.diverged))}"
-            over = ". Its mean is that of the other seeds only, so it is ranked last" if group.runs else ""
+            seeds = (
+                f"seed{'s' if len(group.diverged) > 1 else ''} "
+                f"{', '.join(map(str, group.diverged))}"
+            )
+            over = (
+                ". Its mean is that of the other seeds only, so it is ranked last"
+                if group.runs
+                else ""
+            )
             yield f"{study} ({scenario} {recipe}): {how} ({seeds}){over}."
 
 
@@ -83,7 +96,10 @@ def _all_notes(used: Mapping[Place, Group]) -> list[tuple[str, ...]]:
 
 
 def _who(places: Sequence[Place], used: Mapping[Place, Group]) -> str:
-    """The studies of `places`, each with its places in brackets. Without brackets, it is all places of the study."""
+    """The studies of `places`, each with its places in brackets.
+
+    Without brackets, it is all places of the study.
+    """
     found = []
     for study in dict.fromkeys(place[0] for place in places):
         own = [place for place in places if place[0] == study]

@@ -41,7 +41,9 @@ OF_TIME: Mapping[str, Callable[[float, Sequence[float]], float]] = {
     "seconds_per_round": lambda _, seconds: statistics.fmean(seconds),
     "kappa": lambda accuracy, seconds: kappa(accuracy, sum(seconds)),
 }
-ALLOWED = f"final, best, lastN, {', '.join(OF_TIME)}, a number of metrics.json, a column of rounds.csv"
+ALLOWED = (
+    f"final, best, lastN, {', '.join(OF_TIME)}, a number of metrics.json, a column of rounds.csv"
+)
 
 
 class Held(NamedTuple):
@@ -52,7 +54,10 @@ class Held(NamedTuple):
 
 
 class Measured:
-    """The finished runs of a paper. It notes which runs are read, so that a report can add remarks on them."""
+    """The finished runs of a paper.
+
+    It notes which runs are read, so that a report can add remarks on them.
+    """
 
     def __init__(self, paper: str, size: str, root: Path) -> None:
         self.paper, self.size, self.root = paper, size, root
@@ -73,11 +78,13 @@ class Measured:
         self.used = {}
 
     def mark(self, address: Mapping[str, Any]) -> str:
-        """The text behind a number of {study, scenario, recipe}: ` LEAK`, ` [1]` for notes, diverged seeds."""
+        """The text behind a number of {study, scenario, recipe}: ` LEAK`, ` [1]` for notes,
+        diverged seeds."""
         return marks.mark(self.group(address), self.used)
 
     def compared(self, address: Mapping[str, Any]) -> bool:
-        """Whether a sentence may compare its mean: no run has seen the test set, and no seed diverged."""
+        """Whether a sentence may compare its mean: no run has seen the test set, and no seed
+        diverged."""
         group = self.group(address)
         return not group.leaks and not group.diverged
 
@@ -88,10 +95,16 @@ class Measured:
     def is_wanted(self, address: Mapping[str, Any]) -> bool:
         """Whether this size runs {study, scenario, recipe} at all."""
         content = self.studies[address["study"]].content
-        return address["scenario"] in content["scenario_names"] and address["recipe"] in content["recipe_names"]
+        return (
+            address["scenario"] in content["scenario_names"]
+            and address["recipe"] in content["recipe_names"]
+        )
 
     def found(self, address: Mapping[str, Any], name: str, missing: list[str]) -> list[Result]:
-        """The finished runs of {study, scenario, recipe}. If planned runs are missing, `missing` gets `name`."""
+        """The finished runs of {study, scenario, recipe}.
+
+        If planned runs are missing, `missing` gets `name`.
+        """
         if not self.is_wanted(address):
             return []
         runs = self.runs(address)
@@ -100,23 +113,28 @@ class Measured:
         return runs
 
     def value(self, address: Mapping[str, Any], statistic: str, scale: float = 1) -> Spread | None:
-        """Mean and spread over seeds of a statistic of the runs at `address`; None without a value."""
+        """Mean and spread over seeds of a statistic of the runs at `address`; None without a
+        value."""
         return spread(self.by_seed(address, statistic, scale).values())
 
     def gain(
         self, address: Mapping[str, Any], base: Mapping[str, Any], statistic: str, scale: float = 1
     ) -> Spread | None:
-        """Mean and spread over seeds of the difference to the run at `base` with the same seed; None without a value.
+        """Mean and spread over seeds of the difference to the run at `base` with the same seed;
+        None without a value.
 
-        It is the gain of a method over another one. Both have the same partition and first weights, so the spread of
-        those over seeds drops out. Also None if a seed of either diverged: the other seeds' mean would be too high.
+        It is the gain of a method over another one. Both have the same partition and first weights,
+        so the spread of those over seeds drops out. Also None if a seed of either diverged: the
+        other seeds' mean would be too high.
         """
         if self.diverged(address) or self.diverged(base):
             return None
         ours, theirs = (self.by_seed(at, statistic, scale) for at in (address, base))
         return spread(value - theirs[seed] for seed, value in ours.items() if seed in theirs)
 
-    def by_seed(self, address: Mapping[str, Any], statistic: str, scale: float = 1) -> dict[int, float]:
+    def by_seed(
+        self, address: Mapping[str, Any], statistic: str, scale: float = 1
+    ) -> dict[int, float]:
         """A statistic of the runs at `address` by seed. Runs without the statistic are left out."""
         values = {run.seed: number(run, statistic) for run in self.runs(address)}
         return {seed: scale * value for seed, value in values.items() if value is not None}
@@ -127,7 +145,8 @@ class Measured:
         return path.read_text().strip() if path.is_file() else ""
 
     def diverged(self, address: Mapping[str, Any]) -> tuple[int, ...]:
-        """The seeds on which {study, scenario, recipe} ended without a model because the loss was not finite."""
+        """The seeds on which {study, scenario, recipe} ended without a model because the loss was
+        not finite."""
         return self.group(address).diverged
 
     def ends(self, study: str) -> dict[str, str]:
@@ -137,11 +156,16 @@ class Measured:
 
     def recorded(self, run: Result, study: str) -> dict[str, Tensor]:
         """The other quantities that a run recorded, "<component>/<quantity>" [T, ...]."""
-        found: dict[str, Tensor] = load_file(self.folder(study) / "runs" / run.key / "recorded.safetensors")
+        found: dict[str, Tensor] = load_file(
+            self.folder(study) / "runs" / run.key / "recorded.safetensors"
+        )
         return found
 
     def held(self, study: str, scenario: str, seed: int) -> Held | None:
-        """The samples of each client in a partition of a study. None if the partition is missing."""
+        """The samples of each client in a partition of a study.
+
+        None if the partition is missing.
+        """
         path = self.folder(study) / "partitions" / f"{scenario}-{seed}" / "clients.csv"
         if not path.is_file():
             return None
@@ -171,8 +195,8 @@ class Measured:
 def number(run: Result, statistic: str) -> float | None:
     """A statistic of one run. None if the run lacks it.
 
-    final, best, lastN (mean of the last N evaluated rounds); seconds, seconds_per_round, kappa; a key of metrics.json;
-    the last value of a column of rounds.csv.
+    final, best, lastN (mean of the last N evaluated rounds); seconds, seconds_per_round, kappa; a
+    key of metrics.json; the last value of a column of rounds.csv.
     """
     accuracies = run.column("test_accuracy")
     last = LAST.fullmatch(statistic)
@@ -192,8 +216,16 @@ def number(run: Result, statistic: str) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-def series(runs: Sequence[Result], column: str) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
-    """(rounds, values [seeds, rounds]) of a column of rounds.csv, over the rounds that all runs measured."""
-    tables = [{int(r["round"]): r[column] for r in run.rows if math.isfinite(r.get(column, math.nan))} for run in runs]
+def series(
+    runs: Sequence[Result], column: str
+) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
+    """(rounds, values [seeds, rounds]) of a column of rounds.csv, over the rounds that all runs
+    measured."""
+    tables = [
+        {int(r["round"]): r[column] for r in run.rows if math.isfinite(r.get(column, math.nan))}
+        for run in runs
+    ]
     rounds = sorted(set.intersection(*(set(table) for table in tables))) if tables else []
-    return rounds, np.array([[table[t] for t in rounds] for table in tables]).reshape(len(tables), len(rounds))
+    return rounds, np.array([[table[t] for t in rounds] for table in tables]).reshape(
+        len(tables), len(rounds)
+    )

@@ -1,4 +1,5 @@
-"""What the pictures of the papers share: panels side by side, a colour per method, bands over seeds, PNG bytes."""
+"""What the pictures of the papers share: panels side by side, a colour per method, bands over
+seeds, PNG bytes."""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ WIDTH, HEIGHT = 4.2, 3.2  # inches of a panel
 
 
 def panels(
-    titles: Sequence[str], across: int = 4, x: str = "", y: str = "", size: tuple[float, float] | None = None
+    titles: Sequence[str],
+    across: int = 4,
+    x: str = "",
+    y: str = "",
+    size: tuple[float, float] | None = None,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel per title, at most `across` in a row. All panels get label `x`, the left ones `y`.
+    """A figure with a panel per title, at most `across` in a row.
+
+    All panels get label `x`, the left ones `y`.
 
     `size`: width and height of the figure in inches. The default follows from the panels.
     """
@@ -41,7 +48,10 @@ def panels(
 
 
 def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[str, Any]) -> None:
-    """Draws the mean of `values` [seeds, points]. With several seeds, a band shows one standard deviation."""
+    """Draws the mean of `values` [seeds, points].
+
+    With several seeds, a band shows one standard deviation.
+    """
     mean = values.mean(0)
     axes.plot(x, mean, label=label, marker="." if len(x) < 8 else "", **look)
     if len(values) > 1:
@@ -50,7 +60,10 @@ def line(axes: Axes, x: Sequence[float], values: Values, label: str, look: dict[
 
 
 def bars(
-    axes: Axes, groups: Sequence[str], heights: Mapping[str, Sequence[Spread | None]], colours: Sequence[str] = COLOURS
+    axes: Axes,
+    groups: Sequence[str],
+    heights: Mapping[str, Sequence[Spread | None]],
+    colours: Sequence[str] = COLOURS,
 ) -> Mapping[str, Values]:
     """Draws one bar per name and group, none for None. Returns the bars' positions by name."""
     width, places = 0.8 / len(heights), {}
@@ -58,7 +71,15 @@ def bars(
         places[name] = np.arange(len(groups)) + (place - (len(heights) - 1) / 2) * width
         mean, std = np.array([(one.mean, one.std or 0) if one else (np.nan, 0) for one in values]).T
         error = std if std.any() else None
-        axes.bar(places[name], mean, 0.95 * width, yerr=error, color=colours[place], label=name, capsize=3)
+        axes.bar(
+            places[name],
+            mean,
+            0.95 * width,
+            yerr=error,
+            color=colours[place],
+            label=name,
+            capsize=3,
+        )
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(visible=False, axis="x")
     return places
@@ -67,11 +88,15 @@ def bars(
 def legend(figure: Figure, axes: Axes, together: int = 1) -> None:
     """One legend below all panels, as wide as fits. `together` successive lines share a column."""
     handles, labels = axes.get_legend_handles_labels()
-    wide = 0.75 + 0.08 * max(map(len, labels), default=0)  # inches of a column: handle, spaces, letters
+    wide = 0.75 + 0.08 * max(
+        map(len, labels), default=0
+    )  # inches of a column: handle, spaces, letters
     most = max(1, min(len(labels), 6, int(figure.get_figwidth() / wide)))
     even = (n for n in range(most, 1, -1) if len(labels) % (n * together) == 0)
     across = next(even, most) if together > 1 else most
-    figure.legend(handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9)
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=across, frameon=False, fontsize=9
+    )
 
 
 def png(figure: Figure, together: int = 1) -> bytes:

@@ -1,4 +1,6 @@
-"""Describes the finished runs, one line per study. The facts are the recorded parameters of each run, not the plan.
+"""Describes the finished runs, one line per study.
+
+The facts are the recorded parameters of each run, not the plan.
 
 If runs of one study have different settings, the line names the runs of each setting.
 """
@@ -12,24 +14,44 @@ from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.papers.targets.marks import leak_of, notes_of
 from fedml_noniid.plugins.rates import words
 
-# SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of their own.
+# SILENT: settings of the machine, which the line leaves out. SAID: settings that have words of
+# their own.
 SILENT = {"train.engine", "train.device", "train.threads"}
 SAID = {
-    "data.name", "data.size", "data.validation", "data.public", "train.model", "train.model_options", "train.rounds",
-    "train.epochs", "train.local_steps", "train.batch_size", "train.optimizer", "train.lr",
-    "scenario.partition", "scenario.clients", "scenario.participation", "scenario.noise",
+    "data.name",
+    "data.size",
+    "data.validation",
+    "data.public",
+    "train.model",
+    "train.model_options",
+    "train.rounds",
+    "train.epochs",
+    "train.local_steps",
+    "train.batch_size",
+    "train.optimizer",
+    "train.lr",
+    "scenario.partition",
+    "scenario.clients",
+    "scenario.participation",
+    "scenario.noise",
     "scenario.availability",
-}  # fmt: skip
+}
 DEFAULTS = {f"train.{key}": field.default for key, field in TrainSettings.model_fields.items()}
 MOST = 8  # names in a list
 
 
 def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collection[str]) -> str:
-    """The settings of finished `runs`, the number of `planned` items among them, and the items without a model."""
+    """The settings of finished `runs`, the number of `planned` items among them, and the items
+    without a model."""
     if not runs:
         return f"none of {len(planned)} planned runs has ended with a model{_without(diverged)}"
-    scenarios = [_variants(_of(runs, "scenario", name), _scenario, f"{name} ") for name in _names(runs, "scenario")]
-    recipes = [_variants(_of(runs, "recipe", name), _recipe, name) for name in _names(runs, "recipe")]
+    scenarios = [
+        _variants(_of(runs, "scenario", name), _scenario, f"{name} ")
+        for name in _names(runs, "scenario")
+    ]
+    recipes = [
+        _variants(_of(runs, "recipe", name), _recipe, name) for name in _names(runs, "recipe")
+    ]
     parts = [
         _variants(runs, _settings),
         f"scenarios {', '.join(scenarios)}",
@@ -54,13 +76,22 @@ def _settings(run: Result) -> str:
     at = run.params
     pixels = at.get("data.size")
     size = f" at {'x'.join(map(str, pixels))}" if isinstance(pixels, Sequence) else ""
-    held = f", {100 * _number(at['data.validation']):g} % of it held out" if at.get("data.validation") else ""
+    held = (
+        f", {100 * _number(at['data.validation']):g} % of it held out"
+        if at.get("data.validation")
+        else ""
+    )
     public = f", D_public of {at['data.public']} samples" if at.get("data.public") else ""
     options = at.get("train.model_options")
     network = f" ({_pairs(options)})" if isinstance(options, Mapping) and options else ""
-    local = f"{at['train.local_steps']} steps" if at.get("train.local_steps") else f"{at.get('train.epochs')} epochs"
+    local = (
+        f"{at['train.local_steps']} steps"
+        if at.get("train.local_steps")
+        else f"{at.get('train.epochs')} epochs"
+    )
     return (
-        f"{at.get('data.name')}{size}{_rest(at, 'data.')}{held}{public}, {at.get('train.model')}{network}, "
+        f"{at.get('data.name')}{size}{_rest(at, 'data.')}{held}{public}, "
+        f"{at.get('train.model')}{network}, "
         f"{len(run.rows)} rounds of {local}, batches of {at.get('train.batch_size')}, "
         f"{at.get('train.optimizer')} {words(at.get('train.lr', 0.0))}{_rest(at, 'train.')}"
     )
@@ -74,9 +105,15 @@ def _scenario(run: Result) -> str:
     noisy = f", noise {_pairs(noise)}" if isinstance(noise, Mapping) else ""
     missing = ""
     if isinstance(available := at.get("scenario.availability"), Mapping):
-        missing = f", availability {_pairs({key: value for key, value in available.items() if key != 'sha256'})}"
+        missing = (
+            ", availability "
+            f"{_pairs({key: value for key, value in available.items() if key != 'sha256'})}"
+        )
     rest = _rest(at, "scenario.")
-    return f"({at.get('scenario.partition')}, {at.get('scenario.clients')} clients{part}{rest}{noisy}{missing})"
+    return (
+        f"({at.get('scenario.partition')}, {at.get('scenario.clients')} "
+        f"clients{part}{rest}{noisy}{missing})"
+    )
 
 
 def _recipe(run: Result) -> str:
@@ -93,7 +130,10 @@ def _recipe(run: Result) -> str:
 
 
 def _variants(runs: Sequence[Result], says: Callable[[Result], str], before: str = "") -> str:
-    """The text that all runs share. If they differ, each variant with its runs; empty variants are left out."""
+    """The text that all runs share.
+
+    If they differ, each variant with its runs; empty variants are left out.
+    """
     found: dict[str, list[str]] = {}
     for run in runs:
         found.setdefault(before + says(run), []).append(run.key)
@@ -115,7 +155,9 @@ def _rest(at: Mapping[str, object], section: str) -> str:
 
 def _pairs(values: Mapping[str, object]) -> str:
     """`channels 8, batch_norm`. A flag that is on has only its name."""
-    return ", ".join(key if value is True else f"{key} {_plain(value)}" for key, value in values.items())
+    return ", ".join(
+        key if value is True else f"{key} {_plain(value)}" for key, value in values.items()
+    )
 
 
 def _plain(value: object) -> str:

@@ -1,8 +1,9 @@
-"""Kind `settings`: a table of the paper's configuration, compared with the settings of our studies at this size.
+"""Kind `settings`: a table of the paper's configuration, compared with the settings of our studies
+at this size.
 
-Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of the study, such as
-`train.rounds`. {value: ...} replaces it for a value that no study sets. `words` beside a path maps a value to the
-paper's word.
+Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of
+the study, such as `train.rounds`. {value: ...} replaces it for a value that no study sets. `words`
+beside a path maps a value to the paper's word.
 """
 
 from __future__ import annotations
@@ -22,13 +23,22 @@ def build(target: Target, measured: Measured) -> Built:
     """The table."""
     rows, columns = dict(target.spec["rows"]), dict(target.spec["columns"])
     cells = {
-        (r, c): (_ours(target, measured, {**rows[r], **columns[c]}), _plain(target.printed(r, c, "")))
+        (r, c): (
+            _ours(target, measured, {**rows[r], **columns[c]}),
+            _plain(target.printed(r, c, "")),
+        )
         for r in rows
         for c in columns
     }
     lines = [["", *columns], *([r, *(_text(*cells[r, c]) for c in columns)] for r in rows)]
-    content = as_csv(["row", "column", "ours", "reported"], [[*place, *pair] for place, pair in cells.items()])
-    other = [f"{r}, {c}" for (r, c), (ours, reported) in cells.items() if reported not in ("", NONE, ours)]
+    content = as_csv(
+        ["row", "column", "ours", "reported"], [[*place, *pair] for place, pair in cells.items()]
+    )
+    other = [
+        f"{r}, {c}"
+        for (r, c), (ours, reported) in cells.items()
+        if reported not in ("", NONE, ours)
+    ]
     ending = f"; not: {'; '.join(other)}." if other else "."
     words = f"{len(cells) - len(other)} of {len(cells)} settings are the paper's{ending}"
     return Built(lines, {"csv": content}, (words,))
@@ -40,7 +50,9 @@ def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str
     found: Any = measured.studies[address["study"]].content
     for key in str(address["path"]).split("."):
         if not isinstance(found, Mapping):
-            raise UserError(f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}")
+            raise UserError(
+                f"{target.id}: path {address['path']!r} leads nowhere in study {address['study']!r}"
+            )
         found = found.get(key, NONE)
     return _plain(dict(address.get("words", {})).get(found, found))
 
@@ -48,7 +60,11 @@ def _ours(target: Target, measured: Measured, address: Mapping[str, Any]) -> str
 def _plain(value: object) -> str:
     if value is None:
         return NONE
-    return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return (
+        f"{value:g}"
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else str(value)
+    )
 
 
 def _text(ours: str, reported: str) -> str:

@@ -12,7 +12,8 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-# The module of the same name builds each of these kinds. Every other kind is a function of the paper's figures.py.
+# The module of the same name builds each of these kinds. Every other kind is a function of the
+# paper's figures.py.
 KINDS = ("table", "curves", "settings")
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
@@ -28,7 +29,9 @@ class Target:
     title: str
     protocol: tuple[str, ...]  # what runs, which settings the paper leaves open, and our choices
     spec: Mapping[str, Any]  # all keys, including those of its kind
-    reported: Mapping[str, Any] | None  # the paper's entry in reported.yaml: rows, columns, unit, ...
+    reported: (
+        Mapping[str, Any] | None
+    )  # the paper's entry in reported.yaml: rows, columns, unit, ...
 
     @property
     def studies(self) -> tuple[str, ...]:
@@ -37,7 +40,11 @@ class Target:
 
     def printed(self, row: str, column: str, default: object = None) -> Any:
         """A cell of the paper's own table. `default` if the table lacks it."""
-        if self.reported is None or row not in self.reported["rows"] or column not in self.reported["columns"]:
+        if (
+            self.reported is None
+            or row not in self.reported["rows"]
+            or column not in self.reported["columns"]
+        ):
             return default
         return self.reported["rows"][row][list(self.reported["columns"]).index(column)]
 
@@ -49,9 +56,13 @@ class Built(NamedTuple):
     files: Mapping[str, bytes]  # by ending: csv, png, ...
     words: tuple[str, ...]  # sentences on the paper's claim, from our numbers
     missing: tuple[str, ...] = ()  # results that the target needs and that do not exist yet
-    taus: tuple[float, ...] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
+    taus: tuple[
+        float, ...
+    ] = ()  # Kendall's τ between the paper's ranking of methods and ours, by setting
     printed: Sequence[Sequence[str]] = ()  # the paper's own table, if ours has another layout
-    remarks: tuple[str, ...] = ()  # leaks, notes on the data and diverged seeds of the runs that were read
+    remarks: tuple[
+        str, ...
+    ] = ()  # leaks, notes on the data and diverged seeds of the runs that were read
 
 
 def nothing(missing: Sequence[str], words: Sequence[str] = ()) -> Built:
@@ -72,7 +83,13 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
         if missing:
             raise UserError(f"{where}: the key {missing[0]!r} is missing")
         target = Target(
-            name, paper, str(spec["kind"]), str(spec["title"]), tuple(spec["protocol"]), spec, reported.get(name)
+            name,
+            paper,
+            str(spec["kind"]),
+            str(spec["title"]),
+            tuple(spec["protocol"]),
+            spec,
+            reported.get(name),
         )
         for study in target.studies:
             known(f"{where}: study", study, studies["paper"])
@@ -83,17 +100,24 @@ def of_targets(paper: str, root: Path) -> dict[str, Target]:
 def address(target: str, place: str, *parts: Mapping[str, Any]) -> dict[str, Any]:
     """{study, scenario, recipe, ...} of a row in a column, or of a line in a panel.
 
-    `place` is the title of the column or panel. Later parts override earlier parts. A part's `at` overrides all
-    parts for that title, for a method with settings of its own (`at: {title: {study: other}}`). `{key}` in a text
-    stands for the value of that key: `method: fedprox` and `recipe: "{method}+ccn"`. UserError for an unknown key in a
-    text.
+    `place` is the title of the column or panel. Later parts override earlier parts. A part's `at`
+    overrides all parts for that title, for a method with settings of its own (`at: {title: {study:
+    other}}`). `{key}` in a text stands for the value of that key: `method: fedprox` and `recipe:
+    "{method}+ccn"`. UserError for an unknown key in a text.
     """
     special = [dict(part.get("at", {})).get(place, {}) for part in parts]
-    whole = {key: value for part in (*parts, *special) for key, value in part.items() if key != "at"}
+    whole = {
+        key: value for part in (*parts, *special) for key, value in part.items() if key != "at"
+    }
     try:
-        return {key: value.format_map(whole) if isinstance(value, str) else value for key, value in whole.items()}
+        return {
+            key: value.format_map(whole) if isinstance(value, str) else value
+            for key, value in whole.items()
+        }
     except (KeyError, ValueError, IndexError) as error:
-        raise UserError(f"{target}: {whole} names a key in braces that it lacks ({error})") from None
+        raise UserError(
+            f"{target}: {whole} names a key in braces that it lacks ({error})"
+        ) from None
 
 
 def paper_of(target: str, root: Path) -> str:

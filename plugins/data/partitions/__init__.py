@@ -1,9 +1,10 @@
 """The partitions by name. A partition decides which client holds which samples.
 
-Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays of positions`; those
-in BY_OWNER take `(owners [n], ...)`. No position is in two arrays, and no array is empty. All positions are dealt
-unless the partition's docstring says what is left out. Values that can't work are refused before anything is drawn; if
-only a draw can tell, they are refused after a bounded number of draws.
+Every partition is a function `(labels [n], n_clients, rng, **params) -> n_clients ascending arrays
+of positions`; those in BY_OWNER take `(owners [n], ...)`. No position is in two arrays, and no
+array is empty. All positions are dealt unless the partition's docstring says what is left out.
+Values that can't work are refused before anything is drawn; if only a draw can tell, they are
+refused after a bounded number of draws.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from numpy.typing import ArrayLike
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known, options_of
-from fedml_noniid.plugins.data.partitions.label import by_classes, dirichlet, shards, shards_equal, similarity
+from fedml_noniid.plugins.data.partitions.label import (
+    by_classes,
+    dirichlet,
+    shards,
+    shards_equal,
+    similarity,
+)
 from fedml_noniid.plugins.data.partitions.label_and_quantity import mixed, two_classes
 from fedml_noniid.plugins.data.partitions.natural import natural, natural_grouped
 from fedml_noniid.plugins.data.partitions.quantity import by_sizes, iid, iid_unbalanced, quantity
@@ -30,7 +37,17 @@ def _by_name(*functions: Partition) -> dict[str, Partition]:
 
 
 BY_LABEL = _by_name(
-    iid, dirichlet, shards, shards_equal, similarity, by_classes, iid_unbalanced, by_sizes, quantity, two_classes, mixed
+    iid,
+    dirichlet,
+    shards,
+    shards_equal,
+    similarity,
+    by_classes,
+    iid_unbalanced,
+    by_sizes,
+    quantity,
+    two_classes,
+    mixed,
 )
 BY_OWNER = _by_name(natural, natural_grouped)  # their clients are users or groups of users
 PARTITIONS = BY_LABEL | BY_OWNER
@@ -48,17 +65,18 @@ def partition(
 ) -> list[Ints]:
     """Partition `name` of the training samples `indices`, as indices into the training set.
 
-    `labels` [n] and `owners` [n] belong to the whole training set; `owners` is None if they are unknown. `indices` are
-    distinct. `source` names the data set in errors. Each client's indices ascend. No index is given to two clients;
-    each is given to one, unless the partition leaves some out. Raises UserError for an unknown name or parameter and
-    for values that don't fit the data.
+    `labels` [n] and `owners` [n] belong to the whole training set; `owners` is None if they are
+    unknown. `indices` are distinct. `source` names the data set in errors. Each client's indices
+    ascend. No index is given to two clients; each is given to one, unless the partition leaves some
+    out. Raises UserError for an unknown name or parameter and for values that don't fit the data.
     """
     function = PARTITIONS[known("partition", name, PARTITIONS)]
     options_of(function, f"partition {name}", params)
     indices = np.sort(np.asarray(indices, dtype=np.int64))
     if name in BY_OWNER and owners is None:
         raise UserError(
-            f"partition {name}: {source} doesn't say whose samples are whose; allowed: a data set that does (femnist, "
+            f"partition {name}: {source} doesn't say whose samples are whose; allowed: a data "
+            "set that does (femnist, "
             f"sent140, arrays with client ids), or the partitions {', '.join(BY_LABEL)}"
         )
     of = np.asarray(owners if name in BY_OWNER else labels)

@@ -1,4 +1,5 @@
-"""What the partitions share: they draw counts per class and client, and deal the samples by these counts."""
+"""What the partitions share: they draw counts per class and client, and deal the samples by these
+counts."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import real_number, whole_number
 from fedml_noniid.plugins.data.types import Ints
 
-# Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need 5 on average.
-# With many clients and classes there are fewer attempts, so that a refusal takes seconds, not minutes.
+# Attempts before a partition gives up. Digits with 20 clients, Dirichlet(0.1) and min_size 10 need
+# 5 on average. With many clients and classes there are fewer attempts, so that a refusal takes
+# seconds, not minutes.
 MAX_ATTEMPTS = 20_000
 MAX_DRAWS = 50_000_000
 
@@ -27,7 +29,9 @@ def client_count(n_clients: object, n: int) -> int:
 
 def least(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
     """The smallest size allowed for a client; `low` to the equal share."""
-    return whole_number("min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)")
+    return whole_number(
+        "min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)"
+    )
 
 
 def concentration(key: str, value: object) -> float:
@@ -36,10 +40,12 @@ def concentration(key: str, value: object) -> float:
 
 
 def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure: str) -> Ints:
-    """The first counts [C, n_clients] among independent attempts that give every client `min_size` samples.
+    """The first counts [C, n_clients] among independent attempts that give every client `min_size`
+    samples.
 
-    `draw(attempts)` is [attempts, C, n_clients]; `draws` is how many random numbers one attempt takes. Raises
-    UserError(`failure`) after a bounded number of attempts, which replaces {attempts} in it.
+    `draw(attempts)` is [attempts, C, n_clients]; `draws` is how many random numbers one attempt
+    takes. Raises UserError(`failure`) after a bounded number of attempts, which replaces {attempts}
+    in it.
     """
     attempts = max(1, min(MAX_ATTEMPTS, MAX_DRAWS // draws))
     batch = max(1, min(1024, 2**20 // draws))
@@ -54,7 +60,8 @@ def drawn_until(draw: Callable[[int], Ints], draws: int, min_size: int, failure:
 def dirichlet_counts(
     sizes: Ints, n_clients: int, alpha: float, capped: bool, rng: np.random.Generator, attempts: int
 ) -> Ints:
-    """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible attempt is all 0."""
+    """Samples per class and client in independent attempts, [A, C, n_clients]; an impossible
+    attempt is all 0."""
     counts = np.zeros((attempts, len(sizes), n_clients), np.int64)
     held = np.zeros((attempts, n_clients), np.int64)
     possible = np.ones(attempts, bool)
@@ -73,11 +80,14 @@ def dirichlet_counts(
     return counts
 
 
-def deal_classes(quota: Ints, n_clients: int, per_client: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which client holds which class: `per_client` classes for each, `quota[c]` clients for class c. [C, n_clients]
+def deal_classes(
+    quota: Ints, n_clients: int, per_client: int, rng: np.random.Generator
+) -> NDArray[np.bool_]:
+    """Which client holds which class: `per_client` classes for each, `quota[c]` clients for class
+    c. [C, n_clients]
 
-    A client takes the classes with most shards left, ties at random. So all shards are taken: no class ever has more
-    shards left than clients are still to come.
+    A client takes the classes with most shards left, ties at random. So all shards are taken: no
+    class ever has more shards left than clients are still to come.
     """
     left = quota.copy()
     held = np.zeros((len(quota), n_clients), bool)
@@ -89,7 +99,10 @@ def deal_classes(quota: Ints, n_clients: int, per_client: int, rng: np.random.Ge
 
 
 def deal(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
-    """Random samples of each class, `counts[c, k]` to client k; positions, ascending. Samples beyond them stay out."""
+    """Random samples of each class, `counts[c, k]` to client k; positions, ascending.
+
+    Samples beyond them stay out.
+    """
     members = (rng.permutation(np.flatnonzero(labels == label)) for label in classes)
     by_class = [cut(own, row) for own, row in zip(members, counts, strict=True)]
     return joined(*by_class)
@@ -106,6 +119,7 @@ def joined(*dealt: Sequence[Ints]) -> list[Ints]:
 
 
 def dealt(client: Ints, n_clients: int) -> list[Ints]:
-    """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for none."""
+    """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for
+    none."""
     order = np.argsort(client, kind="stable")
     return np.split(order, np.searchsorted(client[order], np.arange(n_clients + 1)))[1:-1]

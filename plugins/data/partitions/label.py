@@ -26,14 +26,22 @@ from fedml_noniid.plugins.data.types import Ints
 
 
 def dirichlet(
-    labels: Ints, n_clients: int, rng: np.random.Generator, *, alpha: float, min_size: int = 10, cap: object = "on"
+    labels: Ints,
+    n_clients: int,
+    rng: np.random.Generator,
+    *,
+    alpha: float,
+    min_size: int = 10,
+    cap: object = "on",
 ) -> list[Ints]:
-    """Label skew: class by class, shares over the clients from Dirichlet(alpha); lower alpha, more skew.
+    """Label skew: class by class, shares over the clients from Dirichlet(alpha); lower alpha, more
+    skew.
 
-    As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already has an equal share of all
-    samples gets nothing of the next class (`cap`; "off" leaves sizes free, FedNLR). All is redrawn until the smallest
-    client has `min_size` samples. Class counts decide that, so attempts draw counts only, and the samples are dealt
-    once. Raises UserError after a bounded number of attempts.
+    As NIID-Bench's `noniid-labeldir` (after Yurochkin et al. 2019): a client that already has an
+    equal share of all samples gets nothing of the next class (`cap`; "off" leaves sizes free,
+    FedNLR). All is redrawn until the smallest client has `min_size` samples. Class counts decide
+    that, so attempts draw counts only, and the samples are dealt once. Raises UserError after a
+    bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -43,36 +51,49 @@ def dirichlet(
 
     classes, sizes = np.unique(labels, return_counts=True)
     failure = (
-        f"dirichlet: {{attempts}} attempts gave no partition of {n} samples over {n_clients} clients with "
-        f"alpha={alpha:g} and at least min_size={min_size} samples each; raise alpha, lower min_size or clients"
+        f"dirichlet: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
+        "clients with "
+        f"alpha={alpha:g} and at least min_size={min_size} samples each; raise alpha, lower "
+        "min_size or clients"
     )
     draw = partial(dirichlet_counts, sizes, n_clients, alpha, capped, rng)
     counts = drawn_until(draw, len(classes) * n_clients, min_size, failure)
     return deal(labels, classes, counts, rng)
 
 
-def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int) -> list[Ints]:
-    """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's `pat`).
+def shards(
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_per_client: int
+) -> list[Ints]:
+    """Every client holds exactly `classes_per_client` classes, in unequal amounts (FedNLR; PFLlib's
+    `pat`).
 
-    The classes are dealt evenly: each is held by floor or ceil of n_clients * classes_per_client / C clients. Then a
-    class is cut among its holders at uniformly random points, and each holder gets at least 1/10 of the equal share.
-    Departures: PFLlib gives neighbours the same classes. There each holder of a class but the last gets a random part,
-    1/10 to all of the equal share, and the last holder gets the rest, the most. Here a client's number decides nothing.
+    The classes are dealt evenly: each is held by floor or ceil of n_clients * classes_per_client /
+    C clients. Then a class is cut among its holders at uniformly random points, and each holder
+    gets at least 1/10 of the equal share. Departures: PFLlib gives neighbours the same classes.
+    There each holder of a class but the last gets a random part, 1/10 to all of the equal share,
+    and the last holder gets the rest, the most. Here a client's number decides nothing.
     """
     n_clients = client_count(n_clients, len(labels))
     classes, sizes = np.unique(labels, return_counts=True)
     n_classes = len(classes)
-    per_client = whole_number("classes_per_client", classes_per_client, 1, n_classes, " (classes in the training set)")
+    per_client = whole_number(
+        "classes_per_client", classes_per_client, 1, n_classes, " (classes in the training set)"
+    )
     if n_clients * per_client < n_classes:
-        allowed = f"at least {-(-n_classes // n_clients)}: {n_clients} clients have to hold all {n_classes} classes"
+        allowed = (
+            f"at least {-(-n_classes // n_clients)}: {n_clients} clients have to hold all "
+            f"{n_classes} classes"
+        )
         raise refusal("classes_per_client", per_client, allowed)
 
     holders, extra = divmod(n_clients * per_client, n_classes)
     if sizes.min() < holders or (sizes > holders).sum() < extra:
         few = classes[sizes.argmin()]
         raise UserError(
-            f"shards: {n_clients} clients with classes_per_client={per_client} need {holders + (extra > 0)} shards of "
-            f"each class, but class {few} has {sizes.min()} samples; lower clients or classes_per_client"
+            f"shards: {n_clients} clients with classes_per_client={per_client} need "
+            f"{holders + (extra > 0)} shards of "
+            f"each class, but class {few} has {sizes.min()} samples; lower clients or "
+            "classes_per_client"
         )
     quota = np.full(n_classes, holders)  # shards of each class
     quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
@@ -84,11 +105,15 @@ def shards(labels: Ints, n_clients: int, rng: np.random.Generator, *, classes_pe
     return deal(labels, classes, counts, rng)
 
 
-def shards_equal(labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2) -> list[Ints]:
-    """Samples are sorted by label and cut into n_clients * shards_per_client equal shards; clients get random shards.
+def shards_equal(
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, shards_per_client: int = 2
+) -> list[Ints]:
+    """Samples are sorted by label and cut into n_clients * shards_per_client equal shards; clients
+    get random shards.
 
-    McMahan et al. 2017, section 3, with 2. All samples are dealt: shards differ by at most one sample. The order within
-    a class is random. A shard may span two classes, and a client may get two shards of one class.
+    McMahan et al. 2017, section 3, with 2. All samples are dealt: shards differ by at most one
+    sample. The order within a class is random. A shard may span two classes, and a client may get
+    two shards of one class.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -107,23 +132,34 @@ def similarity(
     s: ZeroToOne,
     remainder: Literal["dropped", "dealt"] = "dropped",
 ) -> list[Ints]:
-    """The share `s` of the samples (0 to 1) is dealt evenly, the rest in blocks of sorted labels (rFedAvg; SCAFFOLD).
+    """The share `s` of the samples (0 to 1) is dealt evenly, the rest in blocks of sorted labels
+    (rFedAvg; SCAFFOLD).
 
-    After a shuffle, the first floor(s n) samples are cut into equal parts. The others are sorted by label and cut into
-    equal contiguous blocks; client 0 gets the first label. As in BUAA's repository, remainders are left out, at most
-    2 (n_clients - 1) samples. With `remainder: dealt`, the first clients get one more sample of the first part, and the
-    last clients one more of the blocks. Then all samples are dealt, and sizes differ by at most one.
+    After a shuffle, the first floor(s n) samples are cut into equal parts. The others are sorted by
+    label and cut into equal contiguous blocks; client 0 gets the first label. As in BUAA's
+    repository, remainders are left out, at most 2 (n_clients - 1) samples. With `remainder: dealt`,
+    the first clients get one more sample of the first part, and the last clients one more of the
+    blocks. Then all samples are dealt, and sizes differ by at most one.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
-    s = real_number("s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is dealt evenly")
+    s = real_number(
+        "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is dealt evenly"
+    )
     dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
     alike = int(s * n)
     if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
-        raise refusal("remainder", remainder, f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none")
+        raise refusal(
+            "remainder",
+            remainder,
+            f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none",
+        )
     order = rng.permutation(n)
     first, rest = order[:alike], _by_label(labels, order[alike:])
-    sizes, blocks = np.full(n_clients, len(first) // n_clients), np.full(n_clients, len(rest) // n_clients)
+    sizes, blocks = (
+        np.full(n_clients, len(first) // n_clients),
+        np.full(n_clients, len(rest) // n_clients),
+    )
     if dealt:
         sizes[: len(first) % n_clients] += 1
         blocks[n_clients - len(rest) % n_clients :] += 1
@@ -138,11 +174,13 @@ def by_classes(
     classes: list[list[int]],
     sizes: Literal["all", "equal"] = "all",
 ) -> list[Ints]:
-    """Client k holds the classes `classes[k]`; each class is dealt evenly among its holders (CCN's figure 1).
+    """Client k holds the classes `classes[k]`; each class is dealt evenly among its holders (CCN's
+    figure 1).
 
-    In the figure, two clients share eight classes and the third has the other two. Remainders go to random holders.
-    Samples of classes without a holder are left out. With `sizes: equal`, each client keeps as many random samples as
-    the smallest has, so that weights by numbers of samples are equal.
+    In the figure, two clients share eight classes and the third has the other two. Remainders go to
+    random holders. Samples of classes without a holder are left out. With `sizes: equal`, each
+    client keeps as many random samples as the smallest has, so that weights by numbers of samples
+    are equal.
     """
     n_clients = client_count(n_clients, len(labels))
     present, supply = np.unique(labels, return_counts=True)
@@ -151,7 +189,10 @@ def by_classes(
     holders = held.sum(1)
     if (supply < holders).any():
         few = int((holders - supply).argmax())
-        allowed = f"at most {supply[few]} clients with class {present[few]}, which has so many training samples"
+        allowed = (
+            f"at most {supply[few]} clients with class {present[few]}, which has so many "
+            "training samples"
+        )
         raise refusal("classes", classes, allowed)
 
     counts = held * (supply // np.maximum(holders, 1))[:, None]
@@ -165,7 +206,10 @@ def by_classes(
 
 
 def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
-    """Which client holds which class, [C, n_clients]. UserError unless each client's classes exist and are distinct."""
+    """Which client holds which class, [C, n_clients].
+
+    UserError unless each client's classes exist and are distinct.
+    """
     if not isinstance(classes, list) or len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
     held = np.zeros((len(present), n_clients), bool)
@@ -176,7 +220,9 @@ def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
             place = np.flatnonzero(present == whole_number(f"classes[{k}]", label, 0))
             if len(place) == 0 or held[place[0], k]:
                 because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
-                raise refusal(f"classes[{k}]", label, f"each class of the training set once{because}")
+                raise refusal(
+                    f"classes[{k}]", label, f"each class of the training set once{because}"
+                )
             held[place[0], k] = True
     return held
 
@@ -196,7 +242,8 @@ def _switch(key: str, value: object) -> bool:
 
 
 def _random_cut(size: int, parts: int, rng: np.random.Generator) -> Ints:
-    """`size` as a sum of `parts` random numbers, each at least a tenth of the equal share and at least 1. [parts]"""
+    """`size` as a sum of `parts` random numbers, each at least a tenth of the equal share and at
+    least 1. [parts]"""
     smallest = -(-size // (10 * parts))
     rest = size - smallest * parts
     cuts = np.sort(rng.integers(0, rest, parts - 1, endpoint=True))

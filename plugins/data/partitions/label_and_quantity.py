@@ -1,4 +1,5 @@
-"""Label and quantity skew at once: two classes for each client, in sizes by a law or by Dirichlet cuts."""
+"""Label and quantity skew at once: two classes for each client, in sizes by a law or by Dirichlet
+cuts."""
 
 from __future__ import annotations
 
@@ -39,14 +40,17 @@ def two_classes(
     exponent: float | None = None,
     sigma: float | None = None,
 ) -> list[Ints]:
-    """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients (FedNNNN's non-IID).
+    """Every client holds 2 distinct classes, every class lies with 2 n_clients / C clients
+    (FedNNNN's non-IID).
 
-    The paper names neither the pairs nor the law of its unbalanced sizes. Sizes are equal to within one (`balanced`),
-    or as in `iid_unbalanced` (`power_law`, `lognormal`). They are kept exactly and add up to `total`, by default all
-    samples. A client gets half of its size from each class. If a class has too few samples, the client gets more of
-    its other class, and at least one sample of each. Sizes that no split can give are refused: on MNIST with 100
-    clients, the power law's first client would hold 28% of all samples, and two classes are 20%. A lower `total` then
-    leaves the samples beyond it out. If the pairs are the reason, they are redrawn, a bounded number of times.
+    The paper names neither the pairs nor the law of its unbalanced sizes. Sizes are equal to within
+    one (`balanced`), or as in `iid_unbalanced` (`power_law`, `lognormal`). They are kept exactly
+    and add up to `total`, by default all samples. A client gets half of its size from each class.
+    If a class has too few samples, the client gets more of its other class, and at least one sample
+    of each. Sizes that no split can give are refused: on MNIST with 100 clients, the power law's
+    first client would hold 28% of all samples, and two classes are 20%. A lower `total` then leaves
+    the samples beyond it out. If the pairs are the reason, they are redrawn, a bounded number of
+    times.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -54,14 +58,19 @@ def two_classes(
     holders = _holders(n_clients, len(classes))
     law = size_law(sizes, exponent, sigma, ("balanced", "power_law", "lognormal"))
     # Each client has to hold one sample of each of its classes.
-    wanted = n if total is None else whole_number("total", total, 2 * n_clients, n, f" ({n} training samples)")
+    wanted = (
+        n
+        if total is None
+        else whole_number("total", total, 2 * n_clients, n, f" ({n} training samples)")
+    )
     min_size = least(min_size, wanted, n_clients, low=2)
     if supply.min() < holders:
         raise UserError(
             f"two_classes: {n_clients} clients need {holders} samples of each class, but class "
             f"{classes[supply.argmin()]} has {supply.min()}; lower clients"
         )
-    # What two classes have for one client: each of their other clients needs a sample. At least the equal share.
+    # What two classes have for one client: each of their other clients needs a sample. At least the
+    # equal share.
     most = int(np.sort(supply)[-2:].sum()) - 2 * (holders - 1)
     if sizes != "lognormal":  # whose sizes are known only once they are drawn
         weights, lowest = law(n_clients, rng), n_clients * min_size
@@ -71,7 +80,10 @@ def two_classes(
 
         if largest(wanted) > most:
             allowed = lowest + bisect_right(range(lowest, wanted), most, key=largest) - 1
-            because = f"one client with sizes={sizes} needs more than the {most} that two classes have for it"
+            because = (
+                f"one client with sizes={sizes} needs more than the {most} that two "
+                "classes have for it"
+            )
             raise refusal("total", wanted, f"{lowest} to {allowed}; beyond it {because}")
 
     for _ in range(MAX_PAIRINGS):
@@ -83,7 +95,8 @@ def two_classes(
         if counts is not None:
             return deal(labels, classes, counts, rng)
     raise UserError(
-        f"two_classes: {MAX_PAIRINGS} pairings of classes gave no partition of total={wanted} samples over {n_clients} "
+        f"two_classes: {MAX_PAIRINGS} pairings of classes gave no partition of total={wanted} "
+        f"samples over {n_clients} "
         f"clients with sizes={sizes}: a class runs out; lower total"
     )
 
@@ -91,24 +104,31 @@ def two_classes(
 def mixed(
     labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
 ) -> list[Ints]:
-    """Client k holds class k and one more, every class lies with 2 clients, cut by Dirichlet(beta, beta).
+    """Client k holds class k and one more, every class lies with 2 clients, cut by Dirichlet(beta,
+    beta).
 
-    NIID-Bench's `mixed`; with 0.5, FNR-FL's label and quantity skew. There are as many clients as classes. Departures:
-    NIID-Bench draws the second classes one by one and can get stuck in an endless loop; here they are a uniformly
-    random permutation without fixed points. NIID-Bench checks the smallest size on shares that it then doesn't use;
-    here the cuts are redrawn until the smallest client has `min_size` samples. If a cut rounds to nothing, a client
-    holds one class only. Raises UserError after a bounded number of attempts.
+    NIID-Bench's `mixed`; with 0.5, FNR-FL's label and quantity skew. There are as many clients as
+    classes. Departures: NIID-Bench draws the second classes one by one and can get stuck in an
+    endless loop; here they are a uniformly random permutation without fixed points. NIID-Bench
+    checks the smallest size on shares that it then doesn't use; here the cuts are redrawn until the
+    smallest client has `min_size` samples. If a cut rounds to nothing, a client holds one class
+    only. Raises UserError after a bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
     classes, supply = np.unique(labels, return_counts=True)
     if n_clients != len(classes) or n_clients < 2:
-        allowed = f"{len(classes)}, one per class" if len(classes) > 1 else "none: mixed needs 2 classes or more"
+        allowed = (
+            f"{len(classes)}, one per class"
+            if len(classes) > 1
+            else "none: mixed needs 2 classes or more"
+        )
         raise refusal("clients", n_clients, allowed)
     beta = concentration("beta", beta)
     min_size = least(min_size, n, n_clients)
     failure = (
-        f"mixed: {{attempts}} attempts gave no partition of {n} samples over {n_clients} clients with "
+        f"mixed: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
+        "clients with "
         f"beta={beta:g} and at least min_size={min_size} samples each; raise beta or lower min_size"
     )
     first = np.arange(n_clients)
@@ -129,16 +149,21 @@ def _holders(n_clients: int, n_classes: int) -> int:
         raise refusal("clients", n_clients, "none: two_classes needs 2 classes or more")
     if 2 * n_clients % n_classes:
         step = n_classes // math.gcd(n_classes, 2)
-        raise refusal("clients", n_clients, f"multiples of {step}: 2 classes each, all {n_classes} equally often")
+        raise refusal(
+            "clients",
+            n_clients,
+            f"multiples of {step}: 2 classes each, all {n_classes} equally often",
+        )
     return 2 * n_clients // n_classes
 
 
 def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
-    """How many samples each client gets of its two classes, [C, N]; None if the classes have too few.
+    """How many samples each client gets of its two classes, [C, N]; None if the classes have too
+    few.
 
-    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `held` [C, N], the count is at least 1. The start
-    is half and half. It is scaled in turn to what the classes have and to the sizes, then rounded. At last samples move
-    between classes until no class gives more than it has.
+    Rows add up to at most `supply` [C], columns to `sizes` [N]; where `held` [C, N], the count is
+    at least 1. The start is half and half. It is scaled in turn to what the classes have and to the
+    sizes, then rounded. At last samples move between classes until no class gives more than it has.
     """
     share = held * (sizes / 2)
     for _ in range(100):
@@ -163,7 +188,8 @@ def _split(sizes: Ints, held: NDArray[np.bool_], supply: Ints) -> Ints | None:
 
 
 def _relief(over: Ints, room: Ints) -> list[int] | None:
-    """The shortest path from a class with too much to a class with too little; each step has `room` [C, C]."""
+    """The shortest path from a class with too much to a class with too little; each step has `room`
+    [C, C]."""
     paths = [[int(c)] for c in np.flatnonzero(over > 0)]
     seen = over > 0
     for path in paths:  # grows
@@ -176,7 +202,8 @@ def _relief(over: Ints, room: Ints) -> list[int] | None:
 
 
 def _move(counts: Ints, clients: Ints, x: int, y: int, amount: int) -> None:
-    """Turns `amount` samples of class x into class y, in place; first of the client that has most of x."""
+    """Turns `amount` samples of class x into class y, in place; first of the client that has most
+    of x."""
     for k in clients[np.argsort(-counts[x, clients], kind="stable")]:
         some = min(amount, int(counts[x, k]) - 1)
         counts[x, k] -= some
@@ -185,9 +212,13 @@ def _move(counts: Ints, clients: Ints, x: int, y: int, amount: int) -> None:
 
 
 def _without_fixed_points(n: int, rng: np.random.Generator) -> Ints:
-    """A uniformly random permutation of n >= 2 that leaves nothing in its place; one in e permutations does. [n]"""
+    """A uniformly random permutation of n >= 2 that leaves nothing in its place; one in e
+    permutations does. [n]"""
     for _ in range(MAX_PAIRINGS):
         order = rng.permutation(n)
         if (order != np.arange(n)).all():
             return order
-    raise UserError(f"mixed: {MAX_PAIRINGS} permutations of {n} classes all left one in its place; try another seed")
+    raise UserError(
+        f"mixed: {MAX_PAIRINGS} permutations of {n} classes all left one in its place; try "
+        "another seed"
+    )

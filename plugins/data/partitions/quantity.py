@@ -1,4 +1,5 @@
-"""Quantity skew: labels are alike on all clients; sizes are equal, given, by a law, or drawn from a Dirichlet."""
+"""Quantity skew: labels are alike on all clients; sizes are equal, given, by a law, or drawn from a
+Dirichlet."""
 
 from __future__ import annotations
 
@@ -24,7 +25,10 @@ from fedml_noniid.plugins.data.types import Floats, Ints
 
 # Relative sizes of a number of clients.
 Law = Callable[[int, np.random.Generator], Floats]
-PARAMETERS = {"power_law": ("exponent", 1.2), "lognormal": ("sigma", 1.0)}  # law -> its parameter and the default
+PARAMETERS = {
+    "power_law": ("exponent", 1.2),
+    "lognormal": ("sigma", 1.0),
+}  # law -> its parameter and the default
 
 
 def iid(labels: Ints, n_clients: int, rng: np.random.Generator) -> list[Ints]:
@@ -43,10 +47,12 @@ def iid_unbalanced(
     exponent: float | None = None,
     sigma: float | None = None,
 ) -> list[Ints]:
-    """All samples are shuffled and dealt in sizes by a law (FedNNNN's IID-UB: a power law, its exponent not stated).
+    """All samples are shuffled and dealt in sizes by a law (FedNNNN's IID-UB: a power law, its
+    exponent not stated).
 
-    `power_law`: n_k is in proportion to k^-exponent (1.2), where client 0 has k = 1. `lognormal`: n_k is in proportion
-    to a draw of exp(sigma N(0, 1)) (1.0). Each client has at least `min_size`; the sizes add up to all samples exactly.
+    `power_law`: n_k is in proportion to k^-exponent (1.2), where client 0 has k = 1. `lognormal`:
+    n_k is in proportion to a draw of exp(sigma N(0, 1)) (1.0). Each client has at least `min_size`;
+    the sizes add up to all samples exactly.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
@@ -56,11 +62,14 @@ def iid_unbalanced(
     return [np.sort(part) for part in np.split(rng.permutation(n), cuts)]
 
 
-def by_sizes(labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: list[int] | list[float]) -> list[Ints]:
-    """All samples are shuffled; client k gets `sizes[k]` of them: whole numbers, or fractions of all samples.
+def by_sizes(
+    labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: list[int] | list[float]
+) -> list[Ints]:
+    """All samples are shuffled; client k gets `sizes[k]` of them: whole numbers, or fractions of
+    all samples.
 
-    Fractions are rounded by largest remainders, so the sizes add up to the rounded sum. Samples beyond the sum are left
-    out.
+    Fractions are rounded by largest remainders, so the sizes add up to the rounded sum. Samples
+    beyond the sum are left out.
     """
     n = len(labels)
     counts = _given_sizes(sizes, client_count(n_clients, n), n)
@@ -70,18 +79,22 @@ def by_sizes(labels: Ints, n_clients: int, rng: np.random.Generator, *, sizes: l
 def quantity(
     labels: Ints, n_clients: int, rng: np.random.Generator, *, beta: float = 0.5, min_size: int = 10
 ) -> list[Ints]:
-    """One Dirichlet(beta) over the clients cuts a random permutation (NIID-Bench's `iid-diff-quantity`; FNR-FL's 0.5).
+    """One Dirichlet(beta) over the clients cuts a random permutation (NIID-Bench's
+    `iid-diff-quantity`; FNR-FL's 0.5).
 
-    The draw is repeated until the smallest client has `min_size` samples. NIID-Bench checks the share times n, before
-    the cuts are rounded down, and so can end with 9. Raises UserError after a bounded number of attempts.
+    The draw is repeated until the smallest client has `min_size` samples. NIID-Bench checks the
+    share times n, before the cuts are rounded down, and so can end with 9. Raises UserError after a
+    bounded number of attempts.
     """
     n = len(labels)
     n_clients = client_count(n_clients, n)
     beta = concentration("beta", beta)
     min_size = least(min_size, n, n_clients)
     failure = (
-        f"quantity: {{attempts}} attempts gave no partition of {n} samples over {n_clients} clients with "
-        f"beta={beta:g} and at least min_size={min_size} samples each; raise beta, lower min_size or clients"
+        f"quantity: {{attempts}} attempts gave no partition of {n} samples over {n_clients} "
+        "clients with "
+        f"beta={beta:g} and at least min_size={min_size} samples each; raise beta, lower "
+        "min_size or clients"
     )
     draw = partial(dirichlet_counts, np.array([n]), n_clients, beta, False, rng)
     counts = drawn_until(draw, n_clients, min_size, failure)  # [1, n_clients]
@@ -89,15 +102,26 @@ def quantity(
 
 
 def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
-    """The samples of each client, [N]. UserError unless there is one size per client and the samples are enough."""
+    """The samples of each client, [N].
+
+    UserError unless there is one size per client and the samples are enough.
+    """
     if not isinstance(sizes, list) or len(sizes) != n_clients:
         given = f"a list of {n_clients} sizes, one per client"
-        raise refusal("sizes", sizes, given + (f", not {len(sizes)}" if isinstance(sizes, list) else ""))
+        raise refusal(
+            "sizes", sizes, given + (f", not {len(sizes)}" if isinstance(sizes, list) else "")
+        )
     if any(isinstance(size, Integral) for size in sizes):
         because = " samples, or fractions for all clients"
-        counts = np.array([whole_number(f"sizes[{k}]", size, 1, n, because) for k, size in enumerate(sizes)])
+        counts = np.array(
+            [whole_number(f"sizes[{k}]", size, 1, n, because) for k, size in enumerate(sizes)]
+        )
         if counts.sum() > n:
-            raise refusal("sizes", sizes, f"sizes with a sum of at most {n}, the training samples, not {counts.sum()}")
+            raise refusal(
+                "sizes",
+                sizes,
+                f"sizes with a sum of at most {n}, the training samples, not {counts.sum()}",
+            )
         return counts
     allowed = "a fraction above 0, at most 1; or whole numbers for all clients"
     shares: Floats = np.array(
@@ -108,7 +132,9 @@ def _given_sizes(sizes: object, n_clients: int, n: int) -> Ints:
     counts = rounded(shares * n, round(min(shares.sum(), 1.0) * n))
     if not counts.all():
         k = int(counts.argmin())
-        raise refusal(f"sizes[{k}]", sizes[k], f"a fraction that gives at least one of {n} training samples")
+        raise refusal(
+            f"sizes[{k}]", sizes[k], f"a fraction that gives at least one of {n} training samples"
+        )
     return counts
 
 
@@ -129,9 +155,11 @@ def size_law(sizes: object, exponent: object, sigma: object, allowed: tuple[str,
 
 
 def exact_sizes(weights: Floats, total: int, min_size: int) -> Ints:
-    """`total` in proportion to `weights`, each size at least `min_size`; rounded by largest remainders. [N] -> [N]
+    """`total` in proportion to `weights`, each size at least `min_size`; rounded by largest
+    remainders. [N] -> [N]
 
-    n_k = max(min_size, lambda w_k), and lambda makes the sizes add up. `total` is at least N min_size.
+    n_k = max(min_size, lambda w_k), and lambda makes the sizes add up. `total` is at least N
+    min_size.
     """
     at_least = np.zeros(len(weights), bool)
     while True:  # ends: each pass raises some clients to min_size, and never all of them

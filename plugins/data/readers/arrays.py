@@ -20,7 +20,10 @@ from fedml_noniid.plugins.data.types import Ints
 Array = NDArray[Any]
 Arrays = Mapping[str, Array]
 
-LAYOUT = "train.npz and test.npz, each with x, y and, if samples have owners, client (np.savez(file, x=..., y=...))"
+LAYOUT = (
+    "train.npz and test.npz, each with x, y and, if samples have owners, client "
+    "(np.savez(file, x=..., y=...))"
+)
 CHANNELS = (1, 3, 4)  # of grey images, of RGB, and of RGB with a fourth channel
 BYTES = 16  # images of floats that go further have the scale of bytes, not that of 0 to 1
 
@@ -36,22 +39,30 @@ class _Part(NamedTuple):
         return f"{self.file}{self.names.get(key, key)}"
 
 
-def arrays(root: Path, *, layout: Literal["auto", "CHW", "HWC"] = "auto", test_share: float | None = None) -> Raw:
+def arrays(
+    root: Path, *, layout: Literal["auto", "CHW", "HWC"] = "auto", test_share: float | None = None
+) -> Raw:
     """<root>/train.npz and <root>/test.npz, as np.savez writes them, never pickled objects.
 
-    x: samples [n, features], grey images [n, h, w] or images with channels; uint8 (0 to 255), or floats of 16, 32 or 64
-    bits, which become float32 and have the unit 1. y: labels [n], each with a training sample: whole numbers 0 to
-    C - 1, or text, numbered in sorted order. client (in both files or in none): owners [n], whole numbers or text,
-    numbered in sorted order over both files. classes (in train.npz only, or not): the names of the classes, text [C];
-    for labels of text, their order.
+    x: samples [n, features], grey images [n, h, w] or images with channels; uint8 (0 to 255), or
+    floats of 16, 32 or 64 bits, which become float32 and have the unit 1. y: labels [n], each with
+    a training sample: whole numbers 0 to C - 1, or text, numbered in sorted order. client (in both
+    files or in none): owners [n], whole numbers or text, numbered in sorted order over both files.
+    classes (in train.npz only, or not): the names of the classes, text [C]; for labels of text,
+    their order.
 
-    `layout` of four axes: CHW is [n, channels, h, w], HWC is [n, h, w, channels]. `auto` takes the axis of 1, 3 or 4
-    for the channels, and refuses shapes that may be both. Without test.npz, the share `test_share` (0.2) of the
-    training samples is the test set, see `own.cut`. Raises UserError for anything else.
+    `layout` of four axes: CHW is [n, channels, h, w], HWC is [n, h, w, channels]. `auto` takes the
+    axis of 1, 3 or 4 for the channels, and refuses shapes that may be both. Without test.npz, the
+    share `test_share` (0.2) of the training samples is the test set, see `own.cut`. Raises
+    UserError for anything else.
     """
     files = root / "train.npz", root / "test.npz"
     train = _Part(f"{files[0]}: ", {}, _read(files[0], ("x", "y", "client", "classes")))
-    test = _Part(f"{files[1]}: ", {}, _read(files[1], ("x", "y", "client"))) if files[1].exists() else None
+    test = (
+        _Part(f"{files[1]}: ", {}, _read(files[1], ("x", "y", "client")))
+        if files[1].exists()
+        else None
+    )
     return _raw(train, test, layout, test_share)
 
 
@@ -67,9 +78,17 @@ def of_arrays(
     layout: Literal["auto", "CHW", "HWC"] = "auto",
     test_share: float | None = None,
 ) -> Raw:
-    """As `arrays`, of arrays in memory; `owner` and `test_owner` are `client`. UserError as there."""
+    """As `arrays`, of arrays in memory; `owner` and `test_owner` are `client`.
+
+    UserError as there.
+    """
     names = {"x": "train_x", "y": "train_y", "client": "owner"}
-    given = {"x": train_x, "y": train_y, "client": owner, "classes": None if classes is None else np.array(classes)}
+    given = {
+        "x": train_x,
+        "y": train_y,
+        "client": owner,
+        "classes": None if classes is None else np.array(classes),
+    }
     train, test = _Part("", names, _held(given, names)), None
     given = {"x": test_x, "y": test_y, "client": test_owner}
     names = {"x": "test_x", "y": "test_y", "client": "test_owner"}
@@ -77,7 +96,9 @@ def of_arrays(
     if held:
         for key in ("x", "y"):
             if key not in held:
-                raise UserError(f"{names[key]} is missing; allowed: test_x and test_y, or none of the test set")
+                raise UserError(
+                    f"{names[key]} is missing; allowed: test_x and test_y, or none of the test set"
+                )
         test = _Part("", names, held)
     known("layout", layout, ("auto", "CHW", "HWC"))
     return _raw(train, test, layout, test_share)
@@ -90,14 +111,20 @@ def _held(given: Mapping[str, object], names: Mapping[str, str]) -> Arrays:
         if value is None:
             continue
         if not isinstance(value, np.ndarray):
-            raise UserError(f"{names.get(key, key)} is a {type(value).__name__}; allowed: a NumPy array")
+            raise UserError(
+                f"{names.get(key, key)} is a {type(value).__name__}; allowed: a NumPy array"
+            )
         found[key] = _text_of_objects(value)
     return found
 
 
 def _text_of_objects(array: Array) -> Array:
     """Text in an array of Python objects, as pandas gives it, as NumPy's own text."""
-    return array.astype(str) if array.dtype == object and all(isinstance(v, str) for v in array.flat) else array
+    return (
+        array.astype(str)
+        if array.dtype == object and all(isinstance(v, str) for v in array.flat)
+        else array
+    )
 
 
 def _raw(train: _Part, test: _Part | None, layout: str, test_share: object) -> Raw:
@@ -113,7 +140,9 @@ def _raw(train: _Part, test: _Part | None, layout: str, test_share: object) -> R
     owners = _owners(parts)
     if test is None:
         where = train.where("x")
-        index, chosen, said = own.cut(train_y, None if owners is None else owners[0].numpy(), fraction, where)
+        index, chosen, said = own.cut(
+            train_y, None if owners is None else owners[0].numpy(), fraction, where
+        )
         notes += said
         xs, train_y, test_y = [xs[0][index], xs[0][chosen]], train_y[index], train_y[chosen]
         owners = None if owners is None else (owners[0][index], owners[0][chosen])
@@ -142,10 +171,17 @@ def _read(file: Path, allowed: Sequence[str]) -> Arrays:
             found = {key: opened[key] for key in opened.files}
         except UserError:
             raise
-        except Exception as error:  # on damaged files, the many parsers of NumPy and zipfile raise errors of many types
+        # on damaged files, the many parsers of NumPy and zipfile raise errors of many types
+        except Exception as error:
             objects = "Object arrays" in str(error)
-            reason = "it holds Python objects" if objects else "damaged, too large, or another kind of file"
-            raise UserError(f"{file}: can't be read as arrays ({reason}); needed: {LAYOUT}") from None
+            reason = (
+                "it holds Python objects"
+                if objects
+                else "damaged, too large, or another kind of file"
+            )
+            raise UserError(
+                f"{file}: can't be read as arrays ({reason}); needed: {LAYOUT}"
+            ) from None
     for key in ("x", "y", *found):
         if key not in found:
             raise UserError(f"{file}: holds no array {key!r}; needed: {LAYOUT}")
@@ -170,10 +206,13 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
     """x as [n, features] or [n, channels, h, w], uint8 or float32, and notes."""
     x, where = part.held["x"], part.where("x")
     if x.dtype != np.uint8 and (x.dtype.kind != "f" or x.dtype.itemsize > 8):
-        raise UserError(f"{where} is {_kind(x)}; allowed: uint8 (0 to 255), float16, float32, float64")
+        raise UserError(
+            f"{where} is {_kind(x)}; allowed: uint8 (0 to 255), float16, float32, float64"
+        )
     if x.ndim not in (2, 3, 4) or x.size == 0:
         raise UserError(
-            f"{where} is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w] or [n, h, w, channels], "
+            f"{where} is {_kind(x)}; allowed: [n, features], [n, h, w], [n, channels, h, w] or "
+            "[n, h, w, channels], "
             "none of them 0"
         )
     if x.dtype != np.uint8:
@@ -182,17 +221,27 @@ def _samples(part: _Part, layout: str) -> tuple[Tensor, list[str]]:
         finite = np.isfinite(x)
         if not finite.all():
             place = np.unravel_index(int(finite.argmin()), x.shape)
-            raise refusal(f"{where}[{', '.join(map(str, place))}]", float(x[place]), "finite numbers of float32")
+            raise refusal(
+                f"{where}[{', '.join(map(str, place))}]",
+                float(x[place]),
+                "finite numbers of float32",
+            )
     notes = []
     if x.ndim == 4:
         last, said = _channels_last(where, x, layout)
         x, notes = np.moveaxis(x, 3, 1) if last else x, [said] if said else []
     elif layout != "auto":
-        raise refusal("layout", layout, f"auto, since {where} has {x.ndim} axes; images with channels have four")
+        raise refusal(
+            "layout",
+            layout,
+            f"auto, since {where} has {x.ndim} axes; images with channels have four",
+        )
     if x.ndim >= 3 and x.dtype == np.float32 and x.max() > 1:
         notes.append(
-            f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of normalise half, none and "
-            "[mean, deviation] takes 1 for white; write bytes (uint8) or values from 0 to 1 to use these"
+            f"images of floats from {x.min():g} to {x.max():g}: the scale of `noise` and of "
+            "normalise half, none and "
+            "[mean, deviation] takes 1 for white; write bytes (uint8) or values from 0 to 1 to "
+            "use these"
         )
     return torch.from_numpy(np.array(x[:, None] if x.ndim == 3 else x, order="C")), notes
 
@@ -205,23 +254,39 @@ def _channels_last(where: str, x: Array, layout: str) -> tuple[bool, str]:
     if first and not last:
         return False, ""
     if last and not first:
-        return True, f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels are first"
+        return (
+            True,
+            (
+                f"images read as [h, w, channels]: each was {list(x.shape[1:])}, now channels are "
+                "first"
+            ),
+        )
     raise UserError(
-        f"{where} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: layout: CHW for [n, channels, h, w], "
+        f"{where} is {_kind(x)}: the channels may be axis 1 or axis 3; needed: layout: CHW for "
+        "[n, channels, h, w], "
         "or HWC for [n, h, w, channels]"
     )
 
 
 def _alike(train: _Part, test: _Part, train_x: Tensor, test_x: Tensor) -> None:
-    """UserError unless the samples of both parts have one shape, one type, and for images one range."""
+    """UserError unless the samples of both parts have one shape, one type, and for images one
+    range."""
     if train_x.shape[1:] != test_x.shape[1:] or train_x.dtype != test_x.dtype:
         kinds = [f"{x.dtype} {list(x.shape[1:])}".removeprefix("torch.") for x in (train_x, test_x)]
-        raise UserError(f"{test.where('x')} holds samples of {kinds[1]}, those of {_other(train)} are {kinds[0]}")
-    if train_x.ndim == 4 and min(train_x.min(), test_x.min()) >= 0 and train_x.dtype is torch.float32:
+        raise UserError(
+            f"{test.where('x')} holds samples of {kinds[1]}, those of {_other(train)} are "
+            f"{kinds[0]}"
+        )
+    if (
+        train_x.ndim == 4
+        and min(train_x.min(), test_x.min()) >= 0
+        and train_x.dtype is torch.float32
+    ):
         tops = train_x.max().item(), test_x.max().item()
         if min(tops) <= 1 and max(tops) > BYTES:
             raise UserError(
-                f"{test.where('x')} goes up to {tops[1]:g}, that of {_other(train)} to {tops[0]:g}; allowed: one scale"
+                f"{test.where('x')} goes up to {tops[1]:g}, that of {_other(train)} to "
+                f"{tops[0]:g}; allowed: one scale"
             )
 
 
@@ -245,15 +310,22 @@ def _labels(part: _Part) -> Array:
     return y.astype(np.int64)
 
 
-def _classes(parts: Sequence[_Part], ys: Sequence[Array]) -> tuple[list[str], Ints, Ints, list[str]]:
+def _classes(
+    parts: Sequence[_Part], ys: Sequence[Array]
+) -> tuple[list[str], Ints, Ints, list[str]]:
     """(names of the classes, labels of the training set and of the given test set, notes)."""
     names = parts[0].held.get("classes")
     if names is not None and (names.dtype.kind != "U" or names.ndim != 1 or not len(names)):
-        raise UserError(f"{parts[0].where('classes')} is {_kind(names)}; allowed: text [C], a name for each class of y")
+        raise UserError(
+            f"{parts[0].where('classes')} is {_kind(names)}; allowed: text [C], a name for each "
+            "class of y"
+        )
     kinds = {y.dtype.kind == "U" for y in ys}
     where = parts[0].where("y"), parts[-1].where("y")
     if len(kinds) == 2:
-        raise UserError(f"{where[1]} is {_kind(ys[1])}, that of {_other(parts[0])} is {_kind(ys[0])}")
+        raise UserError(
+            f"{where[1]} is {_kind(ys[1])}, that of {_other(parts[0])} is {_kind(ys[0])}"
+        )
     if kinds == {True}:
         order = None if names is None else names.tolist()
         test = ys[1].tolist() if len(ys) > 1 else []
@@ -273,14 +345,17 @@ def _names(parts: Sequence[_Part], train: Ints, test: Ints, names: Array | None)
     missing = np.setdiff1d(np.arange(min(count, len(present) + 5)), present)[:5]
     if len(missing):
         said = ", ".join(map(str, missing))
-        raise UserError(f"{where} goes up to {top}, but no sample has {said}; every class needs some")
+        raise UserError(
+            f"{where} goes up to {top}, but no sample has {said}; every class needs some"
+        )
     if count < 2:
         raise UserError(f"{where} is always 0; at least 2 classes are needed")
     if names is None:
         return [str(label) for label in range(count)]
     if names.shape != (count,) or len(np.unique(names)) != count:
         raise UserError(
-            f"{parts[0].where('classes')} is {_kind(names)}; allowed: text [{count}], a name for each class of y"
+            f"{parts[0].where('classes')} is {_kind(names)}; allowed: text [{count}], a name "
+            "for each class of y"
         )
     return [str(name) for name in names]
 
@@ -294,7 +369,9 @@ def _owners(parts: Sequence[_Part]) -> tuple[Tensor, Tensor] | None:
         (other,) = (part for part in parts if "client" in part.held)
         names = other.where("client"), lacking[0].where("client")
         if not other.file:
-            raise UserError(f"{names[1]} is missing, but {names[0]} is there; allowed: both or none")
+            raise UserError(
+                f"{names[1]} is missing, but {names[0]} is there; allowed: both or none"
+            )
         holds = f"{lacking[0].file}holds no array 'client', but {_other(other)} does"
         raise UserError(f"{holds}; allowed: in both or in none")
     found = []
@@ -303,7 +380,9 @@ def _owners(parts: Sequence[_Part]) -> tuple[Tensor, Tensor] | None:
         found.append(_check(part, "client", "iuU", n, f"whole numbers or text [{n}]"))
     if len({client.dtype.kind == "U" for client in found}) == 2:
         kinds = [_kind(client) for client in found]
-        raise UserError(f"{parts[1].where('client')} is {kinds[1]}, in {_other(parts[0])} it is {kinds[0]}")
+        raise UserError(
+            f"{parts[1].where('client')} is {kinds[1]}, in {_other(parts[0])} it is {kinds[0]}"
+        )
     # As Python's own values: NumPy has no type for both int64 and uint64.
     both = np.concatenate([client.astype(object) for client in found])
     owner = torch.from_numpy(np.unique(both, return_inverse=True)[1])

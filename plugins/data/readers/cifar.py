@@ -1,4 +1,5 @@
-"""CIFAR-10 and CIFAR-100: pickled files from a folder, an archive or the network; or CIFAR-10 as images."""
+"""CIFAR-10 and CIFAR-100: pickled files from a folder, an archive or the network; or CIFAR-10 as
+images."""
 
 from __future__ import annotations
 
@@ -25,21 +26,27 @@ def cifar10(root: Path) -> Raw:
     """CIFAR-10: 50,000 training and 10,000 test images, RGB, 32x32, values 0 to 255, 10 classes.
 
     The files are read from <root>/cifar-10-batches-py or, without that folder, from the archive
-    <root>/cifar-10-python.tar.gz. Without both, a folder of images <root>/cifar10 (train/<class>/*, test/<class>/*) is
-    read; the notes say so, since the images may be compressed copies. Without all three, the archive is downloaded.
-    Raises UserError for a failed download, and for a file that is missing or isn't the original.
+    <root>/cifar-10-python.tar.gz. Without both, a folder of images <root>/cifar10 (train/<class>/*,
+    test/<class>/*) is read; the notes say so, since the images may be compressed copies. Without
+    all three, the archive is downloaded. Raises UserError for a failed download, and for a file
+    that is missing or isn't the original.
     """
     # Imported here, since it takes seconds and other data sets don't need it.
     import torchvision
 
     kind, copies = torchvision.datasets.CIFAR10, root / "cifar10"
-    if copies.is_dir() and not (root / kind.base_folder).is_dir() and not (root / kind.filename).is_file():
+    if (
+        copies.is_dir()
+        and not (root / kind.base_folder).is_dir()
+        and not (root / kind.filename).is_file()
+    ):
         return _images(copies)
     return _read(root, kind)
 
 
 def cifar100(root: Path) -> Raw:
-    """CIFAR-100: as CIFAR-10, but 100 classes (the fine labels), cifar-100-python and cifar-100-python.tar.gz."""
+    """CIFAR-100: as CIFAR-10, but 100 classes (the fine labels), cifar-100-python and
+    cifar-100-python.tar.gz."""
     import torchvision
 
     return _read(root, torchvision.datasets.CIFAR100)
@@ -52,7 +59,8 @@ def _images(folder: Path) -> Raw:
     if list(raw.classes) != CLASSES or raw.train_x.shape[1:] != (3, 32, 32):
         size = "x".join(map(str, raw.train_x.shape[1:]))
         raise UserError(
-            f"{folder}: holds {size} images of {', '.join(raw.classes)}; CIFAR-10 has 3x32x32 of {', '.join(CLASSES)}"
+            f"{folder}: holds {size} images of {', '.join(raw.classes)}; CIFAR-10 has 3x32x32 "
+            f"of {', '.join(CLASSES)}"
         )
     origin = f"CIFAR-10 from the images in {folder.name}, not from its original files"
     return replace(raw, notes=[origin, *notes])
@@ -64,7 +72,8 @@ def _read(root: Path, kind: Any) -> Raw:
     def error(path: Path, problem: str) -> UserError:
         names = ", ".join(name for name, _ in _files(kind))
         return UserError(
-            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or, without that folder, {kind.filename} "
+            f"{path}: {problem}; put {names} into {root / kind.base_folder}, or, without that "
+            f"folder, {kind.filename} "
             f"into {root} ({PAGE} has it)"
         )
 
@@ -88,7 +97,10 @@ def _read(root: Path, kind: Any) -> Raw:
 
 def _files(kind: Any) -> list[tuple[str, str]]:
     """(name, MD5) of each file."""
-    return [*map(tuple, (*kind.train_list, *kind.test_list)), (kind.meta["filename"], kind.meta["md5"])]
+    return [
+        *map(tuple, (*kind.train_list, *kind.test_list)),
+        (kind.meta["filename"], kind.meta["md5"]),
+    ]
 
 
 def _raw(root: Path, kind: Any) -> Raw:

@@ -18,14 +18,22 @@ ARCHIVE = "CINIC-10.tar.gz"
 
 
 def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
-    """CINIC-10 (Darlow et al. 2018, arXiv:1810.03505): 90,000 images each to train, validate and test, RGB, 32x32.
+    """CINIC-10 (Darlow et al.
 
-    They are read from <root>/cinic-10 (or CINIC-10): train/<class>/*.png, valid/<class>/*.png and test/<class>/*.png.
-    Grey images become RGB. `valid`: whether its samples are added behind those of train, or not read. A shorter set in
-    the same folders is fine. Raises UserError for missing folders, other classes and other images.
+    2018, arXiv:1810.03505): 90,000 images each to train, validate and test, RGB, 32x32.
+
+    They are read from <root>/cinic-10 (or CINIC-10): train/<class>/*.png, valid/<class>/*.png and
+    test/<class>/*.png. Grey images become RGB. `valid`: whether its samples are added behind those
+    of train, or not read. A shorter set in the same folders is fine. Raises UserError for missing
+    folders, other classes and other images.
     """
-    folder = next((path for name in ("cinic-10", "CINIC-10") if (path := root / name).is_dir()), root / "cinic-10")
-    folders = [folder / part for part in ("train", "test", *(["valid"] if valid == "train" else []))]
+    folder = next(
+        (path for name in ("cinic-10", "CINIC-10") if (path := root / name).is_dir()),
+        root / "cinic-10",
+    )
+    folders = [
+        folder / part for part in ("train", "test", *(["valid"] if valid == "train" else []))
+    ]
     for part in folders:
         if not part.is_dir():
             raise _missing(part, folder)
@@ -33,22 +41,29 @@ def cinic10(root: Path, *, valid: Literal["unused", "train"] = "unused") -> Raw:
         odd = [f"lacks {name}" for name in CLASSES if name not in found]
         odd += [f"also has {name}" for name in found if name not in CLASSES]
         if odd:
-            raise UserError(f"{part}: {', '.join(odd[:5])}; it has to hold the classes {', '.join(CLASSES)}")
+            raise UserError(
+                f"{part}: {', '.join(odd[:5])}; it has to hold the classes {', '.join(CLASSES)}"
+            )
     parts, names, notes = image_parts(folders)
     height, width = parts[0][0].shape[2:]
     if (height, width) != (32, 32):
-        raise UserError(f"{folder}: its images are {height}x{width} (height x width); CINIC-10's are 32x32")
+        raise UserError(
+            f"{folder}: its images are {height}x{width} (height x width); CINIC-10's are 32x32"
+        )
     train, test, *more = [(x.expand(-1, 3, -1, -1).contiguous(), y) for x, y in parts]
     train_x, train_y = (torch.cat(tensors) for tensors in zip(train, *more, strict=True))
     return Raw(train_x, train_y, *test, names, notes=notes)
 
 
 def _missing(part: Path, folder: Path) -> UserError:
-    """The error for a missing `part`: it tells how to unpack, since half a gigabyte is the user's decision."""
+    """The error for a missing `part`: it tells how to unpack, since half a gigabyte is the user's
+    decision."""
     archive = folder.parent / ARCHIVE
     if archive.is_file():
         step = f"unpack {archive}"
     else:
         step = f"download {ARCHIVE} from {PAGE} into {folder.parent} and unpack it"
     into, source = shlex.quote(str(folder)), shlex.quote(str(archive))
-    return UserError(f"{part}: there is no such folder; {step}: mkdir -p {into} && tar -xzf {source} -C {into}")
+    return UserError(
+        f"{part}: there is no such folder; {step}: mkdir -p {into} && tar -xzf {source} -C {into}"
+    )

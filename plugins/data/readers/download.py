@@ -17,7 +17,8 @@ from fedml_noniid.plugins.data.files import write_whole
 
 URL_TIMEOUT = 30.0  # seconds without a byte
 
-# (file, what is wrong with it) -> the error, which says where to get the right files and where to put them.
+# (file, what is wrong with it) -> the error, which says where to get the right files and where to
+# put them.
 Complaint = Callable[[Path, str], UserError]
 
 
@@ -40,13 +41,15 @@ def forbidden() -> Iterator[None]:
 
 @contextmanager
 def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
-    """A temporary folder for torchvision to download `path` into; raises `error` for a failed download."""
+    """A temporary folder for torchvision to download `path` into; raises `error` for a failed
+    download."""
     if _forbidden.get():
         raise DownloadNeededError(f"{path}: is not there, and would be downloaded")
     timeout = socket.getdefaulttimeout()
     try:
         with tempfile.TemporaryDirectory() as folder:
-            # torchvision sets no timeout: without one, a host that never answers would block for ever.
+            # torchvision sets no timeout: without one, a host that never answers would block for
+            # ever.
             socket.setdefaulttimeout(URL_TIMEOUT)
             yield Path(folder)
     except (OSError, RuntimeError, EOFError, zlib.error, http.client.HTTPException) as failure:
@@ -59,7 +62,10 @@ def download_folder(path: Path, error: Complaint) -> Iterator[Path]:
 
 
 def archive(path: Path, url: str, md5: str, error: Complaint) -> Path:
-    """`path`, downloaded from `url` if it isn't there. Raises `error` unless it has the sum `md5`."""
+    """`path`, downloaded from `url` if it isn't there.
+
+    Raises `error` unless it has the sum `md5`.
+    """
     from torchvision.datasets.utils import check_integrity, download_url
 
     if not path.is_file():
@@ -67,5 +73,7 @@ def archive(path: Path, url: str, md5: str, error: Complaint) -> Path:
             download_url(url, folder, path.name, md5)
             write_whole(path, (folder / path.name).read_bytes())
     elif not check_integrity(path, md5):
-        raise error(path, f"damaged or truncated (its MD5 isn't {md5}); delete it to have it downloaded")
+        raise error(
+            path, f"damaged or truncated (its MD5 isn't {md5}); delete it to have it downloaded"
+        )
     return path

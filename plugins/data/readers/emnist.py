@@ -17,25 +17,36 @@ ARCHIVE = "gzip.zip"
 
 
 def emnist(
-    root: Path, *, split: Literal["byclass", "balanced", "letters", "digits", "mnist", "bymerge"] = "byclass"
+    root: Path,
+    *,
+    split: Literal["byclass", "balanced", "letters", "digits", "mnist", "bymerge"] = "byclass",
 ) -> Raw:
-    """EMNIST (Cohen et al. 2017, arXiv:1702.05373): letters and digits, grey, 28x28, white on black, 0 to 255.
+    """EMNIST (Cohen et al.
 
-    `byclass` has 62 classes (digits, upper and lower case), `bymerge` and `balanced` 47, `letters` 26 (its labels, 1 to
-    26, become 0 to 25), `digits` and `mnist` 10. The files emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte
-    are read from <root>/EMNIST/raw, unpacked or as .gz. If they are missing, they are taken from the archive gzip.zip
-    in that folder, which is downloaded if it is missing too. The files hold each image transposed (TensorFlow
-    Datasets' page of EMNIST says so); here it is upright. Raises UserError for a failed download or a damaged file.
+    2017, arXiv:1702.05373): letters and digits, grey, 28x28, white on black, 0 to 255.
+
+    `byclass` has 62 classes (digits, upper and lower case), `bymerge` and `balanced` 47, `letters`
+    26 (its labels, 1 to 26, become 0 to 25), `digits` and `mnist` 10. The files
+    emnist-<split>-{train,test}-{images-idx3,labels-idx1}-ubyte are read from <root>/EMNIST/raw,
+    unpacked or as .gz. If they are missing, they are taken from the archive gzip.zip in that
+    folder, which is downloaded if it is missing too. The files hold each image transposed
+    (TensorFlow Datasets' page of EMNIST says so); here it is upright. Raises UserError for a failed
+    download or a damaged file.
     """
     # Imported here, since it takes seconds and other data sets don't need it.
     from torchvision.datasets import EMNIST
 
     raw = root / "EMNIST" / "raw"
-    names = [f"emnist-{split}-{part}-{end}" for part in ("train", "test") for end in (idx.IMAGES, idx.LABELS)]
+    names = [
+        f"emnist-{split}-{part}-{end}"
+        for part in ("train", "test")
+        for end in (idx.IMAGES, idx.LABELS)
+    ]
 
     def error(path: Path, problem: str) -> UserError:
         return UserError(
-            f"{path}: {problem}; put {', '.join(names)} (or each as .gz) or, without them, {ARCHIVE} into {raw} "
+            f"{path}: {problem}; put {', '.join(names)} (or each as .gz) or, without them, "
+            f"{ARCHIVE} into {raw} "
             f"({PAGE} has it)"
         )
 

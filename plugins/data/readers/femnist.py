@@ -20,22 +20,33 @@ Samples = dict[str, tuple[NDArray[np.uint8], Ints]]  # user -> (x [n, 784], y [n
 
 
 def femnist(root: Path) -> Raw:
-    """LEAF's FEMNIST: digits and letters of NIST SD 19 by writer, grey, 28x28, black on white, values 0 to 255.
+    """LEAF's FEMNIST: digits and letters of NIST SD 19 by writer, grey, 28x28, black on white,
+    values 0 to 255.
 
-    LEAF's preprocess.sh writes data/train and data/test, which go to <root>/femnist/train/*.json and test/*.json. Its
-    pixels are bytes divided by 255; here they are bytes again. As in LEAF (data_to_json.py) the background is white,
-    255, and not 0 as in MNIST and EMNIST. Classes are digits, upper case, lower case. LEAF has the first image of
-    nearly every writer twice (group_by_writer.py). So a split by sample can put it into both parts; both are kept.
+    LEAF's preprocess.sh writes data/train and data/test, which go to <root>/femnist/train/*.json
+    and test/*.json. Its pixels are bytes divided by 255; here they are bytes again. As in LEAF
+    (data_to_json.py) the background is white, 255, and not 0 as in MNIST and EMNIST. Classes are
+    digits, upper case, lower case. LEAF has the first image of nearly every writer twice
+    (group_by_writer.py). So a split by sample can put it into both parts; both are kept.
 
-    Samples are sorted by the names of their users, whatever file they are in. Owners are the numbers of these names in
-    sorted order, over both parts. Raises UserError for missing or damaged files.
+    Samples are sorted by the names of their users, whatever file they are in. Owners are the
+    numbers of these names in sorted order, over both parts. Raises UserError for missing or damaged
+    files.
     """
     train, test = (_images(folder) for folder in leaf.part_folders(root / "femnist"))
     number = {name: i for i, name in enumerate(sorted({*train, *test}))}
     train_x, train_y, train_owner = _stacked(train, number)
     test_x, test_y, test_owner = _stacked(test, number)
     classes = string.digits + string.ascii_uppercase + string.ascii_lowercase
-    return Raw(train_x, train_y, test_x, test_y, list(classes), train_owner=train_owner, test_owner=test_owner)
+    return Raw(
+        train_x,
+        train_y,
+        test_x,
+        test_y,
+        list(classes),
+        train_owner=train_owner,
+        test_owner=test_owner,
+    )
 
 
 def _images(folder: Path) -> Samples:

@@ -26,21 +26,35 @@ if TYPE_CHECKING:  # pandas takes half a second to import, and only these reader
 
 ENDINGS = (".csv", ".csv.gz", ".parquet")
 _HOW = " (`drop`)"
-MISSING = ("", "na", "n/a", "nan", "null", "none", "?")  # what stands for a missing number, in lower case
+MISSING = (
+    "",
+    "na",
+    "n/a",
+    "nan",
+    "null",
+    "none",
+    "?",
+)  # what stands for a missing number, in lower case
 NAMELESS = ""  # a cell of text that is missing
 FEW = 50  # categories of a column for which one_hot is advised
-DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?")
+DATE = re.compile(
+    r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3\d{2,4})([ T]\d{1,2}:\d{2}.*)?"
+)
 
 
 class Table(NamedTuple):
-    """A table; its columns have different names of text, its rows are counted from 1 in messages."""
+    """A table; its columns have different names of text, its rows are counted from 1 in
+    messages."""
 
     name: str  # of the file, in messages
     frame: pd.DataFrame
 
 
 class ColumnError(UserError):
-    """A column that can't be used as it is. `option`: the one of data set `table` that is advised, "" for none."""
+    """A column that can't be used as it is.
+
+    `option`: the one of data set `table` that is advised, "" for none.
+    """
 
     def __init__(self, message: str, column: str, option: str) -> None:
         super().__init__(message)
@@ -56,7 +70,10 @@ class UndecidedError(UserError):
 
 
 class Parted(NamedTuple):
-    """Which rows train and which test, with their labels and owners. Without a test table, both are of one table."""
+    """Which rows train and which test, with their labels and owners.
+
+    Without a test table, both are of one table.
+    """
 
     train: Ints  # rows of the first table
     test: Ints  # rows of the last table
@@ -78,12 +95,17 @@ def in_memory(frame: object, test: object) -> list[Table]:
             continue
         if not isinstance(given, pd.DataFrame):
             raise UserError(f"{name} is a {type(given).__name__}; allowed: a pandas.DataFrame")
-        tables.append(_table(name, given.set_axis([str(column) for column in given.columns], axis=1)))
+        tables.append(
+            _table(name, given.set_axis([str(column) for column in given.columns], axis=1))
+        )
     return tables
 
 
 def from_files(root: Path, file: object, test_file: object) -> list[Table]:
-    """One or two tables of files under `root`; the ending tells the format. UserError for missing and damaged files."""
+    """One or two tables of files under `root`; the ending tells the format.
+
+    UserError for missing and damaged files.
+    """
     tables = [_read(root, "file", file)]
     if test_file is not None:
         if test_file == file:
@@ -97,9 +119,14 @@ def _read(root: Path, key: str, file: object) -> Table:
         raise refusal(key, file, f"the name of a file that ends in {', '.join(ENDINGS)}")
     path = root / file
     if not path.is_file():
-        there = sorted(entry.name for entry in root.glob("*") if entry.name.endswith(ENDINGS) and entry.is_file())
+        there = sorted(
+            entry.name
+            for entry in root.glob("*")
+            if entry.name.endswith(ENDINGS) and entry.is_file()
+        )
         raise UserError(
-            f"{path}: there is no such file; {key} is relative to root, where there is {own.listed(there) or 'none'}"
+            f"{path}: there is no such file; {key} is relative to root, where there is "
+            f"{own.listed(there) or 'none'}"
         )
     return _table(str(path), (_parquet if file.endswith(".parquet") else _csv)(path))
 
@@ -112,9 +139,13 @@ def _csv(path: Path) -> pd.DataFrame:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             # The first line is read as a row: pandas would rename columns of the same name.
-            read = functools.partial(pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig")
+            read = functools.partial(
+                pd.read_csv, path, header=None, dtype=str, na_filter=False, encoding="utf-8-sig"
+            )
             names = [str(name) for name in read(nrows=1).iloc[0]]
-            if len(names) == 1 and (other := next((mark for mark in ";\t|" if mark in names[0]), None)):
+            if len(names) == 1 and (
+                other := next((mark for mark in ";\t|" if mark in names[0]), None)
+            ):
                 raise UserError(f"{path}: its columns are separated by {other!r}; allowed: commas")
             rows = read()
     except pd.errors.EmptyDataError:
@@ -142,7 +173,9 @@ def _parquet(path: Path) -> pd.DataFrame:
         return pd.read_parquet(path)
     except (pyarrow.ArrowException, ValueError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path}: can't be read as parquet ({reason[:200]}); write it again") from None
+        raise UserError(
+            f"{path}: can't be read as parquet ({reason[:200]}); write it again"
+        ) from None
 
 
 def _table(name: str, frame: pd.DataFrame) -> Table:
@@ -150,11 +183,15 @@ def _table(name: str, frame: pd.DataFrame) -> Table:
     for i, column in enumerate(columns):
         if not column.strip():
             raise UserError(
-                f"{name}: column {i + 1} of {len(columns)} has no name; name it or leave it out (pandas writes its "
+                f"{name}: column {i + 1} of {len(columns)} has no name; name it or leave it out "
+                "(pandas writes its "
                 "index there without index=False)"
             )
         if not column.isprintable():
-            raise UserError(f"{name}: column {column!r} has a line break or a control character in its name; remove it")
+            raise UserError(
+                f"{name}: column {column!r} has a line break or a control character in its "
+                "name; remove it"
+            )
     _different(name, columns)
     if len(frame) == 0:
         raise UserError(f"{name}: has no rows; needed: at least 2 of each class")
@@ -168,32 +205,49 @@ def _different(name: str, columns: Sequence[str]) -> None:
 
 
 def names_of(table: Table, column: str) -> list[str]:
-    """A column as text, one for each row. ColumnError for missing values, fractions and other things."""
+    """A column as text, one for each row.
+
+    ColumnError for missing values, fractions and other things.
+    """
     found = cells_of(table, column)
     complete(table, column, is_missing(found))
     return found
 
 
 def labels_of(table: Table, column: str) -> list[str]:
-    """The column of the class as text, NAMELESS where it is missing. UserError for measurements and other things."""
+    """The column of the class as text, NAMELESS where it is missing.
+
+    UserError for measurements and other things.
+    """
     series = _column(table, column)
     if series.dtype.kind == "f":
         for i in np.flatnonzero((series % 1 > 0).to_numpy()):
-            raise own.measured(f"{table.name}: column {column!r}", str(series[i]), f"row {i + 1}", series.nunique())
+            raise own.measured(
+                f"{table.name}: column {column!r}", str(series[i]), f"row {i + 1}", series.nunique()
+            )
     return cells_of(table, column)
 
 
 def cells_of(table: Table, column: str) -> list[str]:
-    """A column as text, NAMELESS where it is missing. ColumnError for fractions and other things."""
-    values = list(_column(table, column).astype(object))  # of Python: NumPy writes its own as np.float64(0.5)
+    """A column as text, NAMELESS where it is missing.
+
+    ColumnError for fractions and other things.
+    """
+    values = list(
+        _column(table, column).astype(object)
+    )  # of Python: NumPy writes its own as np.float64(0.5)
     found = [_name(value) for value in values]
     for i, name in enumerate(found):
         if name is None:
             value = shown(values[i])
             raise ColumnError(
-                f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, whole numbers",
-                column, "drop",
-            )  # fmt: skip
+                (
+                    f"{table.name}: column {column!r} is {value} in row {i + 1}; allowed: text, "
+                    "whole numbers"
+                ),
+                column,
+                "drop",
+            )
     return [NAMELESS if not str(name).strip() else str(name) for name in found]
 
 
@@ -208,13 +262,22 @@ def _name(value: object) -> str | None:
     if isinstance(value, str | bool | np.bool_ | int | np.integer):
         return str(value)
     if isinstance(value, float | np.floating):
-        return NAMELESS if math.isnan(value) else str(int(value)) if float(value).is_integer() else None
+        return (
+            NAMELESS
+            if math.isnan(value)
+            else str(int(value))
+            if float(value).is_integer()
+            else None
+        )
     # pandas has several kinds of missing values, which differ from themselves or from everything.
     return NAMELESS if value is None or type(value).__name__ in ("NAType", "NaTType") else None
 
 
 def numbers_of(table: Table, column: str) -> Floats:
-    """A column as numbers that float32 can hold, NaN where it is missing, [n]. ColumnError for other things."""
+    """A column as numbers that float32 can hold, NaN where it is missing, [n].
+
+    ColumnError for other things.
+    """
     import pandas as pd
 
     series = _column(table, column)
@@ -225,14 +288,18 @@ def numbers_of(table: Table, column: str) -> Floats:
         or isinstance(series.dtype, pd.CategoricalDtype)
     ):
         raise ColumnError(
-            f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it out{_HOW}",
+            (
+                f"{table.name}: column {column!r} is {series.dtype}; allowed: numbers, or leave it "
+                f"out{_HOW}"
+            ),
             column,
             "drop",
         )
     if pd.api.types.is_numeric_dtype(series):
         found: Floats = series.to_numpy(dtype=np.float64, na_value=np.nan)
     else:
-        # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for missing.
+        # Python's float, since pd.to_numeric rounds the last bit in another way and takes 1e400 for
+        # missing.
         series = series.astype(object)
         found = np.fromiter(map(_number, series), dtype=np.float64, count=len(series))
         for i in np.flatnonzero(np.isnan(found)):
@@ -242,12 +309,17 @@ def numbers_of(table: Table, column: str) -> Floats:
     if too_large.any():
         i = int(too_large.argmax())
         where = f"{table.name}: column {column!r} in row {i + 1}"
-        raise ColumnError(str(refusal(where, found[i].item(), "finite numbers of float32")), column, "drop")
+        raise ColumnError(
+            str(refusal(where, found[i].item(), "finite numbers of float32")), column, "drop"
+        )
     return found
 
 
 def _number(value: Any) -> float:
-    """The number in a cell; NaN if it is missing or something else. Python also takes 1_000, tables don't."""
+    """The number in a cell; NaN if it is missing or something else.
+
+    Python also takes 1_000, tables don't.
+    """
     try:
         return math.nan if isinstance(value, str) and "_" in value else float(value)
     except (TypeError, ValueError):
@@ -261,19 +333,31 @@ def _no_number(table: Table, column: str, i: int, value: object) -> ColumnError:
     what = f"{table.name}: column {column!r} is {shown(value)} in row {i + 1}; allowed: numbers; "
     if 2 * sum(DATE.fullmatch(cell.strip()) is not None for cell in cells) > n:
         return ColumnError(
-            f"{what}it looks like dates: leave it out{_HOW}, or write numbers in their place, such as years or days "
-            "since the first", column, "drop",
-        )  # fmt: skip
+            f"{what}it looks like dates: leave it out{_HOW}, or write numbers in their place, "
+            "such as years or days "
+            "since the first",
+            column,
+            "drop",
+        )
     if 2 * sum(not math.isnan(_number(cell)) for cell in cells) > n:
-        return ColumnError(f"{what}most cells are numbers: correct the others, or leave it out{_HOW}", column, "drop")
+        return ColumnError(
+            f"{what}most cells are numbers: correct the others, or leave it out{_HOW}",
+            column,
+            "drop",
+        )
     if _name(value) is None:
         return ColumnError(f"{what}leave it out{_HOW}", column, "drop")
     if different > FEW:
         return ColumnError(
-            f"{what}{different} different texts in {n} rows look like free text or an identifier: leave it out{_HOW}, "
-            "or name it in one_hot", column, "drop",
-        )  # fmt: skip
-    return ColumnError(f"{what}name a column of categories in one_hot, or leave it out{_HOW}", column, "one_hot")
+            f"{what}{different} different texts in {n} rows look like free text or an "
+            f"identifier: leave it out{_HOW}, "
+            "or name it in one_hot",
+            column,
+            "drop",
+        )
+    return ColumnError(
+        f"{what}name a column of categories in one_hot, or leave it out{_HOW}", column, "one_hot"
+    )
 
 
 def complete(table: Table, column: str, missing: Any) -> None:
@@ -285,9 +369,13 @@ def complete(table: Table, column: str, missing: Any) -> None:
         mostly = 2 * missing.sum() > len(missing)
         advice = "leave a column out that is mostly empty (`drop`), or " if mostly else ""
         raise ColumnError(
-            f"{table.name}: column {column!r} has no value in {rows}; allowed: {advice}fill or remove them (`missing`)",
-            column, "drop" if mostly else "missing",
-        )  # fmt: skip
+            (
+                f"{table.name}: column {column!r} has no value in {rows}; allowed: {advice}fill or "
+                "remove them (`missing`)"
+            ),
+            column,
+            "drop" if mostly else "missing",
+        )
 
 
 def _column(table: Table, column: str) -> pd.Series[Any]:
@@ -295,7 +383,8 @@ def _column(table: Table, column: str) -> pd.Series[Any]:
 
 
 def check_columns(tables: Sequence[Table], **options: object) -> None:
-    """UserError unless each option that isn't None names a column of all tables, and no two the same one."""
+    """UserError unless each option that isn't None names a column of all tables, and no two the
+    same one."""
     used: dict[object, str] = {}
     for key, column in options.items():
         if column is None:
@@ -317,14 +406,18 @@ def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: o
     for table, found in zip(tables, labels, strict=True):
         complete(table, label, is_missing(found))
     owners = None if owner is None else [names_of(table, owner) for table in tables]
-    names, train_y, test_y, notes = own.classes(labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}")
+    names, train_y, test_y, notes = own.classes(
+        labels[0], labels[1] if given else [], where, lambda i: f"row {i + 1}"
+    )
     both: tuple[Tensor, Tensor] | None = None
     if owners is not None:
         both = own.numbered(owners[0], owners[1] if given else [])
     if given:
         train, test = np.arange(len(train_y)), np.arange(len(test_y))
     else:
-        train, test, said = own.cut(train_y, None if both is None else both[0].numpy(), fraction, first.name)
+        train, test, said = own.cut(
+            train_y, None if both is None else both[0].numpy(), fraction, first.name
+        )
         notes += said
         train_y, test_y = train_y[train], train_y[test]
         if both is not None:

@@ -23,20 +23,33 @@ def found(folder: Path, name: str) -> Path | None:
 
 
 def parts(
-    folder: Path, names: Sequence[str], allowed: range, error: Complaint, check: Check = lambda path, content: None
+    folder: Path,
+    names: Sequence[str],
+    allowed: range,
+    error: Complaint,
+    check: Check = lambda path, content: None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """train x and y, test x and y of the four files `names`; x is [n, 1, 28, 28] uint8, y [n] int64.
+    """train x and y, test x and y of the four files `names`; x is [n, 1, 28, 28] uint8, y [n]
+    int64.
 
-    Raises `error` for damaged files, for another number of labels than images, and for labels outside `allowed`.
+    Raises `error` for damaged files, for another number of labels than images, and for labels
+    outside `allowed`.
     """
     train_x, train_y, test_x, test_y = (found(folder, name) or folder / name for name in names)
-    return *_part(train_x, train_y, allowed, error, check), *_part(test_x, test_y, allowed, error, check)
+    return *_part(train_x, train_y, allowed, error, check), *_part(
+        test_x, test_y, allowed, error, check
+    )
 
 
-def _part(images: Path, labels: Path, allowed: range, error: Complaint, check: Check) -> tuple[Tensor, Tensor]:
+def _part(
+    images: Path, labels: Path, allowed: range, error: Complaint, check: Check
+) -> tuple[Tensor, Tensor]:
     pixels = np.frombuffer(_content(images, error, check), np.uint8, offset=16)
     answers = np.frombuffer(_content(labels, error, check), np.uint8, offset=8)
-    x, y = torch.from_numpy(pixels.reshape(-1, 1, 28, 28).copy()), torch.from_numpy(answers.astype(np.int64))
+    x, y = (
+        torch.from_numpy(pixels.reshape(-1, 1, 28, 28).copy()),
+        torch.from_numpy(answers.astype(np.int64)),
+    )
     if len(x) != len(y):
         raise error(labels, "has another number of samples than the images")
     if int(y.min()) not in allowed or int(y.max()) not in allowed:

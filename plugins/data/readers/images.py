@@ -31,15 +31,19 @@ class Images(NamedTuple):
     notes: list[str]
 
 
-def image_folder(root: Path, *, size: Sequence[int] | None = None, test_share: float | None = None) -> Raw:
-    """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey ones become RGB.
+def image_folder(
+    root: Path, *, size: Sequence[int] | None = None, test_share: float | None = None
+) -> Raw:
+    """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey
+    ones become RGB.
 
-    All have one size, or are scaled to `size` = [h, w] (bilinear, antialiased). Classes are the names of the folders
-    in alphabetical order; the images of a class are in the order of their file names. Files without the ending of an
-    image format (Thumbs.db, notes.txt) are ignored, as are names that begin with a dot; a note counts them. An image
-    with a channel for transparency is taken if it is opaque everywhere. Without <root>/test, the share `test_share`
-    (0.2) of the images is the test set, see `own.cut`. Raises UserError for files that can't be read as images of that
-    kind, and if train and test have different classes.
+    All have one size, or are scaled to `size` = [h, w] (bilinear, antialiased). Classes are the
+    names of the folders in alphabetical order; the images of a class are in the order of their file
+    names. Files without the ending of an image format (Thumbs.db, notes.txt) are ignored, as are
+    names that begin with a dot; a note counts them. An image with a channel for transparency is
+    taken if it is opaque everywhere. Without <root>/test, the share `test_share` (0.2) of the
+    images is the test set, see `own.cut`. Raises UserError for files that can't be read as images
+    of that kind, and if train and test have different classes.
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
     fraction = own.fraction_for_test(test_share, str(folders[1]) if len(folders) > 1 else None)
@@ -76,17 +80,23 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
                 raise UserError(f"{folder}: holds no image; every class needs some in each part")
             for file in files:
                 images.append(_image(file, shape))
-                own_size, first = (f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0]))
+                own_size, first = (
+                    f"{image.shape[0]}x{image.shape[1]}" for image in (images[-1], images[0])
+                )
                 if own_size != first:
                     raise UserError(
-                        f"{file}: is {own_size}, the images before it are {first} (height x width); make them alike or "
+                        f"{file}: is {own_size}, the images before it are {first} (height x "
+                        "width); make them alike or "
                         "set the option size: [h, w]"
                     )
             labels += [label] * len(files)
         parts.append(slice(begin, len(images)))
     channels = max(image.ndim for image in images)
     if channels == 3:
-        images = [image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2) for image in images]
+        images = [
+            image if image.ndim == 3 else np.repeat(image[:, :, None], 3, axis=2)
+            for image in images
+        ]
     x = torch.from_numpy(np.stack(images))  # [n, h, w] or [n, h, w, 3]
     x = x.unsqueeze(1) if channels == 2 else x.permute(0, 3, 1, 2).contiguous()
     y = torch.tensor(labels)
@@ -98,17 +108,24 @@ def image_parts(folders: Sequence[Path], shape: tuple[int, int] | None = None) -
 
 
 def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
-    """Images [n, 1 or 3, h, w] uint8 scaled to `shape` = (h, w), bilinear with antialiasing as torchvision's Resize.
+    """Images [n, 1 or 3, h, w] uint8 scaled to `shape` = (h, w), bilinear with antialiasing as
+    torchvision's Resize.
 
     Raises UserError for other samples.
     """
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
         found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
-        raise UserError(f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images but {found}")
+        raise UserError(
+            f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images "
+            f"but {found}"
+        )
     if tuple(x.shape[2:]) == shape:
         return x
     channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]
-    scaled = [np.asarray(Image.fromarray(one).resize(shape[::-1], Image.Resampling.BILINEAR)) for one in channels]
+    scaled = [
+        np.asarray(Image.fromarray(one).resize(shape[::-1], Image.Resampling.BILINEAR))
+        for one in channels
+    ]
     return torch.from_numpy(np.stack(scaled)).reshape(*x.shape[:2], *shape)
 
 
@@ -118,17 +135,24 @@ def image_size(size: object) -> tuple[int, int] | None:
         return None
     if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
         raise refusal("size", size, "[height, width] in pixels")
-    return whole_number("size: height", size[0], 1, 1024), whole_number("size: width", size[1], 1, 1024)
+    return whole_number("size: height", size[0], 1, 1024), whole_number(
+        "size: width", size[1], 1, 1024
+    )
 
 
 def class_folders(part: Path) -> list[Path]:
     """The folders of the classes, in alphabetical order. UserError if there are less than 2."""
     if not part.is_dir():
-        raise UserError(f"{part}: there is no such folder; an image folder is train/<class>/* and test/<class>/*")
+        raise UserError(
+            f"{part}: there is no such folder; an image folder is train/<class>/* and "
+            "test/<class>/*"
+        )
     found = entries(part)
     for entry in found:
         if not entry.is_dir():
-            raise UserError(f"{entry}: isn't in the folder of a class; needed: {part}/<class>/{entry.name}")
+            raise UserError(
+                f"{entry}: isn't in the folder of a class; needed: {part}/<class>/{entry.name}"
+            )
     if len(found) < 2:
         raise UserError(f"{part}: holds {len(found)} class folders; at least 2 are needed")
     return found
@@ -145,14 +169,30 @@ def _image(file: Path, shape: tuple[int, int] | None) -> NDArray[np.uint8]:
     except UserError:
         raise
     # PIL raises these for damaged files of its many formats.
-    except (OSError, SyntaxError, ValueError, EOFError, zlib.error, Image.DecompressionBombError) as error:
+    except (
+        OSError,
+        SyntaxError,
+        ValueError,
+        EOFError,
+        zlib.error,
+        Image.DecompressionBombError,
+    ) as error:
         unknown = isinstance(error, UnidentifiedImageError)
-        reason = "unknown format" if unknown else " ".join(str(getattr(error, "strerror", None) or error).split())
-        raise UserError(f"{file}: can't be read as an image ({reason}); repair or remove it") from None
+        reason = (
+            "unknown format"
+            if unknown
+            else " ".join(str(getattr(error, "strerror", None) or error).split())
+        )
+        raise UserError(
+            f"{file}: can't be read as an image ({reason}); repair or remove it"
+        ) from None
 
 
 def _opaque(file: Path, opened: Image.Image) -> Image.Image:
-    """The image in mode L or RGB. UserError if that changes what is seen: transparency, CMYK, more than 8 bits."""
+    """The image in mode L or RGB.
+
+    UserError if that changes what is seen: transparency, CMYK, more than 8 bits.
+    """
     mode = opened.mode
     if mode not in ("1", "L", "LA", "P", "PA", "RGB", "RGBA"):
         raise UserError(f"{file}: has the colour mode {mode}; allowed: grey (8 bits) or RGB")
@@ -160,7 +200,8 @@ def _opaque(file: Path, opened: Image.Image) -> Image.Image:
         with_alpha = opened.convert("RGBA")
         if with_alpha.getchannel("A").getextrema() != (255, 255):
             raise UserError(
-                f"{file}: has the colour mode {mode} with transparent pixels; allowed: grey (8 bits) or RGB, without "
+                f"{file}: has the colour mode {mode} with transparent pixels; allowed: grey (8 "
+                "bits) or RGB, without "
                 "transparency"
             )
         return with_alpha.convert("L" if mode in ("L", "LA") else "RGB")

@@ -1,4 +1,5 @@
-"""Made-up sentences by user, glad or sad: text without a download, to try the same steps as for Sentiment140."""
+"""Made-up sentences by user, glad or sad: text without a download, to try the same steps as for
+Sentiment140."""
 
 from __future__ import annotations
 
@@ -13,7 +14,16 @@ from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Floats
 
-SUBJECTS = ("the train", "my exam", "this song", "our match", "the rain", "my phone", "that film", "lunch")
+SUBJECTS = (
+    "the train",
+    "my exam",
+    "this song",
+    "our match",
+    "the rain",
+    "my phone",
+    "that film",
+    "lunch",
+)
 VERBS = ("was", "felt", "looked", "turned out")
 MOODS = (
     ("awful", "sad", "broken", "boring", "late"),
@@ -26,13 +36,14 @@ LENGTH, WIDTH = 10, 16  # tokens of a sentence, numbers of a word's vector
 
 
 def made_tweets(root: Path, *, users: int = 40) -> Raw:
-    """Sentences made by rule, not tweets: tokens [n, 10] with vectors of 16, glad (1) or sad (0), with their users.
+    """Sentences made by rule, not tweets: tokens [n, 10] with vectors of 16, glad (1) or sad (0),
+    with their users.
 
-    A sentence is "<subject> <verb> <mood word> <ending>". Each of the `users` has a share of glad sentences, between
-    0.1 and 0.9, and mostly the same few subjects. So labels, words and amounts differ from user to user. Word and
-    ending each have the sentence's mood nine times in ten. Of a user's 12 to 36 sentences, every sixth is for the test.
-    `root` isn't used; the draws do not depend on an experiment's seed.
-    Raises UserError for a number of users that isn't allowed.
+    A sentence is "<subject> <verb> <mood word> <ending>". Each of the `users` has a share of glad
+    sentences, between 0.1 and 0.9, and mostly the same few subjects. So labels, words and amounts
+    differ from user to user. Word and ending each have the sentence's mood nine times in ten. Of a
+    user's 12 to 36 sentences, every sixth is for the test. `root` isn't used; the draws do not
+    depend on an experiment's seed. Raises UserError for a number of users that isn't allowed.
     """
     whole_number("users", users, 1, 10_000)
     said = [_sentences(user) for user in range(users)]
@@ -47,10 +58,16 @@ def made_tweets(root: Path, *, users: int = 40) -> Raw:
     vectors[text.PAD] = 0
     y, whose = torch.from_numpy(label), torch.from_numpy(owner)
     return Raw(
-        x[train], y[train], x[test], y[test], ("sad", "glad"), train_owner=whose[train], test_owner=whose[test],
+        x[train],
+        y[train],
+        x[test],
+        y[test],
+        ("sad", "glad"),
+        train_owner=whose[train],
+        test_owner=whose[test],
         embedding=torch.from_numpy(vectors.astype(np.float32)),
         notes=[f"generated sentences, not tweets: {len(label)} of {users} made-up users"],
-    )  # fmt: skip
+    )
 
 
 def _sentences(user: int) -> list[tuple[str, int]]:
@@ -62,6 +79,9 @@ def _sentences(user: int) -> list[tuple[str, int]]:
     for _ in range(rng.integers(LEAST, MOST + 1)):
         mood = int(rng.random() < glad)
         word, ending = (mood if rng.random() < CLEAR else 1 - mood for _ in range(2))
-        parts = (SUBJECTS[rng.choice(len(SUBJECTS), p=favour)], *map(rng.choice, (VERBS, MOODS[word], ENDINGS[ending])))
+        parts = (
+            SUBJECTS[rng.choice(len(SUBJECTS), p=favour)],
+            *map(rng.choice, (VERBS, MOODS[word], ENDINGS[ending])),
+        )
         found.append((" ".join(map(str, parts)), mood))
     return found

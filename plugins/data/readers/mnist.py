@@ -24,25 +24,36 @@ FILES = {
 def mnist(root: Path) -> Raw:
     """MNIST: 60,000 training and 10,000 test images, grey, 28x28, values 0 to 255.
 
-    The four files are read from <root>/MNIST/raw, unpacked or as .gz. Missing files are downloaded into that folder.
-    Raises UserError for a failed download and for a damaged file.
+    The four files are read from <root>/MNIST/raw, unpacked or as .gz. Missing files are downloaded
+    into that folder. Raises UserError for a failed download and for a damaged file.
     """
     raw = root / "MNIST" / "raw"
     missing = [name for name in FILES if idx.found(raw, name) is None]
     if missing:
         _download(raw, missing)
-    return Raw(*idx.parts(raw, list(FILES), range(10), _error, _original), [str(c) for c in range(10)])
+    return Raw(
+        *idx.parts(raw, list(FILES), range(10), _error, _original), [str(c) for c in range(10)]
+    )
 
 
 def _error(path: Path, problem: str) -> UserError:
-    return UserError(f"{path}: {problem}; put the four files {', '.join(FILES)} (or each as .gz) into {path.parent}")
+    return UserError(
+        f"{path}: {problem}; put the four files {', '.join(FILES)} (or each as .gz) into "
+        f"{path.parent}"
+    )
 
 
 def _original(path: Path, content: bytes) -> None:
-    """UserError if a file has as many samples as the original and isn't the original. Shorter sets are fine."""
+    """UserError if a file has as many samples as the original and isn't the original.
+
+    Shorter sets are fine.
+    """
     name = path.name.removesuffix(".gz")
     samples = 60_000 if name.startswith("train") else 10_000
-    if int.from_bytes(content[4:8], "big") == samples and hashlib.sha256(content).hexdigest() != FILES[name]:
+    if (
+        int.from_bytes(content[4:8], "big") == samples
+        and hashlib.sha256(content).hexdigest() != FILES[name]
+    ):
         raise _error(path, "damaged (isn't the original file)")
 
 

@@ -1,4 +1,5 @@
-"""What the readers of a user's own data share: the classes, the owners, the cut of a test set, and its notes."""
+"""What the readers of a user's own data share: the classes, the owners, the cut of a test set, and
+its notes."""
 
 from __future__ import annotations
 
@@ -23,11 +24,16 @@ SHOWN = 5  # names that a message or a note lists
 def listed(names: Sequence[str], most: int = SHOWN) -> str:
     """`a, b, c and 4 more`, in one line."""
     more = len(names) - most
-    return ", ".join(" ".join(name.split()) for name in names[:most]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(" ".join(name.split()) for name in names[:most]) + (
+        f" and {more} more" if more > 0 else ""
+    )
 
 
 def fraction_for_test(test_share: object, given: str | None = None) -> float:
-    """`test_share`, by default SHARE. UserError if it isn't allowed, or if the test set is `given`, there."""
+    """`test_share`, by default SHARE.
+
+    UserError if it isn't allowed, or if the test set is `given`, there.
+    """
     if test_share is None:
         return SHARE
     if given is not None:
@@ -35,15 +41,18 @@ def fraction_for_test(test_share: object, given: str | None = None) -> float:
     return real_number("test_share", test_share, lambda s: 0 < s < 1, "a number between 0 and 1")
 
 
-def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple[Ints, Ints, list[str]]:
+def cut(
+    labels: Ints, owners: Ints | None, fraction: float, where: str
+) -> tuple[Ints, Ints, list[str]]:
     """(training rows, test rows, notes): each ascending; together all rows of `labels` [n].
 
-    The only row of a label trains, as does the only row of an owner. Of each owner's n other rows, round(fraction n)
-    are for the test, at least one and never all of its rows. Without owners, all rows count as those of one owner. The
-    rows of an owner are stratified by label: they are sorted by label, at random within a label, and drawn by
-    systematic sampling (Madow 1944). So each label gets its share of the test rows, rounded up or down. Every label
-    keeps a training row. The draws have the seed 0 and don't depend on an experiment's seed. UserError if no row is
-    left for the test.
+    The only row of a label trains, as does the only row of an owner. Of each owner's n other rows,
+    round(fraction n) are for the test, at least one and never all of its rows. Without owners, all
+    rows count as those of one owner. The rows of an owner are stratified by label: they are sorted
+    by label, at random within a label, and drawn by systematic sampling (Madow 1944). So each label
+    gets its share of the test rows, rounded up or down. Every label keeps a training row. The draws
+    have the seed 0 and don't depend on an experiment's seed. UserError if no row is left for the
+    test.
     """
     rng = stream(0, "own data/test")
     owner = np.zeros(len(labels), dtype=np.int64) if owners is None else owners
@@ -53,10 +62,16 @@ def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple
     sizes = np.bincount(owner)
     drawable = np.bincount(owner[free], minlength=len(sizes))
     # Rounded: 0.1 * 70 is a bit more than 7.
-    n_test = np.floor(np.round(fraction * drawable, 9) + 0.5).clip(np.minimum(1, sizes - 1), sizes - 1)
+    n_test = np.floor(np.round(fraction * drawable, 9) + 0.5).clip(
+        np.minimum(1, sizes - 1), sizes - 1
+    )
     n_test = n_test.clip(0, drawable).astype(np.int64)
-    size, many, offset = (np.repeat(values, drawable) for values in (drawable, n_test, rng.random(len(sizes))))
-    place = np.arange(len(order)) - np.repeat(np.cumsum(drawable) - drawable, drawable)  # within its owner
+    size, many, offset = (
+        np.repeat(values, drawable) for values in (drawable, n_test, rng.random(len(sizes)))
+    )
+    place = np.arange(len(order)) - np.repeat(
+        np.cumsum(drawable) - drawable, drawable
+    )  # within its owner
     drawn = np.floor((place + 1) * many / size + offset) > np.floor(place * many / size + offset)
     is_test = np.zeros(len(labels), dtype=bool)
     is_test[order] = drawn
@@ -64,10 +79,17 @@ def cut(labels: Ints, owners: Ints | None, fraction: float, where: str) -> tuple
         is_test[np.flatnonzero(labels == label)[0]] = False
     if not is_test.any():
         whose = "" if owners is None else ", and no owner has two"
-        raise UserError(f"{where}: {len(labels)} samples are too few to cut a test set from{whose}; add a test set")
+        raise UserError(
+            f"{where}: {len(labels)} samples are too few to cut a test set from{whose}; add a "
+            "test set"
+        )
     train, test = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     by = "by label" if owners is None else "by owner and label"
-    return train, test, [f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"]
+    return (
+        train,
+        test,
+        [f"test set: {len(test)} of {len(labels)} samples, drawn {by} with a fixed seed"],
+    )
 
 
 def classes(
@@ -79,43 +101,55 @@ def classes(
 ) -> tuple[list[str], Ints, Ints, list[str]]:
     """(names of the classes, labels [n], test labels [m], notes) of labels as text.
 
-    The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them in another order.
-    `where` begins a message on the training and on the test labels, `at(i)` names label i. UserError for fewer than
-    two classes, for measurements and identifiers in place of classes, and for test labels that no training sample has.
+    The names are sorted: as numbers if all are whole numbers, otherwise as text; `names` has them
+    in another order. `where` begins a message on the training and on the test labels, `at(i)` names
+    label i. UserError for fewer than two classes, for measurements and identifiers in place of
+    classes, and for test labels that no training sample has.
     """
     found = set(train)
     for i, label in enumerate(train):
         if _fraction(label):
             raise measured(where[0], label, at(i), len(found))
     if len(found) < 2:
-        raise UserError(f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed")
+        raise UserError(
+            f"{where[0]} is always {shown(next(iter(found)))}; at least 2 classes are needed"
+        )
     if 2 * len(found) > len(train):
         raise UserError(
-            f"{where[0]} has {len(found)} different labels in {len(train)} samples; allowed: classes with 2 samples "
-            "or more on average (is it an identifier or a regression target, or are these too few rows?)"
+            f"{where[0]} has {len(found)} different labels in {len(train)} samples; allowed: "
+            "classes with 2 samples "
+            "or more on average (is it an identifier or a regression target, or are these too "
+            "few rows?)"
         )
     if names is None:
         whole = all(re.fullmatch(r"-?\d{1,300}", label) for label in found)
         names = sorted(found, key=lambda label: (int(label), label)) if whole else sorted(found)
     elif sorted(names) != sorted(found):
-        odd = sorted(set(names) ^ found) or sorted(name for name in found if list(names).count(name) > 1)
+        odd = sorted(set(names) ^ found) or sorted(
+            name for name in found if list(names).count(name) > 1
+        )
         raise UserError(f"{where[0]}: classes has to name each class once; not so: {listed(odd)}")
     number = {name: i for i, name in enumerate(names)}
     for i, label in enumerate(test):
         if label not in number:
             raise UserError(
-                f"{where[1]} is {shown(label)} in {at(i)}, but no training sample is{nearest(label, names)}; "
+                f"{where[1]} is {shown(label)} in {at(i)}, but no training sample "
+                f"is{nearest(label, names)}; "
                 f"allowed: {listed(names, 10)}"
             )
-    train_y, test_y = (np.array([number[label] for label in part], dtype=np.int64) for part in (train, test))
+    train_y, test_y = (
+        np.array([number[label] for label in part], dtype=np.int64) for part in (train, test)
+    )
     return list(names), train_y, test_y, _lookalikes(names)
 
 
 def measured(where: str, label: str, at: str, different: int) -> UserError:
     """The error for a measurement in place of a class."""
     return UserError(
-        f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with {different} different "
-        "values it looks like a regression target, and the methods here classify: make classes of it, such as below "
+        f"{where} is {label!r} in {at}, a measurement; allowed: whole numbers or text (with "
+        f"{different} different "
+        "values it looks like a regression target, and the methods here classify: make classes "
+        "of it, such as below "
         "and above the median, or choose another label)"
     )
 
@@ -131,13 +165,19 @@ def _lookalikes(names: Sequence[str]) -> list[str]:
     for name in names:
         alike[" ".join(name.split()).casefold()].append(repr(name))
     return [
-        f"classes that differ only in blanks or case: {', '.join(same)}" for same in alike.values() if len(same) > 1
+        f"classes that differ only in blanks or case: {', '.join(same)}"
+        for same in alike.values()
+        if len(same) > 1
     ]
 
 
 def untested(names: Sequence[str], test_y: Ints) -> list[str]:
     """A note on the classes without a test sample."""
-    lacking = [name for name, n in zip(names, np.bincount(test_y, minlength=len(names)), strict=True) if n == 0]
+    lacking = [
+        name
+        for name, n in zip(names, np.bincount(test_y, minlength=len(names)), strict=True)
+        if n == 0
+    ]
     return [f"classes without a test sample: {listed(lacking)}"] if lacking else []
 
 
@@ -150,7 +190,9 @@ def owners_apart(train: Ints, test: Ints) -> list[str]:
     ):
         n = len(np.setdiff1d(first, second))
         if n:
-            notes.append(f"{n} of {len(np.union1d(train, test))} owners have no {lacking} sample: {then}")
+            notes.append(
+                f"{n} of {len(np.union1d(train, test))} owners have no {lacking} sample: {then}"
+            )
     return notes
 
 
@@ -168,7 +210,10 @@ def repeated(train_x: Tensor, test_x: Tensor) -> list[str]:
 
 
 def numbered(train: Sequence[str], test: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Owners by name as numbers from 0, in the sorted order of the names in both parts, [n] and [m] int64."""
+    """Owners by name as numbers from 0, in the sorted order of the names in both parts, [n] and [m]
+    int64."""
     number = {name: i for i, name in enumerate(sorted({*train, *test}))}
-    first, second = (torch.tensor([number[name] for name in part], dtype=torch.int64) for part in (train, test))
+    first, second = (
+        torch.tensor([number[name] for name in part], dtype=torch.int64) for part in (train, test)
+    )
     return first, second

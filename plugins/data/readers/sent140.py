@@ -27,7 +27,9 @@ PAGE = "http://help.sentiment140.com/for-students"
 ARCHIVE, FILE = "trainingandtestdata.zip", "training.1600000.processed.noemoticon.csv"
 COLUMNS = ("polarity", "id", "date", "query", "user", "text")
 POLARITY = {"0": 0, "4": 1}
-LEAF_TEXT = 4  # in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
+LEAF_TEXT = (
+    4  # in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
+)
 
 
 class _Tweets(NamedTuple):
@@ -60,26 +62,31 @@ def sent140(
     vocabulary: int = 3000,
     length: int = 50,
 ) -> Raw:
-    """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive, with their users.
+    """Sentiment140 (Go, Bhayani, Huang 2009): tweets as tokens [n, length], negative or positive,
+    with their users.
 
-    `source` csv: <root>/sent140/training.1600000.processed.noemoticon.csv, or trainingandtestdata.zip there, of
-    http://help.sentiment140.com/for-students. `source` leaf: <root>/sent140/train/*.json and test/*.json, which LEAF's
-    data/sent140/preprocess.sh writes with `-t sample`: split already, and with the neutral tweets as negative.
+    `source` csv: <root>/sent140/training.1600000.processed.noemoticon.csv, or
+    trainingandtestdata.zip there, of http://help.sentiment140.com/for-students. `source` leaf:
+    <root>/sent140/train/*.json and test/*.json, which LEAF's data/sent140/preprocess.sh writes with
+    `-t sample`: split already, and with the neutral tweets as negative.
 
-    `users` users are picked among those with at least `min_samples` tweets: drawn at `random` (rFedAvg, section VI:
-    "sample 500 users directly"), or the `most_active` (its repository), ties in alphabetical order. The paper states
-    no minimum; LEAF's split drops users with a single tweet. Owners are numbered in the sorted order of the users'
-    names. The draws do not depend on an experiment's seed.
+    `users` users are picked among those with at least `min_samples` tweets: drawn at `random`
+    (rFedAvg, section VI: "sample 500 users directly"), or the `most_active` (its repository), ties
+    in alphabetical order. The paper states no minimum; LEAF's split drops users with a single
+    tweet. Owners are numbered in the sorted order of the users' names. The draws do not depend on
+    an experiment's seed.
 
-    `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts them, but at least one
-    trains; `test_share` is 0.1. `split` repo is a leak: rFedAvg's repository tests on that share of the pooled tweets
-    and trains its non-IID clients on all tweets. Only the vocabulary leaves the test tweets out.
+    `split` per_user: of each user's n tweets, ceil(test_share n) are for the test, as LEAF cuts
+    them, but at least one trains; `test_share` is 0.1. `split` repo is a leak: rFedAvg's repository
+    tests on that share of the pooled tweets and trains its non-IID clients on all tweets. Only the
+    vocabulary leaves the test tweets out.
 
-    Tokens are torchtext's basic_english. The `vocabulary` holds the most frequent tokens of the training tweets, <pad>
-    and <unk> included. Longer tweets are cut to `length` tokens, shorter tweets are padded at the end. The repository
-    packs sequences and so neither cuts nor pads; model `lstm` stops before the padding, which is the same. Vectors are
-    GloVe's if <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`).
-    Raises UserError for an option that isn't allowed, and for missing and damaged files.
+    Tokens are torchtext's basic_english. The `vocabulary` holds the most frequent tokens of the
+    training tweets, <pad> and <unk> included. Longer tweets are cut to `length` tokens, shorter
+    tweets are padded at the end. The repository packs sequences and so neither cuts nor pads; model
+    `lstm` stops before the padding, which is the same. Vectors are GloVe's if
+    <root>/glove.6B.300d.txt exists (see `plugins.data.text.embedding`). Raises UserError for an
+    option that isn't allowed, and for missing and damaged files.
     """
     whole_number("users", users, 1)
     whole_number("min_samples", min_samples, 2)
@@ -104,18 +111,30 @@ def _raw(parts: _Parts, root: Path, size: int, length: int) -> Raw:
     train, test, read = parts.train, parts.test, parts.read
     found = text.read_texts(train.texts, test.texts, read.texts, root, size, length, "tweets")
     return Raw(
-        found.train_x, torch.from_numpy(train.label), found.test_x, torch.from_numpy(test.label),
-        ("negative", "positive"), train_owner=torch.from_numpy(train.owner), test_owner=torch.from_numpy(test.owner),
-        embedding=found.vectors, notes=[*parts.notes, *found.notes],
-    )  # fmt: skip
+        found.train_x,
+        torch.from_numpy(train.label),
+        found.test_x,
+        torch.from_numpy(test.label),
+        ("negative", "positive"),
+        train_owner=torch.from_numpy(train.owner),
+        test_owner=torch.from_numpy(test.owner),
+        embedding=found.vectors,
+        notes=[*parts.notes, *found.notes],
+    )
 
 
-def _chosen(counts: Mapping[str, int], users: int, pick: str, least: int, where: Path) -> tuple[dict[str, int], str]:
-    """(the number of each chosen user by name, the report's note on the choice). UserError if there are too few."""
+def _chosen(
+    counts: Mapping[str, int], users: int, pick: str, least: int, where: Path
+) -> tuple[dict[str, int], str]:
+    """(the number of each chosen user by name, the report's note on the choice).
+
+    UserError if there are too few.
+    """
     eligible = sorted(name for name, n in counts.items() if n >= least)
     if len(eligible) < users:
         raise UserError(
-            f"{where}: {len(eligible)} users have at least min_samples={least} tweets, too few for users={users}; "
+            f"{where}: {len(eligible)} users have at least min_samples={least} tweets, too few "
+            f"for users={users}; "
             "lower one of the two"
         )
     if pick == "random":
@@ -140,18 +159,23 @@ def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]
             for row in rows:
                 if len(row) != len(COLUMNS):
                     wanted = f"{len(COLUMNS)} ({', '.join(COLUMNS)})"
-                    raise UserError(f"{where}: line {rows.line_num} has {len(row)} columns; allowed: {wanted}")
+                    raise UserError(
+                        f"{where}: line {rows.line_num} has {len(row)} columns; allowed: {wanted}"
+                    )
                 label = POLARITY.get(row[0])
                 if label is None:
                     raise UserError(
-                        f"{where}: line {rows.line_num} has polarity {row[0][:20]!r}; allowed: 0 (negative), "
+                        f"{where}: line {rows.line_num} has polarity {row[0][:20]!r}; allowed: "
+                        "0 (negative), "
                         "4 (positive); neutral tweets are in the test file only, which isn't used"
                     )
                 names.append(row[4])
                 labels.append(label)
                 texts.append(row[5])
         except csv.Error as error:
-            raise UserError(f"{where}: line {rows.line_num} is damaged or truncated ({error})") from None
+            raise UserError(
+                f"{where}: line {rows.line_num} is damaged or truncated ({error})"
+            ) from None
     number, note = _chosen(Counter(names), users, pick, least, where)
     found = np.array([number.get(name, -1) for name in names], dtype=np.int64)
     order = np.argsort(found, kind="stable")
@@ -162,7 +186,10 @@ def _csv(folder: Path, users: int, pick: str, least: int) -> tuple[_Tweets, str]
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
-    """(the file, its lines): the CSV, or the archive that holds it. In Latin-1, every byte is a character."""
+    """(the file, its lines): the CSV, or the archive that holds it.
+
+    In Latin-1, every byte is a character.
+    """
     file, archive = folder / FILE, folder / ARCHIVE
     if file.is_file():
         with file.open(encoding="latin-1", newline="") as lines:
@@ -172,13 +199,19 @@ def _opened(folder: Path) -> Iterator[tuple[Path, Iterable[str]]]:
             with zipfile.ZipFile(archive) as members, members.open(FILE) as raw:
                 yield archive, io.TextIOWrapper(raw, encoding="latin-1", newline="")
         except (zipfile.BadZipFile, zlib.error, EOFError, KeyError) as error:
-            raise UserError(f"{archive}: damaged, or without {FILE} ({' '.join(str(error).split())})") from None
+            raise UserError(
+                f"{archive}: damaged, or without {FILE} ({' '.join(str(error).split())})"
+            ) from None
     else:
-        raise UserError(f"{file}: there is no such file; {PAGE} has {ARCHIVE}, put that or its {FILE} into {folder}")
+        raise UserError(
+            f"{file}: there is no such file; {PAGE} has {ARCHIVE}, put that or its {FILE} into "
+            f"{folder}"
+        )
 
 
 def _per_user(tweets: _Tweets, share: float, note: str) -> _Parts:
-    """Of each user's n tweets, ceil(share n) drawn at random are for the test; at least one, but never all."""
+    """Of each user's n tweets, ceil(share n) drawn at random are for the test; at least one, but
+    never all."""
     sizes = np.bincount(tweets.owner)
     # Rounded: 0.1 * 70 is a bit more than 7.
     n_test = np.ceil(np.round(share * sizes, 9)).clip(1, sizes - 1).astype(np.int64)
@@ -197,19 +230,32 @@ def _as_the_repository(tweets: _Tweets, share: float, note: str) -> _Parts:
     n_read = int(round((1 - share) * n, 9))
     read, test = (tweets.take(np.sort(part)) for part in (order[:n_read], order[n_read:]))
     if not 0 < n_read < n:
-        raise refusal("test_share", share, f"a share that leaves some of the {n} tweets on both sides")
-    leak = f"all {len(test.owner)} test tweets are training tweets as well (split: repo, as in rFedAvg's repository)"
+        raise refusal(
+            "test_share", share, f"a share that leaves some of the {n} tweets on both sides"
+        )
+    leak = (
+        f"all {len(test.owner)} test tweets are training tweets as well (split: repo, as in "
+        "rFedAvg's repository)"
+    )
     return _Parts(tweets, test, read, [LEAK + leak, note])
 
 
 def _leaf(folder: Path, users: int, pick: str, least: int) -> _Parts:
     """LEAF's own split."""
-    train, test = ({user.name: user for user in leaf.users(part)} for part in leaf.part_folders(folder))
-    counts = {name: len(user.y) + len(test[name].y if name in test else ()) for name, user in train.items()}
+    train, test = (
+        {user.name: user for user in leaf.users(part)} for part in leaf.part_folders(folder)
+    )
+    counts = {
+        name: len(user.y) + len(test[name].y if name in test else ())
+        for name, user in train.items()
+    }
     number, note = _chosen(counts, users, pick, least, folder / "train")
     kept, held = _users_tweets(train, number), _users_tweets(test, number)
     if not held.texts:
-        raise UserError(f"{folder / 'test'}: has no tweet of the {users} chosen users; preprocess.sh needs -t sample")
+        raise UserError(
+            f"{folder / 'test'}: has no tweet of the {users} chosen users; preprocess.sh needs "
+            "-t sample"
+        )
     return _Parts(kept, held, kept, [f"{note} (LEAF's files)"])
 
 
@@ -223,7 +269,9 @@ def _users_tweets(found: Mapping[str, leaf.User], number: Mapping[str, int]) -> 
             if not (isinstance(x, list) and len(x) > LEAF_TEXT and isinstance(x[LEAF_TEXT], str)):
                 raise UserError(f"{user.where}: x[{i}] is not [id, date, query, user, text]")
             if type(y) is not int or y not in (0, 1):
-                raise UserError(f"{user.where}: y[{i}] is {y!r}; allowed: 0 (negative), 1 (positive)")
+                raise UserError(
+                    f"{user.where}: y[{i}] is {y!r}; allowed: 0 (negative), 1 (positive)"
+                )
             owner.append(number[name])
             label.append(y)
             texts.append(x[LEAF_TEXT])

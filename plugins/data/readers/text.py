@@ -10,7 +10,14 @@ import numpy as np
 from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
-from fedml_noniid.plugins.data.readers.frames import Table, check_columns, from_files, in_memory, names_of, parted
+from fedml_noniid.plugins.data.readers.frames import (
+    Table,
+    check_columns,
+    from_files,
+    in_memory,
+    names_of,
+    parted,
+)
 from fedml_noniid.plugins.data.text import SPECIALS, read_texts
 
 if TYPE_CHECKING:  # see frames.py
@@ -31,15 +38,19 @@ def text(
     vocabulary: int = VOCABULARY,
     length: int = LENGTH,
 ) -> Raw:
-    """<root>/<file>: a table as of data set `table`, with a column `text` of which x is made: tokens [n, length] int32.
+    """<root>/<file>: a table as of data set `table`, with a column `text` of which x is made:
+    tokens [n, length] int32.
 
-    `label`, `owner`, `test_file` and `test_share` are those of `table`. Tokens are torchtext's basic_english. The
-    `vocabulary` holds the most frequent tokens of the training texts, <pad> and <unk> included. Longer texts are cut to
-    `length` tokens, shorter texts are padded at the end. Vectors are GloVe's if <root>/glove.6B.300d.txt exists,
-    otherwise they are drawn (see `plugins.data.text.embedding`); a note says which.
-    Raises UserError for missing and damaged files, and for columns and values that don't fit.
+    `label`, `owner`, `test_file` and `test_share` are those of `table`. Tokens are torchtext's
+    basic_english. The `vocabulary` holds the most frequent tokens of the training texts, <pad> and
+    <unk> included. Longer texts are cut to `length` tokens, shorter texts are padded at the end.
+    Vectors are GloVe's if <root>/glove.6B.300d.txt exists, otherwise they are drawn (see
+    `plugins.data.text.embedding`); a note says which. Raises UserError for missing and damaged
+    files, and for columns and values that don't fit.
     """
-    return _raw(from_files(root, file, test_file), root, text, label, owner, test_share, vocabulary, length)
+    return _raw(
+        from_files(root, file, test_file), root, text, label, owner, test_share, vocabulary, length
+    )
 
 
 def of_texts(
@@ -54,14 +65,23 @@ def of_texts(
     length: int = LENGTH,
     vectors: Path = Path("."),
 ) -> Raw:
-    """As data set `text`, of tables in memory. `vectors`: the folder where GloVe's file may lie. UserError as there."""
+    """As data set `text`, of tables in memory.
+
+    `vectors`: the folder where GloVe's file may lie. UserError as there.
+    """
     return _raw(in_memory(frame, test), vectors, text, label, owner, test_share, vocabulary, length)
 
 
 def _raw(
-    tables: list[Table], root: Path, column: str, label: str, owner: str | None, test_share: object, size: int,
+    tables: list[Table],
+    root: Path,
+    column: str,
+    label: str,
+    owner: str | None,
+    test_share: object,
+    size: int,
     length: int,
-) -> Raw:  # fmt: skip
+) -> Raw:
     whole_number("vocabulary", size, len(SPECIALS) + 1)
     whole_number("length", length, 1, 1000)
     check_columns(tables, text=column, label=label, owner=owner)
@@ -71,6 +91,13 @@ def _raw(
     read = read_texts(train, test, train, root, size, length, "texts")
     notes = [*rows.notes, *read.notes, *own.repeated(read.train_x, read.test_x)]
     return Raw(
-        read.train_x, rows.train_y, read.test_x, rows.test_y, rows.classes, train_owner=rows.train_owner,
-        test_owner=rows.test_owner, embedding=read.vectors, notes=notes,
-    )  # fmt: skip
+        read.train_x,
+        rows.train_y,
+        read.test_x,
+        rows.test_y,
+        rows.classes,
+        train_owner=rows.train_owner,
+        test_owner=rows.test_owner,
+        embedding=read.vectors,
+        notes=notes,
+    )
