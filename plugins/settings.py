@@ -18,8 +18,7 @@ from pydantic import (
     field_validator,
 )
 
-from fedml_noniid.plugins.core.errors import nearest, shown
-from fedml_noniid.plugins.data.checks import known
+from fedml_noniid.plugins.core.errors import known, nearest, shown
 from fedml_noniid.plugins.own_code import source_of
 from fedml_noniid.plugins.rates import rate_of
 

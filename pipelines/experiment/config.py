@@ -33,9 +33,9 @@ from pydantic import (
 
 from fedml_noniid.pipelines.experiment import facts
 from fedml_noniid.pipelines.experiment.facts import Later
-from fedml_noniid.plugins.core.errors import UserError, nearest, shown
+from fedml_noniid.plugins.core.errors import UserError, known, nearest, shown
 from fedml_noniid.plugins.data import sources
-from fedml_noniid.plugins.data.checks import known, options_of, refusal
+from fedml_noniid.plugins.data.checks import options_of, refusal
 from fedml_noniid.plugins.data.partitions import PARTITIONS
 from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml

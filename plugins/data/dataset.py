@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError, nearest
+from fedml_noniid.plugins.core.errors import UserError, closest
 from fedml_noniid.plugins.data import sealed
-from fedml_noniid.plugins.data.checks import is_finite
 
 NORMALISATIONS = ("channel", "half", "none")
 TENSORS = ("train_x", "train_y", "test_x", "test_y")
@@ -156,6 +155,7 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 
     UserError if `normalise` is not allowed.
     """
+    most = sys.float_info.max
     match normalise:
         case "channel":
             return None
@@ -163,12 +163,14 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
             return 0.5, 0.5
         case "none":
             return 0.0, 1.0
-        case [mean, deviation] if is_finite(mean) and is_finite(deviation) and deviation > 0:
-            return float(mean), float(deviation)
+        case [int() | float() as mean, int() | float() as deviation]:
+            if abs(mean) <= most and 0 < deviation <= most:
+                return float(mean), float(deviation)
+    names = ", ".join(NORMALISATIONS)
     raise UserError(
-        f"normalise {normalise!r} is refused{nearest(str(normalise), NORMALISATIONS)}; allowed: "
-        f"{', '.join(NORMALISATIONS)}, or [mean, deviation] of pixels from 0 to 1 with a "
-        "deviation above 0"
+        value=normalise,
+        allowed=f"{names}, or [mean, deviation] of pixels from 0 to 1 with a deviation above 0",
+        meant=closest(normalise, NORMALISATIONS),
     )
 
 

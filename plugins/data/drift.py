@@ -24,7 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.data.checks import known, refusal, whole_number
+from fedml_noniid.plugins.core.errors import known
+from fedml_noniid.plugins.data.checks import refusal, whole_number
 from fedml_noniid.plugins.data.types import Ints
 
 KINDS = ("sudden", "incremental", "recurrent")

@@ -17,8 +17,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from fedml_noniid.plugins.core.errors import known
 from fedml_noniid.plugins.core.randomness import fold, uniform
-from fedml_noniid.plugins.data.checks import known, real_number, refusal
+from fedml_noniid.plugins.data.checks import real_number, refusal
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, real_number, refusal
+from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.data.checks import real_number, refusal
 from fedml_noniid.plugins.data.reading import Noise
 from fedml_noniid.plugins.data.types import Ints
 

@@ -198,7 +198,7 @@ def refuse_non_finite(reply: Reply, round_: int) -> None:
     if bad:
         raise NonFiniteError(
             f"round {round_}, client {bad[0]}: loss or update is not finite; "
-            "lower train.lr or the method's coefficients"
+            "lower lr or the method's coefficients"
         )
 
 

@@ -11,12 +11,11 @@ import torch
 
 from fedml_noniid.plugins.core.algorithm import Algorithm
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.errors import UserError
+from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.core.optimizers import SGD, Adam, Optimizer, RMSProp
 from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
-from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
@@ -152,7 +151,7 @@ class Start(NamedTuple):
             trained, buffers, own = split(trained, buffers)
         if not trained:
             raise RecipeError(
-                f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "
+                f"{algorithm.name}: of model = {network.name!r} nothing would be left to "
                 "train, as it has no "
                 "layer before its classifier; use a model with a hidden layer, such as mlp"
             )

@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.types import Ints
@@ -40,7 +40,10 @@ class _Part(NamedTuple):
 
 
 def arrays(
-    root: Path, *, layout: Literal["auto", "CHW", "HWC"] = "auto", test_share: float | None = None
+    root: Path,
+    *,
+    layout: Literal["auto", "CHW", "HWC"] = "auto",
+    test_share: own.Share | None = None,
 ) -> Raw:
     """<root>/train.npz and <root>/test.npz, as np.savez writes them, never pickled objects.
 
@@ -76,7 +79,7 @@ def of_arrays(
     *,
     test_owner: Array | None = None,
     layout: Literal["auto", "CHW", "HWC"] = "auto",
-    test_share: float | None = None,
+    test_share: own.Share | None = None,
 ) -> Raw:
     """As `arrays`, of arrays in memory; `owner` and `test_owner` are `client`.
 
@@ -100,7 +103,6 @@ def of_arrays(
                     f"{names[key]} is missing; allowed: test_x and test_y, or none of the test set"
                 )
         test = _Part("", names, held)
-    known("layout", layout, ("auto", "CHW", "HWC"))
     return _raw(train, test, layout, test_share)
 
 
@@ -127,7 +129,7 @@ def _text_of_objects(array: Array) -> Array:
     )
 
 
-def _raw(train: _Part, test: _Part | None, layout: str, test_share: object) -> Raw:
+def _raw(train: _Part, test: _Part | None, layout: str, test_share: float | None) -> Raw:
     fraction = own.fraction_for_test(test_share, None if test is None else test.where("x"))
     parts = [train] if test is None else [train, test]
     read = [_samples(part, layout) for part in parts]

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fedml_noniid.plugins import extras
-from fedml_noniid.plugins.core.errors import UserError, shown
-from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.core.errors import UserError, known, shown
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.types import Floats, Ints
 

@@ -6,7 +6,7 @@ import io
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import refusal, whole_number
+from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.sources import entries, strays, train_and_test
 
+Side = Annotated[int, Range(1, 1024)]  # pixels
+Size = tuple[Side, Side]  # height, width
 # What file managers and archives leave behind, beside names that begin with a dot; in lower case.
 
 
@@ -32,7 +34,7 @@ class Images(NamedTuple):
 
 
 def image_folder(
-    root: Path, *, size: Sequence[int] | None = None, test_share: float | None = None
+    root: Path, *, size: Size | None = None, test_share: own.Share | None = None
 ) -> Raw:
     """Images in <root>/train/<class>/ and <root>/test/<class>/, 8 bits, grey or RGB; if mixed, grey
     ones become RGB.
@@ -47,7 +49,7 @@ def image_folder(
     """
     folders = [part for part in train_and_test(root) if part.name == "train" or part.exists()]
     fraction = own.fraction_for_test(test_share, str(folders[1]) if len(folders) > 1 else None)
-    parts, names, notes = image_parts(folders, image_size(size))
+    parts, names, notes = image_parts(folders, size and (size[0], size[1]))
     if len(parts) == 1:
         x, y = parts[0]
         train, test, said = own.cut(y.numpy(), None, fraction, str(folders[0]))
@@ -127,17 +129,6 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
         for one in channels
     ]
     return torch.from_numpy(np.stack(scaled)).reshape(*x.shape[:2], *shape)
-
-
-def image_size(size: object) -> tuple[int, int] | None:
-    """Option `size` as (h, w). UserError for anything but two whole numbers or None."""
-    if size is None:
-        return None
-    if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
-        raise refusal("size", size, "[height, width] in pixels")
-    return whole_number("size: height", size[0], 1, 1024), whole_number(
-        "size: width", size[1], 1, 1024
-    )
 
 
 def class_folders(part: Path) -> list[Path]:

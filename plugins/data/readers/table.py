@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.checks import known, refusal
+from fedml_noniid.plugins.core.errors import UserError, known
+from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.readers.frames import (
@@ -34,17 +34,17 @@ if TYPE_CHECKING:  # see frames.py
     import pandas as pd
 
 MOST_CATEGORIES = 1000  # of one column
-MISSING = ("median", "mode", "drop")
+Missing = Literal["median", "mode", "drop"]
 NAMED = 40  # features that the note names
 
 
 class Options(NamedTuple):
-    """The options of `table` about its features, not yet checked."""
+    """The options of `table` about its features."""
 
-    features: object
-    one_hot: object
-    drop: object
-    missing: object
+    features: Sequence[str] | None
+    one_hot: Sequence[str] | None
+    drop: Sequence[str] | None
+    missing: Missing | None
 
 
 def table(
@@ -53,12 +53,12 @@ def table(
     file: str,
     label: str,
     test_file: str | None = None,
-    test_share: float | None = None,
+    test_share: own.Share | None = None,
     owner: str | None = None,
     features: list[str] | None = None,
     one_hot: list[str] | None = None,
     drop: list[str] | None = None,
-    missing: str | None = None,
+    missing: Missing | None = None,
 ) -> Raw:
     """<root>/<file>: a table with one row per sample, .csv or .csv.gz (commas, UTF-8, names first)
     or .parquet.
@@ -95,8 +95,8 @@ def of_frame(
     features: Sequence[str] | None = None,
     one_hot: Sequence[str] | None = None,
     drop: Sequence[str] | None = None,
-    missing: str | None = None,
-    test_share: float | None = None,
+    missing: Missing | None = None,
+    test_share: own.Share | None = None,
 ) -> Raw:
     """As `table`, of tables in memory: `test` is the test set, or else a share of `frame` is.
 
@@ -108,10 +108,10 @@ def of_frame(
 
 
 def _raw(
-    tables: list[Table], label: str, owner: str | None, options: Options, test_share: object
+    tables: list[Table], label: str, owner: str | None, options: Options, test_share: float | None
 ) -> Raw:
     check_columns(tables, label=label, owner=owner)
-    policy = None if options.missing is None else known("missing", options.missing, MISSING)
+    policy = options.missing
     chosen, categories = _chosen(tables, label, owner, options)
     tables, rows, cells, notes = _read(
         tables, (label, owner), chosen, categories, policy, test_share
@@ -198,7 +198,7 @@ def _read(
     chosen: list[str],
     categories: list[str],
     policy: str | None,
-    test_share: object,
+    test_share: float | None,
 ) -> tuple[list[Table], Parted, dict[str, list[NDArray[Any]]], list[str]]:
     """(tables, parts, column -> cells by table, notes), of the rows that are used.
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedml_noniid.plugins.data.checks import whole_number
 from fedml_noniid.plugins.data.dataset import Raw
 from fedml_noniid.plugins.data.readers import own
 from fedml_noniid.plugins.data.readers.frames import (
@@ -18,7 +17,7 @@ from fedml_noniid.plugins.data.readers.frames import (
     names_of,
     parted,
 )
-from fedml_noniid.plugins.data.text import SPECIALS, read_texts
+from fedml_noniid.plugins.data.text import Length, Vocabulary, read_texts
 
 if TYPE_CHECKING:  # see frames.py
     import pandas as pd
@@ -33,10 +32,10 @@ def text(
     text: str,
     label: str,
     test_file: str | None = None,
-    test_share: float | None = None,
+    test_share: own.Share | None = None,
     owner: str | None = None,
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    vocabulary: Vocabulary = VOCABULARY,
+    length: Length = LENGTH,
 ) -> Raw:
     """<root>/<file>: a table as of data set `table`, with a column `text` of which x is made:
     tokens [n, length] int32.
@@ -60,9 +59,9 @@ def of_texts(
     text: str,
     label: str,
     owner: str | None = None,
-    test_share: float | None = None,
-    vocabulary: int = VOCABULARY,
-    length: int = LENGTH,
+    test_share: own.Share | None = None,
+    vocabulary: Vocabulary = VOCABULARY,
+    length: Length = LENGTH,
     vectors: Path = Path("."),
 ) -> Raw:
     """As data set `text`, of tables in memory.
@@ -78,12 +77,10 @@ def _raw(
     column: str,
     label: str,
     owner: str | None,
-    test_share: object,
+    test_share: float | None,
     size: int,
     length: int,
 ) -> Raw:
-    whole_number("vocabulary", size, len(SPECIALS) + 1)
-    whole_number("length", length, 1, 1000)
     check_columns(tables, text=column, label=label, owner=owner)
     texts = [np.array(names_of(table, column), dtype=object) for table in tables]
     rows = parted(tables, label, owner, test_share)
