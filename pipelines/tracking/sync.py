@@ -115,7 +115,7 @@ def once(
 
 def sync_reports(store: Store, root: Path) -> None:
     """Makes a run for every paper's report under `root`."""
-    for metrics in sorted(root.glob("papers/*/*/metrics.json")):
+    for metrics in sorted(root.glob("papers/built/*/*/metrics.json")):
         paper, size = metrics.parts[-3:-1]
         files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
         numbers = results.numbers(results.record(metrics))

@@ -410,7 +410,7 @@ def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
     (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
     place = Workspace.of(tmp_path, {})
     page = of_papers.tune(place, "ccn", "digits", "smoke")
-    assert page == tmp_path / "papers/tune/ccn-smoke/digits-validation.md"
+    assert page == tmp_path / "papers/built/tune/ccn-smoke/digits-validation.md"
     text = page.read_text()
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedml_noniid.pipelines.experiment.results import Result
 from fedml_noniid.pipelines.papers.targets.measured import Held, Measured
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
@@ -30,6 +29,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Ints
+from papers.pictures import bars, panels, png
 
 METHODS = ("fnr", "fnr_authors")  # which refine
 

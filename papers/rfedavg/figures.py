@@ -10,15 +10,15 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from fedml_noniid.pipelines.experiment.results import Result, table
-from fedml_noniid.pipelines.papers.rfedavg.features import Shown, discrepancy, of_clients
 from fedml_noniid.pipelines.papers.targets.measured import Measured, series
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.papers.targets.words import extremes, plus_minus
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, look
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
+from papers.pictures import bars, panels, png
+from papers.rfedavg.features import Shown, discrepancy, of_clients
 
 MARKERS = ("o", "^", "s")  # of the classes, as figure 1 has them
 WORST = "#d62728"
