@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.marks import said_of
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target
@@ -94,7 +94,7 @@ def activations(target: Target, measured: Measured) -> Built:
     return Built(_table(seen[0]), files, tuple(words), printed=printed)
 
 
-def _read(target: Target, measured: Measured, runs: Mapping[str, Result]) -> _Drift:
+def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) -> _Drift:
     study, clients = str(target.spec["study"]), list(target.spec["clients"])
     one = next(iter(runs.values()))
     held = measured.held(study, one.scenario, one.seed)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from sklearn.datasets import load_digits
 
-from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -326,7 +326,7 @@ def run(
         "rounds": len(accuracies),
     }
     if seconds:
-        made = kept.place(measured.root, name) / kept.MADE
+        made = cache.folder_of(measured.root, name) / cache.MADE
         made.parent.mkdir(parents=True)
         made.write_text(json.dumps({"seconds": [seconds] * len(accuracies)}))
     (folder / "run.json").write_text(json.dumps(record))

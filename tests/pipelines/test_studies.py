@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.pipelines.experiment import config, kept, results
+from fedml_noniid.pipelines.experiment import cache, config, results
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
@@ -364,18 +364,18 @@ def test_what_is_half_kept_is_trained_again(
     place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill between training and keeping leaves nothing under the item's fingerprint."""
-    whole = kept.replace_folder
+    whole = cache.replace_folder
 
     def killed(folder: Path, files: dict[str, bytes]) -> None:
         if "run.json" in files:
             raise KeyboardInterrupt
         whole(folder, files)
 
-    monkeypatch.setattr(kept, "replace_folder", killed)
+    monkeypatch.setattr(cache, "replace_folder", killed)
     with pytest.raises(KeyboardInterrupt):
         execute(place)
-    assert not list((place.repository / kept.STORE).glob("*/run.json"))
-    monkeypatch.setattr(kept, "replace_folder", whole)
+    assert not list((place.repository / cache.STORE).glob("*/run.json"))
+    monkeypatch.setattr(cache, "replace_folder", whole)
     execute(place)
     assert trained == [KEYS[0], *KEYS]
 
@@ -424,7 +424,7 @@ def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Traine
         assert not (folder / "runs" / "even-pull-0").exists()
         shutil.rmtree(folder)
     assert trained == KEYS, "the second time the reason comes from the store"
-    assert len(list((place.repository / kept.STORE).glob(f"*/{train.DIVERGED}"))) == 2
+    assert len(list((place.repository / cache.STORE).glob(f"*/{train.DIVERGED}"))) == 2
 
 
 def test_without_its_data_a_small_study_is_skipped_and_others_fail(

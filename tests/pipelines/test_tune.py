@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, kept, provenance, tuning
+from fedml_noniid.pipelines.experiment import cache, config, provenance, tuning
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -318,7 +318,7 @@ def test_how_values_were_chosen_changes_the_report_only(tmp_path: Path) -> None:
 
 def items(root: Path) -> dict[Path, int]:
     """The trained items of the store and the time when they were."""
-    return {path: path.stat().st_mtime_ns for path in (root / kept.STORE).glob("*/run.json")}
+    return {path: path.stat().st_mtime_ns for path in (root / cache.STORE).glob("*/run.json")}
 
 
 @pytest.fixture(scope="module")
