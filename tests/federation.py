@@ -108,7 +108,9 @@ def simulation(
         engines.Federation.of(of.train, of.clients, of.test, public=of.public, absent=absent),
         Plan(
             model or network(batch_norm),
-            LocalTraining(optimizer, lr, epochs, batch_size, augment=augment),
+            LocalTraining(
+                optimizer=optimizer, lr=lr, epochs=epochs, batch_size=batch_size, augment=augment
+            ),
             rounds,
             cohort,
             seed,

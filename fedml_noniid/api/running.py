@@ -286,7 +286,7 @@ def _executed(
     place = None if folder is None else folder_of(where, folder)
     first = points[0][1]
     processes = first.machine.processes or 1
-    with settings.spoken(where):
+    with settings.arguments(where):
         on_gpu = any(resolve_device(checked.train.device).type == "cuda" for _, checked in points)
     if on_gpu and processes > 1:
         raise UserError(f"{where}: processes = {processes} is refused on a GPU; allowed: 1")
@@ -296,7 +296,7 @@ def _executed(
     failed: dict[int, str] = {}
     with (
         in_turn(),
-        settings.spoken(where),
+        settings.arguments(where),
         Display(where, len(units), bars=progress, lines=False) as display,
     ):
         dealt = _dealt(data, units)
@@ -384,7 +384,7 @@ def _done(job: _Job) -> _Done:
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:
-        return _Done(Files({}, {}, ()), settings.in_words(str(error)))
+        return _Done(Files({}, {}, ()), str(error))
     tensors = {name: leaf.to(item.device) for name, leaf in made.tensors.items()}
     measured = measure(item, tensors, made.rows)
     return _Done(

@@ -64,6 +64,7 @@ from fedml_noniid.plugins.core.component import (
 from fedml_noniid.plugins.core.data import Batch, cross_entropies
 from fedml_noniid.plugins.core.optimizers import SGD, Adam
 from fedml_noniid.plugins.core.options import (
+    MOST,
     Count,
     CountOrNone,
     NonNegative,
@@ -91,7 +92,7 @@ class FedFTG(Component):
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
     model_steps: CountOrNone = 5  # I_d, per iteration: authors' code
-    batch_size: Annotated[int, Range(2)] = (
+    batch_size: Annotated[int, Range(2, MOST)] = (
         50  # authors' script for CIFAR-10; one sample would be standardised to 0
     )
     noise_dim: Count = 100  # of z: authors' code

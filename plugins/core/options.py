@@ -2,7 +2,7 @@
 
 `check_options` checks the options of a dataclass (a method, a callback, a schedule) or of a
 function (a reader, a partition, a network). Sections of files are pydantic models, `Section`.
-`user_error` turns what pydantic finds into a UserError.
+`validated` makes them, and turns what pydantic finds into a UserError.
 """
 
 from __future__ import annotations
@@ -15,17 +15,29 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, Strict, ValidationError, create_model
 from pydantic_core import core_schema
 
 from fedml_noniid.plugins.core.errors import (
+    ABSENT,
     MISSING,
     REFUSED,
     UNKNOWN,
     Mistake,
     UserError,
+    Where,
     closest,
 )
 
@@ -89,8 +101,8 @@ class OneOf:
         return core_schema.no_info_plain_validator_function(self._known)
 
     def _known(self, value: object) -> object:
-        if not CHECKED.get() and value not in (names := list(self.names())):
-            raise unknown_word(value, names)
+        if not CHECKED.get():
+            unknown((), value, self.names())
         return value
 
 
@@ -109,6 +121,7 @@ Seed = Annotated[int, Range(0, 2**63 - 1)]
 Label = Annotated[int, Range(0, 2**63 - 1)]  # of a class
 WHOLE = Range(-(2**63), 2**63 - 1)
 
+M = TypeVar("M", bound=BaseModel)
 STRICT = ConfigDict(
     extra="forbid",
     frozen=True,
@@ -141,15 +154,29 @@ class Section(BaseModel):
     model_config = STRICT
 
 
-def unknown_word(value: object, names: Iterable[str]) -> UserError:
-    """The error for a word that is not among `names`."""
-    listed = list(names)
-    return UserError(
-        UNKNOWN if isinstance(value, str) else REFUSED,
-        value=value,
-        allowed=", ".join(listed) or "none",
-        meant=closest(value, listed),
-    )
+class OpenSection(Section):
+    """A section beside whose keys the options of something else may stand."""
+
+    model_config = STRICT | ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What stands beside the keys."""
+        return dict(self.model_extra or {})
+
+
+def unknown(where: Where, value: object, names: Iterable[object]) -> None:
+    """UserError unless `value`, which stands at `where`, is one of `names`."""
+    if value not in (listed := list(names)):
+        words = list(map(str, listed))
+        raise UserError(
+            UNKNOWN if isinstance(value, str) else REFUSED,
+            where=where,
+            # A key is its own value.
+            value=ABSENT if where and where[-1] == value else value,
+            allowed=", ".join(words) or "none",
+            meant=closest(value, words),
+        )
 
 
 @functools.cache
@@ -174,19 +201,21 @@ def check_options(
 
     `also`: further keys that may stand beside them, for near misses.
     """
-    model = model_of(*(kind if isinstance(kind, tuple) else (kind,)))
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    is_section = isinstance(kind, type) and issubclass(kind, BaseModel)
+    model = cast("type[BaseModel]", kind) if is_section else model_of(*kinds)
+    validated(model, values, also)
+
+
+def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
+    """The values as a model. UserError with every mistake; `also` as above."""
     try:
-        model.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise user_error(error, model, also) from None
-
-
-def user_error(
-    error: ValidationError, model: type[BaseModel], also: Iterable[str] = ()
-) -> UserError:
-    """What pydantic found in the values of a model, with our words."""
-    errors = error.errors(include_url=False)
-    return UserError.of(mistake for one in errors for mistake in _mistakes(one, model, also))
+        found = error.errors(include_url=False)
+        raise UserError.of(
+            mistake for one in found for mistake in _mistakes(one, model, also)
+        ) from None
 
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
@@ -197,13 +226,23 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
         yield from context["error"].below(*where).mistakes
     elif one["type"] == "extra_forbidden":
         names = [*_keys(model, where[:-1]), *also]
-        allowed = ", ".join(names) or "none"
-        yield Mistake(UNKNOWN, where, allowed=allowed, meant=closest(where[-1], names))
+        yield Mistake(
+            UNKNOWN,
+            where,
+            allowed=", ".join(names) or "none",
+            meant=closest(where[-1], names),
+        )
     elif one["type"] == "missing":
         yield Mistake(MISSING, where)
     elif one["type"] == "literal_error":
         words = re.findall("'([^']*)'", context["expected"]) or [context["expected"]]
-        yield from unknown_word(one["input"], words).below(*where).mistakes
+        yield Mistake(
+            UNKNOWN if isinstance(one["input"], str) else REFUSED,
+            where,
+            one["input"],
+            ", ".join(words),
+            closest(one["input"], words),
+        )
     else:
         allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)
         yield Mistake(REFUSED, where, one["input"], allowed)

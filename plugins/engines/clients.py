@@ -101,7 +101,7 @@ class Clients:
         passes, size, steps, drop_last = (
             local.epochs,
             local.batch_size,
-            local.steps,
+            local.local_steps,
             local.drop_last,
         )
         return [

@@ -206,7 +206,7 @@ def run(
         ),
         Plan(
             network or given(),
-            LocalTraining("sgd", lr, epochs, batch_size, **local),
+            LocalTraining(lr=lr, epochs=epochs, batch_size=batch_size, **local),
             rounds,
             cohort,
             seed,

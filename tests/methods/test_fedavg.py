@@ -46,7 +46,7 @@ def test_one_step_on_a_logistic_regression_with_the_arithmetic_in_words(engine: 
         "fedavg",
         {},
         Federation.of(data, [np.array([0]), np.array([1, 2])], data),
-        Plan(zero, LocalTraining("sgd", 1.0, 1, 2), 1, 2, 0, engine=engine),
+        Plan(zero, LocalTraining(lr=1.0, epochs=1, batch_size=2), 1, 2, 0, engine=engine),
     )
     out = simulation.run()
     np.testing.assert_allclose(out.params["fc.weight"], [[1 / 3], [-1 / 3]], rtol=1e-15)
@@ -118,7 +118,7 @@ def test_local_momentum_and_weight_decay_start_anew_in_every_round(engine: str) 
 
 def test_local_steps_in_place_of_epochs(engine: str) -> None:
     """Everybody takes E = 5 steps, whatever it holds, in batches of 2 without the short ones."""
-    ran = hand.run("fedavg", engine=engine, rounds=2, batch_size=2, steps=5, drop_last=True)
+    ran = hand.run("fedavg", engine=engine, rounds=2, batch_size=2, local_steps=5, drop_last=True)
     w = hand.W0
     for t in (1, 2):
         batches = [ran.batches(k, t) for k in range(3)]

@@ -118,7 +118,7 @@ def simulation(
         ),
         Plan(
             mlp((3,), 3, hidden=4, batch_norm=True),
-            LocalTraining("sgd", LR, EPOCHS, 8),
+            LocalTraining(lr=LR, epochs=EPOCHS, batch_size=8),
             ROUNDS,
             cohort,
             0,
@@ -313,7 +313,15 @@ def _accuracy(recipe: str, seed: int) -> float:
         recipe,
         {},
         Federation.of(Samples(x[:1000], y[:1000]), clients, test, tests=lambda: tests),
-        Plan(net, LocalTraining("sgd", 0.1, 1, 16), 10, n, seed, 10, engine="sequential"),
+        Plan(
+            net,
+            LocalTraining(lr=0.1, epochs=1, batch_size=16),
+            10,
+            n,
+            seed,
+            10,
+            engine="sequential",
+        ),
     )
     out = run.run()
     if recipe == "fedavg":

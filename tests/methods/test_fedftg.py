@@ -16,10 +16,8 @@ import torch
 
 from fedml_noniid.plugins.baselines.fedftg import FedFTG
 from fedml_noniid.plugins.core.component import Server, Setting
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity, normal, uniform
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 from tests.methods.test_fedgen import numpy, slopes
@@ -268,23 +266,3 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
     )
     z = [normal(fold(fold(server_key(t), 0), "z"), 5, 2) for t in (1, 2)]
     assert not torch.equal(*z)
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("iterations", -1),
-        ("generator_steps", -1),
-        ("model_steps", -1),
-        ("lambda_cls", -1.0),
-        ("lambda_dis", -1.0),
-        ("batch_size", 1),
-        ("noise_dim", 0),
-        ("hidden", 0),
-        ("generator_lr", 0.0),
-        ("server_lr", 0.0),
-    ],
-)
-def test_bad_values_are_refused(key: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=rf"fedftg: .*{key} = {value}"):
-        build("fedftg", {"fedftg": {key: value}}, SETTING)

@@ -17,10 +17,8 @@ import torch
 
 from fedml_noniid.plugins.baselines.fedgen import FedGen
 from fedml_noniid.plugins.core.component import Setting
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.randomness import fold, identity, integers, step_key, uniform
 from fedml_noniid.plugins.data.streams import key
-from fedml_noniid.plugins.recipes import build
 from tests import federation
 from tests.methods import by_hand as hand
 
@@ -266,27 +264,3 @@ def test_draws_differ_between_rounds_and_repeat() -> None:
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
     assert not torch.equal(first[1] - first[0], first[2] - first[1])
-
-
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("generative_alpha", -1.0),
-        ("generative_beta", -1.0),
-        ("weight_decay", -1.0),
-        ("alpha", -1.0),
-        ("eta", -1.0),
-        ("beta", -1.0),
-        ("steps", -1),
-        ("gen_batch_size", 0),
-        ("hidden", 0),
-        ("noise_dim", 0),
-        ("batch_size", 0),
-        ("decay", 0.0),
-        ("decay", 1.5),
-        ("generator_lr", 0.0),
-    ],
-)
-def test_bad_values_are_refused(key: str, value: float) -> None:
-    with pytest.raises(RecipeError, match=rf"fedgen: .*{key} = {value}"):
-        build("fedgen", {"fedgen": {key: value}}, SETTING)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.models.networks import mlp
 from tests import federation
@@ -207,14 +206,3 @@ def test_evaluation_and_traffic_are_fedavgs() -> None:
     assert ran.outcome.rows[0]["test_loss"] == pytest.approx(-np.log(p).mean(), rel=1e-10)
     for row in federation.run("fedlc").rows:
         assert (row["bytes_up"], row["bytes_down"]) == (4 * 53 * 4, 4 * 53 * 4)
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"tau": -0.5}, "fedlc: tau = -0.5 must be at least 0"),
-    ],
-)
-def test_bad_hyper_parameters_are_refused(settings: dict[str, object], words: str) -> None:
-    with pytest.raises(RecipeError, match=words):
-        hand.run("fedlc", {"fedlc": settings})

@@ -388,7 +388,7 @@ def observed(
         ),
         Plan(
             hand.given(start),
-            LocalTraining("sgd", hand.LR, 2, 8),
+            LocalTraining(lr=hand.LR, epochs=2, batch_size=8),
             1,
             3,
             0,

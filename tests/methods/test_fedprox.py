@@ -87,8 +87,3 @@ def test_a_strong_pull_keeps_clients_closer_to_the_received_model() -> None:
         ]
 
     assert moved("fedprox", mu=1.0) < moved("fedprox", mu=0.1) < moved("fedavg")
-
-
-def test_a_negative_mu_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"fedprox: mu = -1"):
-        hand.run("fedprox", {"fedprox": {"mu": -1.0}})

@@ -145,7 +145,14 @@ def test_adam_takes_the_corrected_gradient_with_option_one(engine: str) -> None:
         "scaffold_i",
         {},
         Federation.of(data, list(hand.CLIENTS), data),
-        Plan(hand.given(), LocalTraining("adam", lr, 2, 8), 3, 3, 0, engine=engine),
+        Plan(
+            hand.given(),
+            LocalTraining(optimizer="adam", lr=lr, epochs=2, batch_size=8),
+            3,
+            3,
+            0,
+            engine=engine,
+        ),
     )
     reference = Reference("scaffold_i", adam=lr)
     for _ in range(3):
@@ -231,7 +238,13 @@ def test_optimisers_without_a_fixed_step_are_refused(optimizer: str) -> None:
             "scaffold",
             {},
             Federation.of(data, list(hand.CLIENTS), data),
-            Plan(hand.given(), LocalTraining(optimizer, 0.1, 1, 2), 1, 3, 0),
+            Plan(
+                hand.given(),
+                LocalTraining(optimizer=optimizer, lr=0.1, epochs=1, batch_size=2),
+                1,
+                3,
+                0,
+            ),
         )
 
 

@@ -457,7 +457,7 @@ def test_check_composes_every_recipe(tmp_path: Path) -> None:
     settings."""
     lines = refusals(tmp_path, ("optimizer: sgd", "optimizer: adam"), ("public: 100", "public: 0"))
     assert len(lines) == 2
-    assert lines[0].startswith("params.yaml: recipes.scaffold: scaffold: train.optimizer = 'adam'")
+    assert lines[0].startswith("params.yaml: recipes.scaffold: scaffold: optimizer = 'adam'")
     assert lines[1].startswith("params.yaml: recipes.fnr: fnr: needs a public split")
     assert [path.name for path in tmp_path.iterdir()] == ["params.yaml"], "nothing is written"
 
@@ -492,7 +492,7 @@ def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> 
     assert refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", leaking)) == []
     sound = leaking.replace("test", "train_holdout")
     (line,) = refusals(tmp_path, *everything, ("  fnr: {fnr: {p: 0.5}}", sound))
-    assert "fnr_authors: needs a public split, but data.public is 0" in line
+    assert "fnr_authors: needs a public split, but public is 0" in line
 
 
 @pytest.mark.parametrize(
@@ -500,11 +500,11 @@ def test_a_leak_reads_the_test_set_and_needs_no_public_split(tmp_path: Path) -> 
     [
         (
             [("momentum: null", "momentum: 0.5"), ("  scaffold: {}", "  scaffold: {recipe: sgdm}")],
-            "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9",
+            "recipes.scaffold: sgdm: momentum = 0.5 and sgdm.gamma = 0.9",
         ),
         (
             [("  scaffold: {}", "  scaffold: {recipe: sgdm, train: {momentum: 0.5}}")],
-            "recipes.scaffold: sgdm: train.momentum = 0.5 and sgdm.gamma = 0.9",
+            "recipes.scaffold: sgdm: momentum = 0.5 and sgdm.gamma = 0.9",
         ),
         (
             [

@@ -98,7 +98,7 @@ def test_partition_holds_every_training_sample_once(made: Path) -> None:
 
 
 def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: Path) -> None:
-    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training
+    """The set-up of FNR-FL's repository: public is 0, so nobody but the clients has a training
     image."""
     text = ONE.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
     text = text.replace("scaffold+fnr]", "fnr-leak]")

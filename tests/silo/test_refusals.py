@@ -133,7 +133,7 @@ def betrayed(
 def without(missing: dict[tuple[int, int], set[int]]) -> str:
     """SHA-256 of the simulation in which the same silos are missing."""
     data = world.parts()
-    local = LocalTraining("sgd", world.LR, world.EPOCHS, world.BATCH)
+    local = LocalTraining(lr=world.LR, epochs=world.EPOCHS, batch_size=world.BATCH)
     plan = Plan(world.network(False), local, 2, 3, world.SEED, engine="sequential")
     more = {"validation": data.validation, "public": data.public, "absent": listed(missing)}
     of = engines.Federation.of(data.train, data.clients, data.test, **more)

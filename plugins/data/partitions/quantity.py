@@ -151,7 +151,7 @@ def size_law(name: str, exponent: float | None, sigma: float | None) -> Law:
     if name == "balanced":
         return lambda n, _: np.ones(n)
     key, default = PARAMETERS[name]
-    x = default if given[key] is None else given[key]
+    x = given[key] or default
     if name == "power_law":
         return lambda n, _: np.arange(1.0, n + 1) ** -x
     return lambda n, rng: np.exp(x * rng.standard_normal(n))

@@ -396,7 +396,9 @@ def check_columns(tables: Sequence[Table], **options: object) -> None:
         used[column] = key
 
 
-def parted(tables: Sequence[Table], label: str, owner: str | None, test_share: object) -> Parted:
+def parted(
+    tables: Sequence[Table], label: str, owner: str | None, test_share: float | None
+) -> Parted:
     """The rows that train and that test. `label` and `owner` are columns of every table."""
     first, last = tables[0], tables[-1]
     given = len(tables) > 1

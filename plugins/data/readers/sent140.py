@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.options import MOST, Count, Range
 from fedml_noniid.plugins.data import text
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
-from fedml_noniid.plugins.data.readers import leaf
+from fedml_noniid.plugins.data.readers import leaf, own
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
