@@ -174,9 +174,8 @@ def _change(node: ast.expr) -> bool:
 def draw(root: Path, paths: list[str], skip: list[str], seed: int, count: int) -> list[Mutant]:
     """Draws `count` statements of the Python files below paths, and one change of each."""
     rng = random.Random(seed)
-    files = [
-        str(path.relative_to(root)) for of in paths for path in sorted((root / of).rglob("*.py"))
-    ]
+    below = [file for of in paths for file in [root / of, *sorted((root / of).rglob("*.py"))]]
+    files = [str(file.relative_to(root)) for file in below if file.is_file()]
     found = [
         (file, node)
         for file in files
@@ -206,8 +205,10 @@ def mutant(root: Path, file: str, node: ast.stmt, change: str, changed: ast.stmt
     return Mutant(file, (node.lineno, max(node.lineno, head or 0)), change, text)
 
 
-def record(root: Path, mutants: list[Mutant]) -> tuple[dict[Target, set[str]], dict[str, float]]:
-    """Runs all tests once: (the tests that run each statement, the seconds of each test)."""
+def record(
+    root: Path, mutants: list[Mutant], where: list[str]
+) -> tuple[dict[Target, set[str]], dict[str, float]]:
+    """Runs the tests once: (the tests that run each statement, the seconds of each test)."""
     targets: dict[str, tuple[str, list[tuple[int, int]]]] = {}
     for one in mutants:
         place = one.file if one.file.startswith("fedml_noniid") else f"fedml_noniid/{one.file}"
@@ -215,7 +216,7 @@ def record(root: Path, mutants: list[Mutant]) -> tuple[dict[Target, set[str]], d
     rows = root / "record.tsv"
     hook = root / "sitecustomize.py"
     hook.write_text(TRACER.format(targets=targets, record=str(rows)))
-    _, shown = run(root, ["--durations=0", "-vv", "tests"], 7200)
+    _, shown = run(root, ["--durations=0", "-vv", *where], 7200)
     hook.unlink()
     failed = set(re.findall(r"^(?:FAILED|ERROR) (tests/\S+)", shown, re.MULTILINE))
     sys.stdout.write("".join(f"fails unchanged: {name}\n" for name in sorted(failed)))
@@ -282,12 +283,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--count", type=int, default=30, help="statements per seed")
     parser.add_argument("--skip", nargs="*", default=[], help="files that are left out")
     parser.add_argument("--least", type=int, default=0, help="changes that must be caught per seed")
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="tests that are run")
     asked = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder).resolve() / "clone"
         subprocess.run(["git", "clone", "-q", str(sizes.ROOT), str(root)], check=True)
         drawn = {s: draw(root, asked.paths, asked.skip, s, asked.count) for s in asked.seed}
-        tests, seconds = record(root, [one for mutants in drawn.values() for one in mutants])
+        every = [one for mutants in drawn.values() for one in mutants]
+        tests, seconds = record(root, every, asked.tests)
         fewest = asked.count
         for seed, mutants in drawn.items():
             caught = 0
