@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, kept, provenance, tuning
+from fedml_noniid.pipelines.experiment import cache, config, provenance, tuning
 from fedml_noniid.pipelines.experiment.config import Config
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -322,7 +322,7 @@ def test_how_values_were_chosen_changes_the_report_only(tmp_path: Path) -> None:
 
 def items(root: Path) -> dict[Path, int]:
     """The trained items of the store and the time when they were."""
-    return {path: path.stat().st_mtime_ns for path in (root / kept.STORE).glob("*/run.json")}
+    return {path: path.stat().st_mtime_ns for path in (root / cache.STORE).glob("*/run.json")}
 
 
 @pytest.fixture(scope="module")
@@ -414,7 +414,7 @@ def test_a_paper_s_study_is_tuned_by_the_same_code(tmp_path: Path) -> None:
     (tmp_path / PAPER_FILES / "ccn" / "params.yaml").write_text(STUDY)
     place = Workspace.of(tmp_path, {})
     page = of_papers.tune(place, "ccn", "digits", "smoke")
-    assert page == tmp_path / "papers/tune/ccn-smoke/digits-validation.md"
+    assert page == tmp_path / "papers/built/tune/ccn-smoke/digits-validation.md"
     text = page.read_text()
     rows = [
         [cell.strip() for cell in line.split("|")[1:-1]]
