@@ -96,9 +96,8 @@ class ServerRun:
         else:
             self._save()
         self._asks = self._rounds()
-        self._ask: Ask | None = (
-            None  # the algorithm's own object: the meter tells models apart by identity
-        )
+        # the algorithm's own object: the meter tells models apart by identity
+        self._ask: Ask | None = None
         self.down = self._next(None)
 
     @property
