@@ -65,4 +65,4 @@ def advise(split: Split, *, participation: float = 1.0) -> Advice:
         "a number above 0, to 1",
     )
     n = len(split.indices.clients)
-    return Advice(tool.of_split(split.dealt.statistics, cohort_size(participation, n) / n))
+    return Advice(tool.of_split(split.partition.statistics, cohort_size(participation, n) / n))

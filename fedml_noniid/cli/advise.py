@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.checkout import RESULTS, checkout
-from fedml_noniid.cli.verb import Root, say, verb, workspace
+from fedml_noniid.cli.verb import Root, verb, workspace
 from fedml_noniid.plugins.core.errors import UserError
 
 
@@ -82,4 +82,4 @@ def advise(
     code = repro.repro(place, "partition")
     if code:
         raise typer.Exit(code)
-    say(f"\n{advice.text(place.root)}")
+    typer.echo(f"\n{advice.text(place.root)}")

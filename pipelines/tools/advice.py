@@ -14,7 +14,7 @@ from fedml_noniid.pipelines.advise.base import BASELINE, Row
 from fedml_noniid.pipelines.advise.learner import LEVEL, Advice, Learner
 from fedml_noniid.pipelines.advise.validation import Trial
 from fedml_noniid.pipelines.experiment import config, results
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies
 from fedml_noniid.pipelines.reporting.advice import advised, base_words
@@ -150,7 +150,7 @@ def rows_of(name: str, root: Path, repository: Path) -> list[Row]:
     return found
 
 
-def _final(run: Result | None, without: float) -> float:
+def _final(run: ItemResult | None, without: float) -> float:
     return without if run is None else run.column("test_accuracy")[-1]
 
 

@@ -33,9 +33,8 @@ from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
 WATCH_S = 0.5
-MODELS_PER_ANSWER = (
-    4  # an answer's memory, in models per client: the client's own, and what methods send beside it
-)
+# an answer's memory, in models per client: the client's own, and what methods send beside it
+MODELS_PER_ANSWER = 4
 
 
 class _Worker(NamedTuple):

@@ -175,7 +175,9 @@ def test_the_base_is_made_by_the_pipeline_and_nothing_runs_twice(
     found = base.read(tmp_path / "out" / "advice-base.csv")
     runs = {
         run.key: run
-        for run in results.read(tmp_path / "papers" / "advice" / "paper" / "studies" / "one")
+        for run in results.read(
+            tmp_path / "papers" / "built" / "advice" / "paper" / "studies" / "one"
+        )
     }
     assert len(found) == len(runs) == 4
     for one in found:

@@ -14,9 +14,9 @@ import torch
 import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.partition import partitions
@@ -72,8 +72,8 @@ def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Con
     return config.checked(content, "params.yaml")
 
 
-def dealt(data: Dataset, of: Config) -> Dealt:
-    return deal(data, of.data, of.scenarios["s"], "s", 3)
+def dealt(data: Dataset, of: Config) -> Partition:
+    return partition_of(data, of.data, of.scenarios["s"], "s", 3)
 
 
 def item(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
@@ -95,7 +95,7 @@ def test_seen_by_hand() -> None:
     x, y = torch.arange(16).reshape(4, 1, 2, 2), torch.tensor([5, 6, 7, 8])
     before = x.clone(), y.clone()
     skew = Skew([np.array([1, 2]), np.array([3])], np.array([1, 0]))
-    seen, labels = skew.seen([np.array([3, 1]), np.array([0])], x, y)
+    seen, labels = skew.applied([np.array([3, 1]), np.array([0])], x, y)
     assert labels.tolist() == [3, 2, 7, 1]
     assert seen.flatten(1).tolist() == [
         [0, 1, 2, 3],
@@ -104,7 +104,7 @@ def test_seen_by_hand() -> None:
         [13, 15, 12, 14],
     ]
     assert torch.equal(x, before[0]) and torch.equal(y, before[1]), "the data set stays as it is"
-    assert CLEAN.seen([np.array([3, 1]), np.array([0])], x, y) == (x, y)
+    assert CLEAN.applied([np.array([3, 1]), np.array([0])], x, y) == (x, y)
 
 
 @SKEWS
@@ -351,7 +351,7 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
     data = Dataset.of("made", Raw(x, y, x, y, ("a", "b"), unit=1.0))
     scenario = config.Scenario.model_validate({"partition": "iid", "clients": 5, **ROTATION})
     with pytest.raises(UserError) as error:
-        deal(data, settings({}).data, scenario, "s", 0)
+        partition_of(data, settings({}).data, scenario, "s", 0)
     assert str(error.value).startswith("scenarios.s: rotation")
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -360,11 +360,11 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
 # --------------------------------------------------------------------------------------------------
 
 
-def by_sizes(data: Dataset, sizes: list[float]) -> Dealt:
+def by_sizes(data: Dataset, sizes: list[float]) -> Partition:
     scenario = config.Scenario.model_validate(
         {"partition": "by_sizes", "clients": 3, "sizes": sizes}
     )
-    return deal(data, settings({}).data, scenario, "s", 3)
+    return partition_of(data, settings({}).data, scenario, "s", 3)
 
 
 def test_given_sizes_in_a_scenario(digits: Dataset) -> None:

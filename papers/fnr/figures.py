@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.measured import Held, Measured
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
@@ -30,6 +29,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Ints
+from papers.pictures import bars, panels, png
 
 METHODS = ("fnr", "fnr_authors")  # which refine
 
@@ -81,7 +81,7 @@ def _seen(data: Dataset, x: Tensor, sigma: float) -> Tensor:
     std = noise.deviations("equal", sigma, 1, tuple(x.shape[1:]), data.scale)[0]
     drawn = torch.tensor(key(0, "figure 1", round(1000 * sigma)))
     one = torch.zeros(1, dtype=torch.int64)
-    return Read(drawn)(Samples(x, one, noise.alone(std, x)), one, 0)
+    return Read(drawn)(Samples(x, one, noise.for_client(std, x)), one, 0)
 
 
 def _on_scale(data: Dataset, x: Tensor) -> Tensor:
@@ -196,7 +196,7 @@ def refinement(target: Target, measured: Measured) -> Built:
     )
 
 
-def _worst(measured: Measured, panel: Mapping[str, Any], run: Result) -> Refined | None:
+def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Refined | None:
     """The refined client of lowest accuracy in the last round; None where nobody was refined or
     looked at."""
     recorded, name = (
