@@ -23,7 +23,7 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.predictor import Predictor
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.measuring import final_model, own_parts
+from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
 from fedml_noniid.pipelines.reporting.summary import Line, Scenario
@@ -159,7 +159,7 @@ class Result:
             allowed = ", ".join(map(str, self.files)) or "none"
             raise UserError(f"model: seed = {shown(seed)} has no result; allowed: {allowed}")
         tensors = load(self.files[seed].run["model.safetensors"])
-        (params, buffers), parts = final_model(tensors), own_parts(tensors)
+        (params, buffers), parts = final_model(tensors), personal_parts(tensors)
         n = self.settings.scenarios[self.settings.scenario_names[0]].clients
         if (client is None) == bool(parts) or (parts and client not in range(n)):
             allowed = (
@@ -269,11 +269,11 @@ class Result:
         return {seed: json.loads(files.run["run.json"]) for seed, files in self.files.items()}
 
     @cached_property
-    def _runs(self) -> list[results.Result]:
+    def _runs(self) -> list[results.ItemResult]:
         """As the report reads them from files."""
         rounds, clients = self.rounds.drop(columns=SECONDS), self.clients
         return [
-            results.Result(
+            results.ItemResult(
                 key=Unit(record["scenario"], record["recipe"], seed).key,
                 scenario=record["scenario"],
                 recipe=record["recipe"],

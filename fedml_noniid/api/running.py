@@ -23,10 +23,10 @@ from fedml_noniid.api.data import Data
 from fedml_noniid.api.result import Files, Result, Results, folder_of
 from fedml_noniid.api.split import OF_RUN, Split, check_data
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.dealing import deal
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
-from fedml_noniid.pipelines.experiment.progress import Display, Round, tell
+from fedml_noniid.pipelines.experiment.partitioning import partition_of
+from fedml_noniid.pipelines.experiment.progress import Display, RoundReport, report
 from fedml_noniid.pipelines.experiment.training import SECONDS, trained
 from fedml_noniid.pipelines.experiment.workers import side_by_side
 from fedml_noniid.plugins.core.errors import NonFiniteError, UserError, shown
@@ -356,7 +356,7 @@ def _dealt(data: Data | Split, units: Sequence[tuple[Config, Unit]]) -> list[Ind
                 made[key] = data.indices
             else:
                 whole, given = (data.data, data.given) if isinstance(data, Split) else (data, None)
-                made[key] = deal(
+                made[key] = partition_of(
                     whole.dataset, held_out, scenario, unit.scenario, unit.seed, given
                 ).indices
         found.append(made[key])
@@ -368,8 +368,10 @@ def _done(job: _Job) -> _Done:
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
 
     def hear(row: Mapping[str, float]) -> None:
-        tell(
-            Round(job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"])
+        report(
+            RoundReport(
+                job.unit.key, int(row["round"]), job.settings.train.rounds, row["test_accuracy"]
+            )
         )
 
     try:

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 from fedml_noniid.api import settings
 from fedml_noniid.api.data import Data, to_array
 from fedml_noniid.pipelines.experiment.config import SKEWS
-from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
+from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.data.checks import whole_number
@@ -45,14 +45,14 @@ class Split:
     data: Data
     settings: Mapping[str, Any]  # the arguments of `partition`, without the seed
     seed: int
-    dealt: Dealt
+    partition: Partition
     given: tuple[Ints, ...] | None = None  # the user's own index lists
 
     @property
     def indices(self) -> Indices:
         """Positions in the training set: `clients`, `validation`, `public`; in the test set:
         `test_clients`."""
-        return self.dealt.indices
+        return self.partition.indices
 
     @property
     def statistics(self) -> pd.Series[Any]:
@@ -63,7 +63,7 @@ class Split:
         1437
         """
         return pd.Series(
-            self.dealt.statistics,
+            self.partition.statistics,
             dtype=object,
             name=f"{self.settings['partition']}, seed {self.seed}",
         )
@@ -76,8 +76,10 @@ class Split:
         >>> nd.partition(nd.load("digits"), "iid", clients=4).table.shape
         (4, 10)
         """
-        clients = pd.RangeIndex(len(self.dealt.counts), name="client")
-        return pd.DataFrame(self.dealt.counts, clients, pd.Index(self.data.classes, name="class"))
+        clients = pd.RangeIndex(len(self.partition.counts), name="client")
+        return pd.DataFrame(
+            self.partition.counts, clients, pd.Index(self.data.classes, name="class")
+        )
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draws the table as a heat map into `ax`, or into a new figure of pyplot.
@@ -90,17 +92,17 @@ class Split:
         if ax is None:
             from matplotlib import pyplot
 
-            width, height = heatmap.panel_size(self.dealt.counts)
+            width, height = heatmap.panel_size(self.partition.counts)
             ax = pyplot.subplots(figsize=(width + 0.8, height + 0.9), layout="constrained")[1]
         image = heatmap.draw(
-            ax, self.dealt.counts, self.data.classes, f"{self._words}, seed {self.seed}"
+            ax, self.partition.counts, self.data.classes, f"{self._words}, seed {self.seed}"
         )
         if not ax.texts:  # the cells carry no numbers
             ax.figure.colorbar(image, ax=ax, label="training samples")
         return ax
 
     def __repr__(self) -> str:
-        found = self.dealt.statistics
+        found = self.partition.statistics
         clients = (
             f"{found['clients']} clients with {found['size_min']} to {found['size_max']} samples"
         )
@@ -149,7 +151,8 @@ def partition(
     >>> split = nd.partition(nd.load("digits"), indices=[range(100), range(500, 800)])
     >>> split.table.sum(axis=1).tolist()
     [100, 300]
-    >>> nd.partition(nd.load("digits"), "shards_equal", clients=10, shards_per_client=2, public=100)
+    >>> how = {"clients": 10, "shards_per_client": 2, "public": 100}
+    >>> nd.partition(nd.load("digits"), "shards_equal", **how)  # doctest: +NORMALIZE_WHITESPACE
     digits, shards_equal shards_per_client 2, seed 0: 10 clients with 133 to 134 samples, label
     distance 0.79 on average
     """
@@ -198,10 +201,10 @@ def partition(
     )
     (name,) = checked.scenario_names
     with settings.spoken("partition"):
-        dealt = deal(
+        made = partition_of(
             data.dataset, checked.data, checked.scenarios[name], name, checked.seeds[0], lists
         )
-    return Split(data, given, checked.seeds[0], dealt, lists)
+    return Split(data, given, checked.seeds[0], made, lists)
 
 
 def _checked(indices: Any, n: int) -> tuple[Ints, ...]:

@@ -21,7 +21,7 @@ from fedml_noniid.cli import (
     papers,
     tracking,
 )
-from fedml_noniid.cli.verb import SETTINGS, Group, said, say
+from fedml_noniid.cli.verb import SETTINGS, Group, message_of
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -30,7 +30,10 @@ EXAMPLES = (
     "noniid partition",
     "noniid run",
 )
-UNTOLD = ("MLFLOW_DISABLE_TELEMETRY", "DO_NOT_TRACK")  # libraries send no reports of their use
+NO_TELEMETRY = (
+    "MLFLOW_DISABLE_TELEMETRY",
+    "DO_NOT_TRACK",
+)  # libraries send no reports of their use
 # typer makes its --install-completion and --show-completion options for the outermost group only.
 app = typer.Typer(cls=Group, context_settings=SETTINGS, epilog="\n".join(EXAMPLES))
 for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
@@ -39,7 +42,7 @@ for module in (init, experiment, methods, papers, claims, deploy, tracking, chec
 
 def _version(asked: bool) -> None:
     if asked:
-        say(f"noniid {fedml_noniid.__version__}")
+        typer.echo(f"noniid {fedml_noniid.__version__}")
         raise typer.Exit
 
 
@@ -58,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns the exit code; errors are lines on stderr.
     """
-    for name in UNTOLD:
+    for name in NO_TELEMETRY:
         os.environ.setdefault(name, "true")
     return edge.guarded(lambda: _run(arguments))
 
@@ -68,7 +71,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         code = command.main(arguments, prog_name="noniid", standalone_mode=False)
     except TyperException as error:
-        raise UserError(said(error)) from None
+        raise UserError(message_of(error)) from None
     except typer.Abort:
         sys.stderr.write("\nnothing is written\n")
         return edge.INTERRUPTED

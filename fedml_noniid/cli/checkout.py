@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 import fedml_noniid
-from fedml_noniid.cli.verb import Root, one_of, say, verb, workspace
+from fedml_noniid.cli.verb import Root, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import SIZES
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -121,7 +121,7 @@ def budget() -> None:
     from benchmarks import gpu_budget
 
     gpu_budget.write(root)
-    say(f"{gpu_budget.FILE} and .md are written")
+    typer.echo(f"{gpu_budget.FILE} and .md are written")
 
 
 def chaos(
@@ -142,6 +142,6 @@ def chaos(
     from benchmarks import chaos as measured
 
     if not measured.chaos(
-        runs, quorum_runs, kills, first, root / RESULTS / "chaos.md" if write else None, say
+        runs, quorum_runs, kills, first, root / RESULTS / "chaos.md" if write else None, typer.echo
     ):
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedml_noniid.cli.checkout import RESULTS, checkout
-from fedml_noniid.cli.verb import Root, one_of, say, verb, workspace
+from fedml_noniid.cli.verb import Root, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -88,10 +88,10 @@ def claims(
     from fedml_noniid.pipelines.papers.claims import verbs
 
     page = verbs.claims(place, size, paper, claim, run, missing)
-    say(f"page: {page}")
+    typer.echo(f"page: {page}")
     if to is not None:
         for file in sorted(
             set(page.parent.glob("claims*")) - {page.with_suffix(".html")}
         ):  # the site makes its own
             shutil.copy(file, to / file.name)
-            say(f"written: {to / file.name}")
+            typer.echo(f"written: {to / file.name}")

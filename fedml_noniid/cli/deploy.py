@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import Root, group, say, verb, workspace
+from fedml_noniid.cli.verb import Root, group, verb, workspace
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 
@@ -153,7 +153,7 @@ def config(
     if path.exists() and not force:
         raise UserError(f"{path}: exists; allowed: another path, or --force to replace it")
     write_whole(path, CONFIG.read_text())
-    say(
+    typer.echo(
         f"{path}: set recipe, number of silos and addresses, then give the same file to the "
         "server and to each silo"
     )
@@ -185,7 +185,7 @@ def shards(
     from fedml_noniid.plugins.silo import shards as cutting
 
     count = cutting.cut(data, indices, out, public, sigma, form or noise.FORMS[0], test)
-    say(f"{count} shards and the server's file are in {out}")
+    typer.echo(f"{count} shards and the server's file are in {out}")
 
 
 def server(config: Config) -> None:
@@ -222,13 +222,13 @@ def status(config: Config) -> None:
 
     It prints JSON: the round, the silos, the missing answers.
     """
-    from fedml_noniid.plugins.silo import ends, launch
+    from fedml_noniid.plugins.silo import exit_codes, launch
 
     try:
-        say(launch.status(config))
+        typer.echo(launch.status(config))
     except UserError as error:
         edge.tell(error)
-        raise typer.Exit(ends.code(error)) from None
+        raise typer.Exit(exit_codes.code(error)) from None
 
 
 def loopback(
@@ -260,7 +260,7 @@ def loopback(
         deployment, parts = deploy.of_study(here, recipe, silos)
     else:
         deployment, parts = local.of_file(config or local.CONFIG, recipe, silos)
-    local.compare(deployment, parts, out, say)
+    local.compare(deployment, parts, out, typer.echo)
 
 
 def record(

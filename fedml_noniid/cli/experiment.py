@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import Root, one_of, say, verb, workspace
+from fedml_noniid.cli.verb import Root, one_of, verb, workspace
 from fedml_noniid.pipelines.stages.__main__ import STAGES
 
 WIDTH = 100
@@ -41,12 +41,12 @@ def check(root: Root = Path()) -> None:
         "seed": len(settings.seeds),
     }
     words = " x ".join(f"{count} {what}{'s' * (count != 1)}" for what, count in counts.items())
-    say(
+    typer.echo(
         f"params.yaml is right: {words} = {len(settings.units())} trainings of "
         f"{settings.train.rounds} rounds"
     )
     if note:
-        say(f"note: {note}")
+        typer.echo(f"note: {note}")
 
 
 def partition(
@@ -70,12 +70,12 @@ def partition(
     if csv is not None:
         write_whole(csv, scenarios.table(rows))
     cells, *notes = scenarios.markdown(rows, missing).strip().split("\n\n")
-    say("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
+    typer.echo("\n\n".join(["", cells, *(textwrap.fill(note, WIDTH) for note in notes)]))
     pictures = sorted(
         path.relative_to(place.root) for path in (place.root / "partitions").glob("*/*.png")
     )
     if pictures:
-        say("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
+        typer.echo("\n" + textwrap.fill(f"Heat maps: {', '.join(map(str, pictures))}", WIDTH))
 
 
 def run(
@@ -99,14 +99,14 @@ def run(
     _repro(root, stage)
     if stage is None:
         place = workspace(root).root
-        say(f"\n{repro.table(place)}\n{repro.certificate(place)}")
+        typer.echo(f"\n{repro.table(place)}\n{repro.certificate(place)}")
 
 
 def table(root: Root = Path()) -> None:
     """Show the table of the last report. Nothing is run."""
     from fedml_noniid.pipelines.tools import repro
 
-    say(repro.table(workspace(root).root))
+    typer.echo(repro.table(workspace(root).root))
 
 
 def tune(root: Root = Path()) -> None:
@@ -124,7 +124,7 @@ def tune(root: Root = Path()) -> None:
 
     for recipe, choice in tuned(place, config.load(place.root)).items():
         best, record = choice.trials[0], choice.tuned
-        say(
+        typer.echo(
             f"{recipe}: {best.point.words}: validation accuracy {record.accuracy:.4f}, best of "
             f"{record.trials} trials"
         )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import WORDS, say, verb
+from fedml_noniid.cli.verb import WORDS, verb
 from fedml_noniid.pipelines import edge
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 
 if TYPE_CHECKING:
-    from fedml_noniid.pipelines.tools.start import Wish
+    from fedml_noniid.pipelines.tools.init import StudyOptions
     from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
 KINDS = {"--table": "table", "--text": "text", "--images": "image_folder", "--arrays": "arrays"}
@@ -45,9 +45,9 @@ def complete(what: str) -> Callable[[str], list[str]]:
     """Completes the names of data sets, partitions or models."""
 
     def names(incomplete: str) -> list[str]:
-        from fedml_noniid.pipelines.tools import start
+        from fedml_noniid.pipelines.tools import init as study
 
-        return [name for name in start.names(what) if name.startswith(incomplete)]
+        return [name for name in study.names(what) if name.startswith(incomplete)]
 
     return names
 
@@ -169,18 +169,18 @@ def init(
             f"{', '.join([*given, '--data'])}"
         )
     asks = sys.stdin.isatty() and not yes
-    from fedml_noniid.pipelines.tools import start
+    from fedml_noniid.pipelines.tools import init as study
     from fedml_noniid.plugins.data.readers.frames import UndecidedError
 
-    start.refuse_existing(folder, force)
-    kind, source = "digits" if data is None else known("data set", data, start.names("data")), None
+    study.refuse_existing(folder, force)
+    kind, source = "digits" if data is None else known("data set", data, study.names("data")), None
     if named and named[0] in KINDS:
         kind, source = KINDS[named[0]], given[named[0]]
     elif not named and asks:
         kind, source = _ask_data()
     taken = {"--label": label, "--owner": owner, "--text-column": text_column}
     options: dict[str, object] = dict(_columns(kind, source, taken, asks))
-    there = start.columns(source) if kind == "table" and source is not None else ()
+    there = study.columns(source) if kind == "table" and source is not None else ()
     if missing is not None:
         if kind != "table":
             raise UserError(f"--missing={missing!r} is refused; allowed: with --table")
@@ -192,7 +192,7 @@ def init(
                 f"--{key.replace('_', '-')}={given_as!r} is refused; allowed: with --table"
             )
         options |= {} if columns is None else {key: _listed(columns, there)}
-    wish = start.Wish(
+    wanted = study.StudyOptions(
         data=kind,
         source=source,
         options=options,
@@ -206,20 +206,22 @@ def init(
         methods=None if methods is None else tuple(_listed(methods)),
     )
     if asks:
-        wish = _ask_rest(wish, {"methods": methods, "rounds": rounds, "seeds": seeds})
+        wanted = _ask_rest(wanted, {"methods": methods, "rounds": rounds, "seeds": seeds})
     try:
-        params, notes = start.planned(folder, wish)
+        params, notes = study.planned(folder, wanted)
     except UndecidedError as error:
         edge.tell(error)
-        sys.stderr.write(_advised(context.meta[WORDS], wish, error))
+        sys.stderr.write(_advised(context.meta[WORDS], wanted, error))
         raise typer.Exit(edge.WRONG_INPUT) from None
-    start.make(folder, params, deploy)
+    study.make(folder, params, deploy)
     for note in notes:
-        say(f"note: {note}")
-    say(NEXT.format(folder=folder.resolve(), there="" if folder == Path() else ", in that folder"))
+        typer.echo(f"note: {note}")
+    typer.echo(
+        NEXT.format(folder=folder.resolve(), there="" if folder == Path() else ", in that folder")
+    )
 
 
-def _advised(words: Sequence[str], wish: Wish, error: UndecidedError) -> str:
+def _advised(words: Sequence[str], wanted: StudyOptions, error: UndecidedError) -> str:
     """The same command with a decision for each column, to paste; "" if an error is about something
     else."""
     from fedml_noniid.plugins.data.readers.frames import ColumnError
@@ -235,8 +237,10 @@ def _advised(words: Sequence[str], wish: Wish, error: UndecidedError) -> str:
     for option, column in dict.fromkeys(options):
         more += [] if option == "missing" else [f"--{option.replace('_', '-')}", column]
     for key in ("label", "owner"):  # that a name or a question has settled
-        if key in wish.options and not any(word.partition("=")[0] == f"--{key}" for word in words):
-            more += [f"--{key}", str(wish.options[key])]
+        if key in wanted.options and not any(
+            word.partition("=")[0] == f"--{key}" for word in words
+        ):
+            more += [f"--{key}", str(wanted.options[key])]
     return (
         "One decision for each, to change as you like:\n  "
         f"{shlex.join(['noniid', 'init', *words, *more])}\n"
@@ -263,7 +267,7 @@ def _columns(
 
     UserError for an unknown one, and for one too many.
     """
-    from fedml_noniid.pipelines.tools import start
+    from fedml_noniid.pipelines.tools import init as study
 
     allowed = {
         "table": ("--label", "--owner"),
@@ -275,7 +279,7 @@ def _columns(
             raise UserError(f"{option}={value!r} is refused; allowed: with {wanted}")
     if not allowed or source is None:
         return {}
-    there = start.columns(source)
+    there = study.columns(source)
     found = {
         option: known(f"{source}: {option}", value, there)
         for option, value in taken.items()
@@ -332,16 +336,16 @@ def _ask_column(option: str, there: Sequence[str], guess: str | None) -> str | N
     return Prompt.ask(what, choices=list(there), default=guess or there[-1])
 
 
-def _ask_rest(wish: Wish, given: dict[str, object]) -> Wish:
+def _ask_rest(wanted: StudyOptions, given: dict[str, object]) -> StudyOptions:
     from rich.prompt import IntPrompt, Prompt
 
-    from fedml_noniid.pipelines.tools import start
+    from fedml_noniid.pipelines.tools import init as study
 
     if given["methods"] is None:
-        usual = ",".join(start.FOR_TEXT if wish.data == "text" else start.METHODS)
-        wish = replace(wish, methods=tuple(_listed([Prompt.ask("Methods", default=usual)])))
+        usual = ",".join(study.FOR_TEXT if wanted.data == "text" else study.METHODS)
+        wanted = replace(wanted, methods=tuple(_listed([Prompt.ask("Methods", default=usual)])))
     if given["rounds"] is None:
-        wish = replace(wish, rounds=IntPrompt.ask("Rounds", default=wish.rounds))
+        wanted = replace(wanted, rounds=IntPrompt.ask("Rounds", default=wanted.rounds))
     if given["seeds"] is None:
-        wish = replace(wish, seeds=IntPrompt.ask("Seeds", default=wish.seeds))
-    return wish
+        wanted = replace(wanted, seeds=IntPrompt.ask("Seeds", default=wanted.seeds))
+    return wanted

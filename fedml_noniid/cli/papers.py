@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedml_noniid.cli.verb import Root, group, one_of, say, verb, workspace
+from fedml_noniid.cli.verb import Root, group, one_of, verb, workspace
 from fedml_noniid.pipelines.papers.studies import PAPERS, SIZES
 
 SPLITS = ("validation", "test")
@@ -52,7 +52,7 @@ def show(root: Root = Path()) -> None:
     from fedml_noniid.pipelines.papers import verbs
 
     for paper, target in verbs.targets(place.root):
-        say(f"{target.id:<12} {paper:<24} {target.title}")
+        typer.echo(f"{target.id:<12} {paper:<24} {target.title}")
 
 
 def run(paper: Paper, size: Size = SIZES[0], root: Root = Path()) -> None:
@@ -64,7 +64,7 @@ def run(paper: Paper, size: Size = SIZES[0], root: Root = Path()) -> None:
     place = workspace(root)
     from fedml_noniid.pipelines.papers import verbs
 
-    say(f"report: {verbs.run(place, paper, size) / 'report.html'}")
+    typer.echo(f"report: {verbs.run(place, paper, size) / 'report.html'}")
 
 
 def _targets() -> list[str]:
@@ -97,7 +97,7 @@ def build(
     from fedml_noniid.pipelines.papers import verbs
 
     page = verbs.build(place, name, size)
-    say(f"\n{page.read_text()}\npage: {page}")
+    typer.echo(f"\n{page.read_text()}\npage: {page}")
 
 
 def tune(
@@ -124,4 +124,4 @@ def tune(
     from fedml_noniid.pipelines.papers import tune as tuning
 
     page = tuning.tune(place, paper, study, size, on)
-    say(f"\n{page.read_text()}\npage: {page}")
+    typer.echo(f"\n{page.read_text()}\npage: {page}")

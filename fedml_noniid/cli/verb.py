@@ -26,7 +26,7 @@ WORDS = "words"  # key of the words behind the verb in a context's `meta`
 F = TypeVar("F", bound=Callable[..., object])
 
 
-class Taught:
+class WithExamples:
     """Help with examples: a command's `epilog` holds them, one per line."""
 
     def __init__(self, *args: Any, epilog: str | None = None, **others: Any) -> None:
@@ -57,7 +57,7 @@ class Taught:
                         formatter.write(f"{'':{indent}}{line}\n")
 
 
-class Verb(Taught, TyperCommand):
+class Verb(WithExamples, TyperCommand):
     """A verb."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -75,7 +75,7 @@ class Verb(Taught, TyperCommand):
         return super().parse_args(ctx, args)
 
 
-class Group(Taught, TyperGroup):
+class Group(WithExamples, TyperGroup):
     """A verb that has verbs of its own. Alone it shows its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -137,13 +137,7 @@ def workspace(root: Path) -> Workspace:
     return Workspace.of(root, os.environ)
 
 
-def say(text: str) -> None:
-    """Writes a line to the standard output, at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
-def said(error: TyperException) -> str:
+def message_of(error: TyperException) -> str:
     """An error of the command line itself in one line: what is wrong, and what is allowed."""
     # typer bundles its parser's errors without exporting them, so they are told apart by what they
     # hold.

@@ -206,9 +206,8 @@ class DriftSettings(Section):
         list[int]
     ]  # client i swaps the pair number i modulo their number; an empty one swaps nothing
     kind: str = "sudden"
-    every: Count | None = (
-        None  # rounds from one group of clients to the next, or until the first labels come back
-    )
+    # rounds from one group of clients to the next, or until the first labels come back
+    every: Count | None = None
 
     @model_validator(mode="after")
     @unless_checked
@@ -233,9 +232,8 @@ class DriftSettings(Section):
 class AvailabilitySettings(Section):
     """The clients that are missing from rounds: at random, or as a file lists them."""
 
-    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = (
-        None  # the share that misses a round
-    )
+    # the share that misses a round
+    rate: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     file: str | None = None  # relative to the experiment's root; columns as `absences.COLUMNS`
     _missing: absences.Missing | None = PrivateAttr(None)  # what the file lists, once it is read
 

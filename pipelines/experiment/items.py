@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment import kept, portable
+from fedml_noniid.pipelines.experiment import cache, portable
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.data import Samples
@@ -46,7 +46,7 @@ class Item:
             Dataset.read(place.dataset(settings.data.name)),
             place.partition(unit.scenario, unit.seed),
         )
-        kept.check(folder)
+        cache.check(folder)
         indices = read_indices(folder / "indices.json")
         return Item.of(settings, unit, data, indices)
 

@@ -67,7 +67,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     """
     item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
-    parts = own_parts(tensors)
+    parts = personal_parts(tensors)
     found = _each_tested(item, params, buffers, parts) if parts else _tested(item, params, buffers)
     noisy = _noisy(item, params, buffers, found if parts else [])
 
@@ -244,7 +244,7 @@ def _by_class(counts: Ints, constant: int) -> tuple[float, float, float]:
     return constant / samples.sum(), recall.mean(), f1.mean()
 
 
-def own_parts(tensors: Params) -> Tree:
+def personal_parts(tensors: Params) -> Tree:
     """The clients' own parts in the content of model.safetensors, leaves [N, ...]; empty if they
     keep none."""
     found: Tree = {}

@@ -17,7 +17,7 @@ SHORT_S, EVERY_S = 2, 30  # seconds between two plain lines: about ended items, 
 PAGE_S = 0.2  # seconds between two pictures of the bars in a notebook
 
 
-class Round(NamedTuple):
+class RoundReport(NamedTuple):
     """An item's report after a round."""
 
     item: str
@@ -26,19 +26,19 @@ class Round(NamedTuple):
     accuracy: float
 
 
-_hear: Callable[[Round], None] | None = None  # receives the rounds of this process
+_receive: Callable[[RoundReport], None] | None = None  # receives the rounds of this process
 
 
-def tell(said: Round) -> None:
+def report(report: RoundReport) -> None:
     """Reports a round of an item. Every training process calls it after each round."""
-    if _hear is not None:
-        _hear(said)
+    if _receive is not None:
+        _receive(report)
 
 
-def listen(hear: Callable[[Round], None] | None) -> None:
+def report_to(receive: Callable[[RoundReport], None] | None) -> None:
     """Sets the function that receives the rounds of this process."""
-    global _hear
-    _hear = hear
+    global _receive
+    _receive = receive
 
 
 class Display:
@@ -53,9 +53,9 @@ class Display:
         self._ended, self._known = 0, 0  # number of ended items; of those, taken from the store
         self._work = 0.0  # in items
         self._at_work: dict[
-            str, tuple[Round, float]
+            str, tuple[RoundReport, float]
         ] = {}  # item -> its last round, fraction done before the first
-        self._began = self._said = time.monotonic()
+        self._began = self._last_line = time.monotonic()
         self._lock = threading.Lock()
         self._bars: Any = None
         self._bar: dict[str, Any] = {}
@@ -82,51 +82,53 @@ class Display:
                 self._page = display(self._bars, display_id=True)  # type: ignore[no-untyped-call]  # of IPython
             else:
                 self._bars.start()
-        listen(self.heard)
+        report_to(self.show)
         return self
 
     def __exit__(self, *_: object) -> None:
-        listen(None)
+        report_to(None)
         if self._page is not None:
             self._show(now=True)
         elif self._bars is not None:
             self._bars.stop()
 
-    def follow(self, queue: SimpleQueue[Round | None]) -> threading.Thread:
+    def follow(self, queue: SimpleQueue[RoundReport | None]) -> threading.Thread:
         """Reads the reports of other processes until None comes."""
 
         def read() -> None:
-            while (said := queue.get()) is not None:
-                self.heard(said)
+            while (report := queue.get()) is not None:
+                self.show(report)
 
         thread = threading.Thread(target=read, daemon=True)
         thread.start()
         return thread
 
-    def heard(self, said: Round) -> None:
+    def show(self, report: RoundReport) -> None:
         """A running item has ended a round."""
         with self._lock:
-            fraction = said.done / said.rounds
+            fraction = report.done / report.rounds
             first = (
-                self._at_work[said.item][1]
-                if said.item in self._at_work
-                else (said.done - 1) / said.rounds
+                self._at_work[report.item][1]
+                if report.item in self._at_work
+                else (report.done - 1) / report.rounds
             )
-            self._at_work[said.item] = said, first
+            self._at_work[report.item] = report, first
             if self._bars is not None:
-                if said.item not in self._bar:
-                    self._bar[said.item] = self._bars.add_task(
-                        f"  {said.item}", total=said.rounds, note=""
+                if report.item not in self._bar:
+                    self._bar[report.item] = self._bars.add_task(
+                        f"  {report.item}", total=report.rounds, note=""
                     )
                 self._bars.update(
-                    self._bar[said.item], completed=said.done, note=f"accuracy {said.accuracy:.4f}"
+                    self._bar[report.item],
+                    completed=report.done,
+                    note=f"accuracy {report.accuracy:.4f}",
                 )
                 self._bars.update(self._bar[""], note=self._left().lstrip(", "))
                 self._show()
-            elif time.monotonic() - self._said > EVERY_S and fraction < 1:
+            elif time.monotonic() - self._last_line > EVERY_S and fraction < 1:
                 where = (
-                    f"{said.item} in round {said.done} of {said.rounds}, accuracy "
-                    f"{said.accuracy:.4f}"
+                    f"{report.item} in round {report.done} of {report.rounds}, accuracy "
+                    f"{report.accuracy:.4f}"
                 )
                 self._line(f"{self._ended} of {self.total} done; {where}{self._left()}")
 
@@ -143,7 +145,7 @@ class Display:
                 if item in self._bar:
                     self._bars.remove_task(self._bar.pop(item))
                 self._show()
-            elif not known and time.monotonic() - self._said > SHORT_S:
+            elif not known and time.monotonic() - self._last_line > SHORT_S:
                 self._line(f"{self._ended} of {self.total}: {item} {outcome}{self._left()}")
             if self._ended == self.total:
                 self._end()
@@ -163,19 +165,19 @@ class Display:
     def _line(self, text: str) -> None:
         if not self._has_lines:
             return
-        self._said = time.monotonic()
+        self._last_line = time.monotonic()
         sys.stdout.write(f"{self.title}: {text}\n")
         sys.stdout.flush()
 
     def _left(self) -> str:
         """`, 3 min left`, estimated from the work done so far. Empty before any work is done."""
         work = self._work + sum(
-            said.done / said.rounds - first for said, first in self._at_work.values()
+            report.done / report.rounds - first for report, first in self._at_work.values()
         )
         ahead = (
             self.total
             - self._ended
-            - sum(said.done / said.rounds for said, _ in self._at_work.values())
+            - sum(report.done / report.rounds for report, _ in self._at_work.values())
         )
         return (
             f", {_clock((time.monotonic() - self._began) / work * ahead)} left"

@@ -45,7 +45,7 @@ NO_CODE = tuple(
     for name in (
         "pipelines.edge",
         "pipelines.experiment.facts",
-        "pipelines.experiment.kept",
+        "pipelines.experiment.cache",
         "pipelines.experiment.portable",
         "pipelines.experiment.progress",
         "pipelines.experiment.provenance",

@@ -1,4 +1,4 @@
-"""Reads the files of the train and evaluate stages: one `Result` per finished train item.
+"""Reads the files of the train and evaluate stages: one `ItemResult` per finished train item.
 
 The folder `runs/<key>/` decides which results exist; `evaluation/<key>/` is added where it is
 present. A folder without `run.json` is an unfinished train item and is skipped.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
 
 COLUMNS = ("round", "test_accuracy", "bytes_up", "bytes_down")
@@ -22,7 +22,7 @@ RERUN = "delete its folder and run `noniid run` again"
 
 
 @dataclass(frozen=True)
-class Result:
+class ItemResult:
     """One train item: a recipe on a scenario with a seed."""
 
     key: str
@@ -52,7 +52,7 @@ class Result:
         return [row[name] for row in self.rows if math.isfinite(row.get(name, math.nan))]
 
 
-def read(root: Path, repository: Path | None = None) -> list[Result]:
+def read(root: Path, repository: Path | None = None) -> list[ItemResult]:
     """Every finished train item under `root`, sorted by key. UserError names the unreadable file.
 
     `repository` has the store with `made.json` (how each item was made); the default is `root`.
@@ -109,7 +109,7 @@ def numbers(values: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _result(root: Path, repository: Path, folder: Path) -> Result:
+def _result(root: Path, repository: Path, folder: Path) -> ItemResult:
     path = folder / "run.json"
     run, evaluation = record(path), root / "evaluation" / folder.name
     partition = root / "partitions" / f"{run.get('scenario')}-{run.get('seed')}" / "heatmap.png"
@@ -118,8 +118,8 @@ def _result(root: Path, repository: Path, folder: Path) -> Result:
     named += [metrics, evaluation / "per_class.csv", per_client]
     try:
         tags = {name: str(value) for name, value in run["tags"].items()}
-        made = kept.made(repository, tags.get("fingerprint", ""))
-        return Result(
+        made = cache.made(repository, tags.get("fingerprint", ""))
+        return ItemResult(
             key=folder.name,
             scenario=str(run["scenario"]),
             recipe=str(run["recipe"]),

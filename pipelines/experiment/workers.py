@@ -48,7 +48,7 @@ def side_by_side(
     # torch's threads would not survive the fork.
     torch.set_num_threads(1)
     context = multiprocessing.get_context("fork")
-    queue: SimpleQueue[progress.Round | None] = context.SimpleQueue()
+    queue: SimpleQueue[progress.RoundReport | None] = context.SimpleQueue()
     others = multiprocessing.active_children()
     given = os.getpid(), queue, work
     pool = concurrent.futures.ProcessPoolExecutor(
@@ -74,7 +74,7 @@ _work: Callable[[Any], Any]  # of a worker; the process that starts the workers 
 
 
 def _begin(
-    parent: int, queue: SimpleQueue[progress.Round | None], work: Callable[[Any], Any]
+    parent: int, queue: SimpleQueue[progress.RoundReport | None], work: Callable[[Any], Any]
 ) -> None:
     """Runs first in a worker.
 
@@ -83,7 +83,7 @@ def _begin(
     global _work
     _work = work
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    progress.listen(queue.put)
+    progress.report_to(queue.put)
     end_with(parent)
 
 

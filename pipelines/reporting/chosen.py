@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from fedml_noniid.pipelines.experiment import tuning
 from fedml_noniid.pipelines.experiment.config import Config, Tuned
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.text import NONE
 
 NOT_TUNED = (
@@ -41,7 +41,7 @@ def table(settings: Config) -> list[list[str]]:
     return rows
 
 
-def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
+def sentences(settings: Config, runs: Iterable[ItemResult]) -> list[str]:
     """Whether anything was tuned, with which budgets, what speaks against a fair comparison, and
     unequal settings."""
     tuned = {
@@ -91,7 +91,7 @@ def sentences(settings: Config, runs: Iterable[Result]) -> list[str]:
     return [*found, _equal(runs, "tuned" if is_fair else "")]
 
 
-def unequal(runs: Iterable[Result]) -> list[str]:
+def unequal(runs: Iterable[ItemResult]) -> list[str]:
     """`lr (0.1: fedavg; 0.05: scaffold)` for each training setting that was not the same for all,
     by the runs."""
     runs, found = list(runs), []
@@ -105,7 +105,7 @@ def unequal(runs: Iterable[Result]) -> list[str]:
     return found
 
 
-def _equal(runs: Iterable[Result], how: str) -> str:
+def _equal(runs: Iterable[ItemResult], how: str) -> str:
     """Whether all methods were trained alike.
 
     `how`: "tuned" if each has the values of an equal budget.

@@ -17,7 +17,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.reporting.heatmap import as_png
 from fedml_noniid.pipelines.reporting.summary import Scenario
 
@@ -213,7 +213,7 @@ def _curves(scenario: Scenario) -> list[Curve]:
     )
 
 
-def _so_far(result: Result) -> list[float]:
+def _so_far(result: ItemResult) -> list[float]:
     return [
         float(x) for x in np.cumsum([row["bytes_up"] + row["bytes_down"] for row in result.rows])
     ]

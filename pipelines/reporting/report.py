@@ -111,7 +111,7 @@ def _places() -> str:
 
 
 def _facts(
-    settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.Result]
+    settings: Config, scenarios: Sequence[Scenario], found: Sequence[results.ItemResult]
 ) -> list[tuple[str, str]]:
     """What was run, for a reader who has not seen params.yaml."""
     data = [settings.data.name, *dict.fromkeys(note for result in found for note in result.notes)]

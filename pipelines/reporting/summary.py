@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fedml_noniid.pipelines.experiment.results import RERUN, Result, table
+from fedml_noniid.pipelines.experiment.results import RERUN, ItemResult, table
 from fedml_noniid.plugins.core.errors import UserError
 
 LAST_ROUNDS = 5
@@ -100,7 +100,7 @@ class Scenario:
     lines: tuple[Line, ...]
     baseline: Line | None
     majority: Mapping[str, Spread]  # accuracy of a constant answer, by its name
-    results: tuple[Result, ...]
+    results: tuple[ItemResult, ...]
     missing: tuple[str, ...]  # items of params.yaml without a result
     test_samples: int | None  # None if nothing is evaluated
 
@@ -117,7 +117,7 @@ def spread(values: Iterable[float]) -> Spread | None:
 
 def scenario(
     name: str,
-    results: Sequence[Result],
+    results: Sequence[ItemResult],
     recipes: Sequence[str],
     seeds: Sequence[int],
     test_samples: int | None = None,
@@ -167,11 +167,11 @@ def scenario(
     )
 
 
-def _accuracy(result: Result) -> list[float]:
+def _accuracy(result: ItemResult) -> list[float]:
     return result.column("test_accuracy")
 
 
-def _test_samples(result: Result) -> int | None:
+def _test_samples(result: ItemResult) -> int | None:
     """The size of the test set, from the evaluation.
 
     All runs of an experiment have the same test set.
@@ -185,7 +185,7 @@ def _test_samples(result: Result) -> int | None:
         raise UserError(f"{path}: has no column samples of whole numbers; {RERUN}") from None
 
 
-def _majority(results: Sequence[Result]) -> dict[str, Spread]:
+def _majority(results: Sequence[ItemResult]) -> dict[str, Spread]:
     """The accuracy of always naming the most frequent class: of all training data, or of each
     client's own."""
     found: dict[str, dict[int, float]] = {}
@@ -196,7 +196,7 @@ def _majority(results: Sequence[Result]) -> dict[str, Spread]:
     return {name: _known(by_seed.values()) for name, by_seed in found.items()}
 
 
-def _line(group: Sequence[Result], base: Sequence[Result], step: float) -> Line:
+def _line(group: Sequence[ItemResult], base: Sequence[ItemResult], step: float) -> Line:
     """Sums up one recipe's results; the rank is set by `_ranked`. `step`: one test sample."""
     finals, base_final = ({r.seed: _accuracy(r)[-1] for r in runs} for runs in (group, base))
     differences = [final - base_final[seed] for seed, final in finals.items() if seed in base_final]
@@ -240,13 +240,13 @@ def _line(group: Sequence[Result], base: Sequence[Result], step: float) -> Line:
     )
 
 
-def _tag(result: Result, name: str) -> str:
+def _tag(result: ItemResult, name: str) -> str:
     """A tag of the item; "" for "none"."""
     value = result.tags.get(name, "none")
     return "" if value == "none" else value
 
 
-def _stopped(group: Sequence[Result]) -> str:
+def _stopped(group: Sequence[ItemResult]) -> str:
     """How many runs a callback has stopped, and after which rounds; "" for none."""
     rounds = [str(len(result.rows)) for result in group if _tag(result, "stopped")]
     return (

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment import check, config, kept
-from fedml_noniid.pipelines.experiment.dealing import skewed
+from fedml_noniid.pipelines.experiment import cache, check, config
+from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.alike import test_parts
@@ -41,7 +41,7 @@ def run(place: Workspace) -> None:
     wanted = settings.deploy
     if wanted is None:
         raise UserError(f"{config.FILE}: deploy is missing; {config.DEPLOYS}")
-    kept.check(place.partition(wanted.scenario, wanted.seed))
+    cache.check(place.partition(wanted.scenario, wanted.seed))
     deployment, parts = deployment_of(settings, wanted), _parts(place, settings)
     log.info(
         "%s with %d silos of %s samples", deployment.train_args.recipe, wanted.silos, _sizes(parts)
@@ -80,7 +80,7 @@ def of_study(place: Workspace, recipe: str | None, silos: int | None) -> tuple[D
     settings = config.checked({**dict(settings), "recipes": entries, "deploy": wanted}, config.FILE)
     deploy = config.DeploySettings(**wanted)
     check.compose(settings, deploy.recipe, deploy.scenario, deployed=True)
-    kept.check(place.partition(deploy.scenario, deploy.seed))
+    cache.check(place.partition(deploy.scenario, deploy.seed))
     return deployment_of(settings, deploy), _parts(place, settings)
 
 
@@ -125,7 +125,7 @@ def _parts(place: Workspace, settings: config.Config) -> Parts:
     recipe = settings.composition(wanted.recipe)
     public: Ints = indices.public if loopback.needs_public(recipe) else indices.public[:0]
     std = None if scenario.noise is None else scenario.noise.deviations(len(clients), data)
-    own = tests if loopback.keeps_own(recipe) else None
+    own = tests if loopback.has_personal_norms(recipe) else None
     return Parts.cut(data, clients, indices.validation, public, std, skew, own)
 
 

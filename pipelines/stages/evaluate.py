@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from fedml_noniid.pipelines.experiment import config, kept, progress, results
+from fedml_noniid.pipelines.experiment import cache, config, progress, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
@@ -30,7 +30,7 @@ def run(place: Workspace) -> None:
 
 def evaluated(place: Workspace, settings: Config, title: str) -> None:
     """Evaluates every item that has a model, in one process per core."""
-    kept.refuse_foreign(place.root, "evaluation")
+    cache.refuse_foreign(place.root, "evaluation")
     units = [unit for unit in settings.units() if place.run(unit.key).is_dir()]
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
@@ -39,18 +39,18 @@ def evaluated(place: Workspace, settings: Config, title: str) -> None:
             partial(_settle, place, settings), units, processes, display
         ):
             display.done(unit.key, "evaluated", not fresh)
-    kept.keep_only(place.root / "evaluation", [unit.key for unit in units])
+    cache.keep_only(place.root / "evaluation", [unit.key for unit in units])
 
 
 def _settle(place: Workspace, settings: Config, unit: Unit) -> bool:
     """Evaluates an item or takes the result from the store. Returns whether it evaluated."""
     folder = place.run(unit.key)
-    kept.check(folder)
+    cache.check(folder)
     fingerprint = digest(
-        kept.sha256(folder / kept.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate")
+        cache.sha256(folder / cache.RECEIPT), code("fedml_noniid.pipelines.stages.evaluate")
     )
     make = partial(_files, place, settings, unit)
-    return kept.settle(place.evaluation(unit.key), place.repository, fingerprint, make)
+    return cache.get_or_create(place.evaluation(unit.key), place.repository, fingerprint, make)
 
 
 def _files(place: Workspace, settings: Config, unit: Unit) -> dict[str, bytes]:

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 
-from fedml_noniid.pipelines.experiment import config, kept
+from fedml_noniid.pipelines.experiment import cache, config
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.experiment.dealing import blamed, deal
+from fedml_noniid.pipelines.experiment.partitioning import blamed, partition_of
 from fedml_noniid.pipelines.experiment.provenance import digest, plan
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.heatmap import heatmap
@@ -31,17 +31,19 @@ def run(place: Workspace) -> None:
 
 def partitions(place: Workspace, settings: Config) -> None:
     """Makes one partition for each scenario and seed."""
-    kept.refuse_foreign(place.root, "partitions")
+    cache.refuse_foreign(place.root, "partitions")
     hashes = plan(settings)["partition"]
-    checksum = kept.sha256(place.dataset(settings.data.name))
+    checksum = cache.sha256(place.dataset(settings.data.name))
     for scenario, seed in itertools.product(settings.scenario_names, settings.seeds):
         folder = place.partition(scenario, seed)
         make = partial(_files, place, settings, scenario, seed)
-        if kept.settle(folder, place.repository, digest(hashes[folder.name], checksum), make):
+        if cache.get_or_create(
+            folder, place.repository, digest(hashes[folder.name], checksum), make
+        ):
             log.info(
                 "%s: %s", folder.name, _told(json.loads((folder / "statistics.json").read_text()))
             )
-    kept.keep_only(place.root / "partitions", list(hashes))
+    cache.keep_only(place.root / "partitions", list(hashes))
 
 
 def _told(statistics: dict[str, float]) -> str:
@@ -53,7 +55,7 @@ def _files(place: Workspace, settings: Config, name: str, seed: int) -> dict[str
     """Deals the data and writes down who holds what."""
     data = Dataset.read(place.dataset(settings.data.name))
     with blamed(config.FILE):
-        dealt = deal(data, settings.data, settings.scenarios[name], name, seed)
+        dealt = partition_of(data, settings.data, settings.scenarios[name], name, seed)
     counts = dealt.counts
     return {
         "indices.json": dealt.indices.text.encode(),

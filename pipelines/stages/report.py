@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting.report import write
 
@@ -15,7 +15,7 @@ def run(place: Workspace) -> None:
     """Writes the report. UserError if an input file is damaged."""
     for name in ("partitions", "runs", "evaluation"):
         for folder in sorted((place.root / name).glob("*/")):
-            kept.check(folder)
+            cache.check(folder)
     folder = write(place.root).relative_to(place.root)
     log.info(
         "%s is written, and the same as text in %s", folder / "report.html", folder / "table.txt"

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import NamedTuple
 
-from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import digest, machine, of_training
@@ -59,14 +59,14 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
 
     Returns diverged item -> reason; such an item has no folder in runs/.
     """
-    kept.refuse_foreign(place.root, "runs")
+    cache.refuse_foreign(place.root, "runs")
     units = settings.units()
     on_gpu = resolve_device(settings.train.device).type == "cuda"
     processes = how_many(settings.machine.processes, settings.train.threads, on_gpu)
-    data = kept.sha256(place.dataset(settings.data.name))
+    data = cache.sha256(place.dataset(settings.data.name))
     fingerprints = {unit: _fingerprint(place, settings, data, unit) for unit in units}
     todo = sum(
-        not kept.is_whole(kept.place(place.repository, found), found)
+        not cache.is_whole(cache.folder_of(place.repository, found), found)
         for found in fingerprints.values()
     )
     # If one item is left, its clients take all processes.
@@ -80,13 +80,13 @@ def train(place: Workspace, settings: Config, title: str) -> dict[str, str]:
             display.done(
                 unit.key, outcome.reason or f"{100 * outcome.accuracy:.2f} %", not outcome.fresh
             )
-    kept.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
+    cache.keep_only(place.root / "runs", [unit.key for unit in units if unit.key not in diverged])
     return diverged
 
 
 def _fingerprint(place: Workspace, settings: Config, data: str | None, unit: Unit) -> str:
     """Hash of an item's settings, code, data and partition."""
-    indices = kept.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
+    indices = cache.sha256(place.partition(unit.scenario, unit.seed) / "indices.json")
     return digest(of_training(settings, unit), data, indices)
 
 
@@ -96,7 +96,7 @@ def _settle(
     """Trains an item or takes it from the store."""
     fingerprint, folder = fingerprints[unit], place.run(unit.key)
     make = partial(_train, place, settings, workers, unit, fingerprint)
-    fresh = kept.settle(folder, place.repository, fingerprint, make)
+    fresh = cache.get_or_create(folder, place.repository, fingerprint, make)
     if (folder / DIVERGED).is_file():
         return Outcome(fresh, math.nan, (folder / DIVERGED).read_text())
     final = json.loads((folder / "run.json").read_text())["final"]
@@ -115,8 +115,10 @@ def _train(
         # Rows are logged in batches: one call costs as much as a thousand numbers.
         if row["round"] % every == 0:
             run.log_rounds(simulation.loop.rows)
-        progress.tell(
-            progress.Round(unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"])
+        progress.report(
+            progress.RoundReport(
+                unit.key, int(row["round"]), settings.train.rounds, row["test_accuracy"]
+            )
         )
 
     kept_rounds = Checkpointing(Checkpoints(resume / "checkpoint.safetensors", fingerprint), every)
@@ -143,4 +145,4 @@ def _train(
         "run_id": run.run_id,
         SECONDS: [row[SECONDS] for row in simulation.loop.rows],
     }
-    return files | {kept.MADE: (json.dumps(made, indent=2) + "\n").encode()}
+    return files | {cache.MADE: (json.dumps(made, indent=2) + "\n").encode()}

@@ -16,7 +16,7 @@ import torch
 
 from fedml_noniid.pipelines.experiment import check, config
 from fedml_noniid.pipelines.experiment.config import FILE, Config
-from fedml_noniid.pipelines.experiment.dealing import assign, blamed
+from fedml_noniid.pipelines.experiment.partitioning import assign, blamed
 from fedml_noniid.pipelines.experiment.provenance import contents, preparing
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import plan

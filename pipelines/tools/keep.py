@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedml_noniid.pipelines.experiment import config, results
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers import report as paper
 from fedml_noniid.pipelines.papers.targets.build import build
 from fedml_noniid.pipelines.papers.targets.marks import Group, Place, leak_of, notes_of
@@ -180,7 +180,7 @@ def runs_csv(used: Mapping[Place, Group], ends: Ends) -> bytes:
     return as_csv(("study", "scenario", "recipe", "seed", "outcome", *header), lines, digits=6)
 
 
-def _outcome(run: Result) -> list[object]:
+def _outcome(run: ItemResult) -> list[object]:
     accuracies = run.column("test_accuracy")
     numbers = (accuracies[-1], max(accuracies), statistics.fmean(accuracies[-LAST_ROUNDS:]))
     seconds = None if run.seconds is None else sum(run.seconds)
@@ -188,11 +188,11 @@ def _outcome(run: Result) -> list[object]:
     return [*numbers, seconds, leak_of(run), "; ".join(notes_of(run)), sha, commit]
 
 
-def _is_told(runs: Sequence[Result], tag: str) -> bool:
+def _is_told(runs: Sequence[ItemResult], tag: str) -> bool:
     return tag not in OPTIONAL or any(tag in run.tags for run in runs)
 
 
-def _values(runs: Sequence[Result], tag: str) -> str:
+def _values(runs: Sequence[ItemResult], tag: str) -> str:
     """The value of a tag. If the runs differ: each value with its number of runs."""
     found = [run.tags.get(tag, "not recorded") for run in runs]
     values = list(dict.fromkeys(found))

@@ -333,7 +333,7 @@ def _work(request: Request) -> int:
         from fedml_noniid.plugins.silo import loopback
 
         torch.set_num_threads(1)  # its threads would not survive the forks
-        loopback.METHOD = "fork"
+        loopback.START_METHOD = "fork"
     code = edge.CRASHED
     try:
         if request.stage == SYNC:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.tracking.runs import NAME, cut
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -25,7 +25,7 @@ REQUIRED = [
 TAGS = ("fingerprint", "data_hash", "weights_sha256", "git_commit")
 
 
-def register(client: Any, run: Any, experiment: str, result: Result, root: Path) -> None:
+def register(client: Any, run: Any, experiment: str, result: ItemResult, root: Path) -> None:
     """Registers the model once, as a version of `<experiment>.<scenario>.<recipe>` with the alias
     `seed-<seed>`."""
     weights, network = root / "runs" / result.key / "model.safetensors", _network(result, root)
@@ -95,7 +95,7 @@ def register(client: Any, run: Any, experiment: str, result: Result, root: Path)
     client.set_registered_model_alias(name, f"seed-{seed}", made.version)
 
 
-def _network(result: Result, root: Path) -> dict[str, Any] | None:
+def _network(result: ItemResult, root: Path) -> dict[str, Any] | None:
     """The description from which `served` builds the network.
 
     None if the training data set is not on disk.

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedml_noniid.pipelines.experiment import results
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.tracking import models, runs, view
 from fedml_noniid.pipelines.tracking.store import Store
 
@@ -115,14 +115,14 @@ def once(
 
 def sync_reports(store: Store, root: Path) -> None:
     """Makes a run for every paper's report under `root`."""
-    for metrics in sorted(root.glob("papers/*/*/metrics.json")):
+    for metrics in sorted(root.glob("papers/built/*/*/metrics.json")):
         paper, size = metrics.parts[-3:-1]
         files = sorted(path for path in (metrics.parent / "report").glob("*") if path.is_file())
         numbers = results.numbers(results.record(metrics))
         log_report(store, f"{paper}-{size}", {"paper": paper, "size": size}, numbers, files)
 
 
-def _complete(client: Any, experiment_id: str, item: Result, earlier: Sequence[Any]) -> Any:
+def _complete(client: Any, experiment_id: str, item: ItemResult, earlier: Sequence[Any]) -> Any:
     """The item's run (live, restored from the trash, or new), complete except for its model."""
     written = round(
         1000 * next(path for path in item.files if path.name == "rounds.csv").stat().st_mtime
@@ -186,7 +186,7 @@ def _is_whole(run: Any, digest: str) -> bool:
     return bool(run.info.lifecycle_stage == "active" and run.data.tags.get(SYNCED) == digest)
 
 
-def _is_of(run: Any, item: Result) -> bool:
+def _is_of(run: Any, item: ItemResult) -> bool:
     """Whether a run belongs to the training that wrote these files."""
     if run.info.run_id == item.made.get("run_id"):
         return True
@@ -201,7 +201,7 @@ def _is_of(run: Any, item: Result) -> bool:
     )
 
 
-def _digest(item: Result, root: Path) -> str:
+def _digest(item: ItemResult, root: Path) -> str:
     """SHA-256 over everything that completes a run. The model's own hash is among the tags."""
     data = (root / "data" / f"{item.params.get('data.name')}.safetensors").exists()
     about = (item.key, item.composition, item.params, item.tags, item.final, item.seconds, data)

@@ -1,5 +1,4 @@
 """CCVR.
-
 Luo, Chen, Hu, Zhang, Liang, Feng: No Fear of Heterogeneity: Classifier Calibration for Federated
 Learning with Non-IID Data, NeurIPS 2021. https://arxiv.org/abs/2106.05001
 

@@ -1,5 +1,4 @@
 """FedBABU.
-
 Oh, Kim, Yun: FedBABU: Toward Enhanced Representation for Federated Image Classification, ICLR 2022.
 https://arxiv.org/abs/2106.06042
 
@@ -13,8 +12,8 @@ the same seed.
   was trained for.
 
 Meeting others: other methods see the body only, so norms, momenta, control variates and refinements
-leave the head alone. A method that reads the classifier (FedRS's bias) finds it in the task. FedML
-pair: `make_pair("fedbabu")`.
+leave the head alone. A method that reads the classifier (FedRS's bias) finds it in the task.
+FedML pair: `make_pair("fedbabu")`.
 """
 
 from __future__ import annotations

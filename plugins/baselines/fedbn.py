@@ -1,5 +1,4 @@
 """FedBN.
-
 Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization, ICLR 2021. https://arxiv.org/abs/2102.07623, authors' code:
 https://github.com/med-air/FedBN

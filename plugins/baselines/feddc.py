@@ -1,5 +1,4 @@
 """FedDC.
-
 Gao, Fu, Li, Chen, Xu, Xu: FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling
 and Correction, CVPR 2022. https://arxiv.org/abs/2203.11751. The authors' code:
 https://github.com/gaoliang13/FedDC

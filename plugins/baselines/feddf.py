@@ -1,5 +1,4 @@
 """FedDF.
-
 Lin, Kong, Stich, Jaggi: Ensemble Distillation for Robust Model Fusion in Federated Learning,
 NeurIPS 2020. https://arxiv.org/abs/2006.07242. The authors' code:
 https://github.com/epfml/federated-learning-public-code

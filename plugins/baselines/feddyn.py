@@ -1,5 +1,4 @@
 """FedDyn.
-
 Acar, Zhao, Matas, Mattina, Whatmough, Saligrama: Federated Learning Based on Dynamic
 Regularization, ICLR 2021. https://arxiv.org/abs/2111.04263
 

@@ -1,5 +1,4 @@
 """FedFTG.
-
 Zhang, Shen, Ding, Tao, Duan: Fine-tuning Global Model via Data-Free Knowledge Distillation for
 Non-IID Federated Learning, CVPR 2022. https://arxiv.org/abs/2203.09249. The authors' code:
 https://github.com/ZhangLin-PKU/FedFTG
@@ -91,9 +90,8 @@ class FedFTG(Component):
     iterations: CountOrNone = 10  # I, per round: authors' code
     generator_steps: CountOrNone = 1  # I_g, per iteration: authors' code
     model_steps: CountOrNone = 5  # I_d, per iteration: authors' code
-    batch_size: Annotated[int, Range(2)] = (
-        50  # authors' script for CIFAR-10; one sample would be standardised to 0
-    )
+    # authors' script for CIFAR-10; one sample would be standardised to 0
+    batch_size: Annotated[int, Range(2)] = 50
     noise_dim: Count = 100  # of z: authors' code
     hidden: Count = 256  # of G; ours
     generator_lr: Positive = 0.01  # of Adam: authors' code

@@ -1,5 +1,4 @@
 """FedGen.
-
 Zhu, Hong, Zhou: Data-Free Knowledge Distillation for Heterogeneous Federated Learning, ICML 2021.
 https://arxiv.org/abs/2105.10056. The authors' code: https://github.com/zhuangdizhu/FedGen
 

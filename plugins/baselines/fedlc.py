@@ -1,5 +1,4 @@
 """FedLC.
-
 Zhang, Li, Li, Xu, Wu, Ding, Wu: Federated Learning with Label Distribution Skew via Logits
 Calibration, ICML 2022. https://arxiv.org/abs/2209.00189
 

@@ -1,5 +1,4 @@
 """FedNova.
-
 Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous
 Federated Optimization, NeurIPS 2020. https://arxiv.org/abs/2007.07481. The authors' code:
 https://github.com/JYWa/FedNova

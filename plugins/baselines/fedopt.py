@@ -1,5 +1,4 @@
 """FedAdagrad, FedAdam, FedYogi.
-
 Reddi, Charles, Zaheer, Garrett, Rush, Konecny, Kumar, McMahan: Adaptive Federated Optimization,
 ICLR 2021. https://arxiv.org/abs/2003.00295
 

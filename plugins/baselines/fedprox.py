@@ -1,5 +1,4 @@
 """FedProx.
-
 Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith: Federated Optimization in Heterogeneous Networks, MLSys
 2020. https://arxiv.org/abs/1812.06127
 
@@ -25,9 +24,8 @@ class FedProx(Component):
     name: ClassVar[str] = "fedprox"
     claims: ClassVar[frozenset[Claim]] = frozenset({Claim.PROXIMAL})
 
-    mu: NonNegative = (
-        0.01  # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
-    )
+    # FedNLR, section 7.1; rFedAvg uses 1.0, FedNNNN table 5 has 0.005 to 0.02
+    mu: NonNegative = 0.01
 
     def gradient_term(self, w: Params, client: Client) -> Params:
         """Eq. 2: mu (w - w_t)."""

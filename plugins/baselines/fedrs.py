@@ -1,5 +1,4 @@
 """FedRS: restricted softmax.
-
 Li, Zhan: FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data, KDD
 2021. https://doi.org/10.1145/3447548.3467254
 

@@ -1,5 +1,4 @@
 """SCAFFOLD.
-
 Karimireddy, Kale, Mohri, Reddi, Stich, Suresh: Stochastic Controlled Averaging for Federated
 Learning, ICML 2020. https://arxiv.org/abs/1910.06378
 

@@ -1,5 +1,4 @@
 """SCAFFOLD with option I: c_i is the gradient at the received model over the whole local data.
-
 See `scaffold.py`: Karimireddy et al., ICML 2020, algorithm 1, line 12 (i).
 https://arxiv.org/abs/1910.06378
 

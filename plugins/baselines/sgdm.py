@@ -1,5 +1,4 @@
 """SGDM: SGD with momentum.
-
 Liu, Chen, Chen, Zhang: Accelerating Federated Learning via Momentum Gradient Descent, IEEE TPDS
 31(8), 2020. https://arxiv.org/abs/1910.03197
 

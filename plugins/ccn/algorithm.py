@@ -1,5 +1,4 @@
 """CCN: client contribution normalization.
-
 Kundalwal, Saraswat, Mishra, Mishra: Client Contribution Normalization for Enhanced Federated
 Learning, 2024. https://arxiv.org/abs/2411.06352
 

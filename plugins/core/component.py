@@ -101,12 +101,10 @@ class Needs:
     pooled: bool = False  # one client has the data of all
     shared: float = 0.0  # fraction of the public split that every client trains on
     fixed_classifier: bool = False  # nobody trains, sends or averages the classifier
-    own_norms: bool = (
-        False  # each client keeps its batch norms to itself: parameters and running statistics
-    )
-    whole_models: bool = (
-        False  # whole models, batch norms included, outside of the clients' local training
-    )
+    # each client keeps its batch norms to itself: parameters and running statistics
+    own_norms: bool = False
+    # whole models, batch norms included, outside of the clients' local training
+    whole_models: bool = False
 
 
 class Exchanges(NamedTuple):
@@ -281,9 +279,8 @@ class Change(NamedTuple):
     state: Tree = {}
     params: Params | None = None
     buffers: Params | None = None
-    evaluated: Params | None = (
-        None  # `step` only: the model that is evaluated, if it is not the one that is sent
-    )
+    # `step` only: the model that is evaluated, if it is not the one that is sent
+    evaluated: Params | None = None
     # `step` only: 0-d leaves become columns of rounds.csv, others are kept as they are
     metrics: Tree = {}
 

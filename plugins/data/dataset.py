@@ -35,13 +35,11 @@ class Raw:
     classes: Sequence[str]
     # the raw value that is 1 on the scale on which noise is given: 255 for images of 8 bits
     unit: float = 255
-    train_owner: Tensor | None = (
-        None  # [n] int64: the owner of each sample (a writer, a user), numbered from 0
-    )
+    # [n] int64: the owner of each sample (a writer, a user), numbered from 0
+    train_owner: Tensor | None = None
     test_owner: Tensor | None = None
-    embedding: Tensor | None = (
-        None  # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
-    )
+    # [vocabulary, width] float32, for text only: its tokens' vectors, never trained
+    embedding: Tensor | None = None
     notes: Sequence[
         str
     ] = ()  # what a report has to say about the data; the note of a leak begins with LEAK

@@ -23,9 +23,8 @@ from fedml_noniid.plugins.data.types import Ints
 class Skew:
     """The changes to the clients' samples. Nobody else's samples change."""
 
-    labels: list[Ints] | None = (
-        None  # each client's labels of its samples, in the order of its positions
-    )
+    # each client's labels of its samples, in the order of its positions
+    labels: list[Ints] | None = None
     turns: Ints | None = None  # quarter turns of each client's images, counter-clockwise, [N]
     drift: Drift | None = None  # how their labels change with the round
 

@@ -30,12 +30,10 @@ class Federation:
     test: Samples
     validation: Samples | None = None
     public: Samples | None = None  # training samples that no client holds
-    absent: Absent = (
-        nobody  # which clients do not answer; they compute nothing, and their memory stays as it is
-    )
-    drift: Drift | None = (
-        None  # how the labels of the clients and of the tests change with the round
-    )
+    # which clients do not answer; they compute nothing, and their memory stays as it is
+    absent: Absent = nobody
+    # how the labels of the clients and of the tests change with the round
+    drift: Drift | None = None
     # Each client's own test samples, as it sees them before any drift. They count where clients
     # keep a part of the model to themselves. None: the whole test set for each.
     tests: Callable[[], Sequence[Samples]] | None = None

@@ -384,9 +384,8 @@ class InMemory(Step):
     torch rounds w - eta g of one pass once, and that of two passes twice.
     """
 
-    owned: bool = (
-        False  # the gradient's memory is the step's; autograd may give one tensor for two leaves
-    )
+    # the gradient's memory is the step's; autograd may give one tensor for two leaves
+    owned: bool = False
     fused: float | None = None  # eta of plain SGD
     update: Callable[..., tuple[Params, Tree]] = SGD.step  # the optimiser's, of all clients
 

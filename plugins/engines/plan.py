@@ -41,9 +41,8 @@ class LocalTraining:
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
-    cuda_graphs: bool = (
-        False  # whether steps are recorded and replayed, see `plugins.engines.captured`
-    )
+    # whether steps are recorded and replayed, see `plugins.engines.captured`
+    cuda_graphs: bool = False
 
     @property
     def rate(self) -> Rate:
@@ -88,12 +87,10 @@ class Plan:
     evaluate_every: int = 1  # rounds; the last one always
     engine: str = "auto"  # of a simulation: auto, sequential, vectorized
     memory_mb: int = 2048  # the vectorized engine's bound
-    workers: int = (
-        1  # processes that the sequential engine may take on a CPU; the bits are the same
-    )
-    observing: bool = (
-        False  # whether quantities that cost further passes over data are recorded too
-    )
+    # processes that the sequential engine may take on a CPU; the bits are the same
+    workers: int = 1
+    # whether quantities that cost further passes over data are recorded too
+    observing: bool = False
 
     @property
     def evaluations(self) -> int:

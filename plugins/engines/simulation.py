@@ -28,9 +28,8 @@ from fedml_noniid.plugins.models.forward import Model
 
 ENGINES = ("auto", "sequential", "vectorized")
 DEVICES = ("auto", "cpu", "cuda")
-ENOUGH = (
-    2  # clients that move at a time on average; from here on, a dense model is faster side by side
-)
+# clients that move at a time on average; from here on, a dense model is faster side by side
+ENOUGH = 2
 
 
 def resolve_device(name: str) -> torch.device:

@@ -31,9 +31,8 @@ from fedml_noniid.plugins.engines.own import personal
 from fedml_noniid.plugins.models.forward import Model
 
 NO_STEPS = Order(np.empty(0, dtype=np.int64), ())
-APART = (
-    2.0  # on a CPU, where a client that waits for the longest one costs as much as one that moves
-)
+# on a CPU, where a client that waits for the longest one costs as much as one that moves
+APART = 2.0
 
 
 def chunks(lengths: Sequence[int], size: int, apart: float = APART) -> list[list[int]]:

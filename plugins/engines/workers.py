@@ -33,9 +33,8 @@ from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
 
 WATCH_S = 0.5
-SPACE = (
-    4  # an answer's memory, in models per client: the client's own, and what methods send beside it
-)
+# an answer's memory, in models per client: the client's own, and what methods send beside it
+SPACE = 4
 
 
 class _Worker(NamedTuple):

@@ -1,5 +1,4 @@
 """FedNLR.
-
 Wang, Zheng, Han, Xu, Li, Zhang: FedNLR: Federated Learning with Neuron-wise Learning Rates, KDD
 2024. https://doi.org/10.1145/3637528.3672042
 

@@ -1,5 +1,4 @@
 """FNR-FL.
-
 Hu, Qiu, Tang: Feature Norm Regularized Federated Learning: Transforming Skewed Distributions into
 Global Insights, 2023. https://arxiv.org/abs/2312.06951
 

@@ -1,5 +1,4 @@
 """rFedAvg and rFedAvg+.
-
 Wang, Tong, Zhou, Zhang, Pan, Fan, Yang: Distribution-Regularized Federated Learning on Non-IID
 Data, ICDE 2022. The authors' code: https://github.com/BUAA-BDA/rfedavg
 

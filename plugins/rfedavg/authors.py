@@ -1,5 +1,4 @@
 """rFedAvg and rFedAvg+ as their authors' code has them, and other readings of the paper.
-
 The paper's methods are in `algorithm.py`: Wang et al., Distribution-Regularized Federated Learning
 on Non-IID Data, ICDE 2022. The authors' code, "the repo" below: https://github.com/BUAA-BDA/rfedavg
 

@@ -33,13 +33,11 @@ class Parts:
     validation: Samples | None
     public: Samples | None
     n_classes: int
-    embedding: torch.Tensor | None = (
-        None  # [V, width], for text only: every process has it, none sends it
-    )
+    # [V, width], for text only: every process has it, none sends it
+    embedding: torch.Tensor | None = None
     drift: Drift | None = None  # how the labels of all clients change with the round
-    tests: Sequence[Samples] | None = (
-        None  # each client's own test samples, as it sees them without noise and drift
-    )
+    # each client's own test samples, as it sees them without noise and drift
+    tests: Sequence[Samples] | None = None
 
     @staticmethod
     def cut(
@@ -103,9 +101,8 @@ class Shard:
         # test and perhaps validation on rank 0, train and perhaps test on others, on all perhaps
         # public
     ]
-    noise: torch.Tensor | None = (
-        None  # standard deviations [...] of the client's noise, if there is any
-    )
+    # standard deviations [...] of the client's noise, if there is any
+    noise: torch.Tensor | None = None
     embedding: torch.Tensor | None = None  # as in `Parts`
     drift: Drift | None = None  # of all clients on rank 0, on others of the client
 

@@ -24,9 +24,9 @@ from fedml_noniid.plugins.engines.plan import Start
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
-from fedml_noniid.plugins.silo.ends import SetBackError
+from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.settings import Terms
-from fedml_noniid.plugins.silo.wire import FIRST, Down
+from fedml_noniid.plugins.silo.wire import NOT_COUNTED, Down
 
 
 class _OwnShard(Clients):
@@ -86,10 +86,10 @@ class Silo:
         self.engine = Sequential(_OwnShard(start, self._shard.seen_by(terms.algorithm)))
         self._trial = Trial(self.engine.clients)
         self._states: dict[int, Tree] = {
-            FIRST: self.engine.clients.memory
+            NOT_COUNTED: self.engine.clients.memory
         }  # by exchange: the memory after its answer
         self._round = 0
-        self._trained = FIRST  # the exchange of the training that `clients.held` is from
+        self._trained = NOT_COUNTED  # the exchange of the training that `clients.held` is from
         self._kept, self._run, self.initial = kept, run, (start.params, start.buffers)
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
@@ -129,7 +129,7 @@ class Silo:
 
     def _settle(self, down: Down) -> None:
         """Goes on from the memory after the last answer that the server has counted."""
-        counted = down.counted.get(self.client, FIRST) if self._remembers else FIRST
+        counted = down.counted.get(self.client, NOT_COUNTED) if self._remembers else NOT_COUNTED
         if counted not in self._states:
             raise SetBackError(
                 f"{wire.silo(self.client)}: the server goes on behind exchange {counted}, and "

@@ -19,7 +19,7 @@ from ruamel.yaml import YAML
 
 from fedml_noniid.cli.app import main
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.tools import start
+from fedml_noniid.pipelines.tools import init
 from tests.pipelines.small import ROOT, environment
 
 ROWS = 240
@@ -169,7 +169,7 @@ def test_the_settings_fit_the_data_and_pass_the_check(
     network: tuple[str, str],
 ) -> None:
     """git and DVC take two seconds: they are for the tests below."""
-    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     if make is not None:
         make(folder)
@@ -188,7 +188,7 @@ def test_lists_of_names_are_given_at_once_or_one_by_one(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column's name may have a comma."""
-    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     patients(folder)
     table = pd.read_csv(folder / "patients.csv").rename(columns={"hospital": "town, land"})
@@ -284,7 +284,7 @@ def test_the_columns_that_need_a_decision_come_with_a_command_to_paste(
 ) -> None:
     """Names with blanks, quotes and commas; the command makes the study, and the pasted words are
     taken as they are."""
-    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     patients(folder)
     frame = pd.read_csv(folder / "patients.csv")
@@ -328,7 +328,7 @@ def test_a_study_has_a_deployment_only_if_asked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], deploy: bool
 ) -> None:
     """Neither section nor stage, nor the section among what stage `plan` reads."""
-    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     assert main(["init", "--yes", *(["--deploy"] if deploy else [])]) == 0
     stages = YAML(typ="safe", pure=True).load(folder / "dvc.yaml")["stages"]
@@ -364,7 +364,7 @@ def test_nothing_is_replaced_unless_it_is_forced(
     assert config.load(study).scenarios["dirichlet"].clients == 7
     lines = (study / ".gitignore").read_text().splitlines()
     assert lines[:2] == ["mine", "/runs/"] and "/data/" in lines and lines.count("/runs/") == 1
-    assert not (study / ".git").exists() and (study / ".dvc" / "config").read_text() == start.DVC
+    assert not (study / ".git").exists() and (study / ".dvc" / "config").read_text() == init.DVC
 
 
 def test_questions_fill_in_what_is_missing(
@@ -373,7 +373,7 @@ def test_questions_fill_in_what_is_missing(
     """The answers of a terminal: data, file, column of the class, column of the client, methods,
     rounds, seeds."""
     patients(folder)
-    monkeypatch.setattr(start, "_called", lambda command, place: str(place.resolve()))
+    monkeypatch.setattr(init, "_called", lambda command, place: str(place.resolve()))
     (folder / ".dvc").mkdir()
     answers = "table\npatients.csv\ndiagnosis\nhospital\nfedavg, fnr\n\n2\n"
 

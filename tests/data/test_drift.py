@@ -15,9 +15,9 @@ import torch
 import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import check, results
 from fedml_noniid.pipelines.experiment.config import Unit
-from fedml_noniid.pipelines.experiment.dealing import deal
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.partitioning import partition_of
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report
@@ -445,7 +445,7 @@ def test_a_drift_after_the_last_round_is_refused(given: dict[str, Any], last: in
 def test_a_class_that_the_data_lack_is_refused(digits: Dataset) -> None:
     of = settings({"drift": {"at": 2, "swap": [[1, 10]]}})
     with pytest.raises(UserError) as error:
-        deal(digits, of.data, of.scenarios["s"], "s", 0)
+        partition_of(digits, of.data, of.scenarios["s"], "s", 0)
     assert (
         str(error.value) == "scenarios.s: drift.swap=10 is refused; allowed: 0 to 9, the 10 classes"
     )

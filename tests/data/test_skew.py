@@ -14,9 +14,9 @@ import torch
 import fedml_noniid as nd
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config, Unit
-from fedml_noniid.pipelines.experiment.dealing import Dealt, deal
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.measuring import measure
+from fedml_noniid.pipelines.experiment.partitioning import Partition, partition_of
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.reporting import report
 from fedml_noniid.pipelines.stages.partition import partitions
@@ -72,8 +72,8 @@ def settings(skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Con
     return config.checked(content, "params.yaml")
 
 
-def dealt(data: Dataset, of: Config) -> Dealt:
-    return deal(data, of.data, of.scenarios["s"], "s", 3)
+def dealt(data: Dataset, of: Config) -> Partition:
+    return partition_of(data, of.data, of.scenarios["s"], "s", 3)
 
 
 def item(data: Dataset, skews: dict[str, Any], recipe: str = "fedavg", **train: Any) -> Item:
@@ -351,7 +351,7 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
     data = Dataset.of("made", Raw(x, y, x, y, ("a", "b"), unit=1.0))
     scenario = config.Scenario.model_validate({"partition": "iid", "clients": 5, **ROTATION})
     with pytest.raises(UserError) as error:
-        deal(data, settings({}).data, scenario, "s", 0)
+        partition_of(data, settings({}).data, scenario, "s", 0)
     assert str(error.value).startswith("scenarios.s: rotation")
     assert message in str(error.value) and "\n" not in str(error.value)
 
@@ -360,11 +360,11 @@ def test_what_does_not_fit_the_data_is_refused(x: torch.Tensor, message: str) ->
 # --------------------------------------------------------------------------------------------------
 
 
-def by_sizes(data: Dataset, sizes: list[float]) -> Dealt:
+def by_sizes(data: Dataset, sizes: list[float]) -> Partition:
     scenario = config.Scenario.model_validate(
         {"partition": "by_sizes", "clients": 3, "sizes": sizes}
     )
-    return deal(data, settings({}).data, scenario, "s", 3)
+    return partition_of(data, settings({}).data, scenario, "s", 3)
 
 
 def test_given_sizes_in_a_scenario(digits: Dataset) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment import check, config, kept
+from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
 from fedml_noniid.pipelines.papers.targets.spec import Target
 
@@ -110,7 +110,7 @@ def run(
         "tags": {"fingerprint": fingerprint, **(tags or {})},
         "notes": list(notes),
     }
-    made = kept.place(root, fingerprint) / kept.MADE
+    made = cache.folder_of(root, fingerprint) / cache.MADE
     made.parent.mkdir(parents=True, exist_ok=True)
     made.write_text(json.dumps({"seconds": [0.5] * len(accuracies)}))
     about |= {"final": {}, "weights_sha256": "0", "rounds": len(accuracies)}

@@ -15,7 +15,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import plan
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.reporting.report import _about
 from fedml_noniid.pipelines.tools.scenarios import described
@@ -177,7 +177,9 @@ def test_the_line_of_a_study_tells_it(tmp_path: Path, availability: str, words: 
     (tmp_path / "absent.csv").write_text(f"{HEAD}1,0,3\n")
     unit = Unit("other", "fedavg", 0)
     stored = json.loads(json.dumps(loaded(tmp_path, availability).params(unit)))
-    run = Result(unit.key, "other", "fedavg", "fedavg", 0, stored, {}, {}, {}, (), {}, (), (), ())
+    run = ItemResult(
+        unit.key, "other", "fedavg", "fedavg", 0, stored, {}, {}, {}, (), {}, (), (), ()
+    )
     assert f"other (dirichlet, 4 clients, alpha 0.5, availability {words})" in what_ran(
         [run], [], []
     )

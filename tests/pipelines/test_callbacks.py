@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.plugins.core.errors import UserError
 from tests.pipelines.small import PARAMS, run_stages
@@ -91,14 +91,14 @@ def test_a_killed_training_goes_on_to_the_same_bytes(
     record = json.loads(whole["run.json"])
     assert record["rounds"] == 4 and record["tags"]["stopped"] == "after round 4: counted"
     shutil.rmtree(study / RUN)
-    shutil.rmtree(study / kept.STORE)
+    shutil.rmtree(study / cache.STORE)
 
-    def kill(said: progress.Round) -> None:
+    def kill(said: progress.RoundReport) -> None:
         if said.done == after:
             raise KilledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "tell", kill)
+        patch.setattr(progress, "report", kill)
         with pytest.raises(KilledError):
             run_stages(study, ("train",))
     run_stages(study, ("train",))

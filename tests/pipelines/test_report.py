@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fedml_noniid.pipelines.experiment import config, kept, results, tuning
+from fedml_noniid.pipelines.experiment import cache, config, results, tuning
 from fedml_noniid.pipelines.reporting import chosen, cost, figures, report, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario, Spread
 from fedml_noniid.pipelines.reporting.text import plain
@@ -725,8 +725,8 @@ def test_the_stage_refuses_a_file_that_was_cut_off(
     for folder in (
         path for name in ("partitions", "runs", "evaluation") for path in (root / name).iterdir()
     ):
-        hashes = {path.name: kept.sha256(path) for path in folder.iterdir()}
-        (folder / kept.RECEIPT).write_text(json.dumps({"fingerprint": "f", "files": hashes}))
+        hashes = {path.name: cache.sha256(path) for path in folder.iterdir()}
+        (folder / cache.RECEIPT).write_text(json.dumps({"fingerprint": "f", "files": hashes}))
     command = ["report", "--root", str(root)]
     assert stages.main(command) == 0
     assert "report/report.html is written" in caplog.text
@@ -749,7 +749,7 @@ def test_the_same_results_give_the_same_bytes(root: Path) -> None:
     """How long they took, and on which machine, is no part of the report."""
     path = root / "runs" / "skew-fnr-0" / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tags": {"fingerprint": "f" * 64}}))
-    made = kept.place(root, "f" * 64) / kept.MADE
+    made = cache.folder_of(root, "f" * 64) / cache.MADE
     made.parent.mkdir(parents=True)
     written = []
     for seconds, commit in ((1.5, "c0ffee"), (9.0, "bad")):
@@ -768,7 +768,7 @@ def test_cost_stands_beside_accuracy_with_the_seconds_of_this_machine(root: Path
         path.write_text(
             json.dumps(json.loads(path.read_text()) | {"tags": {"fingerprint": f"{seed}" * 64}})
         )
-        made = kept.place(root, f"{seed}" * 64) / kept.MADE
+        made = cache.folder_of(root, f"{seed}" * 64) / cache.MADE
         made.parent.mkdir(parents=True)
         made.write_text(json.dumps({"seconds": [seconds] * 6}))
     report.write(root)

@@ -21,7 +21,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedml_noniid.pipelines.experiment import config, kept, progress
+from fedml_noniid.pipelines.experiment import cache, config, progress
 from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
@@ -78,7 +78,7 @@ def workplace(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 def forget(folder: Path, *names: str) -> None:
     """Removes outputs and the store of finished work."""
-    for name in (*names, kept.STORE):
+    for name in (*names, cache.STORE):
         shutil.rmtree(folder / name)
 
 
@@ -147,7 +147,7 @@ def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
 def test_what_differs_from_run_to_run_is_in_the_store_alone(made: Path) -> None:
     """Seconds, machine, commit and the run's id in MLflow."""
     fingerprint = json.loads((made / RUN / "run.json").read_text())["tags"]["fingerprint"]
-    known = kept.made(made, fingerprint)
+    known = cache.made(made, fingerprint)
     tags = known["tags"]
     assert (
         len(known["seconds"]) == 3
@@ -383,9 +383,9 @@ def test_a_client_without_test_samples_has_an_empty_cell(workplace: Path, left: 
     indices = json.loads(path.read_text())
     parts = [part if k in left else [] for k, part in enumerate(indices["test_clients"])]
     path.write_text(json.dumps(indices | {"test_clients": parts}))
-    receipt = json.loads((path.parent / kept.RECEIPT).read_text())
-    receipt["files"][path.name] = kept.sha256(path)
-    (path.parent / kept.RECEIPT).write_text(json.dumps(receipt))
+    receipt = json.loads((path.parent / cache.RECEIPT).read_text())
+    receipt["files"][path.name] = cache.sha256(path)
+    (path.parent / cache.RECEIPT).write_text(json.dumps(receipt))
     forget(workplace, "evaluation")
     run_stages(workplace, ("evaluate",))
     rows = table(workplace / EVALUATION / "per_client.csv")
@@ -451,12 +451,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
     expected = {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()}
     forget(workplace, "runs")
 
-    def stop(said: progress.Round) -> None:
+    def stop(said: progress.RoundReport) -> None:
         if said.done == after:
             raise StopError
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "tell", stop)
+        patch.setattr(progress, "report", stop)
         with pytest.raises(StopError):
             run_stages(workplace, ("train",))
     assert not (workplace / RUN).exists(), "nothing is written before the end"
@@ -467,7 +467,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits_and_in_the_same_mlflow_run(
     run_stages(workplace, ("train",))
     assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
     fingerprint = json.loads(expected["run.json"])["tags"]["fingerprint"]
-    assert kept.made(workplace, fingerprint)["run_id"] == begun.info.run_id
+    assert cache.made(workplace, fingerprint)["run_id"] == begun.info.run_id
     assert len(client.search_runs([experiment.experiment_id])) == 1
     assert list((workplace / train.RESUME).iterdir()) == []
 
@@ -500,12 +500,12 @@ def test_a_store_that_breaks_in_the_middle_does_not_end_the_training(
     forget(workplace, "runs")
     store = Store(workplace, None)
 
-    def tell(said: progress.Round) -> None:
+    def tell(said: progress.RoundReport) -> None:
         if said.done == 1:
             harm(store.database)
 
     with monkeypatch.context() as patch:
-        patch.setattr(progress, "tell", tell)
+        patch.setattr(progress, "report", tell)
         run_stages(workplace, ("train",))
     assert {path.name: path.read_bytes() for path in (workplace / RUN).iterdir()} == expected
     warned, advice = (
@@ -626,7 +626,7 @@ def cut(path: Path) -> None:
     path.write_bytes(content[:-3])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "rounds.csv", "run.json", kept.RECEIPT])
+@pytest.mark.parametrize("name", ["model.safetensors", "rounds.csv", "run.json", cache.RECEIPT])
 @pytest.mark.parametrize("damage", [Path.unlink, cut])
 def test_a_damaged_run_is_refused(
     workplace: Path, capsys: pytest.CaptureFixture[str], name: str, damage: Callable[[Path], None]
@@ -640,7 +640,7 @@ def test_a_damaged_run_is_refused(
     assert not (workplace / EVALUATION).exists()
     assert f"{RUN}/{name}" in refused(capsys, workplace, "report")
     assert not (workplace / "report").exists()
-    if not (workplace / RUN / kept.RECEIPT).exists():  # it may be a folder of the user
+    if not (workplace / RUN / cache.RECEIPT).exists():  # it may be a folder of the user
         assert f"{RUN}: not written by noniid" in refused(capsys, workplace, "train")
         shutil.rmtree(workplace / RUN)
     assert stage.main(["train", "--root", str(workplace)]) == 0
@@ -672,7 +672,7 @@ def test_a_flipped_bit_in_a_partition_is_refused(
     content[int(len(content) * place)] ^= 1
     path.write_bytes(content)
     shutil.rmtree(workplace / "runs")
-    shutil.rmtree(workplace / kept.STORE)
+    shutil.rmtree(workplace / cache.STORE)
     assert f"{path}: is missing or was changed; `dvc repro` makes it again" in refused(
         capsys, workplace, "train"
     )
@@ -731,7 +731,7 @@ def test_plain_progress_is_a_line_per_item_with_the_time_left(
     with progress.Display("small, training", 4) as display:
         display.done("a", "88.00 %", known=True)
         now[0] = 4
-        display.heard(progress.Round("b", 2, 4, 0.5))
+        display.show(progress.RoundReport("b", 2, 4, 0.5))
         now[0] = 6
         display.done("b", "90.00 %", known=False)
         display.done("c", "91.00 %", known=False)  # at once after a line

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from fedml_noniid.cli.app import main
-from fedml_noniid.pipelines.experiment import config, kept, results
+from fedml_noniid.pipelines.experiment import cache, config, results
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
@@ -75,7 +75,7 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     ] == ["fedavg", "pull"]
     assert first.content["experiment"] == "ccn-first-paper"
     assert not {"what", "like", "smoke", "small", "paper"} & set(first.content)
-    assert first.folder == Path("papers/ccn/paper/studies/first")
+    assert first.folder == Path("papers/built/ccn/paper/studies/first")
 
 
 def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def execute(place: Workspace, text: str = TINY, size: str = "paper", name: str =
 
 def found(place: Workspace, size: str = "paper", name: str = "tiny") -> dict[str, Any]:
     """SHA-256 of the final weights of each run that has been evaluated too."""
-    return weights(place.root / "papers" / "ccn" / size / "studies" / name)
+    return weights(place.root / "papers" / "built" / "ccn" / size / "studies" / name)
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def test_a_study_that_is_killed_in_the_middle_goes_on(
     monkeypatch.setattr(train, "trained", killed)
     with pytest.raises(KeyboardInterrupt):
         execute(place)
-    folder = place.root / "papers/ccn/paper/studies/tiny"
+    folder = place.root / "papers/built/ccn/paper/studies/tiny"
     partly = sorted(run.key for run in results.read(folder, place.repository))
     assert trained == KEYS[:2] and partly == KEYS[:2], "a part of a study is a table already"
     monkeypatch.setattr(train, "trained", goes_well)
@@ -364,18 +364,18 @@ def test_what_is_half_kept_is_trained_again(
     place: Workspace, trained: Trained, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A kill between training and keeping leaves nothing under the item's fingerprint."""
-    whole = kept.replace_folder
+    whole = cache.replace_folder
 
     def killed(folder: Path, files: dict[str, bytes]) -> None:
         if "run.json" in files:
             raise KeyboardInterrupt
         whole(folder, files)
 
-    monkeypatch.setattr(kept, "replace_folder", killed)
+    monkeypatch.setattr(cache, "replace_folder", killed)
     with pytest.raises(KeyboardInterrupt):
         execute(place)
-    assert not list((place.repository / kept.STORE).glob("*/run.json"))
-    monkeypatch.setattr(kept, "replace_folder", whole)
+    assert not list((place.repository / cache.STORE).glob("*/run.json"))
+    monkeypatch.setattr(cache, "replace_folder", whole)
     execute(place)
     assert trained == [KEYS[0], *KEYS]
 
@@ -424,7 +424,7 @@ def test_divergence_is_an_outcome_that_is_kept(place: Workspace, trained: Traine
         assert not (folder / "runs" / "even-pull-0").exists()
         shutil.rmtree(folder)
     assert trained == KEYS, "the second time the reason comes from the store"
-    assert len(list((place.repository / kept.STORE).glob(f"*/{train.DIVERGED}"))) == 2
+    assert len(list((place.repository / cache.STORE).glob(f"*/{train.DIVERGED}"))) == 2
 
 
 def test_without_its_data_a_small_study_is_skipped_and_others_fail(
@@ -484,11 +484,11 @@ def test_a_target_and_its_paper_by_the_command_line(
     assert main(["papers", "build", "ccn-tab9", *root]) == 0
     said = capsys.readouterr().out
     assert trained == KEYS and "# ccn-tab9: A table" in said and "| B |" in said
-    single = place.root / "papers" / "single" / "ccn-tab9-smoke"
+    single = place.root / "papers" / "built" / "single" / "ccn-tab9-smoke"
     assert {"ccn-tab9.md", "report.html"} <= {path.name for path in single.iterdir()}
     assert main(["papers", "run", "ccn", *root]) == 0
     assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
-    whole = place.root / "papers" / "ccn" / "smoke"
+    whole = place.root / "papers" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
     assert json.loads((whole / "metrics.json").read_text())["whole"] == 1
 

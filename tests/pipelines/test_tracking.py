@@ -789,7 +789,7 @@ def test_a_report_is_one_run_and_a_changed_one_takes_its_place(
 
 
 def test_reports_on_disk_are_found(store: Store) -> None:
-    folder = store.repository / "papers" / "ccn" / "smoke"
+    folder = store.repository / "papers" / "built" / "ccn" / "smoke"
     (folder / "report").mkdir(parents=True)
     (folder / "report" / "report.html").write_text("all")
     syncing.sync_reports(store, store.repository)

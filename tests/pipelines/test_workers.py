@@ -85,7 +85,7 @@ def test_how_many(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def tell(number: int) -> int:
-    progress.tell(progress.Round(f"item {number}", 1, 2, number / 10))
+    progress.report(progress.RoundReport(f"item {number}", 1, 2, number / 10))
     return os.getpid()
 
 
@@ -93,15 +93,15 @@ def tell(number: int) -> int:
 def test_one_display_hears_of_the_rounds_of_all_processes(
     processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heard: list[progress.Round] = []
-    monkeypatch.setattr(progress.Display, "heard", lambda _, said: heard.append(said))
+    heard: list[progress.RoundReport] = []
+    monkeypatch.setattr(progress.Display, "show", lambda _, said: heard.append(said))
     with progress.Display("work", 4) as display:
         where = {
             process for _, process in workers.side_by_side(tell, list(range(4)), processes, display)
         }
     assert sorted(heard) == [(f"item {n}", 1, 2, n / 10) for n in range(4)]
     assert (os.getpid() in where) == (processes == 1)
-    progress.tell(heard[0])
+    progress.report(heard[0])
     assert len(heard) == 4, "nobody listens afterwards"
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from scipy.stats import linregress
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.claims.runs import Ran
 from fedml_noniid.pipelines.papers.claims.spec import Claim, Named
 from fedml_noniid.pipelines.papers.targets.measured import ALLOWED, Measured, number
@@ -212,7 +212,7 @@ def _part(
     return Part(words, kept, {seed: found[seed] for seed in kept})
 
 
-def statistic(name: str, run: Result, measured: Measured, study: str) -> float | None:
+def statistic(name: str, run: ItemResult, measured: Measured, study: str) -> float | None:
     """A statistic of one run. None if the run lacks it. UserError for an unknown pattern."""
     if reach := REACH.fullmatch(name):
         rounds = [int(row["round"]) for row in run.rows if row["test_accuracy"] >= float(reach[1])]
@@ -240,7 +240,7 @@ def statistic(name: str, run: Result, measured: Measured, study: str) -> float |
     return number(run, name)
 
 
-def _drift(run: Result, measured: Measured, study: str) -> float | None:
+def _drift(run: ItemResult, measured: Measured, study: str) -> float | None:
     """FedNLR's table 4 over all clients: the mean change of bound neurons' activations on the
     classes that they lack.
 

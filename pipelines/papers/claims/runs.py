@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.plugins.core.errors import UserError
 
 MIB = "traffic_mib"  # of metrics.json
@@ -29,7 +29,7 @@ class Ran(NamedTuple):
     torch: str
 
     @classmethod
-    def of(cls, study: str, run: Result) -> Ran:
+    def of(cls, study: str, run: ItemResult) -> Ran:
         """A finished run of a study."""
         tags = run.tags
         return cls(

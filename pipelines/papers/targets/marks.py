@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.plugins.data.dataset import LEAK
 
 Place = tuple[str, str, str]  # study, scenario, recipe
@@ -18,7 +18,7 @@ Place = tuple[str, str, str]  # study, scenario, recipe
 class Group(NamedTuple):
     """The runs of one place, one per seed."""
 
-    runs: tuple[Result, ...]
+    runs: tuple[ItemResult, ...]
     diverged: tuple[int, ...]  # seeds without a model
 
     @property
@@ -32,13 +32,13 @@ class Group(NamedTuple):
         return tuple(dict.fromkeys(notes_of(run) for run in self.runs if notes_of(run)))
 
 
-def leak_of(run: Result) -> str:
+def leak_of(run: ItemResult) -> str:
     """The part of the test set that the data or the method showed to training; "" if none."""
     tag = run.tags.get("leak", "none")
     return "" if tag == "none" else tag
 
 
-def notes_of(run: Result) -> tuple[str, ...]:
+def notes_of(run: ItemResult) -> tuple[str, ...]:
     """The notes of the data set's reader, without leaks. Leaks have a tag of their own."""
     return tuple(note for note in run.notes if not note.startswith(LEAK))
 

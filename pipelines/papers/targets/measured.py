@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.counts import kappa
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.studies import DIVERGED, SKIPPED, Study, of_paper
 from fedml_noniid.pipelines.papers.targets import marks
 from fedml_noniid.pipelines.papers.targets.marks import Group, Place
@@ -65,11 +65,11 @@ class Measured:
         self.used: dict[Place, Group] = {}  # the groups read since `forget`
         self._read = cache(self._results)
 
-    def runs(self, address: Mapping[str, Any]) -> list[Result]:
+    def runs(self, address: Mapping[str, Any]) -> list[ItemResult]:
         """The finished runs of {study, scenario, recipe}, by seed."""
         return list(self.group(address).runs)
 
-    def of_study(self, study: str) -> list[Result]:
+    def of_study(self, study: str) -> list[ItemResult]:
         """All finished runs of a study, including runs that are no longer planned."""
         return self._read(study)
 
@@ -100,7 +100,7 @@ class Measured:
             and address["recipe"] in content["recipe_names"]
         )
 
-    def found(self, address: Mapping[str, Any], name: str, missing: list[str]) -> list[Result]:
+    def found(self, address: Mapping[str, Any], name: str, missing: list[str]) -> list[ItemResult]:
         """The finished runs of {study, scenario, recipe}.
 
         If planned runs are missing, `missing` gets `name`.
@@ -154,7 +154,7 @@ class Measured:
         path = self.folder(study) / DIVERGED
         return results.record(path) if path.is_file() else {}
 
-    def recorded(self, run: Result, study: str) -> dict[str, Tensor]:
+    def recorded(self, run: ItemResult, study: str) -> dict[str, Tensor]:
         """The other quantities that a run recorded, "<component>/<quantity>" [T, ...]."""
         found: dict[str, Tensor] = load_file(
             self.folder(study) / "runs" / run.key / "recorded.safetensors"
@@ -188,11 +188,11 @@ class Measured:
             self.used[place] = Group(tuple(sorted(runs, key=lambda run: run.seed)), tuple(seeds))
         return self.used[place]
 
-    def _results(self, study: str) -> list[Result]:
+    def _results(self, study: str) -> list[ItemResult]:
         return results.read(self.folder(study), self.root)
 
 
-def number(run: Result, statistic: str) -> float | None:
+def number(run: ItemResult, statistic: str) -> float | None:
     """A statistic of one run. None if the run lacks it.
 
     final, best, lastN (mean of the last N evaluated rounds); seconds, seconds_per_round, kappa; a
@@ -217,7 +217,7 @@ def number(run: Result, statistic: str) -> float | None:
 
 
 def series(
-    runs: Sequence[Result], column: str
+    runs: Sequence[ItemResult], column: str
 ) -> tuple[list[int], np.ndarray[Any, np.dtype[np.float64]]]:
     """(rounds, values [seeds, rounds]) of a column of rounds.csv, over the rounds that all runs
     measured."""

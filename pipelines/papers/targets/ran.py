@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedml_noniid.pipelines.experiment.config import TrainSettings
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.marks import leak_of, notes_of
 from fedml_noniid.plugins.rates import words
 
@@ -40,7 +40,9 @@ DEFAULTS = {f"train.{key}": field.default for key, field in TrainSettings.model_
 MOST = 8  # names in a list
 
 
-def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collection[str]) -> str:
+def what_ran(
+    runs: Sequence[ItemResult], planned: Collection[str], diverged: Collection[str]
+) -> str:
     """The settings of finished `runs`, the number of `planned` items among them, and the items
     without a model."""
     if not runs:
@@ -71,7 +73,7 @@ def what_ran(runs: Sequence[Result], planned: Collection[str], diverged: Collect
     return "; ".join(parts)
 
 
-def _settings(run: Result) -> str:
+def _settings(run: ItemResult) -> str:
     """Data and training of a run. The number of rounds is that of its rounds.csv."""
     at = run.params
     pixels = at.get("data.size")
@@ -97,7 +99,7 @@ def _settings(run: Result) -> str:
     )
 
 
-def _scenario(run: Result) -> str:
+def _scenario(run: ItemResult) -> str:
     """The partition of a run's data."""
     at = run.params
     share, noise = _number(at.get("scenario.participation", 1)), at.get("scenario.noise")
@@ -116,7 +118,7 @@ def _scenario(run: Result) -> str:
     )
 
 
-def _recipe(run: Result) -> str:
+def _recipe(run: ItemResult) -> str:
     """The hyper-parameters that the run's entry has set."""
     shared = ("data.", "scenario.", "train.")
     own = {
@@ -129,7 +131,9 @@ def _recipe(run: Result) -> str:
     return f" ({': '.join(parts)})" if parts else ""
 
 
-def _variants(runs: Sequence[Result], says: Callable[[Result], str], before: str = "") -> str:
+def _variants(
+    runs: Sequence[ItemResult], says: Callable[[ItemResult], str], before: str = ""
+) -> str:
     """The text that all runs share.
 
     If they differ, each variant with its runs; empty variants are left out.
@@ -170,11 +174,11 @@ def _number(value: object) -> float:
     return float(str(value))
 
 
-def _of(runs: Sequence[Result], kind: str, name: str) -> list[Result]:
+def _of(runs: Sequence[ItemResult], kind: str, name: str) -> list[ItemResult]:
     return [run for run in runs if getattr(run, kind) == name]
 
 
-def _names(runs: Sequence[Result], kind: str) -> list[str]:
+def _names(runs: Sequence[ItemResult], kind: str) -> list[str]:
     return list(dict.fromkeys(getattr(run, kind) for run in runs))
 
 

@@ -30,13 +30,15 @@ OF_ITEMS, WHOLE = ("partitions", "runs", "evaluation"), ("plan", "report")
 Files = Mapping[str, bytes]
 
 
-def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], Files]) -> bool:
+def get_or_create(
+    folder: Path, repository: Path, fingerprint: str, make: Callable[[], Files]
+) -> bool:
     """Makes `folder` hold the files of `fingerprint`. Returns whether it had to call `make`.
 
     `make` returns the files by name. UserError if `folder` is not ours: it is not replaced.
     """
     _refuse([] if is_ours(folder) else [folder])
-    stored = place(repository, fingerprint)
+    stored = folder_of(repository, fingerprint)
     if is_whole(folder, fingerprint):
         if not is_whole(stored, fingerprint):
             replace_folder(stored, _content(folder))
@@ -57,7 +59,7 @@ def settle(folder: Path, repository: Path, fingerprint: str, make: Callable[[], 
     return fresh
 
 
-def place(repository: Path, fingerprint: str) -> Path:
+def folder_of(repository: Path, fingerprint: str) -> Path:
     """The store's folder for the files of a fingerprint."""
     return repository / STORE / fingerprint[:16]
 
@@ -66,7 +68,7 @@ def made(repository: Path, fingerprint: str) -> dict[str, Any]:
     """How the files of a fingerprint were made. Empty if they were made elsewhere."""
     try:
         return (
-            dict(json.loads((place(repository, fingerprint) / MADE).read_text()))
+            dict(json.loads((folder_of(repository, fingerprint) / MADE).read_text()))
             if fingerprint
             else {}
         )

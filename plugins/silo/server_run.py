@@ -29,19 +29,19 @@ from fedml_noniid.plugins.silo.wire import Down, Up
 
 
 class _Noting(Callback):
-    """Has the notes of a conversation at hand when a checkpoint is written."""
+    """Has the notes of a server_run at hand when a checkpoint is written."""
 
-    def __init__(self, conversation: Conversation) -> None:
-        self.conversation = conversation
+    def __init__(self, server_run: ServerRun) -> None:
+        self.server_run = server_run
 
     def on_round(self, run: Run, row: Row) -> None:
-        run.notes = self.conversation.notes
+        run.notes = self.server_run.notes
 
     def state(self) -> dict[str, Any]:
         return {}
 
 
-class Conversation:
+class ServerRun:
     """The server of a run: `down` is the message to send; `open` and `feed` take the uploads and
     make the next one."""
 
@@ -96,9 +96,8 @@ class Conversation:
         else:
             self._save()
         self._asks = self._rounds()
-        self._ask: Ask | None = (
-            None  # the algorithm's own object: the meter tells models apart by identity
-        )
+        # the algorithm's own object: the meter tells models apart by identity
+        self._ask: Ask | None = None
         self.down = self._next(None)
 
     @property
@@ -137,7 +136,10 @@ class Conversation:
             with torch.no_grad():
                 out = self.loop.start.task.eval(params, reply["buffers"], self._sample)
             # Written so that NaN is refused too.
-            if not torch.cat([out.features, out.logits], dim=1).abs().max() <= wire.LARGEST**3:
+            if (
+                not torch.cat([out.features, out.logits], dim=1).abs().max()
+                <= wire.MAX_MAGNITUDE**3
+            ):
                 raise RefusedError(
                     "range", f"{where}: upload's model overflows on a test sample; {wire.REMEDY}"
                 )

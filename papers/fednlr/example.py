@@ -16,11 +16,11 @@ import torch
 from matplotlib.axes import Axes
 
 from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.pictures import panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.fednlr.algorithm import FedNLR
+from papers.pictures import panels, png
 
 LR = 0.5
 GOLD = "#E69F00"

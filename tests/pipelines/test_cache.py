@@ -11,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from fedml_noniid.pipelines.experiment import kept
+from fedml_noniid.pipelines.experiment import cache
 from fedml_noniid.plugins.core.errors import UserError
 
 FINGERPRINT, OTHER = "a" * 64, "b" * 64
 FILES = {"rounds.csv": b"round\n1\n", "model.safetensors": b"weights"}
-MADE = {kept.MADE: b'{"seconds": [1.5]}'}
+MADE = {cache.MADE: b'{"seconds": [1.5]}'}
 
 
 class Making:
     """Makes the files and counts how often."""
 
-    def __init__(self, files: kept.Files) -> None:
+    def __init__(self, files: cache.Files) -> None:
         self.files, self.calls = files, 0
 
-    def __call__(self) -> kept.Files:
+    def __call__(self) -> cache.Files:
         self.calls += 1
         return self.files
 
 
-def never() -> kept.Files:
+def never() -> cache.Files:
     raise AssertionError("it is there")
 
 
@@ -42,7 +42,7 @@ def content(folder: Path) -> dict[str, bytes]:
 def folder(tmp_path: Path) -> Path:
     """The folder of an item, settled."""
     folder = tmp_path / "runs" / "item"
-    assert kept.settle(folder, tmp_path, FINGERPRINT, Making(FILES | MADE))
+    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, Making(FILES | MADE))
     return folder
 
 
@@ -50,12 +50,12 @@ def test_what_is_made_is_in_the_folder_and_in_the_store(folder: Path, tmp_path: 
     """How it was made is in the store alone, since that differs from run to run."""
     found = content(folder)
     hashes = {name: hashlib.sha256(text).hexdigest() for name, text in FILES.items()}
-    assert json.loads(found.pop(kept.RECEIPT)) == {"fingerprint": FINGERPRINT, "files": hashes}
+    assert json.loads(found.pop(cache.RECEIPT)) == {"fingerprint": FINGERPRINT, "files": hashes}
     assert found == FILES
-    stored = content(tmp_path / kept.STORE / FINGERPRINT[:16])
-    assert stored == FILES | MADE | {kept.RECEIPT: (folder / kept.RECEIPT).read_bytes()}
-    assert kept.made(tmp_path, FINGERPRINT) == {"seconds": [1.5]}
-    assert kept.made(tmp_path, OTHER) == kept.made(tmp_path, "") == {}
+    stored = content(tmp_path / cache.STORE / FINGERPRINT[:16])
+    assert stored == FILES | MADE | {cache.RECEIPT: (folder / cache.RECEIPT).read_bytes()}
+    assert cache.made(tmp_path, FINGERPRINT) == {"seconds": [1.5]}
+    assert cache.made(tmp_path, OTHER) == cache.made(tmp_path, "") == {}
 
 
 def append(path: Path) -> None:
@@ -63,58 +63,58 @@ def append(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, append, lambda path: path.write_bytes(b"")])
-@pytest.mark.parametrize("name", [*FILES, kept.RECEIPT])
+@pytest.mark.parametrize("name", [*FILES, cache.RECEIPT])
 def test_a_damaged_folder_comes_back_from_the_store_and_the_store_from_the_folder(
     folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
 ) -> None:
-    whole, stored = content(folder), tmp_path / kept.STORE / FINGERPRINT[:16]
-    if (name, damage) == (kept.RECEIPT, Path.unlink):
+    whole, stored = content(folder), tmp_path / cache.STORE / FINGERPRINT[:16]
+    if (name, damage) == (cache.RECEIPT, Path.unlink):
         (folder / name).unlink()
         with pytest.raises(UserError, match="runs/item: not written by noniid"):
-            kept.settle(folder, tmp_path, FINGERPRINT, never)  # it may be the user's
+            cache.get_or_create(folder, tmp_path, FINGERPRINT, never)  # it may be the user's
         return
-    same = name == kept.RECEIPT and damage is append  # another end of its line says the same
+    same = name == cache.RECEIPT and damage is append  # another end of its line says the same
     for place in (folder, stored):
         damage(place / name)
-        assert kept.is_whole(place, FINGERPRINT) == same
-        assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+        assert cache.is_whole(place, FINGERPRINT) == same
+        assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
         assert same or content(folder) == whole
-        assert kept.is_whole(folder, FINGERPRINT) and kept.is_whole(stored, FINGERPRINT)
+        assert cache.is_whole(folder, FINGERPRINT) and cache.is_whole(stored, FINGERPRINT)
 
 
 def test_without_a_whole_copy_it_is_made_again(folder: Path, tmp_path: Path) -> None:
     (folder / "rounds.csv").unlink()
-    append(tmp_path / kept.STORE / FINGERPRINT[:16] / "model.safetensors")
+    append(tmp_path / cache.STORE / FINGERPRINT[:16] / "model.safetensors")
     making = Making(FILES)
-    assert kept.settle(folder, tmp_path, FINGERPRINT, making)
-    assert making.calls == 1 and kept.is_whole(folder, FINGERPRINT)
+    assert cache.get_or_create(folder, tmp_path, FINGERPRINT, making)
+    assert making.calls == 1 and cache.is_whole(folder, FINGERPRINT)
 
 
 def test_other_settings_and_the_way_back(folder: Path, tmp_path: Path) -> None:
     whole = content(folder)
-    assert kept.settle(folder, tmp_path, OTHER, Making({"rounds.csv": b"other"}))
+    assert cache.get_or_create(folder, tmp_path, OTHER, Making({"rounds.csv": b"other"}))
     assert (folder / "rounds.csv").read_bytes() == b"other" and not (
         folder / "model.safetensors"
     ).exists()
-    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+    assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
     assert content(folder) == whole
 
 
 def test_a_folder_that_dvc_brought_fills_the_store(folder: Path, tmp_path: Path) -> None:
     """After `dvc pull` there is no store yet."""
-    shutil.rmtree(tmp_path / kept.STORE)
-    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
+    shutil.rmtree(tmp_path / cache.STORE)
+    assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
     shutil.rmtree(folder)
-    assert not kept.settle(folder, tmp_path, FINGERPRINT, never)
-    assert kept.made(tmp_path, FINGERPRINT) == {}, "how it was made is known where it was made"
+    assert not cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
+    assert cache.made(tmp_path, FINGERPRINT) == {}, "how it was made is known where it was made"
 
 
 def test_an_error_leaves_nothing(tmp_path: Path) -> None:
-    def fail() -> kept.Files:
+    def fail() -> cache.Files:
         raise UserError("no")
 
     with pytest.raises(UserError, match="no"):
-        kept.settle(tmp_path / "runs" / "item", tmp_path, FINGERPRINT, fail)
+        cache.get_or_create(tmp_path / "runs" / "item", tmp_path, FINGERPRINT, fail)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -122,31 +122,31 @@ def test_an_error_leaves_nothing(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("rounds.csv", r"item/rounds\.csv: is missing or was changed"),
-        (kept.RECEIPT, r"item/receipt\.json: can't be"),
+        (cache.RECEIPT, r"item/receipt\.json: can't be"),
     ],
 )
 def test_check_names_the_file(folder: Path, name: str, message: str) -> None:
-    kept.check(folder)
+    cache.check(folder)
     (folder / name).write_text("{}")
     with pytest.raises(UserError, match=message):
-        kept.check(folder)
+        cache.check(folder)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "null", '{"fingerprint": 3}', "\udcff"])
 def test_a_receipt_that_is_none(folder: Path, text: str) -> None:
-    (folder / kept.RECEIPT).write_bytes(text.encode("utf-8", "surrogateescape"))
-    assert not kept.is_whole(folder, FINGERPRINT)
+    (folder / cache.RECEIPT).write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert not cache.is_whole(folder, FINGERPRINT)
 
 
 def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_path: Path) -> None:
     """TensorBoard's default folder is runs/ too."""
-    kept.keep_only(tmp_path / "runs", ["a"])
+    cache.keep_only(tmp_path / "runs", ["a"])
     for name in ("a", "b"):
-        kept.settle(tmp_path / "runs" / name, tmp_path, FINGERPRINT, Making(FILES))
+        cache.get_or_create(tmp_path / "runs" / name, tmp_path, FINGERPRINT, Making(FILES))
     (tmp_path / "runs" / "events.out.tfevents.1").write_text("loss")
     (tmp_path / "runs" / "Nov23_host").mkdir()
     (tmp_path / "runs" / ".b.x7.unfinished").mkdir()  # of a killed process
-    kept.keep_only(tmp_path / "runs", ["a", "d"])
+    cache.keep_only(tmp_path / "runs", ["a", "d"])
     assert {path.name for path in (tmp_path / "runs").iterdir()} == {
         "a",
         "events.out.tfevents.1",
@@ -156,11 +156,11 @@ def test_what_is_of_other_settings_is_removed_and_what_is_not_ours_stays(tmp_pat
 
 @pytest.mark.parametrize("name", ["runs", "partitions", "evaluation"])
 def test_what_is_not_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    kept.settle(tmp_path / name / "item", tmp_path, FINGERPRINT, Making(FILES))
+    cache.get_or_create(tmp_path / name / "item", tmp_path, FINGERPRINT, Making(FILES))
     (tmp_path / name / ".gitkeep").touch()
-    kept.refuse_foreign(tmp_path)
+    cache.refuse_foreign(tmp_path)
     (tmp_path / name / "logs").mkdir()
-    kept.refuse_foreign(tmp_path, name)  # an empty folder loses nothing
+    cache.refuse_foreign(tmp_path, name)  # an empty folder loses nothing
     (tmp_path / name / "logs" / "events").write_text("loss")
     (tmp_path / name / "thesis.tex").write_text("")
     for names in ((), (name,)):
@@ -168,21 +168,21 @@ def test_what_is_not_ours_is_refused_by_name(tmp_path: Path, name: str) -> None:
             UserError,
             match=rf"/{name}/logs and 1 more: not written by noniid, .*; move or delete it",
         ):
-            kept.refuse_foreign(tmp_path, *names)
+            cache.refuse_foreign(tmp_path, *names)
 
 
 @pytest.mark.parametrize("name", ["plan", "report"])
 def test_a_folder_that_dvc_does_not_know_is_refused(tmp_path: Path, name: str) -> None:
     """DVC removes it before its stage runs."""
     (tmp_path / name).mkdir()
-    kept.refuse_foreign(tmp_path)
+    cache.refuse_foreign(tmp_path)
     (tmp_path / name / "chapter.tex").write_text("")
     with pytest.raises(UserError, match=rf"/{name}/chapter\.tex: not written by noniid"):
-        kept.refuse_foreign(tmp_path)
+        cache.refuse_foreign(tmp_path)
     (tmp_path / "dvc.lock").write_text(
         f"stages:\n  x:\n    outs:\n    - path: {name}\n      hash: md5\n"
     )
-    kept.refuse_foreign(tmp_path)
+    cache.refuse_foreign(tmp_path)
 
 
 def test_a_folder_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
@@ -190,10 +190,10 @@ def test_a_folder_that_is_not_ours_is_not_replaced(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "events").write_text("loss")
     with pytest.raises(UserError, match="runs/item: not written by noniid"):
-        kept.settle(folder, tmp_path, FINGERPRINT, never)
+        cache.get_or_create(folder, tmp_path, FINGERPRINT, never)
     assert content(folder) == {"events": b"loss"}
 
 
 def test_how_it_was_made_is_unknown_where_the_file_is_damaged(folder: Path, tmp_path: Path) -> None:
-    (kept.place(tmp_path, FINGERPRINT) / kept.MADE).write_bytes(b"\xff{")
-    assert kept.made(tmp_path, FINGERPRINT) == {}
+    (cache.folder_of(tmp_path, FINGERPRINT) / cache.MADE).write_bytes(b"\xff{")
+    assert cache.made(tmp_path, FINGERPRINT) == {}

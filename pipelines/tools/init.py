@@ -21,7 +21,7 @@ import numpy as np
 from ruamel.yaml import YAML
 
 import fedml_noniid
-from fedml_noniid.pipelines.experiment import check, config, kept
+from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
@@ -83,7 +83,7 @@ WIDTH = 40  # column of the comments
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class StudyOptions:
     """What the user asks for; None: what fits the data."""
 
     data: str = "digits"
@@ -102,7 +102,7 @@ class Wish:
 def refuse_existing(folder: Path, force: bool) -> None:
     """UserError if the folder has an experiment already, unless `force`, or what the stages would
     remove."""
-    kept.refuse_foreign(folder)
+    cache.refuse_foreign(folder)
     for name in WRITTEN:
         if not force and (folder / name).exists():
             raise UserError(
@@ -111,7 +111,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
 
 
 def names(what: str) -> list[str]:
-    """The names that `data`, `partition` or `model` of a wish may have."""
+    """The names that `data`, `partition` or `model` of a new study may have."""
     by_name = [name for name in datasets.DATASETS if name not in OWN]
     return {"data": by_name, "partition": list(PARTITIONS), "model": list(models.MODELS)}[what]
 
@@ -123,13 +123,15 @@ def columns(file: Path) -> list[str]:
     return [str(name) for name in table.frame.columns]
 
 
-def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
+def planned(folder: Path, wanted: StudyOptions) -> tuple[str, Sequence[str]]:
     """(params.yaml of the experiment, checked; the notes of the user's own data, which are read).
 
     UserError with a line per mistake. UndecidedError for columns of a table that need a decision.
     """
-    data, settings = _data(folder, wish)
-    entries = list(wish.methods or (FOR_TEXT if _model(wish, data) in models.OF_TEXT else METHODS))
+    data, settings = _data(folder, wanted)
+    entries = list(
+        wanted.methods or (FOR_TEXT if _model(wanted, data) in models.OF_TEXT else METHODS)
+    )
     for name in entries:
         for method in recipes.parse(name):
             known("method", method, ["fedavg", *recipes.METHODS])
@@ -143,19 +145,19 @@ def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
         "validation": 0.1,
         "public": (100 if size is None else max(1, min(100, size // 10))) if needs else 0,
     }
-    scenario = _scenario(wish, data, settings)
-    model = _model(wish, data)
+    scenario = _scenario(wanted, data, settings)
+    model = _model(wanted, data)
     content: dict[str, Any] = {
-        "experiment": wish.data
-        if wish.source is None
-        else wish.source.resolve().name.partition(".")[0] or wish.data,
+        "experiment": wanted.data
+        if wanted.source is None
+        else wanted.source.resolve().name.partition(".")[0] or wanted.data,
         "data": settings,
         "scenario_names": [scenario["partition"]],
         "scenarios": {scenario["partition"]: scenario},
         "recipe_names": entries,
         "recipes": {name: {} for name in entries},
-        "seeds": list(range(wish.seeds)),
-        "train": {"model": model, "rounds": wish.rounds, "epochs": 2, "batch_size": 32},
+        "seeds": list(range(wanted.seeds)),
+        "train": {"model": model, "rounds": wanted.rounds, "epochs": 2, "batch_size": 32},
     }
     deploy = {
         "scenario": scenario["partition"],
@@ -165,9 +167,9 @@ def planned(folder: Path, wish: Wish) -> tuple[str, Sequence[str]]:
     }
     refused: list[UserError] = []
     for optimizer, lr in LOCAL.get(model, (("sgd", 0.05),)):
-        for deployed in entries if wish.deploy else entries[:1]:
+        for deployed in entries if wanted.deploy else entries[:1]:
             tried = content | {"train": content["train"] | {"optimizer": optimizer, "lr": lr}}
-            if wish.deploy:
+            if wanted.deploy:
                 tried["deploy"] = {"recipe": deployed} | deploy
             try:
                 checked = config.checked(tried, config.FILE)
@@ -231,18 +233,18 @@ def make(folder: Path, params: str, deploy: bool = False) -> None:
     write_whole(folder / "params.yaml", params)
 
 
-def _data(folder: Path, wish: Wish) -> tuple[Dataset | None, dict[str, Any]]:
+def _data(folder: Path, wanted: StudyOptions) -> tuple[Dataset | None, dict[str, Any]]:
     """The user's own data, None for another data set; and the section `data`."""
-    if wish.data not in OWN:
-        return None, {"name": wish.data, "root": PREPARED}
-    assert wish.source is not None, "own data have a place"
-    _exists(wish.source, "file" if wish.data in TABLES else "folder")
-    place = wish.source.parent if wish.data in TABLES else wish.source
-    options = ({"file": wish.source.name} if wish.data in TABLES else {}) | dict(wish.options)
-    data = datasets.load(wish.data, place, **options)
+    if wanted.data not in OWN:
+        return None, {"name": wanted.data, "root": PREPARED}
+    assert wanted.source is not None, "own data have a place"
+    _exists(wanted.source, "file" if wanted.data in TABLES else "folder")
+    place = wanted.source.parent if wanted.data in TABLES else wanted.source
+    options = ({"file": wanted.source.name} if wanted.data in TABLES else {}) | dict(wanted.options)
+    data = datasets.load(wanted.data, place, **options)
     inside = place.resolve().is_relative_to(folder.resolve())
     root = os.path.relpath(place.resolve(), folder.resolve()) if inside else str(place.resolve())
-    return data, {"name": wish.data, "root": root} | options
+    return data, {"name": wanted.data, "root": root} | options
 
 
 def _exists(path: Path, what: str) -> None:
@@ -250,56 +252,58 @@ def _exists(path: Path, what: str) -> None:
         raise UserError(f"{path}: there is no such {what}")
 
 
-def _model(wish: Wish, data: Dataset | None) -> str:
-    if wish.model is not None:
-        model = known("model", wish.model, names("model"))
+def _model(wanted: StudyOptions, data: Dataset | None) -> str:
+    if wanted.model is not None:
+        model = known("model", wanted.model, names("model"))
         if data is not None:
             models.build(
                 model, tuple(data.train_x.shape[1:]), len(data.classes), {}, data.embedding
             )
-        elif (model in models.OF_TEXT) != (MODELS.get(wish.data) in models.OF_TEXT):
+        elif (model in models.OF_TEXT) != (MODELS.get(wanted.data) in models.OF_TEXT):
             allowed = [
                 name
                 for name in models.MODELS
                 if (name in models.OF_TEXT) != (model in models.OF_TEXT)
             ]
             raise UserError(
-                f"model {model!r} does not take data set {wish.data!r}; allowed: "
+                f"model {model!r} does not take data set {wanted.data!r}; allowed: "
                 f"{', '.join(allowed)}"
             )
         return model
     if data is None:
-        return MODELS.get(wish.data, "cnn")
+        return MODELS.get(wanted.data, "cnn")
     if data.embedding is not None:
         return "lstm"
     shape = data.train_x.shape[1:]
     return "cnn" if len(shape) == 3 and min(shape[1:]) >= IMAGE else "mlp"
 
 
-def _scenario(wish: Wish, data: Dataset | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _scenario(
+    wanted: StudyOptions, data: Dataset | None, settings: Mapping[str, Any]
+) -> dict[str, Any]:
     """How the data are divided: by owner, if they are known."""
     owners = None if data is None else data.train_owner
-    name = wish.partition or (
-        "dirichlet" if owners is None or wish.alpha is not None else "natural"
+    name = wanted.partition or (
+        "dirichlet" if owners is None or wanted.alpha is not None else "natural"
     )
     known("partition", name, names("partition"))
-    if name in BY_OWNER and (owners is None if data is not None else wish.data not in OWNED):
+    if name in BY_OWNER and (owners is None if data is not None else wanted.data not in OWNED):
         allowed = ", ".join(other for other in PARTITIONS if other not in BY_OWNER)
         raise UserError(
             f"partition {name!r} needs owners, which the data do not name; allowed: {allowed}"
         )
-    clients = wish.clients
+    clients = wanted.clients
     if clients is None and name in BY_OWNER and data is not None and owners is not None:
         labels, validation, public = (
             data.train_y.numpy(),
             settings["validation"],
             settings["public"],
         )
-        splits = [hold_out(labels, validation, public, seed).train for seed in range(wish.seeds)]
+        splits = [hold_out(labels, validation, public, seed).train for seed in range(wanted.seeds)]
         clients = min(MOST, *(len(np.unique(owners.numpy()[rows])) for rows in splits))
     if clients is None:
         clients = 20 if data is None else max(2, min(20, len(data.train_y) // 50))
-    alpha = wish.alpha if wish.alpha is not None else 0.5 if name == "dirichlet" else None
+    alpha = wanted.alpha if wanted.alpha is not None else 0.5 if name == "dirichlet" else None
     scenario = {"partition": name, "clients": clients, "participation": 1.0}
     return scenario | ({} if alpha is None else {"alpha": alpha})
 

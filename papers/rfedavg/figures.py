@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from fedml_noniid.pipelines.experiment.results import Result, table
-from fedml_noniid.pipelines.papers.rfedavg.features import Shown, discrepancy, of_clients
+from fedml_noniid.pipelines.experiment.results import ItemResult, table
 from fedml_noniid.pipelines.papers.targets.measured import Measured, series
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.papers.targets.words import extremes, plus_minus
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values, look
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
+from papers.pictures import bars, panels, png
+from papers.rfedavg.features import Shown, discrepancy, of_clients
 
 MARKERS = ("o", "^", "s")  # of the classes, as figure 1 has them
 WORST = "#d62728"
@@ -290,13 +290,13 @@ def _along(axes: Axes, points: Mapping[float, Spread], name: str, style: Mapping
     )
 
 
-def _mean_curve(runs: Sequence[Result]) -> dict[int, float]:
+def _mean_curve(runs: Sequence[ItemResult]) -> dict[int, float]:
     """round -> test accuracy, mean over seeds."""
     rounds, values = series(runs, "test_accuracy")
     return dict(zip(rounds, values.mean(0).tolist(), strict=True))
 
 
-def _by_client(measured: Measured, study: str, run: Result) -> Values:
+def _by_client(measured: Measured, study: str, run: ItemResult) -> Values:
     """Test accuracy in percent by client; NaN for a client without test samples."""
     lines = table(measured.folder(study) / "evaluation" / run.key / "per_client.csv")
     return np.array([100 * float(line["test_accuracy"] or math.nan) for line in lines])

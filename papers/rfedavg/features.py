@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedml_noniid.pipelines.experiment import config
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins.data import datasets
@@ -32,7 +32,7 @@ class Shown(NamedTuple):
 
 
 def of_clients(
-    measured: Measured, address: Mapping[str, Any], run: Result, classes: Sequence[int]
+    measured: Measured, address: Mapping[str, Any], run: ItemResult, classes: Sequence[int]
 ) -> list[Shown]:
     """For each class of `classes`, the client with most samples of it, and that client's training
     samples of `classes`.

@@ -16,9 +16,8 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau
 from torch import Tensor
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.measured import Held, Measured
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.reporting import heatmap
 from fedml_noniid.pipelines.reporting.figures import COLOURS, Values
@@ -30,6 +29,7 @@ from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Ints
+from papers.pictures import bars, panels, png
 
 METHODS = ("fnr", "fnr_authors")  # which refine
 
@@ -196,7 +196,7 @@ def refinement(target: Target, measured: Measured) -> Built:
     )
 
 
-def _worst(measured: Measured, panel: Mapping[str, Any], run: Result) -> Refined | None:
+def _worst(measured: Measured, panel: Mapping[str, Any], run: ItemResult) -> Refined | None:
     """The refined client of lowest accuracy in the last round; None where nobody was refined or
     looked at."""
     recorded, name = (

@@ -17,10 +17,17 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.component import Ask
-from fedml_noniid.plugins.silo import authority, certificates, endpoint, frames, link, wire
+from fedml_noniid.plugins.silo import (
+    authority,
+    certificates,
+    frames,
+    silo_client,
+    silo_server,
+    wire,
+)
 from fedml_noniid.plugins.silo.coordinator import Coordinator
-from fedml_noniid.plugins.silo.endpoint import SERVICE, Endpoint
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_server import SERVICE, SiloServer
 from tests.silo.federation_server import LONG, METHODS, address, outcome, sent
 
 HELD = 40  # calls; the server of two silos has 16 threads
@@ -32,7 +39,7 @@ def server(kits: Path) -> Iterator[tuple[Coordinator, CommArgs]]:
     """A server of two silos that asks nothing."""
     comm = CommArgs(server=address(), quorum=1, deadline_s=0.2)
     coordinator = Coordinator(comm, 2, "terms", "run")
-    with Endpoint(comm, kits / "0", coordinator):
+    with SiloServer(comm, kits / "0", coordinator):
         yield coordinator, comm
 
 
@@ -57,9 +64,12 @@ def test_calls_that_send_nothing_keep_no_silo_out(
     """
     _, comm = server
     caplog.set_level(logging.INFO, "fedml_noniid.plugins.silo")
-    monkeypatch.setattr(endpoint, "HEAD_S", 2.0)
+    monkeypatch.setattr(silo_server, "HEAD_S", 2.0)
     go, over = threading.Event(), threading.Semaphore(0)
-    with link.channel(comm, kits / "2", 2) as bad, link.channel(comm, kits / "1", 1) as good:
+    with (
+        silo_client.channel(comm, kits / "2", 2) as bad,
+        silo_client.channel(comm, kits / "1", 1) as good,
+    ):
         assert sent(bad, "Hello", hello(1)) == sent(good, "Hello", hello(0)) == "ok"
         if revoked:
             authority.revoke(kits, 2)
@@ -68,12 +78,12 @@ def test_calls_that_send_nothing_keep_no_silo_out(
         ]
         for call in calls:
             call.add_done_callback(lambda _: over.release())
-        staying = 0 if revoked or method == "Status" else endpoint.AT_ONCE
+        staying = 0 if revoked or method == "Status" else silo_server.MAX_PARALLEL_CALLS
         for _ in range(HELD - staying):
             assert over.acquire(timeout=LONG)
         began = time.monotonic()
         assert sent(good, "Hello", hello(0), timeout=1.0) == "ok"
-        found = link.status(comm, kits / "0")["refused"]
+        found = silo_client.status(comm, kits / "0")["refused"]
         assert time.monotonic() - began < 1.0
         kind = "certificate" if revoked else "call" if method == "Status" else "rate"
         assert found == {kind: HELD - staying}
@@ -92,7 +102,7 @@ def test_calls_that_send_nothing_keep_no_silo_out(
             staying > 0
         )
         assert len(lines) <= 3  # also that these calls ended early
-        assert link.status(comm, kits / "0")["refused"].get("silent", 0) == staying
+        assert silo_client.status(comm, kits / "0")["refused"].get("silent", 0) == staying
         go.set()
 
 
@@ -123,7 +133,7 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
         go.wait(LONG)
         yield from data
 
-    with link.channel(comm, kits / "1", 1) as line:
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
         call = line.stream_unary(f"/{SERVICE}/Answer").future(upload(), timeout=LONG)
         while not coordinator.bytes_in > len(hello(0)):
@@ -135,7 +145,7 @@ def test_an_upload_of_a_silo_that_is_revoked_meanwhile_is_not_taken(server, kits
     assert "refused from silo-1 (certificate): certificate of silo-1 is revoked" in caplog.text
     authority.make(kits, 2)
     authority.renew(kits, 1)  # the honest silo, with its new kit
-    with link.channel(comm, kits / "1", 1) as line:
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
         head = {
             "run": "run",
@@ -154,7 +164,7 @@ def test_an_expired_certificate_on_a_living_connection_leaves_a_line(
     server, kits, caplog, monkeypatch
 ):
     _, comm = server
-    with link.channel(comm, kits / "1", 1) as line:
+    with silo_client.channel(comm, kits / "1", 1) as line:
         assert sent(line, "Hello", hello(0)) == "ok"
         later = certificates.now() + datetime.timedelta(days=400)
         monkeypatch.setattr(certificates, "now", lambda: later)

@@ -1,6 +1,6 @@
 """The paper's curves with what they say about its claims, and the tables of its networks.
 
-`accuracy`, `norms` and `path` are `curves` (pipelines/papers/targets/curves.py) with more words.
+`accuracy`, `norms` and `path` are `curves` (papers/curves.py) with more words.
 `norms` has two panels, N and E, and takes `claim`, a line, and `against`, the lines that it is
 compared with. `network` takes `model`, `shape` (one sample's) and `classes`.
 """
@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from fedml_noniid.pipelines.papers.targets import curves
-from fedml_noniid.pipelines.papers.targets.curves import Line, Panels
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.settings import NONE
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target
@@ -34,25 +32,27 @@ from fedml_noniid.plugins.models.layers import (
     ReLU,
     Stacked,
 )
+from papers import curves
+from papers.curves import Line, Panels
 
 BASELINE = "FedAvg"
 
 
 def accuracy(target: Target, measured: Measured) -> Built:
     """Accuracy by round, and when each method first is as good as the baseline ever gets."""
-    return curves.build(target, measured, (_reached, curves.ends))
+    return curves.curves(target, measured, (_reached, curves.ends))
 
 
 def norms(target: Target, measured: Measured) -> Built:
     """N and E by round, a panel each; how the claimed line compares with others, and N / E of each
     line."""
-    return curves.build(target, measured, (_norms, curves.ends))
+    return curves.curves(target, measured, (_norms, curves.ends))
 
 
 def path(target: Target, measured: Measured) -> Built:
     """The integral of N by round, and how much of it belongs to the second half of the rounds:
     little once it stops."""
-    return curves.build(target, measured, (_late, curves.ends))
+    return curves.curves(target, measured, (_late, curves.ends))
 
 
 def _reached(_: Mapping[str, Any], panels: Panels) -> Iterator[str]:

@@ -8,15 +8,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedml_noniid.pipelines.experiment.results import Result
+from fedml_noniid.pipelines.experiment.results import ItemResult
 from fedml_noniid.pipelines.papers.targets.marks import said_of
 from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.pictures import panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.types import Ints
+from papers.pictures import panels, png
 
 NONE = -1  # stands for the class of a neuron that is bound to no class
 HEADER = ("seed", "neuron", "bound_to", "c1_before", "c2_before", "method", "c2_after")
@@ -94,7 +94,7 @@ def activations(target: Target, measured: Measured) -> Built:
     return Built(_table(seen[0]), files, tuple(words), printed=printed)
 
 
-def _read(target: Target, measured: Measured, runs: Mapping[str, Result]) -> _Drift:
+def _read(target: Target, measured: Measured, runs: Mapping[str, ItemResult]) -> _Drift:
     study, clients = str(target.spec["study"]), list(target.spec["clients"])
     one = next(iter(runs.values()))
     held = measured.held(study, one.scenario, one.seed)

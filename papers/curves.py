@@ -24,11 +24,11 @@ from typing import Any, NamedTuple
 from matplotlib.ticker import MaxNLocator
 
 from fedml_noniid.pipelines.papers.targets.measured import Measured, series
-from fedml_noniid.pipelines.papers.targets.pictures import line, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, address, nothing
 from fedml_noniid.pipelines.papers.targets.words import extremes
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.text import as_csv
+from papers.pictures import line, panels, png
 
 
 class Line(NamedTuple):
@@ -63,7 +63,7 @@ def ends(spec: Mapping[str, Any], lines: Panels) -> Iterable[str]:
             )
 
 
-def build(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -> Built:
+def curves(target: Target, measured: Measured, says: Sequence[Says] = (ends,)) -> Built:
     """The picture and its numbers.
 
     `missing` names lines without runs. `says`: functions that make the sentences.

@@ -9,17 +9,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedml_noniid.pipelines.papers.fednlr.activations import activations
-from fedml_noniid.pipelines.papers.fednlr.example import example_network
 from fedml_noniid.pipelines.papers.targets.marks import said_of
 from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.pictures import bars, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import NOT_HERE, Built, Target, nothing
 from fedml_noniid.pipelines.papers.targets.table import NOT_YET
 from fedml_noniid.pipelines.papers.targets.words import against, confirmed, extremes, plus_minus
 from fedml_noniid.pipelines.reporting.figures import BASELINE_COLOUR, COLOURS, Values
 from fedml_noniid.pipelines.reporting.summary import Spread, spread
 from fedml_noniid.pipelines.reporting.text import as_csv
+from papers.fednlr.activations import activations
+from papers.fednlr.example import example_network
+from papers.pictures import bars, panels, png
 
 __all__ = ["activations", "example_network", "layers", "learning_rates", "ratios", "temperature"]
 

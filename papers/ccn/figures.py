@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from fedml_noniid.pipelines.papers.targets import curves
-from fedml_noniid.pipelines.papers.targets.curves import Panels
 from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.pictures import line, panels, png
 from fedml_noniid.pipelines.papers.targets.spec import Built, Target, nothing
 from fedml_noniid.pipelines.papers.targets.words import told
 from fedml_noniid.pipelines.reporting.figures import Values, look
 from fedml_noniid.pipelines.reporting.summary import spread
 from fedml_noniid.pipelines.reporting.text import as_csv
+from papers import curves
+from papers.curves import Panels
+from papers.pictures import line, panels, png
 
 SIMILARITY, WEIGHTS = "round/similarity_to_global", "ccn/weights"  # recorded [T, clients]
 HOW = ("original", "normalised")
@@ -111,7 +111,7 @@ def _words(before: Values, after: Values, weights: Values, apart: int) -> Iterat
 def convergence(target: Target, measured: Measured) -> Built:
     """Kind `convergence`: `curves`, with a sentence that compares each dashed line with its
     other."""
-    return curves.build(target, measured, (_pairs,))
+    return curves.curves(target, measured, (_pairs,))
 
 
 def _pairs(spec: Mapping[str, Any], lines: Panels) -> Iterator[str]:

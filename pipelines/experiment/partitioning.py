@@ -21,7 +21,7 @@ from fedml_noniid.plugins.data.splits import Split, hold_out
 from fedml_noniid.plugins.data.types import Ints
 
 
-class Dealt(NamedTuple):
+class Partition(NamedTuple):
     """Who holds what, and how uneven that is."""
 
     indices: Indices
@@ -77,14 +77,14 @@ def assign(
     )
 
 
-def deal(
+def partition_of(
     data: Dataset,
     held_out: DataSettings,
     scenario: Scenario,
     name: str,
     seed: int,
     given: Sequence[Ints] | None = None,
-) -> Dealt:
+) -> Partition:
     """The partition of a scenario with a seed, described.
 
     Arguments and UserErrors as in `assign`.
@@ -117,7 +117,7 @@ def deal(
     if skew.drift is not None:
         columns["drift"] = [*skew.drift.first()]  # rounds
         described["drifting"] = sum(begins > 0 for begins in columns["drift"])
-    return Dealt(indices, counts, described, columns)
+    return Partition(indices, counts, described, columns)
 
 
 def _held_out(

@@ -47,15 +47,15 @@ ASK = {
     "counted": int,
     "terms": str,
 }
-AT_ONCE = 4  # calls of one silo that run at a time
+MAX_PARALLEL_CALLS = 4  # calls of one silo that run at a time
 HEAD_S = 10.0  # the time for the first message of a call
-CALLS, PER_SECOND, FOR_AN_ANSWER = (
+MAX_CALLS, CALLS_PER_S, CALLS_PER_ANSWER = (
     60.0,
     5.0,
     10.0,
 )  # a silo's calls: at most, back by the second, back for an answer
-UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
-CONNECTIONS = 4096  # at most, also those before TLS; less if the process may open few files
+MIN_UPLOAD_S = 60.0  # the least time for an upload; more if the deadline is later
+MAX_CONNECTIONS = 4096  # at most, also those before TLS; less if the process may open few files
 OPERATOR = -1  # who has the server's own kit
 Frames = Iterator[bytes]
 KEEPALIVE = [
@@ -63,8 +63,8 @@ KEEPALIVE = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", frames.FRAME_LIMIT),
-    ("grpc.max_send_message_length", frames.FRAME_LIMIT),
+    ("grpc.max_receive_message_length", frames.MAX_FRAME_BYTES),
+    ("grpc.max_send_message_length", frames.MAX_FRAME_BYTES),
 ]
 BOUNDS = [
     ("grpc.so_reuseport", 0),
@@ -75,7 +75,7 @@ BOUNDS = [
 ]
 
 
-class Endpoint:
+class SiloServer:
     """Listens while it is open."""
 
     def __init__(self, comm: CommArgs, kit: Path | None, coordinator: Coordinator) -> None:
@@ -89,12 +89,12 @@ class Endpoint:
         self._lock = threading.Lock()
         # A quarter of the file descriptors is left for files, whatever strangers do.
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        files = min(hard, 2 * CONNECTIONS) if hard > 0 else 2 * CONNECTIONS
+        files = min(hard, 2 * MAX_CONNECTIONS) if hard > 0 else 2 * MAX_CONNECTIONS
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, hard))
-        most = [("grpc.max_allowed_incoming_connections", min(CONNECTIONS, files * 3 // 4))]
+        most = [("grpc.max_allowed_incoming_connections", min(MAX_CONNECTIONS, files * 3 // 4))]
         # Silos can fill all threads but eight. There, calls that are turned away wait for
         # milliseconds.
-        threads = AT_ONCE * coordinator.silos + 8
+        threads = MAX_PARALLEL_CALLS * coordinator.silos + 8
         pool = ThreadPoolExecutor(threads, "call")
         self._server = grpc.server(
             pool, options=KEEPALIVE + BOUNDS + most, maximum_concurrent_rpcs=10 * threads
@@ -125,7 +125,7 @@ class Endpoint:
             comm.check_free()  # says why
             raise
 
-    def __enter__(self) -> Endpoint:
+    def __enter__(self) -> SiloServer:
         self._server.start()
         return self
 
@@ -201,7 +201,7 @@ class Endpoint:
             return
         schema, where = self._coordinator.expected(client, head["exchange"])
         try:
-            with self._within(max(self._comm.deadline_s, UPLOAD_S), client, context):
+            with self._within(max(self._comm.deadline_s, MIN_UPLOAD_S), client, context):
                 leaves = frames.table(frames.following(received))
                 wire.fit(leaves, schema, where)  # before memory is taken
                 up = wire.Up(
@@ -217,7 +217,7 @@ class Endpoint:
             context
         )  # again: the certificate may have been revoked while the upload came
         self._coordinator.accept(client, up)
-        self._pay(client, -FOR_AN_ANSWER)
+        self._pay(client, -CALLS_PER_ANSWER)
         yield b"{}"
 
     def _status(self, *_: object) -> Frames:
@@ -241,7 +241,7 @@ class Endpoint:
                 "this call is not for this certificate",
             )
         with self._lock:
-            free = self._running[client] < AT_ONCE and self._left(client) >= 1
+            free = self._running[client] < MAX_PARALLEL_CALLS and self._left(client) >= 1
             self._running[client] += free
         if not free:
             self._refuse(client, RefusedError("rate", "too many calls"))
@@ -320,8 +320,8 @@ class Endpoint:
             )
 
     def _left(self, client: int) -> float:
-        left, when = self._calls.get(client, (CALLS, 0.0))
-        return min(CALLS, left + (time.monotonic() - when) * PER_SECOND)
+        left, when = self._calls.get(client, (MAX_CALLS, 0.0))
+        return min(MAX_CALLS, left + (time.monotonic() - when) * CALLS_PER_S)
 
     def _pay(self, client: int, calls: float) -> None:
         with self._lock:

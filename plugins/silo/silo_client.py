@@ -21,11 +21,11 @@ import grpc
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError, shown
 from fedml_noniid.plugins.silo import certificates, frames, wire
-from fedml_noniid.plugins.silo.coordinator import HOLD_S
-from fedml_noniid.plugins.silo.endpoint import ASK, HELLO, KEEPALIVE, SERVICE, WELCOME
-from fedml_noniid.plugins.silo.ends import LostError, NotAdmittedError, QuorumError
+from fedml_noniid.plugins.silo.coordinator import LONG_POLL_S
+from fedml_noniid.plugins.silo.exit_codes import LostError, NotAdmittedError, QuorumError
 from fedml_noniid.plugins.silo.frames import RefusedError
 from fedml_noniid.plugins.silo.settings import CommArgs
+from fedml_noniid.plugins.silo.silo_server import ASK, HELLO, KEEPALIVE, SERVICE, WELCOME
 from fedml_noniid.plugins.silo.wire import Down, Up
 
 LOG = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ def status(comm: CommArgs, kit: Path | None) -> dict[str, Any]:
             ) from None
 
 
-class Link:
+class SiloClient:
     """One silo's calls.
 
     Each is repeated until the server answers, with pauses that grow and are jittered.
@@ -96,7 +96,7 @@ class Link:
         self._head: dict[str, Any] = {}
         self.run = ""
 
-    def __enter__(self) -> Link:
+    def __enter__(self) -> SiloClient:
         self.hello()
         threading.Thread(target=self._attend, name="attend", daemon=True).start()
         return self
@@ -164,7 +164,7 @@ class Link:
     @property
     def _long(self) -> dict[str, Any]:
         """Arguments of a call that may move a model over a slow line."""
-        return {"timeout": max(self._comm.deadline_s, 2 * HOLD_S), "metadata": self._metadata}
+        return {"timeout": max(self._comm.deadline_s, 2 * LONG_POLL_S), "metadata": self._metadata}
 
     def _upload(self, sent: Callable[[], Iterator[bytes]]) -> None:
         call = self._channel.stream_unary(f"/{SERVICE}/Answer")
@@ -189,7 +189,7 @@ class Link:
         if head["kind"] == "stop":
             raise QuorumError(f"the server ended the run: {head['why']}; its log says more")
         early = (
-            time.monotonic() - began < HOLD_S / 2
+            time.monotonic() - began < LONG_POLL_S / 2
         )  # our server holds a call before it says "wait"
         if head["kind"] == "over" or (head["kind"] == "wait" and not early):
             return str(head["kind"])
