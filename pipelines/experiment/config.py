@@ -34,10 +34,10 @@ from pydantic import (
 from fedml_noniid.pipelines.experiment import facts
 from fedml_noniid.pipelines.experiment.facts import Later
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
-from fedml_noniid.plugins.data import sources
+from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.checks import known, options_of, refusal
 from fedml_noniid.plugins.data.partitions import PARTITIONS
-from fedml_noniid.plugins.data.partitions.dealing import ZeroToOne
+from fedml_noniid.plugins.data.partitions.assigning import ZeroToOne
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines import absences
 from fedml_noniid.plugins.engines.cohort import cohort_size
@@ -595,7 +595,7 @@ class Config(Section):
         """Whether results depend on files of the user: on own data, or on a file of missing
         clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in sources.OWN or any(
+        own = self.data.name in user_files.OF_USER or any(
             given is not None and given.file for given in scenarios
         )
         return own or any(map(self.own_code, self.recipe_names))

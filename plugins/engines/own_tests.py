@@ -57,7 +57,7 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
         samples, at = clients.tests.get(client), clients.row[client]
         held.append(0 if samples is None else len(samples.y))
         if samples is not None and clients.drift is not None:
-            samples = samples._replace(y=clients.drift.drift.seen(samples.y, at, round_))
+            samples = samples._replace(y=clients.drift.drift.labels(samples.y, at, round_))
         for name, params in models.items():
             if samples is None:
                 found[name] += torch.zeros(2, dtype=torch.float64, device=clients.device)

@@ -98,7 +98,7 @@ class Evaluation(Callback):
             y = (
                 self.test.y
                 if self.drift is None
-                else self.drift.seen(self.test.y, client, exchange.round)
+                else self.drift.labels(self.test.y, client, exchange.round)
             )
             task, own = exchange.task, self.test._replace(y=y)
             found.append(

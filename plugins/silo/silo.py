@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
-from fedml_noniid.plugins.data import sealed
+from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
@@ -72,7 +72,7 @@ class Silo:
         # Batches are drawn as positions within a shard. So this shard is read in the same order as
         # in a simulation.
         positions = np.arange(len(train.y))
-        held = None if drift is None else drift.held([positions], len(train.y))
+        held = None if drift is None else drift.per_sample([positions], len(train.y))
         none = Samples(train.x[:0], train.y[:0])
         self._shard = Federation(
             terms.silos,
@@ -181,14 +181,14 @@ class Silo:
             "states": list(self._states),
             "held": "params" in trees,
         }
-        made = sealed.Plain(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
-        sealed.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
+        made = tensor_file.Tensors(head, {key: leaf.cpu() for key, leaf in flatten(trees).items()})
+        tensor_file.write(self._kept, "silo", head, made.tensors, made.checksum, private=True)
 
     def _restore(self, path: Path) -> None:
-        found = sealed.read(
+        found = tensor_file.read(
             path,
             "silo",
-            sealed.Plain,
+            tensor_file.Tensors,
             what="the memory of a silo",
             origin="",
             remedy="delete it to start the run again",

@@ -10,9 +10,9 @@ import pytest
 
 import fedml_noniid as nd
 from fedml_noniid.plugins.data import datasets
+from fedml_noniid.plugins.data.feature_skew import clarity, measured, shift, spread
 from fedml_noniid.plugins.data.skew import CLEAN
 from fedml_noniid.plugins.data.statistics import hellinger, summary
-from fedml_noniid.plugins.data.unlikeness import clarity, measured, shift, spread
 
 
 def column(*values: float) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -30,7 +30,7 @@ from fedml_noniid.plugins.core.data import Batch, Pass, Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.task import Output
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.data.noise import deviations, held
+from fedml_noniid.plugins.data.noise import deviations, per_sample
 from fedml_noniid.plugins.engines import local
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.federation import Federation
@@ -67,7 +67,7 @@ def skewed(
     """Six ragged clients with images of 6 x 6, in noise."""
     of = federation.images(dtype)
     std = deviations(form, sigma, N, SHAPE, torch.tensor([2.0]))
-    return replace(of, train=of.train._replace(noise=held(std, of.clients, of.train.x)))
+    return replace(of, train=of.train._replace(noise=per_sample(std, of.clients, of.train.x)))
 
 
 def network(batch_norm: bool = True) -> Any:

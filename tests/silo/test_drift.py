@@ -55,7 +55,7 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
             assert own is not None
             assert own.clients.shape[1] == 1, "nobody else's"
             assert torch.equal(
-                own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_)
+                own.labels(digits.test_y, 0, round_), whole.labels(digits.test_y, client, round_)
             )
 
 
