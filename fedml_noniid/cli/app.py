@@ -12,7 +12,6 @@ from typer.exceptions import TyperException
 
 import fedml_noniid
 from fedml_noniid.cli import (
-    advise,
     checkout,
     claims,
     deploy,
@@ -37,7 +36,7 @@ NO_TELEMETRY = (
 )  # libraries send no reports of their use
 # typer makes its --install-completion and --show-completion options for the outermost group only.
 app = typer.Typer(cls=Group, context_settings=SETTINGS, epilog="\n".join(EXAMPLES))
-for module in (init, experiment, advise, methods, papers, claims, deploy, tracking, checkout):
+for module in (init, experiment, methods, papers, claims, deploy, tracking, checkout):
     module.add(app)
 
 

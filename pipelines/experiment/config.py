@@ -37,7 +37,7 @@ from fedml_noniid.plugins.core.options import (
     unknown,
     validated,
 )
-from fedml_noniid.plugins.data import sources
+from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 from fedml_noniid.plugins.engines.local_training import LearningRate, RunSettings
 from fedml_noniid.plugins.own_code import look_in
@@ -321,7 +321,7 @@ class Config(Section):
         """Whether results depend on files of the user: on own data, or on a file of missing
         clients."""
         scenarios = [self.scenarios[name].availability for name in self.scenario_names]
-        own = self.data.name in sources.OWN or any(
+        own = self.data.name in user_files.OF_USER or any(
             given is not None and given.file for given in scenarios
         )
         return own or any(map(self.own_code, self.recipe_names))

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.experiment.partitioning import skewed
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.alike import test_parts
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.indices import Indices, read_indices
@@ -151,7 +151,7 @@ def divided(
                 f"data set {data.name!r}",
                 **scenario.options,
             )
-            tests = test_parts(data, clients, scenario.partition, wanted.seed)
+            tests = client_tests(data, clients, scenario.partition, wanted.seed)
             skew = skewed(scenario, data, clients, wanted.seed)
         except UserError as error:
             raise UserError(f"{config.FILE}: deploy.silos = {wanted.silos}: {error}") from None

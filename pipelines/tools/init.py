@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError, known
-from fedml_noniid.plugins.data import datasets, sources
+from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.data.partitions import BY_OWNER, PARTITIONS
@@ -59,7 +59,7 @@ IGNORED = {
 }
 DVC = "[core]\n    analytics = false\n    check_update = false\n    autostage = false\n"
 TABLES = ("table", "text")  # data sets with columns
-OWN = tuple(sources.OWN)
+OWN = tuple(user_files.OF_USER)
 PREPARED = "data/raw"  # folder of the files of the papers' data sets
 METHODS, FOR_TEXT = ("fedavg", "fedprox", "scaffold", "fednnnn"), ("fedavg", "fedprox", "fednnnn")
 OWNED = ("femnist", "sent140", "made_tweets")  # data sets by name whose samples have owners

@@ -15,7 +15,6 @@ from fedml_noniid.plugins.core.errors import known
 from fedml_noniid.plugins.core.options import Count, check_options
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import Dataset, Raw, mean_and_deviation
-from fedml_noniid.plugins.data.fewer import fewer
 from fedml_noniid.plugins.data.readers.arrays import arrays
 from fedml_noniid.plugins.data.readers.cifar import cifar10, cifar100
 from fedml_noniid.plugins.data.readers.cinic import cinic10
@@ -28,7 +27,8 @@ from fedml_noniid.plugins.data.readers.mnist import mnist
 from fedml_noniid.plugins.data.readers.sent140 import sent140
 from fedml_noniid.plugins.data.readers.table import table
 from fedml_noniid.plugins.data.readers.text import text
-from fedml_noniid.plugins.data.sources import unreadable
+from fedml_noniid.plugins.data.subsample import subsample
+from fedml_noniid.plugins.data.user_files import unreadable
 
 # (root, **options) -> Raw, options keyword-only; the docstring names the files and where they come
 # from.
@@ -98,7 +98,7 @@ def _thinned(raw: Raw, samples: int) -> Raw:
             "samples", samples, "none, since the data set has owners, who would lose theirs"
         )
     n = len(raw.train_y)
-    rows = torch.from_numpy(fewer(raw.train_y.numpy(), samples))
+    rows = torch.from_numpy(subsample(raw.train_y.numpy(), samples))
     note = f"{len(rows)} of {n} training samples are used, drawn class by class"
     return replace(
         raw, train_x=raw.train_x[rows], train_y=raw.train_y[rows], notes=(*raw.notes, note)

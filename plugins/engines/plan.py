@@ -18,7 +18,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, tree_map
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.local_training import LocalTraining as LocalTraining
-from fedml_noniid.plugins.engines.own import split
+from fedml_noniid.plugins.engines.personal import split_personal
 from fedml_noniid.plugins.models.forward import Model
 
 
@@ -34,12 +34,10 @@ class Plan:
     evaluate_every: int = 1  # rounds; the last one always
     engine: str = "auto"  # of a simulation: auto, sequential, vectorized
     memory_mb: int = 2048  # the vectorized engine's bound
-    workers: int = (
-        1  # processes that the sequential engine may take on a CPU; the bits are the same
-    )
-    observing: bool = (
-        False  # whether quantities that cost further passes over data are recorded too
-    )
+    # processes that the sequential engine may take on a CPU; the bits are the same
+    workers: int = 1
+    # whether quantities that cost further passes over data are recorded too
+    observing: bool = False
 
     @property
     def evaluations(self) -> int:
@@ -95,8 +93,8 @@ class Start(NamedTuple):
         classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
         trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
-        if algorithm.needs.own_norms:
-            trained, buffers, own = split(trained, buffers)
+        if algorithm.needs.personal_norms:
+            trained, buffers, own = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of model = {network.name!r} nothing would be left to "

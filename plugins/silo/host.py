@@ -30,7 +30,7 @@ from fedml_noniid.plugins.core.trees import Params, Tree, add
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.drift import Drift
 from fedml_noniid.plugins.data.files import leaving_nothing
-from fedml_noniid.plugins.data.noise import alone
+from fedml_noniid.plugins.data.noise import for_client
 from fedml_noniid.plugins.engines.callbacks import Callback
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
@@ -155,7 +155,9 @@ class HostTrainer(ClientTrainer):
     def _read(self, data: Any) -> Samples:
         """The silo's samples, in its noise."""
         found = _samples(data)
-        return found if self.noise is None else found._replace(noise=alone(self.noise, found.x))
+        return (
+            found if self.noise is None else found._replace(noise=for_client(self.noise, found.x))
+        )
 
     def on_after_local_training(self, train_data: Any, device: torch.device, args: Any) -> None:
         """Local privacy for all that leaves the silo but n, steps and loss, in place of FedML's

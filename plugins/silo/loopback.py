@@ -28,7 +28,7 @@ from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data import datasets, partitions, splits
-from fedml_noniid.plugins.data.alike import test_parts
+from fedml_noniid.plugins.data.client_tests import client_tests
 from fedml_noniid.plugins.data.files import write_whole
 from fedml_noniid.plugins.engines.absences import Missing, listed
 from fedml_noniid.plugins.engines.federation import Federation
@@ -157,7 +157,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
             public=parts.public,
             absent=listed(missing or {}),
             drift=parts.drift,
-            tests=parts.own_tests,
+            tests=parts.client_tests,
         )
         plan = replace(deployment.plan(network), engine="sequential")
         outcome = simulated(
@@ -182,7 +182,7 @@ def needs_public(recipe: str) -> bool:
 def has_personal_norms(recipe: str) -> bool:
     """Whether a method of the recipe keeps a part of the model on the silos, so that they test it
     themselves."""
-    return any(recipes.METHODS[method]().needs.own_norms for method in recipes.parse(recipe))
+    return any(recipes.METHODS[method]().needs.personal_norms for method in recipes.parse(recipe))
 
 
 def process(rank: int, config: str, output: str) -> None:
@@ -317,7 +317,7 @@ def _parts(deployment: settings.Deployment) -> Parts:
     )
     public = split.public if needs_public(deployment.train_args.recipe) else np.empty(0, np.int64)
     tests = (
-        test_parts(data, clients, data_args.partition_method, seed)
+        client_tests(data, clients, data_args.partition_method, seed)
         if has_personal_norms(deployment.train_args.recipe)
         else None
     )

@@ -55,7 +55,7 @@ def test_silos_hold_their_own_drift(digits: Dataset, tmp_path: Path, skews: dict
             assert own is not None
             assert own.clients.shape[1] == 1, "nobody else's"
             assert torch.equal(
-                own.seen(digits.test_y, 0, round_), whole.seen(digits.test_y, client, round_)
+                own.labels(digits.test_y, 0, round_), whole.labels(digits.test_y, client, round_)
             )
 
 
@@ -77,7 +77,7 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     own = [
         Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients
     ]
-    tests = parts.own_tests()
+    tests = parts.client_tests()
     silos = [
         Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k])
         for k, held in enumerate(own)

@@ -20,7 +20,7 @@ from fedml_noniid.plugins.core.options import MOST, Count, Range
 from fedml_noniid.plugins.data import text
 from fedml_noniid.plugins.data.checks import refusal
 from fedml_noniid.plugins.data.dataset import LEAK, Raw
-from fedml_noniid.plugins.data.readers import leaf, own
+from fedml_noniid.plugins.data.readers import leaf, user_data
 from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
@@ -28,9 +28,8 @@ PAGE = "http://help.sentiment140.com/for-students"
 ARCHIVE, FILE = "trainingandtestdata.zip", "training.1600000.processed.noemoticon.csv"
 COLUMNS = ("polarity", "id", "date", "query", "user", "text")
 POLARITY = {"0": 0, "4": 1}
-LEAF_TEXT = (
-    4  # in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
-)
+# in a sample of LEAF's: id, date, query, user, text, ... (its data/sent140/README.md)
+LEAF_TEXT = 4
 
 
 class _Tweets(NamedTuple):
@@ -59,7 +58,7 @@ def sent140(
     pick: Literal["random", "most_active"] = "random",
     min_samples: Annotated[int, Range(2, MOST)] = 2,
     split: Literal["per_user", "repo"] = "per_user",
-    test_share: own.Share | None = None,
+    test_share: user_data.Share | None = None,
     vocabulary: text.Vocabulary = 3000,
     length: text.Length = 50,
 ) -> Raw:

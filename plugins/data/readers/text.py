@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedml_noniid.plugins.data.dataset import Raw
-from fedml_noniid.plugins.data.readers import own
+from fedml_noniid.plugins.data.readers import user_data
 from fedml_noniid.plugins.data.readers.frames import (
     Table,
     check_columns,
@@ -32,7 +32,7 @@ def text(
     text: str,
     label: str,
     test_file: str | None = None,
-    test_share: own.Share | None = None,
+    test_share: user_data.Share | None = None,
     owner: str | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     length: Length = LENGTH,
@@ -59,7 +59,7 @@ def of_texts(
     text: str,
     label: str,
     owner: str | None = None,
-    test_share: own.Share | None = None,
+    test_share: user_data.Share | None = None,
     vocabulary: Vocabulary = VOCABULARY,
     length: Length = LENGTH,
     vectors: Path = Path("."),
@@ -86,7 +86,7 @@ def _raw(
     rows = parted(tables, label, owner, test_share)
     train, test = texts[0][rows.train].tolist(), texts[-1][rows.test].tolist()
     read = read_texts(train, test, train, root, size, length, "texts")
-    notes = [*rows.notes, *read.notes, *own.repeated(read.train_x, read.test_x)]
+    notes = [*rows.notes, *read.notes, *user_data.repeated(read.train_x, read.test_x)]
     return Raw(
         read.train_x,
         rows.train_y,

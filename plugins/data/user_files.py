@@ -14,14 +14,14 @@ GLOVE = f"glove.6B.{WIDTH}d.txt"
 LEFTOVERS = ("thumbs.db", "desktop.ini", "__macosx")
 
 
-def sources(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
+def user_files(name: str, root: Path, options: Mapping[str, object]) -> dict[str, Path]:
     """The user's own files that `datasets.load` would read with these checked options, by their
     names relative to `root`.
 
     Empty for the data sets that are downloaded. UserError for folders that can't be read.
     """
     try:
-        found = OWN[name](Path(root), options) if name in OWN else []
+        found = OF_USER[name](Path(root), options) if name in OF_USER else []
         return {os.path.relpath(path, root): path for path in found if path.is_file()}
     except OSError as error:
         raise unreadable(root, error) from None
@@ -83,7 +83,7 @@ def _endings() -> frozenset[str]:
 
 # Data sets of a user's own files -> (root, options) -> the files that the reader reads if they are
 # there.
-OWN: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
+OF_USER: dict[str, Callable[[Path, Mapping[str, object]], list[Path]]] = {
     "table": _of_table,
     "text": lambda root, options: [*_of_table(root, options), root / GLOVE],
     "image_folder": _of_images,

@@ -20,18 +20,18 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
 
-class Sealed(Protocol):
+class Checksummed(Protocol):
     """What such a file holds, in memory."""
 
     @property
     def checksum(self) -> str: ...
 
 
-Content = TypeVar("Content", bound=Sealed)
+Content = TypeVar("Content", bound=Checksummed)
 
 
 @dataclass(frozen=True, eq=False)
-class Plain:
+class Tensors:
     """A head and tensors on the CPU, and nothing more."""
 
     head: dict[str, Any]
@@ -108,9 +108,9 @@ def read(
         raise UserError(f"{path}: there is no such file; {origin}")
     try:
         with safe_open(path, "pt") as file:
-            sealed = json.loads(file.metadata()[kind])
+            stored = json.loads(file.metadata()[kind])
             tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
-        found, expected = made(sealed["head"], tensors), sealed["checksum"]
+        found, expected = made(stored["head"], tensors), stored["checksum"]
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{path}: damaged, or not {what} ({reason}); {remedy}") from None

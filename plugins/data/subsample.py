@@ -10,7 +10,7 @@ from fedml_noniid.plugins.data.streams import stream
 from fedml_noniid.plugins.data.types import Ints
 
 
-def fewer(labels: Ints, samples: int) -> Ints:
+def subsample(labels: Ints, samples: int) -> Ints:
     """Positions of `samples` of the n samples, ascending: stratified by class, the same draw every
     time. [n] -> [m]
 

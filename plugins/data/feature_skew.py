@@ -1,7 +1,7 @@
-"""How unlike the samples are that clients hold of one class: feature skew, measured on the data.
+"""Measures feature skew: how much the samples of a class differ between clients.
 
-The measures take at most MOST samples, evenly spaced in each client's list, as the client sees
-them: in its noise, turned, with its wrong labels. Numbers have six digits, so that they don't
+The measures take at most MAX_SAMPLES samples, evenly spaced in each client's list, as the client
+sees them: in its noise, turned, with its wrong labels. Numbers have six digits, so that they don't
 depend on how a machine adds.
 """
 
@@ -15,14 +15,14 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.data.dataset import Dataset
-from fedml_noniid.plugins.data.noise import held
+from fedml_noniid.plugins.data.noise import per_sample
 from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.skew import Skew
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.data.types import Floats, Ints
 
-MOST = 6000  # samples, of all clients together
-LEAST = 2  # samples of a client that are taken, if it has them
+MAX_SAMPLES = 6000  # samples, of all clients together
+MIN_PER_CLIENT = 2  # samples of a client that are taken, if it has them
 
 
 def measured(
@@ -35,7 +35,7 @@ def measured(
     """
     if not data.std:
         return {}
-    x, y, client = _seen(data, clients, skew, noise, seed)
+    x, y, client = _sampled(data, clients, skew, noise, seed)
     found = {
         "feature_shift": shift(x, y, client),
         "feature_spread": spread(x, y, client),
@@ -102,12 +102,12 @@ def clarity(x: Floats, y: Ints) -> float:
     return float((classes[distance.argmin(1)] == y).mean())
 
 
-def _seen(
+def _sampled(
     data: Dataset, clients: Sequence[Ints], skew: Skew, noise: Tensor | None, seed: int
 ) -> tuple[Floats, Ints, Ints]:
     """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
     taken."""
-    most = max(LEAST, MOST // len(clients))
+    most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
     taken = [np.linspace(0, len(own) - 1, min(most, len(own))).astype(np.int64) for own in clients]
     positions = np.concatenate([own[places] for own, places in zip(clients, taken, strict=True)])
     ends = np.cumsum([len(places) for places in taken])
@@ -125,9 +125,9 @@ def _seen(
     mean, std = (
         torch.tensor(values, dtype=torch.float32).view(shape) for values in (data.mean, data.std)
     )
-    x, y = Skew(labels, skew.turns).seen(parts, (raw - mean) / std, data.train_y[index])
+    x, y = Skew(labels, skew.turns).applied(parts, (raw - mean) / std, data.train_y[index])
     if noise is not None:
-        samples = Samples(x, y, held(noise, parts, x))
+        samples = Samples(x, y, per_sample(noise, parts, x))
         x = Read(torch.tensor(key(seed, "unlikeness")))(samples, torch.arange(len(x)), 0)
     owner = np.repeat(np.arange(len(clients)), [len(places) for places in taken])
     return x.flatten(1).double().numpy(), y.numpy(), owner

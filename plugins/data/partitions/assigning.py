@@ -29,7 +29,7 @@ def client_count(n_clients: object, n: int) -> int:
     return whole_number("clients", n_clients, 1, n, f" ({n} training samples)")
 
 
-def least(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
+def minimum_size(min_size: object, n: int, n_clients: int, low: int = 1) -> int:
     """The smallest size allowed for a client; `low` to the equal share."""
     return whole_number(
         "min_size", min_size, low, n // n_clients, f" ({n} samples over {n_clients} clients)"
@@ -77,7 +77,7 @@ def dirichlet_counts(
     return counts
 
 
-def deal_classes(
+def assign_classes(
     quota: Ints, n_clients: int, per_client: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
     """Which client holds which class: `per_client` classes for each, `quota[c]` clients for class
@@ -95,7 +95,7 @@ def deal_classes(
     return held
 
 
-def deal(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
+def assign(labels: Ints, classes: Ints, counts: Ints, rng: np.random.Generator) -> list[Ints]:
     """Random samples of each class, `counts[c, k]` to client k; positions, ascending.
 
     Samples beyond them stay out.
@@ -115,7 +115,7 @@ def joined(*dealt: Sequence[Ints]) -> list[Ints]:
     return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
 
 
-def dealt(client: Ints, n_clients: int) -> list[Ints]:
+def by_client(client: Ints, n_clients: int) -> list[Ints]:
     """The positions of each client, ascending; `client` [n] is the holder of each sample, -1 for
     none."""
     order = np.argsort(client, kind="stable")
