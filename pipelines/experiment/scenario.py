@@ -106,7 +106,9 @@ class DriftSettings(Section):
             if self.kind != "sudden":
                 needed = f"a number of rounds, which {self.kind} drift needs"
             raise UserError(where=("every",), value=self.every, allowed=needed)
-        if not any(self.swap) or any(pair and len({*pair}) != len(pair) == 2 for pair in self.swap):
+        if not any(self.swap) or any(
+            pair and (len(pair) != 2 or pair[0] == pair[1]) for pair in self.swap
+        ):
             raise UserError(where=("swap",), value=self.swap, allowed=PAIRS)
         return self
 
@@ -198,7 +200,7 @@ class Scenario(OpenSection):
                 with checked(*where):
                     if len(values) > self.clients:
                         raise UserError(
-                            value=values, allowed=f"at most {self.clients}, the clients"
+                            value=values, allowed=f"at most one per client, {self.clients}"
                         )
         return self
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Final, Self
 
 shown = reprlib.repr  # of a value in a message: as Python writes it, but cut if it is long
-ABSENT: Final = object()  # in place of a value
+ABSENT: Final = ...  # in place of a value; it stays the same object between processes
 # What is wrong with a value or a key. What does not begin with "is" is a sentence of its own.
 REFUSED, UNKNOWN, MISSING = "is refused", "is unknown", "is missing"
-LONGEST_KEY = 100  # characters of a key in a message
 Where = tuple[str | int, ...]  # keys from the outermost section to the value; numbers are places
 
 
@@ -34,7 +33,7 @@ class Mistake:
 
     def __str__(self) -> str:
         name = ""
-        for key in map(_cut, self.where):
+        for key in self.where:
             name += f"[{key}]" if isinstance(key, int) else f"{'.' if name else ''}{key}"
         value = "" if self.value is ABSENT else shown(self.value)
         subject = " = ".join(part for part in (name, value) if part)
@@ -146,8 +145,3 @@ def known(kind: str, name: object, allowed: Iterable[str]) -> str:
         allowed=", ".join(names) or "none",
         meant=closest(name, names),
     )
-
-
-def _cut(key: str | int) -> str | int:
-    long = isinstance(key, str) and len(key) > LONGEST_KEY
-    return f"{key[: LONGEST_KEY - 3]}..." if isinstance(key, str) and long else key

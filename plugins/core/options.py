@@ -41,6 +41,7 @@ from fedml_noniid.plugins.core.errors import (
     closest,
 )
 
+LONGEST_KEY = 97  # characters of a key in a message
 MOST = 1_000_000_000  # of anything that is counted: products of such numbers fit into 64 bits
 # Whether the settings that are read passed every check before. Checks that import torch are left
 # out then.
@@ -220,7 +221,7 @@ def validated(model: type[M], values: object, also: Iterable[str] = ()) -> M:
 
 def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator[Mistake]:
     """One error of pydantic; one of our validators may hold several."""
-    where = tuple(part for part in one["loc"] if part != "[key]")
+    where = tuple(_short(part) for part in one["loc"] if part != "[key]")
     context = one.get("ctx", {})
     if isinstance(context.get("error"), UserError):
         yield from context["error"].below(*where).mistakes
@@ -246,6 +247,10 @@ def _mistakes(one: Any, model: type[BaseModel], also: Iterable[str]) -> Iterator
     else:
         allowed = ALLOWED.get(one["type"], one["msg"]).format(**context)
         yield Mistake(REFUSED, where, one["input"], allowed)
+
+
+def _short(key: str | int) -> str | int:
+    return key if isinstance(key, int) or len(key) <= LONGEST_KEY else f"{key[:LONGEST_KEY]}..."
 
 
 def _keys(kind: Any, where: tuple[str | int, ...]) -> list[str]:

@@ -5,10 +5,7 @@ An error is one line that names the key, the value and what is allowed.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from numbers import Integral, Real
-from typing import TypeGuard
+from numbers import Integral
 
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.errors import known as known
@@ -35,23 +32,3 @@ def whole_number(
     raise refusal(
         key, value, f"a whole number from {low} up" if high is None else f"{low} to {high}{because}"
     )
-
-
-def real_number(key: str, value: object, fits: Callable[[float], bool], allowed: str) -> float:
-    """`value` as a finite float that `fits`.
-
-    UserError for other values, for a bool and for text.
-    """
-    if is_finite(value) and fits(number := float(value)):
-        return number
-    raise refusal(key, value, allowed)
-
-
-def is_finite(value: object) -> TypeGuard[float]:
-    """Whether `value` is a finite number that a float can hold. A bool is not a number."""
-    try:
-        return (
-            isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(float(value))
-        )
-    except OverflowError:  # a whole number too large for a float
-        return False

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.errors import UserError, closest
+from fedml_noniid.plugins.core.errors import UserError, closest, located
 from fedml_noniid.plugins.data import tensor_file
 
 NORMALISATIONS = ("channel", "half", "none")
@@ -175,7 +175,8 @@ def mean_and_deviation(normalise: object) -> tuple[float, float] | None:
 
 def _scaling(raw: Raw, normalise: object) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of `Dataset.of`."""
-    given = mean_and_deviation(normalise)
+    with located("normalise"):
+        given = mean_and_deviation(normalise)
     if not raw.train_x.is_floating_point() and raw.train_x.dtype is not torch.uint8:
         return (), ()
     if given is None:

@@ -207,10 +207,8 @@ def test_a_layout_that_may_be_both_or_none_is_asked_for(root, shape):
 
 
 def test_layout_is_for_four_axes(root):
-    with refuse("layout='HWC' is refused; allowed: auto, since", "x has 2 axes"):
+    with refuse("layout = 'HWC' is refused; allowed: auto, since", "x has 2 axes"):
         load("arrays", root, layout="HWC")
-    with refuse("data set arrays: layout 'hwc' is unknown", "HWC"):
-        load("arrays", root, layout="hwc")
 
 
 def test_floats_on_the_scale_of_bytes_are_noted(root):
@@ -242,10 +240,10 @@ def test_without_a_test_file_a_share_of_the_samples_tests(root):
     whole = torch.cat((found.train_x, found.test_x))[:, 0]
     assert whole.sort().values.tolist() == list(range(0, 120, 3))
     assert len(load("arrays", root, test_share=0.5).test_y) == 20
-    with refuse("test_share=2 is refused; allowed: a number between 0 and 1"):
+    with refuse("test_share = 2 is refused; allowed: a number between 0 and 1"):
         load("arrays", root, test_share=2)
     write(root, "test")
-    with refuse("test_share=0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
+    with refuse("test_share = 0.5 is refused; allowed: none, since", "test.npz: x is the test set"):
         load("arrays", root, test_share=0.5)
 
 
@@ -287,9 +285,8 @@ def test_arrays_in_memory_are_those_of_the_files(root):
         ),
         (
             lambda: of_arrays(X, Y, X, Y + 1),
-            "test_y[2]=3 is refused; allowed: 0 to 2, as in train_x",
+            "test_y[2] = 3 is refused; allowed: 0 to 2, as in train_x",
         ),
-        (lambda: of_arrays(X, Y, layout="WHC"), "layout 'WHC' is unknown (did you mean 'HWC'?)"),
         (
             lambda: of_arrays(X, np.array([{}] * 6)),
             "train_y is object [6]; allowed: whole numbers or text [6]",
@@ -352,9 +349,12 @@ IMAGE = np.zeros((6, 2, 2), np.uint8)
         ),
         (
             {"y": np.array([0, 1, 2, -1, 1, -3])},
-            "y[3]=-1 is refused; allowed: whole numbers from 0 up",
+            "y[3] = -1 is refused; allowed: whole numbers from 0 up",
         ),
-        ({"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)}, "y[3]=9223372036854775808 is refused"),
+        (
+            {"y": np.array([0, 1, 2, 2**63, 1, 0], np.uint64)},
+            "y[3] = 9223372036854775808 is refused",
+        ),
         (
             {"y": np.array([0, 4, 2, 0, 7, 2])},
             "y goes up to 7, but no sample has 1, 3, 5, 6; every class needs some",
@@ -399,8 +399,8 @@ def test_refused_training_arrays(root, changes, message):
         ),
         ({"x": IMAGE[:4]}, "x holds samples of uint8 [1, 2, 2], those of train.npz are uint8 [3]"),
         ({"x": X[:0], "y": Y[:0]}, "x is uint8 [0, 3]; allowed"),
-        ({"y": np.array([0, 3, 1, 4])}, "y[3]=4 is refused; allowed: 0 to 2, as in train.npz"),
-        ({"y": np.array([0, -1, 1, 1])}, "y[1]=-1 is refused; allowed: whole numbers from 0 up"),
+        ({"y": np.array([0, 3, 1, 4])}, "y[3] = 4 is refused; allowed: 0 to 2, as in train.npz"),
+        ({"y": np.array([0, -1, 1, 1])}, "y[1] = -1 is refused; allowed: whole numbers from 0 up"),
     ],
 )
 def test_refused_test_arrays(root, changes, message):
@@ -414,7 +414,7 @@ def test_the_first_pixel_that_is_no_number_is_named(root, bad):
     x = np.zeros((6, 3, 4, 5))
     x[3, 1, 2, 4] = x[3, 2, 0, 0] = x[5, 0, 0, 0] = bad
     file = write(root, x=x)
-    with refuse(f"{file}: x[3, 1, 2, 4]=", "is refused; allowed: finite numbers of float32"):
+    with refuse(f"{file}: x[3, 1, 2, 4] = ", "is refused; allowed: finite numbers of float32"):
         load("arrays", root)
 
 
@@ -516,7 +516,7 @@ def test_nothing_is_unpickled(root, tmp_path):
 
 
 def test_size_needs_images(root):
-    with refuse("size=[8, 8] is refused; allowed: none", "uint8 of 3"):
+    with refuse("size = [8, 8] is refused; allowed: none", "uint8 of 3"):
         load("arrays", root, size=[8, 8])
     write(root, x=IMAGE)
     write(root, "test", x=IMAGE[:4])

@@ -554,7 +554,7 @@ def test_an_error_of_a_stage_is_one_line(small: Repository) -> None:
     said = small.run("dvc", "repro", "report", code=255)
     assert [line for line in said.splitlines() if line.startswith("error: ")] == [
         (
-            "error: params.yaml: scenarios.skewed: clients=2000 is refused; allowed: 1 to 1243 "
+            "error: params.yaml: scenarios.skewed: clients = 2000 is refused; allowed: 1 to 1243 "
             "(1243 training samples)"
         )
     ]

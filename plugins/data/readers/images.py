@@ -122,10 +122,8 @@ def resized(x: Tensor, shape: tuple[int, int]) -> Tensor:
     """
     if x.ndim != 4 or x.shape[1] not in (1, 3) or x.dtype is not torch.uint8:
         found = f"{x.dtype} of {'x'.join(map(str, x.shape[1:]))}".removeprefix("torch.")
-        raise UserError(
-            f"size={list(shape)} is refused; allowed: none, as the samples are no 8-bit images "
-            f"but {found}"
-        )
+        allowed = f"none, as the samples are no 8-bit images but {found}"
+        raise UserError(where=("size",), value=[*shape], allowed=allowed)
     if tuple(x.shape[2:]) == shape:
         return x
     channels = x.flatten(0, 1).numpy()  # [n * channels, h, w]
