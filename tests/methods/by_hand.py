@@ -296,6 +296,12 @@ def identical(a: Ran, b: Ran) -> bool:
     return all(torch.equal(a.outcome.params[key], leaf) for key, leaf in b.outcome.params.items())
 
 
+def evaluates_what_it_sends(ran: Ran) -> bool:
+    """Whether the evaluated model is the one that the next round would begin with."""
+    sent, evaluated = ran.outcome.params, ran.outcome.evaluated
+    return all(torch.equal(evaluated[key], leaf) for key, leaf in sent.items())
+
+
 def same(found: Params, wanted: Tree, rtol: float = 1e-10) -> None:
     """The trees agree to rounding in float64."""
     assert found.keys() == wanted.keys()

@@ -3,6 +3,7 @@ hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -32,32 +33,32 @@ class Reference:
     ) -> None:
         self.eta_g = eta_g
         self.recipe, self.weights, self.adam = recipe, weights, adam
-        self.x, self.c, self.lr = hand.W0, hand.zeros(), hand.LR
+        self.w, self.c, self.lr = hand.W0, hand.zeros(), hand.LR
         self.c_i = [hand.zeros() for _ in hand.CLIENTS]
+
+    def direction(self, i: int) -> Callable[[hand.Tree, hand.Array, hand.Array], hand.Tree]:
+        c, c_i = self.c, self.c_i[i]
+        return lambda y, x, labels: hand.each(
+            lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c
+        )  # line 10
 
     def local(self, i: int, batches: list[hand.Array]) -> tuple[hand.Tree, hand.Tree]:
         """Lines 7-12: (y_i, c_i+)."""
-        c, c_i = self.c, self.c_i[i]
-
-        def direction(y: hand.Tree, x: hand.Array, labels: hand.Array) -> hand.Tree:
-            return hand.each(
-                lambda g, c_i, c: g - c_i + c, hand.gradient(y, x, labels), c_i, c
-            )  # line 10
-
+        c, c_i, direction = self.c, self.c_i[i], self.direction(i)
         y = (
             self.by_adam(batches, direction)
             if self.adam
-            else hand.descend(self.x, batches, direction, self.lr)
+            else hand.descend(self.w, batches, direction, self.lr)
         )
         if self.recipe == "scaffold_i":  # line 12 (i): g_i(x), over the whole local data
-            return y, hand.gradient(self.x, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
+            return y, hand.gradient(self.w, hand.X[hand.CLIENTS[i]], hand.Y[hand.CLIENTS[i]])
         k_eta = len(batches) * self.lr  # K, the steps really taken
         return y, hand.each(
-            lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.x, y
+            lambda c_i, c, x, y: c_i - c + (x - y) / k_eta, c_i, c, self.w, y
         )  # line 12 (ii)
 
     def by_adam(self, batches: list[hand.Array], direction: Any) -> hand.Tree:
-        w, optimizer = self.x, hand.Adam(self.x)
+        w, optimizer = self.w, hand.Adam(self.w)
         for batch in batches:
             w = optimizer.step(w, direction(w, hand.X[batch], hand.Y[batch]), self.adam)
         return w
@@ -67,7 +68,7 @@ class Reference:
         uniform = [1 / len(cohort)] * len(cohort)
         n = [hand.SIZES[i] for i in cohort]
         p = uniform if self.weights == "uniform" else [n_i / sum(n) for n_i in n]
-        dx = hand.average(p, [hand.each(np.subtract, y, self.x) for y, _ in found])  # line 16
+        dx = hand.average(p, [hand.each(np.subtract, y, self.w) for y, _ in found])  # line 16
         dc = hand.average(
             uniform,
             [
@@ -75,7 +76,7 @@ class Reference:
                 for i, (_, new) in zip(cohort, found, strict=True)
             ],
         )
-        self.x = hand.each(lambda x, d: x + self.eta_g * d, self.x, dx)  # line 17
+        self.w = hand.each(lambda x, d: x + self.eta_g * d, self.w, dx)  # line 17
         self.c = hand.each(lambda c, d: c + len(cohort) / 3 * d, self.c, dc)  # line 17, |S| / N
         for i, (_, new) in zip(cohort, found, strict=True):
             self.c_i[i] = new
@@ -83,7 +84,7 @@ class Reference:
 
 def compare(ran: hand.Ran, reference: Reference) -> None:
     ran.replay(reference)
-    hand.same(ran.outcome.params, reference.x)
+    hand.same(ran.outcome.params, reference.w)
     hand.same(ran.state(reference.recipe)["c"], reference.c)
     for i in range(3):
         hand.same(hand.row(ran.memory(reference.recipe)["c_i"], i), reference.c_i[i])
