@@ -102,7 +102,7 @@ silo: env  ## Runs RECIPE with FedML cross-silo: a server and SILOS silos as pro
 
 clean:  ## Removes the pipeline's outputs and DVC's copies of them. MLflow's runs, raw data and the environment stay.
 	@rm -rf plan partitions runs evaluation report deploy .items .resume .dvc/cache .dvc/tmp
-	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock $(addprefix papers/,$(PAPERS) tune single claims)
+	@rm -rf papers/.dvc/cache papers/.dvc/tmp papers/dvc.lock papers/built
 	@rm -rf data/*.safetensors data/papers
 
 # The copy of the lock is written last, so an interrupted installation starts again.

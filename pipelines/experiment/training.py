@@ -69,7 +69,7 @@ class Trained(NamedTuple):
 def trained(item: Item, simulation: Simulation, fingerprint: str) -> Trained:
     """Runs the remaining rounds. Raises NonFiniteError."""
     outcome, unit = simulation.run(), item.unit
-    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.own)
+    tensors = model_tensors(outcome.params, outcome.evaluated, outcome.buffers, outcome.personal)
     last = outcome.rows[-1]
     record = {
         **unit._asdict(),

@@ -1,9 +1,9 @@
-"""Every table and figure of a paper from its studies at one size -> papers/<paper>/<size>/report/.
+"""Builds every table and figure of a paper from its studies at one size.
 
-report.html holds all of them with their pictures. Each target also has its own Markdown, CSV and
-PNG. The report can be made before all studies have run. It then names the missing runs.
-metrics.json beside the report counts the targets. MLflow has the report as one run of the
-experiment "papers".
+papers/built/<paper>/<size>/report/report.html holds all of them with their pictures. Each target
+also has its own Markdown, CSV and PNG. The report can be made before all studies have run. It then
+names the missing runs. metrics.json beside the report counts the targets. MLflow has the report as
+one run of the experiment "papers".
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(place: Workspace, paper: str, size: str) -> None:
 def write(
     paper: str, size: str, root: Path, targets: Mapping[str, Target], folder: Path | None = None
 ) -> Report:
-    """Builds `targets` into `folder`, papers/<paper>/<size>/report by default."""
+    """Builds `targets` into `folder`, papers/built/<paper>/<size>/report by default."""
     measured = Measured(paper, size, root)
     built = {name: build(target, measured) for name, target in targets.items()}
     facts = what_was_run(measured, targets.values())

@@ -2,7 +2,7 @@
 of three sizes.
 
 A study is an experiment like that of the repository's params.yaml. Its folder
-`papers/<paper>/<size>/studies/<study>` has a params.yaml of its own, and the same stages run it.
+`papers/built/<paper>/<size>/studies/<study>` has a params.yaml, and the same stages run it.
 `like: other` starts from another study of the paper. The settings of a study are those of size
 `paper`; the keys under `smoke` or `small` replace some of them at that size. A size with an empty
 `scenario_names` does not run the study.
@@ -29,7 +29,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 PAPERS = ("fnr", "fednnnn", "ccn", "fednlr", "rfedavg")
 SIZES = ("smoke", "small", "paper")
-RESULTS = Path("papers")
+RESULTS = Path("papers") / "built"
 PAPER_FILES = Path("pipelines") / "papers"
 # Beside a study's runs: the items without a model, as their loss is not finite; why there are no
 # runs at all.

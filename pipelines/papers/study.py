@@ -1,4 +1,4 @@
-"""Runs all items of one study of a paper -> papers/<paper>/<size>/studies/<study>/.
+"""Runs all items of one study of a paper -> papers/built/<paper>/<size>/studies/<study>/.
 
 Its folder is laid out as the repository is (params.yaml, partitions, runs, evaluation), and the
 same stages fill it.

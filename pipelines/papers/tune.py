@@ -1,4 +1,6 @@
-"""Tuning of a paper's study -> papers/tune/<paper>-<size>/<study>-<split>.md: `noniid papers tune`.
+"""Tunes a paper's study: `noniid papers tune`.
+
+The page is papers/built/tune/<paper>-<size>/<study>-<split>.md.
 
 `grids` in pipelines/papers/<paper>/params.yaml has a section `tune` for a study, as the
 repository's params.yaml has. It says what the study's recipes try, on each of the study's

@@ -28,17 +28,15 @@ class Comparison(NamedTuple):
     recipe: str
     differences: tuple[float, ...]
     step: float  # one test sample; 0 if the size of the test set is not known
-    deviation: float = (
-        0.0  # standard deviation of the differences, at least what one sample on one seed makes
-    )
+    # standard deviation of the differences, at least what one sample on one seed makes
+    deviation: float = 0.0
     low: float | None = None
     high: float | None = None
     p: float | None = None  # paired t test
     sign_p: float | None = None  # sign test; seeds without a difference don't count
     holm_p: float | None = None  # `p` after Holm's adjustment for all comparisons of the table
-    same: bool = (
-        False  # whether both end with the same weights on all common seeds; there is no test then
-    )
+    # whether both end with the same weights on all common seeds; there is no test then
+    same: bool = False
 
     @property
     def mean(self) -> float:

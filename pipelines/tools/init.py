@@ -26,7 +26,7 @@ from fedml_noniid.pipelines.tools import fits
 from fedml_noniid.plugins import models, recipes
 from fedml_noniid.plugins.core.component import Public
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data import datasets, sources
+from fedml_noniid.plugins.data import datasets, user_files
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.files import write_whole
@@ -109,7 +109,7 @@ def refuse_existing(folder: Path, force: bool) -> None:
 
 def names(what: str) -> list[str]:
     """The names that `data`, `partition` or `model` of a new study may have."""
-    by_name = [name for name in datasets.DATASETS if name not in sources.OWN]
+    by_name = [name for name in datasets.DATASETS if name not in user_files.OF_USER]
     return {"data": by_name, "partition": list(PARTITIONS), "model": list(models.MODELS)}[what]
 
 

@@ -246,7 +246,7 @@ def _run(stage: str) -> int:
         from fedml_noniid.plugins.silo import loopback
 
         torch.set_num_threads(1)  # its threads would not survive the forks
-        loopback.METHOD = "fork"
+        loopback.START_METHOD = "fork"
     return stages.main([stage])
 
 

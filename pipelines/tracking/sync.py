@@ -68,7 +68,7 @@ def sync_reports(store: Store, root: Path) -> list[str]:
     Returns the names that needed work.
     """
     return record(
-        store, REPORTS, [*map(_of_report, sorted(root.glob("papers/*/*/metrics.json")))], root
+        store, REPORTS, [*map(_of_report, sorted(root.glob("papers/built/*/*/metrics.json")))], root
     )
 
 

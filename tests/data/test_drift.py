@@ -97,14 +97,14 @@ def test_labels_by_hand() -> None:
     """Position 1 is nobody's. Client 0 swaps 1 and 2 in round 3, client 1 keeps its labels."""
     found = drift("sudden", 3, None, [[1, 2], []], 2, 4)
     y = torch.tensor([1, 1, 2, 0, 2, 3])
-    held = found.held([np.array([4, 0]), np.array([2, 3])], 6)
+    held = found.per_sample([np.array([4, 0]), np.array([2, 3])], 6)
     assert held.labels(y, 2).tolist() == [1, 1, 2, 0, 2, 3]
     assert held.labels(y, 3).tolist() == [2, 1, 2, 0, 1, 3]
-    assert [found.seen(y, client, 3).tolist() for client in (0, 1)] == [
+    assert [found.labels(y, client, 3).tolist() for client in (0, 1)] == [
         [2, 2, 1, 0, 1, 3],
         y.tolist(),
     ]
-    assert [found.only(client).seen(y, 0, 3).tolist() for client in (0, 1)] == [
+    assert [found.only(client).labels(y, 0, 3).tolist() for client in (0, 1)] == [
         [2, 2, 1, 0, 1, 3],
         y.tolist(),
     ]

@@ -95,7 +95,7 @@ def test_seen_by_hand() -> None:
     x, y = torch.arange(16).reshape(4, 1, 2, 2), torch.tensor([5, 6, 7, 8])
     before = x.clone(), y.clone()
     skew = Skew([np.array([1, 2]), np.array([3])], np.array([1, 0]))
-    seen, labels = skew.seen([np.array([3, 1]), np.array([0])], x, y)
+    seen, labels = skew.applied([np.array([3, 1]), np.array([0])], x, y)
     assert labels.tolist() == [3, 2, 7, 1]
     assert seen.flatten(1).tolist() == [
         [0, 1, 2, 3],
@@ -104,7 +104,7 @@ def test_seen_by_hand() -> None:
         [13, 15, 12, 14],
     ]
     assert torch.equal(x, before[0]) and torch.equal(y, before[1]), "the data set stays as it is"
-    assert CLEAN.seen([np.array([3, 1]), np.array([0])], x, y) == (x, y)
+    assert CLEAN.applied([np.array([3, 1]), np.array([0])], x, y) == (x, y)
 
 
 @SKEWS

@@ -91,7 +91,7 @@ def one(
 ) -> None:
     """A run in the folder of the study's claims."""
     by_hand.run(root, scenario, recipe, seed, accuracies, "own", **others)
-    studies = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies"
+    studies = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "studies"
     to = studies.parent / "claims"
     if not to.exists():
         to.symlink_to(studies.name)
@@ -291,7 +291,7 @@ def test_recorded_numbers(tmp_path: Path) -> None:
         )
     assert numbers(root) == [pytest.approx([0.4, 0.4])]
     written(root, {"statistic": "n_over_e", "scale": 1, "contrast": "level", "less": []})
-    for path in (root / "papers" / by_hand.PAPER / by_hand.SIZE).glob(
+    for path in (root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE).glob(
         "studies/own/runs/*/rounds.csv"
     ):
         head = "round,test_accuracy,bytes_up,bytes_down,update_norm_server,update_norm_client"
@@ -316,7 +316,7 @@ def test_neuron_drift_is_of_neurons_bound_to_classes_that_a_client_lacks(tmp_pat
         one(root, "near", "a", seed, [0.1, 0.2], recorded=tensors)
         folder = (
             root
-            / "papers"
+            / "papers/built"
             / by_hand.PAPER
             / by_hand.SIZE
             / "studies"
@@ -363,7 +363,7 @@ def test_a_diverged_run_leaves_a_claim_undecided(tmp_path: Path) -> None:
     root = written(tmp_path, {})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B[:4])
-    folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "studies" / "own"
+    folder = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "studies" / "own"
     (folder / DIVERGED).write_text(json.dumps({"near-b-4": "round 3: not finite"}))
     assert [found.word for found in verdicts(root)] == ["undecided"]
     assert "1 runs diverge: near-b-4" in shown(root)
@@ -374,7 +374,7 @@ def test_the_files_have_every_number_and_its_run(tmp_path: Path) -> None:
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
     shown(root)
-    folder = root / "papers" / "claims" / by_hand.SIZE
+    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     (line,) = csv.DictReader(io.StringIO((folder / "claims.csv").read_text()))
     differences = [100 * (a - b) for a, b in zip(A, B, strict=True)]
     assert float(line["mean"]) == pytest.approx(fmean(differences))
@@ -418,7 +418,7 @@ def test_running_one_claim_notes_all_claims_on_its_study(
     )
     verbs.claims(Workspace.of(root, {}), by_hand.SIZE, name="c1")
     assert ran == ["own"]
-    assert set(declared.read(root / "papers" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
+    assert set(declared.read(root / "papers" / "built" / "claims" / by_hand.SIZE)) == {"c0", "c1"}
 
 
 @pytest.mark.parametrize(("change", "wanted"), [({}, []), ({"holds": {"above": -5}}, ["own"])])
@@ -429,7 +429,7 @@ def test_missing_runs_only_what_has_no_committed_numbers(
     root = written(tmp_path, {})
     ends(root, "near", "a", A)
     ends(root, "near", "b", B)
-    folder = root / "papers" / "claims" / by_hand.SIZE
+    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
     declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
     shown(root)
@@ -470,7 +470,7 @@ def test_an_experiment_on_a_cause_stands_with_its_claim_and_weakens_no_claim(
     text = shown(root)
     assert "Why? It is b. Tested: a less b; supported if above 0 points. Measured: +10.00 (" in text
     assert "**supported** (NOT written down before its first run, w0)" in text
-    values = (root / "papers" / "claims" / by_hand.SIZE / "claims-values.csv").read_text()
+    values = (root / "papers" / "built" / "claims" / by_hand.SIZE / "claims-values.csv").read_text()
     assert {line["claim"] for line in csv.DictReader(io.StringIO(values))} == {"c0", "w0"}
     path.write_text(path.read_text().replace("explains: c0", "explains: c1"))
     with pytest.raises(UserError, match="w0: claim 'c1' is unknown"):
@@ -499,7 +499,7 @@ def test_committed_numbers_are_judged_without_their_runs(
     root = written(tmp_path, {}, {"of": ["b"], "less": ["c"]})
     for recipe, values in (("a", A), ("b", B), ("c", [0.5, 0.5, 0.51, 0.5, 0.52])):
         ends(root, "near", recipe, values)
-    folder, to = root / "papers" / "claims" / by_hand.SIZE, tmp_path / "docs" / "results"
+    folder, to = root / "papers" / "built" / "claims" / by_hand.SIZE, tmp_path / "docs" / "results"
     claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
     declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
     before = shown(root)
@@ -510,7 +510,7 @@ def test_committed_numbers_are_judged_without_their_runs(
     for seed in range(len(A)):
         shutil.rmtree(
             root
-            / "papers"
+            / "papers/built"
             / by_hand.PAPER
             / by_hand.SIZE
             / "studies"
@@ -554,7 +554,7 @@ def test_numbers_beside_a_claim_are_shown_and_decide_nothing(tmp_path: Path) -> 
     root = written(tmp_path, change)
     for seed, value in enumerate([0.5, 0.7, 0.5, 0.7, 0.6]):
         one(root, "near", "a", seed, [0.1, 0.6 + seed / 1000], metrics={"client_worst": value})
-    folder = root / "papers" / "claims" / by_hand.SIZE
+    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     (found,) = verdicts(root)
     assert found.word == "held" and [part.words for part in found.parts] == ["near: a"]
     text = shown(root)
@@ -591,7 +591,7 @@ def test_a_cause_in_other_words_keeps_its_numbers_and_says_so(tmp_path: Path) ->
 
 def test_a_claim_that_is_changed_after_its_first_run_says_so(tmp_path: Path) -> None:
     root = written(tmp_path, {})
-    folder = root / "papers" / "claims" / by_hand.SIZE
+    folder = root / "papers" / "built" / "claims" / by_hand.SIZE
     assert "Test: no run yet." in shown(root)
     claims = verbs.files(by_hand.SIZE, root)[by_hand.PAPER].claims
     declared.declare(folder, claims.values(), {by_hand.PAPER: "abc1234"})
@@ -684,7 +684,7 @@ def test_a_study_runs_only_what_a_claim_reads(tmp_path: Path) -> None:
         "b",
         "c",
     ]
-    assert study.folder == Path("papers") / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
+    assert study.folder == Path("papers/built") / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
 
 
 @pytest.fixture(scope="module")
@@ -797,7 +797,7 @@ def test_a_statement_is_escaped(tmp_path: Path) -> None:
 
 def test_missing_data_are_named(tmp_path: Path) -> None:
     root = written(tmp_path, {})
-    folder = root / "papers" / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
+    folder = root / "papers" / "built" / by_hand.PAPER / by_hand.SIZE / "claims" / "own"
     folder.mkdir(parents=True)
     (folder / SKIPPED).write_text("data/raw/MNIST is missing\n")
     assert "Its data are not there (data/raw/MNIST is missing)." in shown(root)

@@ -199,7 +199,7 @@ def test_a_long_result_keeps_some_rounds_and_the_last(repository: Path) -> None:
 def test_an_experiment_is_kept_under_a_name(repository: Path) -> None:
     """The runs of params.yaml, of which b has none."""
     place = repository / "runs"
-    (repository / "papers/ccn/smoke/studies/one/runs").rename(place)
+    (repository / "papers/built/ccn/smoke/studies/one/runs").rename(place)
     (place / "near-b-0" / "run.json").unlink()
     (repository / "params.yaml").write_text(EXPERIMENT)
     assert keep_in(repository, "mine") == 0

@@ -279,7 +279,7 @@ def test_figure_1_end_to_end(tmp_path: Path) -> None:
     here = Workspace.of(tmp_path, {})
     study.execute(here, of_paper("ccn", "smoke", tmp_path)["similarity"])
     stage.run(here, "ccn", "smoke")
-    place = tmp_path / "papers" / "ccn" / "smoke"
+    place = tmp_path / "papers" / "built" / "ccn" / "smoke"
     assert {f"{name}.md" for name in TARGETS} < set(os.listdir(place / "report"))
     assert (place / "report" / "ccn-fig1.png").stat().st_size < 200_000
     assert "Not there yet: FedAvg, Original" in (place / "report" / "ccn-tab1.md").read_text()

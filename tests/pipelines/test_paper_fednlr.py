@@ -23,7 +23,6 @@ from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import study
-from fedml_noniid.pipelines.papers.fednlr import example, figures
 from fedml_noniid.pipelines.papers.studies import DIVERGED, RESULTS, SIZES, of_paper
 from fedml_noniid.pipelines.papers.targets.build import build, builder
 from fedml_noniid.pipelines.papers.targets.measured import Measured
@@ -31,6 +30,7 @@ from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError
+from papers.fednlr import example, figures
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import assert_titles_as_reported, paper, run, sound
 from tests.pipelines.small import ROOT
@@ -848,7 +848,7 @@ def test_table_4_end_to_end(tmp_path: Path) -> None:
     here = Workspace.of(tmp_path, {})
     study.execute(here, of_paper("fednlr", "smoke", tmp_path)["activations"])
     stage.run(here, "fednlr", "smoke")
-    folder = tmp_path / "papers" / "fednlr" / "smoke"
+    folder = tmp_path / "papers" / "built" / "fednlr" / "smoke"
     assert {f"{name}.md" for name in TARGETS} < set(os.listdir(folder / "report"))
     assert (folder / "report" / "nlr-tab4.png").stat().st_size < 200_000
     assert (

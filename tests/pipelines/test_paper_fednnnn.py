@@ -19,12 +19,12 @@ from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as paper
 from fedml_noniid.pipelines.papers import study
-from fedml_noniid.pipelines.papers.fednnnn import figures
 from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
 from fedml_noniid.pipelines.papers.targets.build import build, builder
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.spec import Target, of_targets
 from fedml_noniid.plugins.core.errors import UserError
+from papers.fednnnn import figures
 from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT
 
@@ -71,7 +71,15 @@ def toy(tmp_path: Path) -> Path:
 def ran(root: Path, recipe: str, seed: int = 0, **columns: Sequence[float]) -> None:
     """A finished run of the toy study with these columns of rounds.csv."""
     folder = (
-        root / "papers" / "fednnnn" / "smoke" / "studies" / "toy" / "runs" / f"some-{recipe}-{seed}"
+        root
+        / "papers"
+        / "built"
+        / "fednnnn"
+        / "smoke"
+        / "studies"
+        / "toy"
+        / "runs"
+        / f"some-{recipe}-{seed}"
     )
     folder.mkdir(parents=True)
     columns = {"test_accuracy": [0.5] * len(next(iter(columns.values()))), **columns}

@@ -160,7 +160,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def folder(root: Path) -> Path:
-    return root / "papers" / "fnr" / "smoke" / "studies" / "one"
+    return root / "papers" / "built" / "fnr" / "smoke" / "studies" / "one"
 
 
 def write_run(
@@ -486,7 +486,9 @@ def test_a_table_end_to_end(tmp_path: Path) -> None:
     row = "label+feature skew, noise=0.5"
     for name, entry in (("FNR-FL", "fnr"), ("FNR-FL (leak)", "fnr-leak"), ("FedAvg", "fedavg")):
         evaluation = (
-            tmp_path / "papers/fnr/smoke/studies/mixed/evaluation" / f"label-noise05-{entry}-0"
+            tmp_path
+            / "papers/built/fnr/smoke/studies/mixed/evaluation"
+            / f"label-noise05-{entry}-0"
         )
         metrics = json.loads((evaluation / "metrics.json").read_text())
         assert float(cells[row, name]["measured"]) == pytest.approx(metrics["accuracy"])

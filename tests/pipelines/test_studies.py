@@ -75,7 +75,7 @@ def test_size_paper_is_what_stands_there(tmp_path: Path) -> None:
     ] == ["fedavg", "pull"]
     assert first.content["experiment"] == "ccn-first-paper"
     assert not {"what", "like", "smoke", "small", "paper"} & set(first.content)
-    assert first.folder == Path("papers/ccn/paper/studies/first")
+    assert first.folder == Path("papers/built/ccn/paper/studies/first")
 
 
 def test_a_size_is_laid_over_key_by_key(tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def execute(place: Workspace, text: str = TINY, size: str = "paper", name: str =
 
 def found(place: Workspace, size: str = "paper", name: str = "tiny") -> dict[str, Any]:
     """SHA-256 of the final weights of each run that has been evaluated too."""
-    return weights(place.root / "papers" / "ccn" / size / "studies" / name)
+    return weights(place.root / "papers" / "built" / "ccn" / size / "studies" / name)
 
 
 def weights(folder: Path) -> dict[str, Any]:
@@ -352,7 +352,7 @@ def test_a_study_that_is_killed_in_the_middle_goes_on(
     monkeypatch.setattr(train, "trained", killed)
     with pytest.raises(KeyboardInterrupt):
         execute(place)
-    folder = place.root / "papers/ccn/paper/studies/tiny"
+    folder = place.root / "papers/built/ccn/paper/studies/tiny"
     partly = sorted(run.key for run in results.read(folder, place.repository))
     assert trained == KEYS[:2] and partly == KEYS[:2], "a part of a study is a table already"
     monkeypatch.setattr(train, "trained", goes_well)
@@ -484,11 +484,11 @@ def test_a_target_and_its_paper_by_the_command_line(
     assert main(["papers", "build", "ccn-tab9", *root]) == 0
     said = capsys.readouterr().out
     assert trained == KEYS and "# ccn-tab9: A table" in said and "| B |" in said
-    single = place.root / "papers" / "single" / "ccn-tab9-smoke"
+    single = place.root / "papers" / "built" / "single" / "ccn-tab9-smoke"
     assert {"ccn-tab9.md", "report.html"} <= {path.name for path in single.iterdir()}
     assert main(["papers", "run", "ccn", *root]) == 0
     assert trained[4:] == ["even-fedavg-2", "even-pull-2"]
-    whole = place.root / "papers" / "ccn" / "smoke"
+    whole = place.root / "papers" / "built" / "ccn" / "smoke"
     assert (whole / "report" / "ccn-tab9.md").read_text() == (single / "ccn-tab9.md").read_text()
     assert json.loads((whole / "metrics.json").read_text())["whole"] == 1
 

@@ -17,7 +17,6 @@ import pytest
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import studies
-from fedml_noniid.pipelines.papers.targets import curves, pictures
 from fedml_noniid.pipelines.papers.targets.build import build
 from fedml_noniid.pipelines.papers.targets.measured import Measured, number, series
 from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets, paper_of
@@ -25,6 +24,7 @@ from fedml_noniid.pipelines.papers.targets.words import confirmed
 from fedml_noniid.pipelines.reporting import text
 from fedml_noniid.pipelines.reporting.summary import Spread
 from fedml_noniid.plugins.core.errors import UserError
+from papers import curves, pictures
 from tests.pipelines import by_hand
 from tests.pipelines.by_hand import diverged, finals, paper, run
 
@@ -108,9 +108,9 @@ def test_divergence_and_missing_data_are_said(tmp_path: Path) -> None:
     assert built.table[3] == ["C", "not run yet (70)", "diverges (60)"]
     assert "C, Far" not in built.missing and "C, Near" in built.missing
     assert "one (far c): diverges (seed 0)." in built.remarks
-    (tmp_path / "papers" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED).write_text(
-        "no such files\n"
-    )
+    (
+        tmp_path / "papers" / "built" / "ccn" / "smoke" / "studies" / "one" / studies.SKIPPED
+    ).write_text("no such files\n")
     assert made(tmp_path).table[3][1] == "no data (70)"
     assert "C, Near" in made(tmp_path).missing
 
@@ -716,7 +716,7 @@ def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
     paper(tmp_path, "x: {kind: tabel, title: T, protocol: []}")
     with pytest.raises(
         UserError,
-        match="x: kind 'tabel' is unknown; allowed: table, curves, settings, functions of",
+        match="x: kind 'tabel' is unknown; allowed: table, settings, curves, functions of",
     ):
         made(tmp_path, "x")
 
@@ -734,11 +734,11 @@ def test_the_paper_stage_writes_a_report_and_its_numbers(
         {"a": [0.9], "b": [0.8], "c": [0.7], "d": [0.6]},
     )
     finals(tmp_path, "far", {"a": [0.6], "c": [0.9], "d": [0.5], "b": [0.8]})
-    (tmp_path / "papers/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
+    (tmp_path / "papers/built/ccn/smoke/studies/one/runs/far-b-0/run.json").unlink()
     synced: list[Path] = []
     monkeypatch.setattr(stage, "sync_reports", lambda store, root: synced.append(root))
     stage.run(Workspace.of(tmp_path, {}), "ccn", "smoke")
-    place = tmp_path / "papers" / "ccn" / "smoke"
+    place = tmp_path / "papers" / "built" / "ccn" / "smoke"
     found = json.loads((place / "metrics.json").read_text())
     assert found == {
         "targets": 2,

@@ -709,7 +709,7 @@ def test_a_model_brings_its_own_code(store: Store, finish: Finish, tmp_path: Pat
 
 
 def test_a_report_is_one_run_and_a_changed_one_takes_its_place(store: Store) -> None:
-    folder = store.repository / "papers" / "ccn" / "smoke"
+    folder = store.repository / "papers" / "built" / "ccn" / "smoke"
     (folder / "report").mkdir(parents=True)
     files = [folder / "report" / name for name in ("report.html", "t.csv")]
     assert sync_reports(store, store.repository) == [], "the stage has not finished"

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
+import fedml_noniid
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.spec import KINDS, Built, Target
 from fedml_noniid.plugins.core.errors import UserError
 
 Builder = Callable[[Target, Measured], Built]
+# Pictures are drawn by files of the checkout, which no wheel holds.
+CHECKOUT = Path(fedml_noniid.__file__).parents[1]
+NO_CHECKOUT = "it is drawn in a checkout of the repository only"
 
 
 def build(target: Target, measured: Measured) -> Built:
     """Builds a target of any kind, with remarks on the runs that it reads.
 
-    UserError for a kind that is not in KINDS and not a function of the paper's figures.py.
+    UserError for a kind that is not in KINDS and no function of `papers/` in the checkout.
     """
     measured.forget()
     built = builder(target)(target, measured)
@@ -24,18 +31,23 @@ def build(target: Target, measured: Measured) -> Built:
 
 
 def builder(target: Target) -> Builder:
-    """The function that builds targets of this kind."""
+    """The function that builds targets of this kind.
+
+    It is that of the paper's figures.py, or of papers/curves.py. In an installed package, where
+    these are not, the target is said to be missing.
+    """
     if target.kind in KINDS:
-        found: Any = importlib.import_module(
-            f"fedml_noniid.pipelines.papers.targets.{target.kind}"
-        ).build
+        name = f"fedml_noniid.pipelines.papers.targets.{target.kind}"
+        found: Any = importlib.import_module(name).build
         return found  # type: ignore[no-any-return]  # found by its name
-    module = f"fedml_noniid.pipelines.papers.{target.paper}.figures"
-    try:
-        found = getattr(importlib.import_module(module), target.kind.replace("-", "_"), None)
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        allowed = f"{', '.join(KINDS)}, functions of {module}"
-        raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")
-    return found  # type: ignore[no-any-return]  # as above
+    if not (CHECKOUT / "papers" / target.paper / "figures.py").is_file():
+        return lambda target, measured: Built((), {}, (), (NO_CHECKOUT,))
+    if str(CHECKOUT) not in sys.path:
+        sys.path.insert(0, str(CHECKOUT))
+    kind = target.kind.replace("-", "_")
+    for name in (f"papers.{target.paper}.figures", "papers.curves"):
+        found = getattr(importlib.import_module(name), kind, None)
+        if isinstance(found, FunctionType):
+            return found
+    allowed = f"{', '.join(KINDS)}, curves, functions of papers/{target.paper}/figures.py"
+    raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")

@@ -14,7 +14,7 @@ from fedml_noniid.plugins.data.yaml_files import read_yaml
 
 # The module of the same name builds each of these kinds. Every other kind is a function of the
 # paper's figures.py.
-KINDS = ("table", "curves", "settings")
+KINDS = ("table", "settings")
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
 
