@@ -23,7 +23,7 @@ from markupsafe import Markup, escape
 
 from fedml_noniid.pipelines.experiment import config, results
 from fedml_noniid.pipelines.experiment.config import Config
-from fedml_noniid.pipelines.reporting import advice, chosen, figures, summary, tables
+from fedml_noniid.pipelines.reporting import chosen, figures, summary, tables
 from fedml_noniid.pipelines.reporting.summary import Scenario
 from fedml_noniid.pipelines.reporting.text import markdown, plain
 from fedml_noniid.plugins.core.errors import UserError
@@ -89,7 +89,6 @@ def write(root: Path) -> Path:
         "values": chosen.table(settings),
         "values_note": chosen.TABLE_NOTE,
         "sections": sections,
-        "advice": advice.section(root, settings, scenarios),
         "next": LOOK_NEXT,
     }
     files |= {name: render(f"{name}.j2", context).encode() for name in ("report.html", "report.md")}

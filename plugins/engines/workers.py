@@ -27,20 +27,20 @@ from fedml_noniid.plugins.core.algorithm import TRAIN
 from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, leaves, n_bytes, row, tree_map
-from fedml_noniid.plugins.engines.arena import ALIGNED, Arena, rows_for, shared
 from fedml_noniid.plugins.engines.clients import Clients
 from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
+from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
 WATCH_S = 0.5
 # an answer's memory, in models per client: the client's own, and what methods send beside it
-SPACE = 4
+MODELS_PER_ANSWER = 4
 
 
 class _Worker(NamedTuple):
     process: multiprocessing.process.BaseProcess
     connection: Connection
-    answers: Arena
+    answers: SharedStorage
 
 
 class Workers:
@@ -53,7 +53,7 @@ class Workers:
     def __init__(self, clients: Clients, processes: int, cohort: int) -> None:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
-        self._asks, self._updates = Arena(0), Params()
+        self._asks, self._updates = SharedStorage(0), Params()
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
@@ -105,16 +105,16 @@ class Workers:
 
     def _start(self, ask: Ask) -> None:
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
-        memory = Arena(
+        memory = SharedStorage(
             n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
         )
         self.clients.memory = memory.get(memory.put(self.clients.memory))
-        self._asks = Arena(SPACE * model * (1 + self.cohort))
+        self._asks = SharedStorage(MODELS_PER_ANSWER * model * (1 + self.cohort))
         self._updates = rows_for(ask.params, self.cohort, shared)
         context = multiprocessing.get_context("fork")
         for _ in range(self.processes):
             ours, theirs = context.Pipe()
-            answers = Arena(SPACE * model * self.cohort)
+            answers = SharedStorage(MODELS_PER_ANSWER * model * self.cohort)
             others = [*(worker.connection for worker in self._workers), ours]
             given = (
                 os.getpid(),
@@ -193,8 +193,8 @@ def end_with(parent: int) -> None:
 def _work(
     parent: int,
     engine: Sequential,
-    asks: Arena,
-    answers: Arena,
+    asks: SharedStorage,
+    answers: SharedStorage,
     connection: Connection,
     others: list[Connection],
 ) -> None:
