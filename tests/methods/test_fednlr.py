@@ -333,12 +333,9 @@ def observed(
 ) -> dict[str, torch.Tensor]:
     """What one round of everybody records."""
     of = replace(hand.federation(), public=public)
-    settings = {"fednlr": SETTINGS["fednlr"] | options}
-    network = hand.given(start)
-    ran = hand.run(
-        "fednlr", settings, engine=engine, of=of, network=network, rounds=1, observing=True
-    )
-    return ran.outcome.tensors
+    settings = {"fednlr": SETTINGS["fednlr"] | changed}
+    options: dict[str, Any] = {"engine": engine, "rounds": 1, "observing": True}
+    return hand.run("fednlr", settings, of=of, network=hand.given(start), **options).outcome.tensors
 
 
 def test_what_is_observed_of_the_rates(engine: str) -> None:
