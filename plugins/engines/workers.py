@@ -9,6 +9,7 @@ process that trained it.
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -32,6 +33,7 @@ from fedml_noniid.plugins.engines.cores import lend
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.storage import ALIGNED, SharedStorage, rows_for, shared
 
+LOG = logging.getLogger(__name__)
 WATCH_S = 0.5
 # an answer's memory, in models per client: the client's own, and what methods send beside it
 MODELS_PER_ANSWER = 4
@@ -54,12 +56,15 @@ class Workers:
         self.clients, self.processes, self.cohort = clients, processes, cohort
         self._workers: list[_Worker] = []
         self._asks, self._updates = SharedStorage(0), Params()
+        self._in_process: Sequential | None = None  # in place of workers that could not train
         self._home: dict[int, int] = {}  # client -> worker that trained it last
 
     def answer(self, ask: Ask, round_: int) -> Reply:
         """The stacked replies of the clients `ask.to`."""
-        if not self._workers:
+        if self._in_process is None and not self._workers:
             self._start(ask)
+        if self._in_process is not None:
+            return self._in_process.answer(ask, round_)
         sizes = [len(self.clients.indices[client]) for client in ask.to]
         left = sorted(range(len(ask.to)), key=lambda position: (-sizes[position], position))
         self._asks.clear()
@@ -104,6 +109,12 @@ class Workers:
         return Reply(ask.to, **stacked)
 
     def _start(self, ask: Ask) -> None:
+        if not autograd_survives_fork():
+            LOG.warning(
+                "clients train in one process: autograd has threads, which no fork survives"
+            )
+            self._in_process = Sequential(self.clients)
+            return
         model = n_bytes(ask.params) + n_bytes(ask.buffers) + (1 << 20)
         memory = SharedStorage(
             n_bytes(self.clients.memory) + ALIGNED * len(list(leaves(self.clients.memory)))
@@ -142,6 +153,22 @@ class Workers:
         gone = set(piece)
         left[:] = [position for position in left if position not in gone]
         return sorted(piece)
+
+
+def autograd_survives_fork() -> bool:
+    """Tells whether a process forked from this one can take gradients.
+
+    On a machine with a GPU, the first backward pass of a process starts autograd's threads, also if
+    the pass is on the CPU. From then on autograd refuses to work in forked processes.
+    """
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones((), requires_grad=True).backward()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1] == 0
 
 
 def portion(sizes: Sequence[int], processes: int) -> int:
