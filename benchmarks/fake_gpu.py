@@ -199,7 +199,8 @@ def fake_gpu() -> Iterator[Watch]:
     watch = Watch()
     # Autograd's engine counts the devices in its first pass, and starts a thread for each. After
     # this pass it has none: its threads would stay, and no process forked later could use autograd.
-    torch.ones((), requires_grad=True).backward()
+    one = torch.ones((), requires_grad=True)
+    torch.autograd.grad(one, one)
     with (
         patch.object(torch.autograd, "grad", _zeros),
         patch("torch._functorch.eager_transforms._autograd_grad", _zeros),

@@ -17,9 +17,10 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,6 +44,30 @@ class _Worker(NamedTuple):
     process: multiprocessing.process.BaseProcess
     connection: Connection
     answers: SharedStorage
+
+    def send(self, what: tuple[Any, ...]) -> None:
+        """Sends a piece of work."""
+        with _alive():
+            self.connection.send(what)
+
+    def receive(self) -> Tree:
+        """Returns the places of an answer. Raises the worker's error."""
+        with _alive():
+            found: Tree | BaseException = self.connection.recv()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Inside, UserError if a worker has ended."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        raise UserError(
+            "a worker process ended without an answer; was it killed for lack of memory?"
+        ) from None
 
 
 class Workers:
@@ -81,9 +106,9 @@ class Workers:
 
         def give(number: int, first: bool) -> None:
             if piece := self._piece(ask, left, sizes, number):
-                connection = self._workers[number].connection
-                connection.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
-                busy[connection] = number, piece
+                worker = self._workers[number]
+                worker.send((ask.job, ask.to, ask.owner, places, round_, piece, first))
+                busy[worker.connection] = number, piece
 
         for number in range(self.processes):
             give(number, first=True)
@@ -92,7 +117,7 @@ class Workers:
                 assert isinstance(connection, Connection)
                 number, piece = busy.pop(connection)
                 worker = self._workers[number]
-                found.append(worker.answers.get(_received(worker)))
+                found.append(worker.answers.get(worker.receive()))
                 rows.append(torch.tensor(piece))
                 give(number, first=False)
 
@@ -163,8 +188,9 @@ def autograd_survives_fork() -> bool:
     """
     child = os.fork()
     if child == 0:
+        one = torch.ones((), requires_grad=True)
         try:
-            torch.ones((), requires_grad=True).backward()
+            torch.autograd.grad(one, one)
         except RuntimeError:
             os._exit(1)
         os._exit(0)
@@ -180,19 +206,6 @@ def portion(sizes: Sequence[int], processes: int) -> int:
         if 2 * processes * load >= whole:
             return number
     return 0
-
-
-def _received(worker: _Worker) -> Tree:
-    """The places of a worker's answer. Raises the worker's error."""
-    try:
-        answered: Tree | BaseException = worker.connection.recv()
-    except (EOFError, ConnectionResetError):
-        raise UserError(
-            "a worker process ended without an answer; was it killed for lack of memory?"
-        ) from None
-    if isinstance(answered, BaseException):
-        raise answered
-    return answered
 
 
 def _end(workers: Sequence[_Worker]) -> None:
