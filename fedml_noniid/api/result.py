@@ -31,7 +31,7 @@ from fedml_noniid.pipelines.reporting.text import MIB
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
-from fedml_noniid.plugins.engines.own import whole
+from fedml_noniid.plugins.engines.personal import client_model
 from fedml_noniid.plugins.models import build
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class Result:
             )
             raise UserError(f"model: client = {shown(client)} is refused; allowed: {allowed}")
         if client is not None:
-            params, buffers = whole(params, buffers, parts, client)
+            params, buffers = client_model(params, buffers, parts, client)
         train, data = self.settings.train, self.data.dataset
         shape = tuple(data.train_x.shape[1:])
         network = build(train.model, shape, len(data.classes), train.model_options, data.embedding)

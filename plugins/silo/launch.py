@@ -35,7 +35,7 @@ from fedml_noniid.plugins.data.files import (
     writing,
 )
 from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.callbacks import Hear
+from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
@@ -166,9 +166,9 @@ class Process:
         args, model, pair = self._fedml()
         data = [parts.get(key) for key in ("test", "validation", "public")]
         kept, run = self.folder / results.CHECKPOINT, secrets.token_hex(8)
-        aggregator = pair[1](model, args, *data, [Hear(on_round)], kept, run, self.shard.drift)
+        aggregator = pair[1](model, args, *data, [OnRow(on_round)], kept, run, self.shard.drift)
         server_run = aggregator.server_run
-        if server_run.loop.start.task.own:
+        if server_run.loop.start.task.personal:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
                 "accuracies are over "

@@ -50,7 +50,7 @@ class ServerRun:
         terms: Terms,
         federation: Federation,
         callbacks: Sequence[Callback] = (),
-        settle: Callable[[Params], Params] = lambda params: params,
+        postprocess: Callable[[Params], Params] = lambda params: params,
         kept: Path | None = None,
         run: str = "",
     ) -> None:
@@ -58,8 +58,8 @@ class ServerRun:
 
         `callbacks`: they hear a round before its checkpoint is written.
 
-        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy,
-        defences).
+        `postprocess` changes the model at the end of a round, before it is evaluated and sent
+        (privacy, defences).
 
         A checkpoint is written to `kept` before the first Ask and after every round. If that file
         exists, the run goes on from there, under the name `run` that it had. UserError if the file
@@ -89,7 +89,7 @@ class ServerRun:
         self.resumed = self.kept is not None and self.kept.exists()
         written = [] if self.kept is None else [Checkpointing(self.kept)]
         start = Start.of(terms.algorithm, terms.plan, test.x)
-        self.loop = Run(start, federation, [*callbacks, _Noting(self), *written], settle)
+        self.loop = Run(start, federation, [*callbacks, _Noting(self), *written], postprocess)
         self.run = run if self.kept is None else self.kept.run
         if self.resumed:
             self._restore(self.loop.notes)

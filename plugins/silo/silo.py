@@ -16,13 +16,13 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
 from fedml_noniid.plugins.data.drift import Drift
+from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.settings import Terms
@@ -83,8 +83,8 @@ class Silo:
             drift=drift,
             held=held,
         )
-        self.engine = Sequential(_OwnShard(start, self._shard.seen_by(terms.algorithm)))
-        self._trial = Trial(self.engine.clients)
+        self.engine = Sequential(_OwnShard(start, self._shard.used_by(terms.algorithm)))
+        self._preflight = Preflight(self.engine.clients)
         self._states: dict[int, Tree] = {
             NOT_COUNTED: self.engine.clients.memory
         }  # by exchange: the memory after its answer
@@ -101,7 +101,7 @@ class Silo:
     def read(self, train: Samples) -> None:
         """Replaces the shard by one with as many samples, perhaps poisoned by an attack."""
         self.engine.clients.read(
-            replace(self._shard, train=train).seen_by(self.terms.algorithm).train
+            replace(self._shard, train=train).used_by(self.terms.algorithm).train
         )
 
     def answer(self, down: Down) -> Tree | None:
@@ -155,7 +155,7 @@ class Silo:
         own = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )
-        self._trial(own, round_)
+        self._preflight(own, round_)
         return answered(self.engine, own, round_)
 
     @staticmethod

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import Ask, Component
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
-from fedml_noniid.plugins.engines import own_tests
+from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models.layers import VARIANCE
 from fedml_noniid.plugins.silo.frames import Leaf, RefusedError, form
@@ -119,7 +119,7 @@ def up(client: int, exchange: int, reply: Tree | None) -> Up:
 def ranges(components: Iterable[Component]) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
     found = {"n": Range(1), "steps": Range(0)}
-    found |= {f"upload/{key}": allowed for key, allowed in own_tests.RANGES.items()}
+    found |= {f"upload/{key}": allowed for key, allowed in client_tests.RANGES.items()}
     return found | {
         f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
     }

@@ -179,7 +179,7 @@ def test_a_batch_norm_uses_the_statistics_that_came_with_the_model(
 
 
 def test_which_passes_it_makes() -> None:
-    assert CCN().needs == CCN(z_time="before").needs == Needs(own=True)
+    assert CCN().needs == CCN(z_time="before").needs == Needs(local_set=True)
     assert CCN(z_time="last_epoch_running").needs == Needs(last_epoch=True)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins import recipes
-from fedml_noniid.plugins.core.component import Ask, Claim, Server, Setting
+from fedml_noniid.plugins.core.component import Ask, Exclusive, Server, Setting
 from fedml_noniid.plugins.core.data import Pass
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.options import RecipeError
@@ -304,8 +304,8 @@ def test_a_kept_optimiser_goes_on_where_it_stopped(name: str, momentum: float, e
 def test_who_keeps_an_optimiser_claims_its_memory(name: str) -> None:
     (kept,) = recipes.build(name, {}, Setting(3, 3)).components
     (fresh,) = recipes.build(name, {name: {"opt_state": "reset"}}, Setting(3, 3)).components
-    assert kept.claims == {Claim.FEATURE_MEANS, Claim.OPTIMIZER_MEMORY}
-    assert fresh.claims == {Claim.FEATURE_MEANS}
+    assert kept.exclusive == {Exclusive.FEATURE_MEANS, Exclusive.OPTIMIZER_MEMORY}
+    assert fresh.exclusive == {Exclusive.FEATURE_MEANS}
 
 
 def test_clipping_leaves_short_vectors_and_shortens_long_ones() -> None:

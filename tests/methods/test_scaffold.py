@@ -183,7 +183,7 @@ def test_option_one_runs_the_received_model_in_eval_mode_with_the_received_buffe
         w,
         received,
         1,  # type: ignore[arg-type]  # to tell buffers apart
-        own=Pass(samples, torch.arange(3), sizes=(2, 1)),
+        local_set=Pass(samples, torch.arange(3), sizes=(2, 1)),
         shared={"c": {"w": torch.tensor(0.1)}},
         memory={"c_i": {"w": torch.tensor(-0.2)}},
     )

@@ -77,7 +77,7 @@ def test_silos_end_with_the_bits_of_the_simulation(kept: Drift | None, recipe: s
     own = [
         Samples(parts.train.x[positions], parts.train.y[positions]) for positions in parts.clients
     ]
-    tests = parts.own_tests()
+    tests = parts.client_tests()
     silos = [
         Silo(terms, k, held, None, drift=kept and kept.only(k), test=tests[k])
         for k, held in enumerate(own)
