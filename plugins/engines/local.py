@@ -48,7 +48,7 @@ from fedml_noniid.plugins.core.trees import (
 from fedml_noniid.plugins.engines.compiled import Compiled
 from fedml_noniid.plugins.engines.cuda_graphs import GraphRecorder, replayed
 from fedml_noniid.plugins.engines.personal import PERSONAL, joined, over, parted, personalized
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 Forward = Callable[[Params, Params, Batch, Params], Output]  # the last is what the step draws
 # (parameters, buffers, batch, what it draws) -> the gradient of the mean cross-entropy, in the

@@ -25,7 +25,7 @@ from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
 from fedml_noniid.plugins.engines.simulation import Simulation
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import mlp
 from fedml_noniid.plugins.rates import Rate
 from fedml_noniid.plugins.simulate import simulate
@@ -120,7 +120,7 @@ def descend(
 
 
 @dataclass(frozen=True)
-class Given(Stacked):
+class Given(Model):
     """A network that starts from given numbers."""
 
     start: dict[str, Array] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.options import RecipeError
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.models import build
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from tests import federation
 from tests.methods import by_hand as hand
@@ -143,7 +143,7 @@ class Normalised(hand.Given):
     def init(
         self, generator: torch.Generator
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        _, buffers = Stacked.init(self, generator)
+        _, buffers = Model.init(self, generator)
         return hand.Given.init(self, generator)[0], {
             key: leaf.double() for key, leaf in buffers.items()
         }
@@ -316,19 +316,19 @@ def test_the_features_are_the_relu_of_the_pre_activation(kind: str, batch_norm: 
     assert torch.equal(found.clamp(min=0), task.eval(params, buffers, x).features)
 
 
-class Double(Stacked):
+class Double(Model):
     """In float64."""
 
     def init(
         self, generator: torch.Generator
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        return {key: leaf.double() for key, leaf in Stacked.init(self, generator)[0].items()}, {}
+        return {key: leaf.double() for key, leaf in Model.init(self, generator)[0].items()}, {}
 
 
 @pytest.mark.parametrize(
     "net", [logistic_regression((2,), 2), mlp((2,), 2, hidden=2, projection=3)]
 )
-def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Stacked) -> None:
+def test_a_classifier_that_reads_no_relu_has_no_pre_activation(engine: str, net: Model) -> None:
     network: Any = Double(net.name, net.blocks, net.head)
     with pytest.raises(
         RecipeError,

@@ -19,7 +19,7 @@ from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.fednnnn.algorithm import FedNNNN
-from fedml_noniid.plugins.models.layers import Stacked
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import logistic_regression, mlp
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
@@ -139,7 +139,7 @@ class Normalised(hand.Given):
     def init(
         self, generator: torch.Generator
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-        _, buffers = Stacked.init(self, generator)
+        _, buffers = Model.init(self, generator)
         return hand.Given.init(self, generator)[0], {
             key: leaf.double() for key, leaf in buffers.items()
         }
