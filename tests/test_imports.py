@@ -54,7 +54,7 @@ OF_EXTRAS = {
     "pipelines/reporting": {"jinja2"},
     "pipelines/tracking": {"mlflow"},
     "pipelines/papers": {"markdown_it"},
-    "pipelines/tools": {"tabulate"},
+    "pipelines/tools": {"jinja2", "tabulate"},
     f"{PACKAGE}/cli": {"typer"},
 }
 
