@@ -68,7 +68,7 @@ def measure(item: Item, tensors: Params, rows: Sequence[Mapping[str, float]]) ->
     item = replace(item, last_round=int(rows[-1]["round"]))
     params, buffers = final_model(tensors)
     parts = personal_parts(tensors)
-    found = _each_tested(item, params, buffers, parts) if parts else _tested(item, params, buffers)
+    found = _tested(item, params, buffers, parts)
     noisy = _noisy(item, params, buffers, found if parts else [])
 
     n_classes, n_clients = len(item.data.classes), len(item.indices.clients)
@@ -169,37 +169,31 @@ class _View(NamedTuple):
     counts: Ints  # as `_counts`
 
 
-def _tested(item: Item, params: Params, buffers: Params) -> list[_View]:
-    """A view for each way in which clients label the test set after the last round: one without
-    concept drift."""
+def _tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
+    """A view for each way in which clients see the test set after the last round.
+
+    With one model: one for each way in which they label it. With personal `parts`: one for each
+    client, of its model on the test set as it sees it.
+    """
     drift, found = item.indices.skew.drift, []
     n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
     concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
-    for number in np.unique(concept):
-        clients = np.flatnonzero(concept == number)
-        test = item.test._replace(y=item.labelled(item.test.y, int(clients[0])))
-        seen = evaluate(item.network, params, buffers, test)
-        label = np.arange(n_classes) if drift is None else drift.concepts[number]  # of each class
+    ways = np.arange(n_clients) if parts else concept
+    for clients in (np.flatnonzero(ways == way) for way in np.unique(ways)):
+        first = int(clients[0])
+        if parts:
+            test = item.test_of(first)
+            seen = evaluate_client(
+                item.network, params, buffers, parts, test, first, item.unit.seed
+            )
+        else:
+            test = item.test._replace(y=item.labelled(item.test.y, first))
+            seen = evaluate(item.network, params, buffers, test)
+        # Of each class, its label.
+        label = np.arange(n_classes) if drift is None else drift.concepts[concept[first]]
         hits = (seen.predictions == test.y.cpu()).numpy()
         per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
         found.append(_View(clients, seen.accuracy, seen.loss, per_class, hits, counts))
-    return found
-
-
-def _each_tested(item: Item, params: Params, buffers: Params, parts: Tree) -> list[_View]:
-    """A view for each client: its own model on the test set as it sees it."""
-    drift, found = item.indices.skew.drift, []
-    n_clients, n_classes = len(item.indices.clients), len(item.data.classes)
-    concept = np.zeros(n_clients, np.int64) if drift is None else drift.concept(item.last_round)
-    for client in range(n_clients):
-        test = item.test_of(client)
-        seen = evaluate_client(item.network, params, buffers, parts, test, client, item.unit.seed)
-        label = (
-            np.arange(n_classes) if drift is None else drift.concepts[concept[client]]
-        )  # of each class
-        hits = (seen.predictions == test.y.cpu()).numpy()
-        per_class, counts = seen.per_class_accuracy.numpy()[label], _counts(seen, test.y, n_classes)
-        found.append(_View(np.array([client]), seen.accuracy, seen.loss, per_class, hits, counts))
     return found
 
 

@@ -121,24 +121,6 @@ def test_what_differs_by_rounding_only_agrees(folder: Path) -> None:
     assert (line["Gini of sizes"], line["label distance"]) == ("0.300", "0.500 ± 0.000")
 
 
-def test_one_seed_has_no_deviation(folder: Path) -> None:
-    write(folder, "even-1")
-    said = shown(folder)
-    (line,) = cells(said)
-    assert "noise" not in said.replace(
-        "noise level", ""
-    )  # a column that would be empty is left out
-    assert line["statistic"] == "even" and "±" not in "".join(line.values())
-    assert "skewed-0, skewed-1, skewed-2, even-0, even-2." in said
-
-
-def test_nothing_to_read_is_refused(folder: Path) -> None:
-    with pytest.raises(UserError) as refused:
-        shown(folder)
-    said = str(refused.value)
-    assert "partitions: holds no partition of params.yaml; run `noniid partition` first" in said
-
-
 @pytest.mark.parametrize(
     ("content", "part"),
     [

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import csv
 import gzip
-import inspect
 import io
 import json
 import re
@@ -27,7 +26,7 @@ from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.plugins.data import datasets, user_files
+from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import contents, draw
@@ -64,27 +63,6 @@ def own_femnist(folder: Path, names: Sequence[str], n: int, pixel: Callable[[int
         }
         content = {"users": names, "num_samples": [n] * len(names), "user_data": data}
         (folder / "femnist" / part / "all_data_0.json").write_text(json.dumps(content))
-
-
-def test_arrays(tmp_path: Path) -> None:
-    set_data(tmp_path, "{name: arrays, root: mine, normalise: none, validation: 0.1, public: 5}")
-    own_arrays(tmp_path / "mine")
-    run_stages(tmp_path, ("prepare",))
-    found = Dataset.read(tmp_path / "data" / "arrays.safetensors")
-    assert found.checksum == datasets.load("arrays", tmp_path / "mine", normalise="none").checksum
-    assert found.train_owner is not None and found.train_owner.tolist() == [0, 1] * 15
-    with np.load(tmp_path / "mine" / "test.npz") as file:
-        assert np.array_equal(found.test_x.numpy(), file["x"].astype(np.float32))
-
-
-def test_femnist(tmp_path: Path) -> None:
-    set_data(tmp_path, "{name: femnist, root: leaf, size: null, validation: 0.1, public: 0}")
-    own_femnist(tmp_path / "leaf", ["f1", "f0"], 3, lambda label: label)
-    run_stages(tmp_path, ("prepare",))
-    found = Dataset.read(tmp_path / "data" / "femnist.safetensors")
-    assert found.checksum == datasets.load("femnist", tmp_path / "leaf").checksum
-    assert found.test_owner is not None and found.test_owner.tolist() == [0, 0, 0, 1, 1, 1]
-    assert found.test_x[:, 0, 0, 0].tolist() == [0, 1, 2] * 2 and len(found.classes) == 62
 
 
 @pytest.mark.filterwarnings(
@@ -874,22 +852,6 @@ def test_a_changed_file_is_another_plan(kind: str, tmp_path: Path) -> None:
     assert planned(folder)[Path("prepare.json")] != before[Path("prepare.json")]
 
 
-def test_downloaded_data_sets_have_no_own_files(tmp_path: Path) -> None:
-    make_all = (table(), raw(GLOVE, b"x"), images(), arrays())
-    for make in make_all:
-        make(tmp_path)
-    assert {
-        name
-        for name in datasets.DATASETS
-        if user_files.user_files(name, tmp_path, {"file": "a.csv"})
-    } == {
-        "table",
-        "text",
-        "image_folder",
-        "arrays",
-    }
-
-
 def test_a_copy_of_dvc_reads_the_repository_s_files(tmp_path: Path) -> None:
     """DVC runs queued experiments in copies, which lack the files that git ignores."""
     copied = tmp_path / ".dvc" / "tmp" / "exps" / "one"
@@ -955,14 +917,3 @@ def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert made == [("frame", 2), ("texts", 2), ("image_folder", 2), ("arrays", 3)]
     (tmp_path / "signals" / "test.npz").unlink()  # of other samples
     assert nd.load("arrays", root="signals").dataset.train_owner is not None  # what the page wrote
-
-
-def test_the_page_names_every_option() -> None:
-    named = set(re.findall(r"\w+", " ".join(re.findall(r"`([^`\n]+)`", PAGE) + blocks("yaml"))))
-    options = {
-        parameter.name
-        for name in user_files.OF_USER
-        for parameter in inspect.signature(datasets.DATASETS[name]).parameters.values()
-        if parameter.kind is parameter.KEYWORD_ONLY
-    }
-    assert "one_hot" in options and options - named == set()
