@@ -253,9 +253,9 @@ class Result:
 
     def __repr__(self) -> str:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
-        said = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
-        said += [f"no result of {_seeds(self.failed)}"] if self.failed else []
-        return f"{self.recipe}{point}, {', '.join(said)}"
+        notes = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
+        notes += [f"no result of {_seeds(self.failed)}"] if self.failed else []
+        return f"{self.recipe}{point}, {', '.join(notes)}"
 
     @property
     def _accuracy(self) -> str:
@@ -557,9 +557,9 @@ class Results(Sequence[Result]):
         """One table of all results."""
         frames = []
         for result in self._found:
-            own = {**result.point, "recipe": result.recipe}
+            first = {**result.point, "recipe": result.recipe}
             frame: pd.DataFrame = getattr(result, name)
-            columns = {key: [value] * len(frame) for key, value in own.items()}
+            columns = {key: [value] * len(frame) for key, value in first.items()}
             frames.append(pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1))
         filled = [frame for frame in frames if len(frame)]
         return (
@@ -591,13 +591,13 @@ def _seeds(seeds: Collection[int]) -> str:
 
 def _note(line: Line) -> str:
     """What sets a recipe apart from the others."""
-    said = (
+    notes = (
         [f"LEAK: {line.leak}"]
         if line.leak
         else [f"sees {line.public} public data"]
         if line.public
         else []
     )
-    said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
-    said += [] if line.is_above_majority else ["no better than the majority class"]
-    return "; ".join(said + ([] if line.federated else ["not federated"]))
+    notes += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
+    notes += [] if line.is_above_majority else ["no better than the majority class"]
+    return "; ".join(notes + ([] if line.federated else ["not federated"]))

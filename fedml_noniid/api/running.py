@@ -64,7 +64,7 @@ def run(
     """Trains and evaluates a recipe, once for each seed.
 
     `data`: a data set, with `partition` and `clients`; or what `partition` returned, without them.
-    Each seed deals the data anew. `options`: any other setting of params.yaml by its name: of the
+    Each seed has its partition. `options`: any other setting of params.yaml by its name: of the
     partition (`alpha=0.1`), of its section `train` (`momentum=0.9`), and a method's
     hyper-parameters (`fnr={"p": 0.3}`). `validation` and `public`: what is held out, by default
     nothing. `lr`: a number, or a schedule such as `{"start": 0.1, "decay": "cosine"}`. `callbacks`:
@@ -141,8 +141,8 @@ def sweep(
     named, taken = [], set()
     for number, point in enumerate(points):
         given = {**options, **point, "processes": processes}
-        said = "-".join(f"{key}-{value}" for key, value in point.items())
-        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", said)[:60].strip("_")
+        words = "-".join(f"{key}-{value}" for key, value in point.items())
+        name = re.sub(r"[^A-Za-z0-9_+-]+", "_", words)[:60].strip("_")
         name = f"{name}-{number}" if name in taken else name
         taken.add(name)
         named.append((point, _settings("sweep", data, entries, seeds, given, name)))
@@ -301,13 +301,13 @@ def _executed(
     results = []
     for point, checked in points:
         for recipe in checked.recipe_names:
-            own = {
+            of_recipe = {
                 job.unit.seed: found[number]
                 for number, job in enumerate(jobs)
                 if job.settings is checked and job.unit.recipe == recipe
             }
-            made = {seed: one for seed, one in own.items() if isinstance(one, Files)}
-            failed = {seed: one for seed, one in own.items() if isinstance(one, str)}
+            made = {seed: one for seed, one in of_recipe.items() if isinstance(one, Files)}
+            failed = {seed: one for seed, one in of_recipe.items() if isinstance(one, str)}
             results.append(Result(recipe, dict(point), checked, whole, made, failed))
     return results
 
@@ -315,8 +315,8 @@ def _executed(
 def _indices(data: Data | Split, checked: Config, unit: Unit, known: dict[str, Indices]) -> Indices:
     """The partition of an item. Items whose settings make the same partition share one."""
     scenario, held_out = checked.scenarios[unit.scenario], checked.data
-    own = scenario.model_dump(exclude={"availability", "participation"})
-    key = json.dumps([own, held_out.validation, held_out.public, unit.seed], sort_keys=True)
+    partitioned = scenario.model_dump(exclude={"availability", "participation"})
+    key = json.dumps([partitioned, held_out.validation, held_out.public, unit.seed], sort_keys=True)
     if isinstance(data, Split) and data.seed == unit.seed:
         known.setdefault(key, data.indices)
     if key not in known:
@@ -329,17 +329,17 @@ def _done(job: _Job) -> Files | str:
     """Trains and evaluates one item. Returns its files, or why there are none."""
     item = Item.of(job.settings, job.unit, job.data.dataset, job.indices)
 
-    def hear(row: Mapping[str, float]) -> None:
+    def on_round(row: Mapping[str, float]) -> None:
         rounds = job.settings.train.rounds
         report(RoundReport(job.unit.key, int(row["round"]), rounds, row["test_accuracy"]))
 
     try:
-        own = copy.deepcopy(list(job.callbacks))
+        callbacks = copy.deepcopy(list(job.callbacks))
     except Exception as error:  # of any kind: the code is the user's
         raise UserError(
             f"callbacks: can't be copied for a run ({type(error).__name__}: {error})"
         ) from None
-    simulation = item.simulation([*own, OnRow(hear)], job.workers)
+    simulation = item.simulation([*callbacks, OnRow(on_round)], job.workers)
     try:
         made = trained(item, simulation, "")
     except NonFiniteError as error:

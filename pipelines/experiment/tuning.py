@@ -148,8 +148,8 @@ def laid_out(
     tune = wanted(settings)
     entries = {
         point.entry: _entry(settings.recipes[name], point)
-        for name, own in found.items()
-        for point in own
+        for name, tried in found.items()
+        for point in tried
     }
     changed = {
         "experiment": f"{settings.experiment}-tune",

@@ -109,22 +109,6 @@ def test_compare_pairs_the_seeds(grid: nd.Results) -> None:
     assert back["difference"].tolist() == pytest.approx((-table["difference"]).tolist())
 
 
-def test_a_printed_comparison_shows_its_interval(
-    grid: nd.Results, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    with pd.option_context(
-        "display.max_columns", 0, "display.width", 80
-    ):  # as pandas has them in a terminal
-        printed = str(grid[:2].compare("fedavg"))
-    row = grid[:2].compare("fedavg").iloc[0]
-    titles, values = (line.split() for line in printed.splitlines())
-    assert titles == [*row.index]
-    assert values[titles.index("low")] == f"{row['low']:.4f}"
-    assert values[titles.index("high")] == f"{row['high']:.4f}"
-    assert type(grid.compare()[["recipe"]]) is pd.DataFrame  # any other use is that of a data frame
-
-
 def test_save_has_the_files_of_folder(tmp_path: Path, grid: nd.Results) -> None:
     again = nd.run("fedavg", SPLIT, seeds=[0, 1], folder=tmp_path / "during", **QUIET)
     again.save(tmp_path / "after")

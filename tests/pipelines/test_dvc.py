@@ -90,7 +90,7 @@ def code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Copy]:
 
 def forget() -> None:
     """What provenance knows of files. A process reads each file once."""
-    for cached in (provenance.files, provenance._source, provenance._sources):
+    for cached in (provenance.files, provenance._source, provenance._known):
         cached.cache_clear()
 
 

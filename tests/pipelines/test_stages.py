@@ -91,27 +91,6 @@ def test_partition_holds_every_training_sample_once(made: Path) -> None:
     assert len(indices["validation"]) == 144
 
 
-def test_all_training_images_on_clients_and_the_test_set_as_d_public(tmp_path: Path) -> None:
-    """The set-up of FNR-FL's repository: data.public is 0, so nobody but the clients has a training
-    image."""
-    text = ONE.replace("validation: 0.1, public: 50", "validation: 0.0, public: 0")
-    text = text.replace("scaffold+fnr]", "fnr-leak]")
-    leaking = "fnr-leak: {recipe: fnr_authors, fnr_authors: {p: 0.5, public_data: test}}"
-    text = text.replace("scaffold+fnr: {fnr: {p: 0.5}}", leaking)
-    (tmp_path / "params.yaml").write_text(text)
-    run_stages(tmp_path, ("prepare", "partition", "train", "evaluate"))
-    clients = json.loads((tmp_path / PARTITION / "indices.json").read_text())["clients"]
-    assert sorted(i for part in clients for i in part) == list(range(1437))
-    run = json.loads((tmp_path / "runs/skewed-fnr-leak-0/run.json").read_text())
-    assert "trains on the test set" in run["tags"]["leak"]
-    recorded = load_file(tmp_path / "runs/skewed-fnr-leak-0/recorded.safetensors")
-    # A_i are shares of D_public: 360 test images.
-    hits = recorded["fnr_authors/A"].double() * 360
-    assert recorded["fnr_authors/A"].shape == (3, 4) and torch.allclose(
-        hits, hits.round(), atol=1e-3
-    )
-
-
 def test_train_writes_rounds_weights_and_what_made_them(made: Path) -> None:
     rows = table(made / RUN / "rounds.csv")
     assert [row["round"] for row in rows] == ["1", "2", "3"]

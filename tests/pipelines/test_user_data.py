@@ -22,11 +22,9 @@ import pytest
 from PIL import Image
 
 import fedml_noniid as nd
-from fedml_noniid.pipelines.experiment import config
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.stages import __main__ as stage
 from fedml_noniid.pipelines.stages import prepare
-from fedml_noniid.plugins.data import user_files
 from fedml_noniid.plugins.data.dataset import Dataset
 from fedml_noniid.plugins.data.text import GLOVE
 from tests.data.reading import contents, draw
@@ -890,19 +888,6 @@ def files_of_the_page(folder: Path) -> None:
     (folder / "photos").mkdir()
     images()(folder / "photos")
     own_arrays(folder / "signals")
-
-
-def test_the_settings_of_the_page_are_right(tmp_path: Path) -> None:
-    files_of_the_page(tmp_path)
-    names = set()
-    old = next(line for line in PARAMS.splitlines() if line.startswith("data: "))
-    for block in blocks("yaml"):
-        (tmp_path / "params.yaml").write_text(PARAMS.replace(f"{old}\n", block))
-        run_stages(tmp_path, ("plan", "prepare"))
-        name = config.load(tmp_path).data.name
-        names.add(name)
-        assert Dataset.read(tmp_path / "data" / f"{name}.safetensors").name == name
-    assert names == set(user_files.OF_USER)
 
 
 def test_the_python_of_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
