@@ -208,6 +208,24 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
         next(rounds)
 
 
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_backward_pass_before_the_run_changes_no_bit(gpu: bool) -> None:
+    """On a machine with a GPU (which torch is made to believe), autograd has threads after it, and
+    refuses to work in forked processes: the clients then train in this one."""
+    code = f"""
+import torch
+from tests import federation
+from tests.engines.test_workers import simulation
+if {gpu}:
+    torch._C._ensureCUDADeviceGuardSet()
+torch.ones((), requires_grad=True).backward()
+made = simulation("moon", workers=2, rounds=1)
+assert federation.equal(made.run(), simulation("moon", workers=1, rounds=1).run())
+assert bool(made.engine._workers) is not {gpu}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
 def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise ValueError("no such thing")
