@@ -201,8 +201,8 @@ def _frequent(item: Item, by_client: bool) -> Ints:
     """The most frequent class of the training data by client [N], as clients label it after the
     last round.
 
-    `by_client`: whether it is that of the client's data, or of all clients' data. Label noise is left
-    out.
+    `by_client`: whether it is that of the client's data, or of all clients' data. Label noise is
+    left out.
     """
     y, n_classes = item.data.train_y, len(item.data.classes)
     labels = [

@@ -838,23 +838,20 @@ def train(**changed: object) -> dict[str, Any]:
 def test_the_address_is_the_given_one(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--to` is stronger than the variable; the variable is that of all other runs."""
+    """`--to` is stronger than the variable; the variable is that of all other runs. No address is
+    the database of the repository."""
     monkeypatch.chdir(tmp_path)  # MLflow puts the files of such a store here
-    others = []
-    for name in ("given", "named"):
-        shutil.copy(store.database, tmp_path / f"{name}.db")
-        others.append(Store(tmp_path / "nobody's", f"sqlite:///{tmp_path / name}.db"))
-    given, named = others
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", named.address)
+    paths = [shutil.copy(store.database, tmp_path / name) for name in ("given.db", "named.db")]
+    stores_ = [store, *(Store(tmp_path / "nobody's", f"sqlite:///{path}") for path in paths)]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", stores_[2].address)
     folder, config = deployed(tmp_path / "server")
-    assert command_line(store, folder, config, "--to", given.address) == 0
-    assert [len(active(one)) for one in (store, given, named)] == [0, 1, 0]
-    assert command_line(store, folder, config) == 0
-    assert [len(active(one)) for one in (store, given, named)] == [0, 1, 1]
-    assert command_line(store, folder, config, "--to", "") == 0, (
-        "no address: the database of the repository"
-    )
-    assert [len(active(one)) for one in (store, given, named)] == [1, 1, 1]
+    for more, expected in (
+        (("--to", stores_[1].address), [0, 1, 0]),
+        ((), [0, 1, 1]),
+        (("--to", ""), [1, 1, 1]),
+    ):
+        assert command_line(store, folder, config, *more) == 0
+        assert [len(active(one)) for one in stores_] == expected
 
 
 SHORT = TABLE[: TABLE.index("3,0.75")]
