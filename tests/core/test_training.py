@@ -50,8 +50,8 @@ class Plain(Sequential):
             trace = trace._replace(params=params, buffers=buffers)
             found["memory"][PERSONAL] = kept[PERSONAL]
         replace_row(clients.memory, clients.row[client], found.pop("memory"))
-        if clients.holds(ask):
-            clients.hold(client, trace.params, trace.buffers)
+        if clients.asked_again(ask):
+            clients.store(client, trace.params, trace.buffers)
         tree_map(lambda leaf, delta: leaf.copy_(delta), out, sub(trace.params, ask.params))
         return {
             "buffers": trace.buffers,
