@@ -37,7 +37,9 @@ class Plain(Sequential):
         )
         memory = self._memory(client)
         # The plain loop trains whatever it is given, so here the client's own part too.
-        seen = self._client(*joined(ask.params, ask.buffers, memory), round_, key, client)
+        params, buffers = joined(ask.params, ask.buffers, memory)
+        model = ask._replace(params=params, buffers=buffers)
+        seen = self._client(model, round_, key, client)
         trace, answers = train(
             clients.algorithm, seen, ask._replace(each=row(ask.each, position)), memory, steps
         )
