@@ -51,7 +51,7 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
-    "pipelines/reporting": {"jinja2"},
+    "pipelines/reporting": {"jinja2", "markdown_it"},
     "pipelines/tracking": {"mlflow"},
     "pipelines/papers": {"markdown_it"},
     "pipelines/tools": {"jinja2", "tabulate"},
