@@ -316,11 +316,11 @@ def _as_arrays(train_x: Tensor, layout: str, x: Any) -> Tensor:
 
 def _like(dataset: Dataset, x: object) -> Tensor:
     """An array as raw samples. UserError unless it has their shape and kind of numbers."""
-    found, own = to_array("x", x), dataset.train_x
-    if found.shape[1:] != tuple(own.shape[1:]) or found.dtype.kind not in "biuf":
-        shape = ", ".join(["n", *map(str, own.shape[1:])])
+    found, known = to_array("x", x), dataset.train_x
+    if found.shape[1:] != tuple(known.shape[1:]) or found.dtype.kind not in "biuf":
+        shape = ", ".join(["n", *map(str, known.shape[1:])])
         raise UserError(f"x is {found.dtype} {list(found.shape)}; allowed: numbers [{shape}]")
-    if own.is_floating_point():
+    if known.is_floating_point():
         fits, allowed = np.isfinite(found), "finite numbers"
     else:
         most = 255 if dataset.embedding is None else len(dataset.embedding) - 1

@@ -33,8 +33,11 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits [n, C] of raw samples [n, ...] on the device of the parameters."""
-        held: Mapping[str, Tensor] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        params, buffers = ({name: held[name] for name in names} for names in self._names)
+        tensors: Mapping[str, Tensor] = {
+            **dict(self.named_parameters()),
+            **dict(self.named_buffers()),
+        }
+        params, buffers = ({name: tensors[name] for name in names} for names in self._names)
         x = normalised(x.to(torch.float32, copy=True), *self._scaling)
         return self._network(params, buffers, x, False).logits
 

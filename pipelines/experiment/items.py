@@ -103,8 +103,8 @@ class Item:
         if self.noise is None:
             return found
         return [
-            own._replace(noise=for_client(std, own.x))
-            for own, std in zip(found, self.noise, strict=True)
+            test._replace(noise=for_client(std, test.x))
+            for test, std in zip(found, self.noise, strict=True)
         ]
 
     def labelled(self, y: Tensor, client: int) -> Tensor:

@@ -62,7 +62,7 @@ class Preflight:
             algorithm, components=tuple(map(_watched, algorithm.components))
         )
         clients.graphs = None
-        clients.held = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
+        clients.trained = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
         Vectorized(clients).try_out(ask, round_)
 
 

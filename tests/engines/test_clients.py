@@ -105,7 +105,7 @@ def test_each_refinement_reads_the_public_split_in_an_order_of_its_own(
 
 
 def test_a_pass_over_its_own_samples_is_in_order() -> None:
-    assert federation.simulation("ccn").engine.clients.own_pass(2).index.tolist() == list(
+    assert federation.simulation("ccn").engine.clients.local_set(2).index.tolist() == list(
         range(5, 12)
     )
 

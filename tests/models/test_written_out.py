@@ -13,7 +13,7 @@ from fedml_noniid.plugins.core.data import cross_entropy, masked_mean
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params
-from fedml_noniid.plugins.engines.local import written_of
+from fedml_noniid.plugins.engines.local import ClientAxis
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.models.layers import Conv, Flatten, Linear, MaxPool, ReLU
 from fedml_noniid.plugins.models.model import Model
@@ -183,6 +183,7 @@ def test_frozen_parameters_and_low_precision_are_left_to_autograd() -> None:
     head = {
         key: leaf for key, leaf in made.init(torch.Generator())[0].items() if key.startswith("fc2")
     }
-    assert written_of(Task(made, SGD(0.1)), 0, {})
-    assert not written_of(Task(made, SGD(0.1), head), 0, {})
+    axis = ClientAxis(lambda _: pytest.fail("no client"), {})
+    assert axis.written(Task(made, SGD(0.1)))
+    assert not axis.written(Task(made, SGD(0.1), head))
     assert made.written_out and not replace(made, precision="bf16").written_out
