@@ -43,7 +43,7 @@ ALLOWED = {
     "simulate": {"core", "engines", "recipes"},
     "privacy": {"core", "data"},
     "silo": EVERYTHING,
-    **{method: {"core"} | METHODS for method in METHODS},
+    **{method: {"core", "extras"} | METHODS for method in METHODS},
 }
 # What each room imports of the extras, at once or later. Every other room needs the base package
 # only.
@@ -51,10 +51,10 @@ OF_EXTRAS = {
     "plugins/data": {"pyarrow"},
     "plugins/privacy": {"cryptography"},
     "plugins/silo": {"cryptography", "fedml", "grpc", "yaml"},
-    "pipelines/reporting": {"jinja2"},
+    "pipelines/reporting": {"jinja2", "markdown_it"},
     "pipelines/tracking": {"mlflow"},
     "pipelines/papers": {"markdown_it"},
-    "pipelines/tools": {"tabulate"},
+    "pipelines/tools": {"jinja2", "tabulate"},
     f"{PACKAGE}/cli": {"typer"},
 }
 

@@ -26,8 +26,8 @@ from fedml_noniid.pipelines.experiment.config import Config, Unit
 from fedml_noniid.pipelines.experiment.measuring import final_model, personal_parts
 from fedml_noniid.pipelines.experiment.training import SECONDS
 from fedml_noniid.pipelines.reporting import comparison, summary
-from fedml_noniid.pipelines.reporting.summary import Line, Scenario
-from fedml_noniid.pipelines.reporting.tables import MIB
+from fedml_noniid.pipelines.reporting.summary import MethodSummary, ScenarioSummary
+from fedml_noniid.pipelines.reporting.text import MIB
 from fedml_noniid.plugins.core.errors import UserError, nearest, shown
 from fedml_noniid.plugins.data.files import replace_folder, write_whole
 from fedml_noniid.plugins.engines.evaluation import BATCH
@@ -37,13 +37,8 @@ from fedml_noniid.plugins.models import build
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Column of the summary: the spread of a line whose mean it is.
-MEANS = {
-    "majority_accuracy": "majority",
-    "balanced_accuracy": "balanced",
-    "macro_f1": "f1",
-    "worst_client": "worst",
-}
+# Columns of the summary that are means over seeds.
+MEANS = ("majority_accuracy", "balanced_accuracy", "macro_f1", "worst_client")
 # Options with which `read_csv` reads a number as it was written. From 3.1 on pandas always does.
 _PANDAS = tuple(map(int, pd.__version__.split(".")[:2]))
 EXACT: dict[str, Any] = {} if _PANDAS >= (3, 1) else {"float_precision": "round_trip"}
@@ -253,9 +248,9 @@ class Result:
 
     def __repr__(self) -> str:
         point = "".join(f", {key} {value}" for key, value in self.point.items())
-        said = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
-        said += [f"no result of {_seeds(self.failed)}"] if self.failed else []
-        return f"{self.recipe}{point}, {', '.join(said)}"
+        notes = [f"{_seeds(self.files)}: accuracy {self._accuracy}"] if self.files else []
+        notes += [f"no result of {_seeds(self.failed)}"] if self.failed else []
+        return f"{self.recipe}{point}, {', '.join(notes)}"
 
     @property
     def _accuracy(self) -> str:
@@ -382,28 +377,30 @@ class Results(Sequence[Result]):
         """
         rows = []
         for point, group in self._scenarios():
-            for line in group.lines:
-                n, std = line.final.n, line.final.std
+            for one in group.methods:
+                n, std = one.final.n, one.final.std
                 half = None if std is None else comparison.per_deviation(n) * std
-                measured = [(name, getattr(line, spread)) for name, spread in MEANS.items()]
                 seconds = [
-                    sum(run.seconds or ()) for run in group.results if run.recipe == line.recipe
+                    sum(run.seconds or ()) for run in group.results if run.recipe == one.recipe
                 ]
                 rows.append(
                     {
                         **point,
-                        "recipe": line.recipe,
+                        "recipe": one.recipe,
                         "seeds": n,
-                        "accuracy": line.final.mean,
+                        "accuracy": one.final.mean,
                         "std": std,
-                        "low": None if half is None else line.final.mean - half,
-                        "high": None if half is None else line.final.mean + half,
-                        **{name: value.mean if value else None for name, value in measured},
-                        "mib_per_round": line.traffic_round.mean / MIB,
-                        "mib": line.traffic_total.mean / MIB,
+                        "low": None if half is None else one.final.mean - half,
+                        "high": None if half is None else one.final.mean + half,
+                        **{
+                            name: one.spreads[name].mean if name in one.spreads else None
+                            for name in MEANS
+                        },
+                        "mib_per_round": one.spreads["traffic_round_bytes"].mean / MIB,
+                        "mib": one.spreads["traffic_total_bytes"].mean / MIB,
                         "seconds": sum(seconds) / len(seconds),
-                        "rank": line.rank or None,
-                        "note": _note(line),
+                        "rank": one.rank or None,
+                        "note": _note(one),
                     }
                 )
         frame = pd.DataFrame(rows)
@@ -434,8 +431,8 @@ class Results(Sequence[Result]):
             )
         rows = []
         for point, group in self._scenarios():
-            line = next((line for line in group.lines if line.recipe == other), None)
-            for one in comparison.against(group, line).values():
+            found = next((one for one in group.methods if one.recipe == other), None)
+            for one in comparison.against(group, found).values():
                 n = len(one.differences)
                 values = (
                     one.mean if n else None,
@@ -537,7 +534,7 @@ class Results(Sequence[Result]):
             ).append(result)
         return list(found.items())
 
-    def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], Scenario]]:
+    def _scenarios(self) -> Iterator[tuple[Mapping[str, Any], ScenarioSummary]]:
         """The settings that have a result: their values, and the numbers of the report."""
         for _, group in self._points():
             runs = [run for result in group for run in result._runs]
@@ -557,9 +554,9 @@ class Results(Sequence[Result]):
         """One table of all results."""
         frames = []
         for result in self._found:
-            own = {**result.point, "recipe": result.recipe}
+            first = {**result.point, "recipe": result.recipe}
             frame: pd.DataFrame = getattr(result, name)
-            columns = {key: [value] * len(frame) for key, value in own.items()}
+            columns = {key: [value] * len(frame) for key, value in first.items()}
             frames.append(pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1))
         filled = [frame for frame in frames if len(frame)]
         return (
@@ -589,15 +586,11 @@ def _seeds(seeds: Collection[int]) -> str:
     return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
-def _note(line: Line) -> str:
+def _note(one: MethodSummary) -> str:
     """What sets a recipe apart from the others."""
-    said = (
-        [f"LEAK: {line.leak}"]
-        if line.leak
-        else [f"sees {line.public} public data"]
-        if line.public
-        else []
-    )
-    said += [f"ONE CLASS on {_seeds(line.one_class)}"] if line.one_class else []
-    said += [] if line.is_above_majority else ["no better than the majority class"]
-    return "; ".join(said + ([] if line.federated else ["not federated"]))
+    notes = [f"LEAK: {one.leak}"] if one.leak else []
+    if one.public and not one.leak:
+        notes.append(f"sees {one.public} public data")
+    notes += [f"ONE CLASS on {_seeds(one.one_class)}"] if one.one_class else []
+    notes += [] if one.is_above_majority else ["no better than the majority class"]
+    return "; ".join(notes + ([] if one.federated else ["not federated"]))

@@ -48,7 +48,7 @@ def _optimizers() -> Mapping[str, type[Built]]:
 
 
 def _precisions() -> tuple[str, ...]:
-    from fedml_noniid.plugins.models.forward import PRECISIONS
+    from fedml_noniid.plugins.models.model import PRECISIONS
 
     return PRECISIONS
 

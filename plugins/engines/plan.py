@@ -19,7 +19,7 @@ from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
 from fedml_noniid.plugins.engines.local_training import LocalTraining as LocalTraining
 from fedml_noniid.plugins.engines.personal import split_personal
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fedml_noniid.plugins.core.errors import UserError, known
 from fedml_noniid.plugins.core.options import check_options
-from fedml_noniid.plugins.models.forward import Model
+from fedml_noniid.plugins.models.model import Model
 from fedml_noniid.plugins.models.networks import (
     cnn,
     fednnnn_cifar,

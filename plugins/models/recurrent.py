@@ -14,7 +14,8 @@ from fedml_noniid.plugins.core.options import Width
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.data.text import PAD
 from fedml_noniid.plugins.models.forward import Forward
-from fedml_noniid.plugins.models.layers import Block, Linear, Stacked
+from fedml_noniid.plugins.models.layers import Block, Linear
+from fedml_noniid.plugins.models.model import Model
 
 EMBEDDING = "embedding.weight"
 
@@ -74,7 +75,7 @@ def lstm(
     *,
     hidden: Width = 256,
     layers: Width = 2,
-) -> Stacked:
+) -> Model:
     """rFedAvg's LSTM (section VI-A and its repository): frozen word vectors, 2 layers of 256, phi,
     classes.
 
@@ -85,6 +86,4 @@ def lstm(
         raise UserError(f"model 'lstm' needs texts (tokens), got samples of {shape}")
     blocks, head = (Recurrent(embedding, hidden, layers),), Linear("fc", hidden, n_classes)
     # torch has no vmap rule for its LSTM.
-    return Stacked(
-        "lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING})
-    )
+    return Model("lstm", blocks, head, vmappable=False, tokens=True, frozen=frozenset({EMBEDDING}))

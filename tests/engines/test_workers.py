@@ -19,7 +19,6 @@ import torch
 from fedml_noniid.plugins.core.component import Ask
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree
-from fedml_noniid.plugins.engines import cores
 from fedml_noniid.plugins.engines.packing import flatten
 from fedml_noniid.plugins.engines.sequential import Sequential
 from fedml_noniid.plugins.engines.simulation import Simulation
@@ -49,40 +48,6 @@ RECIPES = ["fedavg", "scaffold+fnr", "rfedavg_plus", "moon+fednlr", "feddyn", "c
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_same_bits_as_in_one_process(recipe: str) -> None:
     assert federation.equal(simulation(recipe).run(), simulation(recipe, workers=1).run())
-
-
-def test_the_same_bits_where_the_process_in_front_takes_their_cores(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Passes over large models, while the workers wait; nobody else has more threads, during the
-    run or after it."""
-    made, used, threads = (
-        build("cnn", (1, 6, 6), 3, {"channels": 32, "hidden": 2048}),
-        set[int](),
-        torch.set_num_threads,
-    )
-
-    def seen(n: int) -> None:
-        used.add(n)
-        threads(n)
-
-    monkeypatch.setattr(torch, "set_num_threads", seen)
-    monkeypatch.setattr(cores, "MIN_THREADED_NUMBERS", 1 << 19)
-    outcomes = {}
-    for workers in (2, 1):
-        used.clear()
-        outcomes[workers] = federation.simulation(
-            "fedavg",
-            of=federation.images(torch.float32),
-            model=made,
-            workers=workers,
-            cohort=5,
-            rounds=2,
-        ).run()
-        assert (2 in used) is (workers > 1)
-        gc.collect()
-    assert federation.equal(outcomes[2], outcomes[1])
-    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(
@@ -206,6 +171,24 @@ def test_a_worker_that_is_killed_ends_the_run_in_a_sentence() -> None:
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(UserError, match="a worker process ended without an answer"):
         next(rounds)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_backward_pass_before_the_run_changes_no_bit(gpu: bool) -> None:
+    """On a machine with a GPU (which torch is made to believe), autograd has threads after it, and
+    refuses to work in forked processes: the clients then train in this one."""
+    code = f"""
+import torch
+from tests import federation
+from tests.engines.test_workers import simulation
+if {gpu}:
+    torch._C._ensureCUDADeviceGuardSet()
+torch.ones((), requires_grad=True).backward()
+made = simulation("moon", workers=2, rounds=1)
+assert federation.equal(made.run(), simulation("moon", workers=1, rounds=1).run())
+assert bool(made.engine._workers) is not {gpu}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
 
 
 def test_an_error_in_a_worker_is_that_of_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
