@@ -83,9 +83,9 @@ class Pass:
             mask, live, last = (
                 None if of is None else of[s] for of in (self.mask, self.live, self.last)
             )
-            yield Batch(self.seen(index, s), rows_at(self.samples.y, index), mask, live, last)
+            yield Batch(self.inputs(index, s), rows_at(self.samples.y, index), mask, live, last)
 
-    def seen(self, index: Tensor, step: int | Tensor) -> Tensor:
+    def inputs(self, index: Tensor, step: int | Tensor) -> Tensor:
         """The samples of a batch, [B, ...]."""
         return (
             rows_at(self.samples.x, index)
