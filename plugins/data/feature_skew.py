@@ -54,16 +54,16 @@ def shift(x: Floats, y: Ints, client: Ints) -> float:
     """
     between, within, df_between, df_within = 0.0, 0.0, 0, 0
     for c in np.unique(y):
-        own, holder = x[y == c], client[y == c]
-        mean = own.mean(0)
+        of_class, holder = x[y == c], client[y == c]
+        mean = of_class.mean(0)
         holders = np.unique(holder)
         for k in holders:
-            part = own[holder == k]
+            part = of_class[holder == k]
             middle = part.mean(0)
             between += len(part) * float(((middle - mean) ** 2).sum())
             within += float(((part - middle) ** 2).sum())
         df_between += len(holders) - 1
-        df_within += len(own) - len(holders)
+        df_within += len(of_class) - len(holders)
     if df_within == 0 or between + within == 0:
         return 0.0
     return max(0.0, (between - df_between * within / df_within) / (between + within))
@@ -86,10 +86,13 @@ def spread(x: Floats, y: Ints, client: Ints) -> float:
         squares[k, c], freedom[k, c] = ((part - part.mean(0)) ** 2).sum(), len(part) - 1
     of_class = squares.sum(0) / np.maximum(freedom.sum(0), 1)  # [C]
     expected, weight = freedom @ of_class, freedom.sum(1)  # [N] each
-    seen = (expected > 0) & (weight > 0)
-    if not seen.any():
+    counted = (expected > 0) & (weight > 0)
+    if not counted.any():
         return 0.0
-    r, weight = np.sqrt(squares.sum(1)[seen] / expected[seen]), weight[seen] / weight[seen].sum()
+    r, weight = (
+        np.sqrt(squares.sum(1)[counted] / expected[counted]),
+        weight[counted] / weight[counted].sum(),
+    )
     return float(np.sqrt((weight * (r - (weight * r).sum()) ** 2).sum()))
 
 
@@ -108,8 +111,10 @@ def _sampled(
     """(samples [n, d] in normalised units, labels [n], clients [n]) of the samples that are
     taken."""
     most = max(MIN_PER_CLIENT, MAX_SAMPLES // len(clients))
-    taken = [np.linspace(0, len(own) - 1, min(most, len(own))).astype(np.int64) for own in clients]
-    positions = np.concatenate([own[places] for own, places in zip(clients, taken, strict=True)])
+    taken = [
+        np.linspace(0, len(mine) - 1, min(most, len(mine))).astype(np.int64) for mine in clients
+    ]
+    positions = np.concatenate([mine[places] for mine, places in zip(clients, taken, strict=True)])
     ends = np.cumsum([len(places) for places in taken])
     parts = np.split(
         np.arange(len(positions)), ends[:-1]
@@ -117,7 +122,7 @@ def _sampled(
     labels = (
         None
         if skew.labels is None
-        else [own[at] for own, at in zip(skew.labels, taken, strict=True)]
+        else [labels[at] for labels, at in zip(skew.labels, taken, strict=True)]
     )
     index = torch.from_numpy(positions)
     raw = data.train_x[index].to(torch.float32)

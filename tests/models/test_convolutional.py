@@ -383,7 +383,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
     """One client of three samples, two epochs: its two steps have two keys, and another round's two
     others."""
     factors: list[bytes] = []
-    kept = Dropout._kept
+    kept = Dropout._factors
 
     def watched(self: Dropout, run: Forward, x: Tensor) -> Tensor:
         found = kept(self, run, x)
@@ -391,7 +391,7 @@ def test_every_step_drops_something_else(monkeypatch: pytest.MonkeyPatch) -> Non
             factors.append(found.numpy().tobytes())
         return found
 
-    monkeypatch.setattr(Dropout, "_kept", watched)
+    monkeypatch.setattr(Dropout, "_factors", watched)
     outcome("pfl_cnn", "sequential", monkeypatch, sizes=(3,), epochs=2, rounds=2)
     assert len(factors) == len(set(factors)) == 4
 
