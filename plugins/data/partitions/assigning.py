@@ -126,9 +126,9 @@ def cut(positions: Ints, sizes: Ints) -> list[Ints]:
     return np.split(positions, sizes.cumsum())[:-1]
 
 
-def joined(*dealt: Sequence[Ints]) -> list[Ints]:
-    """What each client got of several deals; positions, ascending."""
-    return [np.sort(np.concatenate(parts)) for parts in zip(*dealt, strict=True)]
+def joined(*assigned: Sequence[Ints]) -> list[Ints]:
+    """What each client got in several steps; positions, ascending."""
+    return [np.sort(np.concatenate(parts)) for parts in zip(*assigned, strict=True)]
 
 
 def by_client(client: Ints, n_clients: int) -> list[Ints]:

@@ -137,21 +137,21 @@ def similarity(
     s = real_number(
         "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is divided evenly"
     )
-    dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
-    alike = int(s * n)
-    if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
+    complete = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
+    shared = int(s * n)
+    if not complete and shared // n_clients + (n - shared) // n_clients == 0:
         raise refusal(
             "remainder",
             remainder,
             f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none",
         )
     order = rng.permutation(n)
-    first, rest = order[:alike], _by_label(labels, order[alike:])
+    first, rest = order[:shared], _by_label(labels, order[shared:])
     sizes, blocks = (
         np.full(n_clients, len(first) // n_clients),
         np.full(n_clients, len(rest) // n_clients),
     )
-    if dealt:
+    if complete:
         sizes[: len(first) % n_clients] += 1
         blocks[n_clients - len(rest) % n_clients :] += 1
     return joined(cut(first, sizes), cut(rest, blocks))
