@@ -97,7 +97,7 @@ class Item:
             noise=None if self.noise is None else for_client(self.noise[client], x),
         )
 
-    def own_tests(self) -> list[Samples]:
+    def client_tests(self) -> list[Samples]:
         """Each client's own part of the test set as it sees it, with the true labels."""
         found = self.indices.skew.tests(self.indices.test_clients, self.test.x, self.test.y)
         if self.noise is None:
@@ -136,7 +136,7 @@ class Item:
             if scenario.availability is None
             else scenario.availability.absent(self.unit.seed),
             drift=self.indices.skew.drift,
-            tests=self.own_tests,
+            tests=self.client_tests,
         )
         plan = Plan(
             self.network,

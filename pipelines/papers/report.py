@@ -21,7 +21,7 @@ from fedml_noniid.pipelines.papers.targets.build import build
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.papers.targets.spec import KINDS, Built, Target, of_targets
-from fedml_noniid.pipelines.reporting.report import render
+from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.text import markdown
 from fedml_noniid.pipelines.tracking.store import Store, spared
 from fedml_noniid.pipelines.tracking.sync import sync_reports

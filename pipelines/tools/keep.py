@@ -24,9 +24,10 @@ from fedml_noniid.pipelines.papers.targets.marks import Group, Place, leak_of, n
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.papers.targets.spec import of_targets, paper_of
-from fedml_noniid.pipelines.reporting import summary, tables
+from fedml_noniid.pipelines.reporting import report, summary, tables
+from fedml_noniid.pipelines.reporting.pages import render
 from fedml_noniid.pipelines.reporting.summary import LAST_ROUNDS
-from fedml_noniid.pipelines.reporting.text import as_csv, markdown
+from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.files import write_whole
 
@@ -94,12 +95,11 @@ def of_experiment(name: str, root: Path) -> dict[str, bytes]:
     ]
     scenarios = [scenario for scenario in summed if scenario is not None]
     for scenario in scenarios:
-        parts += [f"## {scenario.name}", markdown(tables.cells(scenario))]
-        parts.append(
-            "\n".join(f"- {line}" for line in (*tables.notes(scenario), *tables.words(scenario)))
-        )
+        section = report.section(scenario)
+        parts += [f"## {scenario.name}", *section["warnings"], " ".join(section["answer"])]
+        parts.append(render("scenario.md.j2", {"section": section}).strip())
     page = "\n\n".join(parts).encode() + b"\n\n" + files[f"{name}.md"]
-    return files | {f"{name}.csv": tables.summary_csv(scenarios), f"{name}.md": page}
+    return files | {f"{name}.csv": tables.summary_csv(scenarios).encode(), f"{name}.md": page}
 
 
 def _files(

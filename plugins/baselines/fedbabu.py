@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedml_noniid.plugins.core.component import Claim, Component, Needs, Weights
+from fedml_noniid.plugins.core.component import Component, Exclusive, Needs, Weights
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,6 @@ class FedBABU(Component):
 
     name: ClassVar[str] = "fedbabu"
     needs: ClassVar[Needs] = Needs(fixed_classifier=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.CLASSIFIER})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.CLASSIFIER})
 
     weights: Weights = "size"  # CCN's n_r / n; the authors' code: uniform

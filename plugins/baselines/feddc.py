@@ -30,9 +30,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -48,8 +48,8 @@ class FedDC(Component):
     average."""
 
     name: ClassVar[str] = "feddc"
-    claims: ClassVar[frozenset[Claim]] = frozenset(
-        {Claim.DRIFT, Claim.PROXIMAL, Claim.SERVER_STEP, Claim.AVERAGE}
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.DRIFT, Exclusive.PROXIMAL, Exclusive.SERVER_STEP, Exclusive.AVERAGE}
     )
     weights: ClassVar[Weights] = "uniform"
 

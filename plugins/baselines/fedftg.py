@@ -52,9 +52,9 @@ from fedml_noniid.plugins.baselines.generators import (
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Needs,
     Server,
     Setting,
@@ -83,8 +83,8 @@ class FedFTG(Component):
     """Fine-tunes the average with the clients' ensemble on inputs that a generator makes."""
 
     name: ClassVar[str] = "fedftg"
-    needs: ClassVar[Needs] = Needs(own=True, whole_models=True)
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_LEARNING})
+    needs: ClassVar[Needs] = Needs(local_set=True, whole_models=True)
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_LEARNING})
     ranges: ClassVar[Mapping[str, Range]] = {"counts": Range(0)}  # labels are drawn by them
 
     iterations: CountOrNone = 10  # I, per round: authors' code
@@ -119,7 +119,11 @@ class FedFTG(Component):
     def report(self, trace: Trace, client: Client) -> Answer:
         """n_k^y, [C]."""
         return Answer(
-            {"counts": client.own.class_counts(client.task.network.n_classes).to(trace.loss.dtype)}
+            {
+                "counts": client.local_set.class_counts(client.task.network.n_classes).to(
+                    trace.loss.dtype
+                )
+            }
         )
 
     def learn(self, server: Server) -> Change | None:

@@ -44,9 +44,9 @@ from torch import Tensor
 from fedml_noniid.plugins.core.component import (
     Answer,
     Change,
-    Claim,
     Client,
     Component,
+    Exclusive,
     Server,
     Setting,
     Trace,
@@ -62,8 +62,8 @@ class FedNova(Component):
     """Averages the clients' mean gradients rather than their sums."""
 
     name: ClassVar[str] = "fednova"
-    claims: ClassVar[frozenset[Claim]] = frozenset(
-        {Claim.AVERAGE, Claim.PROXIMAL, Claim.OPTIMIZER_MEMORY}
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset(
+        {Exclusive.AVERAGE, Exclusive.PROXIMAL, Exclusive.OPTIMIZER_MEMORY}
     )
     ranges: ClassVar[Mapping[str, Range]] = {
         "a": Range(0.1),

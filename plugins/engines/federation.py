@@ -58,7 +58,7 @@ class Federation:
         """Samples of the public split."""
         return 0 if self.public is None else len(self.public.y)
 
-    def seen_by(self, algorithm: Algorithm) -> Federation:
+    def used_by(self, algorithm: Algorithm) -> Federation:
         """As the algorithm uses it: its public split, which it may give to each client; one client
         if it pools."""
         found = self

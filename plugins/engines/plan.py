@@ -20,7 +20,7 @@ from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.reading import PAD
 from fedml_noniid.plugins.data.streams import torch_stream
 from fedml_noniid.plugins.engines.cohort import draw_cohort
-from fedml_noniid.plugins.engines.own import split
+from fedml_noniid.plugins.engines.personal import split_personal
 from fedml_noniid.plugins.models.forward import PRECISIONS, Model
 from fedml_noniid.plugins.rates import Rate
 
@@ -41,7 +41,7 @@ class LocalTraining:
     drop_last: bool = False  # whether the last, short batch of an epoch is left out
     augment: bool = False  # whether images are cropped and flipped at random
     precision: str = "float32"  # one of fedml_noniid.plugins.models.forward.PRECISIONS
-    # whether steps are recorded and replayed, see `plugins.engines.captured`
+    # whether steps are recorded and replayed, see `plugins.engines.cuda_graphs`
     cuda_graphs: bool = False
 
     @property
@@ -145,8 +145,8 @@ class Start(NamedTuple):
         classifier = network.layers[-1].parameters if algorithm.needs.fixed_classifier else ()
         fixed = {name: params[name] for name in sorted({*classifier, *network.frozen})}
         trained, own = {name: leaf for name, leaf in params.items() if name not in fixed}, Tree()
-        if algorithm.needs.own_norms:
-            trained, buffers, own = split(trained, buffers)
+        if algorithm.needs.personal_norms:
+            trained, buffers, own = split_personal(trained, buffers)
         if not trained:
             raise RecipeError(
                 f"{algorithm.name}: of train.model = {network.name!r} nothing would be left to "

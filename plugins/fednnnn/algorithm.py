@@ -37,7 +37,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedml_noniid.plugins.core.component import Change, Claim, Component, Server, Weights
+from fedml_noniid.plugins.core.component import Change, Component, Exclusive, Server, Weights
 from fedml_noniid.plugins.core.options import Momentum, Positive
 from fedml_noniid.plugins.core.trees import (
     Params,
@@ -57,7 +57,7 @@ class FedNNNN(Component):
     """Stretches the average update to the mean length of the clients' updates, with momentum."""
 
     name: ClassVar[str] = "fednnnn"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.SERVER_STEP})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.SERVER_STEP})
     weights: ClassVar[Weights] = "uniform"
 
     # table 5, MNIST, non-IID, balanced, with 1.0 for "norm_norm"; not used by "momentum"

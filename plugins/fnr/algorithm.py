@@ -40,10 +40,10 @@ from fedml_noniid.plugins.core.component import (
     Ask,
     Asks,
     Change,
-    Claim,
     Client,
     Component,
     Exchanges,
+    Exclusive,
     Needs,
     Public,
     Server,
@@ -63,7 +63,7 @@ class FNR(Component):
     """Refines the clients' models that are worst on public data, by training on these data."""
 
     name: ClassVar[str] = "fnr"
-    claims: ClassVar[frozenset[Claim]] = frozenset({Claim.REFINEMENT})
+    exclusive: ClassVar[frozenset[Exclusive]] = frozenset({Exclusive.REFINEMENT})
     ranges: ClassVar[Mapping[str, Range]] = {"F": Range(0), "A": Range(0, 1)}
 
     p: Fraction = 0.5  # fraction of the cohort that is refined

@@ -35,7 +35,7 @@ from fedml_noniid.plugins.data.files import (
     writing,
 )
 from fedml_noniid.plugins.engines import absences
-from fedml_noniid.plugins.engines.callbacks import Hear
+from fedml_noniid.plugins.engines.callbacks import OnRow
 from fedml_noniid.plugins.engines.record import rounds_csv
 from fedml_noniid.plugins.models import forward
 from fedml_noniid.plugins.silo import exit_codes, results, settings, shards, wire
@@ -155,9 +155,9 @@ class Process:
 
         args, model, (_, aggregator_class) = self._fedml()
         file = results.RunFile(self.folder / results.CHECKPOINT, secrets.token_hex(8))
-        aggregator = aggregator_class(model, args, self.shard, [Hear(on_round)], file)
+        aggregator = aggregator_class(model, args, self.shard, [OnRow(on_round)], file)
         server_run = aggregator.server_run
-        if server_run.loop.start.task.own:
+        if server_run.loop.start.task.personal:
             LOG.warning(
                 "recipe %s: each silo keeps its batch norms to itself and tests its own model; "
                 "accuracies are over the test samples in the silos' files (noniid deploy shards "

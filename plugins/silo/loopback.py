@@ -157,7 +157,7 @@ def simulate(deployment: settings.Deployment, parts: Parts, missing: Missing | N
             public=parts.public,
             absent=listed(missing or {}),
             drift=parts.drift,
-            tests=parts.own_tests,
+            tests=parts.client_tests,
         )
         plan = replace(deployment.plan(network), engine="sequential")
         outcome = simulated(
@@ -182,7 +182,7 @@ def needs_public(recipe: str) -> bool:
 def has_personal_norms(recipe: str) -> bool:
     """Whether a method of the recipe keeps a part of the model on the silos, so that they test it
     themselves."""
-    return any(recipes.METHODS[method]().needs.own_norms for method in recipes.parse(recipe))
+    return any(recipes.METHODS[method]().needs.personal_norms for method in recipes.parse(recipe))
 
 
 def process(rank: int, config: str, output: str) -> None:

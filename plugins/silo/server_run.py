@@ -14,7 +14,7 @@ from fedml_noniid.plugins.core.component import Ask, Reply
 from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Params, Tree, add, row
-from fedml_noniid.plugins.engines.callbacks import Callback, Hear, Row
+from fedml_noniid.plugins.engines.callbacks import Callback, OnRow, Row
 from fedml_noniid.plugins.engines.checkpoint import Checkpoints
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.hashing import weights_sha256
@@ -42,14 +42,14 @@ class ServerRun:
         terms: Terms,
         shard: Shard,
         callbacks: Sequence[Callback] = (),
-        settle: Callable[[Params], Params] = lambda params: params,
+        postprocess: Callable[[Params], Params] = lambda params: params,
         file: RunFile | None = None,
     ) -> None:
         """`shard`: the server's data. `callbacks`: they hear a round before its checkpoint is
         written.
 
-        `settle` changes the model at the end of a round, before it is evaluated and sent (privacy,
-        defences).
+        `postprocess` changes the model at the end of a round, before it is evaluated and sent
+        (privacy, defences).
 
         A checkpoint is written to `file` before the first Ask and after every round. If that file
         exists, the run goes on from there, under the name that it had. UserError if the file is
@@ -84,7 +84,7 @@ class ServerRun:
         start = Start.of(terms.algorithm, terms.plan, test.x)
         rest = {key: shard.parts.get(key) for key in ("validation", "public")}
         federation = Federation.of_server(terms.silos, test, drift=shard.drift, **rest)
-        self.loop = Run(start, federation, [*callbacks, Hear(self._note), *written], settle)
+        self.loop = Run(start, federation, [*callbacks, OnRow(self._note), *written], postprocess)
         if self._checkpoints is not None:
             self.run = self._checkpoints.run
         if self.resumed:

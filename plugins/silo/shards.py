@@ -80,7 +80,7 @@ class Parts:
             None if tests is None else skew.tests(tests, test.x, test.y),
         )
 
-    def own_tests(self) -> list[Samples]:
+    def client_tests(self) -> list[Samples]:
         """Each client's own test samples in its noise, without any drift; none if nobody has
         some."""
         noise = self.train.noise

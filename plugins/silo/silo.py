@@ -13,13 +13,13 @@ from fedml_noniid.plugins.core.data import Samples
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.trees import Tree, leaves, row, tree_map
 from fedml_noniid.plugins.data import tensor_file
+from fedml_noniid.plugins.engines.client_tests import answered
 from fedml_noniid.plugins.engines.clients import Clients, refuse_non_finite
 from fedml_noniid.plugins.engines.federation import Federation
-from fedml_noniid.plugins.engines.own_tests import answered
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.engines.plan import Start
+from fedml_noniid.plugins.engines.preflight import Preflight
 from fedml_noniid.plugins.engines.sequential import Sequential
-from fedml_noniid.plugins.engines.trial import Trial
 from fedml_noniid.plugins.silo import wire
 from fedml_noniid.plugins.silo.exit_codes import SetBackError
 from fedml_noniid.plugins.silo.results import RunFile
@@ -60,7 +60,7 @@ class Silo:
         start = Start.of(terms.algorithm, terms.plan, federation.train.x)
         self.engine = Sequential(_OneClient(start, federation))
         self.initial = start.params, start.buffers
-        self._trial = Trial(self.engine.clients)
+        self._preflight = Preflight(self.engine.clients)
         # By exchange: the memory after its answer.
         self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory}
         self._round = 0
@@ -86,7 +86,7 @@ class Silo:
             public=shard.parts.get("public"),
             drift=drift,
             held=None if drift is None else drift.per_sample([positions], len(train.y)),
-        ).seen_by(self.terms.algorithm)
+        ).used_by(self.terms.algorithm)
 
     def read(self, train: Samples) -> None:
         """Replaces the samples by as many others, perhaps poisoned by an attack."""
@@ -141,7 +141,7 @@ class Silo:
         mine = here._replace(
             to=(self.client,), each=row(here.each, torch.tensor([position], device=device))
         )
-        self._trial(mine, round_)
+        self._preflight(mine, round_)
         return answered(self.engine, mine, round_)
 
     @staticmethod

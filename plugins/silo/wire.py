@@ -25,7 +25,7 @@ from fedml_noniid.plugins.core.component import Ask, Component
 from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params, Tree, row, tree_map
-from fedml_noniid.plugins.engines import own_tests
+from fedml_noniid.plugins.engines import client_tests
 from fedml_noniid.plugins.engines.packing import flatten, unflatten
 from fedml_noniid.plugins.models.layers import VARIANCE
 
@@ -331,7 +331,7 @@ def _order(leaf: Tensor) -> tuple[int, ...]:
 def ranges(components: Iterable[Component]) -> Ranges:
     """The ranges of what these components upload, and of all other numbers that have one."""
     found = {"n": Range(1), "steps": Range(0)}
-    found |= {f"upload/{key}": allowed for key, allowed in own_tests.RANGES.items()}
+    found |= {f"upload/{key}": allowed for key, allowed in client_tests.RANGES.items()}
     return found | {
         f"upload/{c.name}/{key}": allowed for c in components for key, allowed in c.ranges.items()
     }

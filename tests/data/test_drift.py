@@ -20,7 +20,7 @@ from fedml_noniid.pipelines.experiment.measuring import measure
 from fedml_noniid.pipelines.experiment.partitioning import partition_of
 from fedml_noniid.pipelines.experiment.provenance import of_training
 from fedml_noniid.pipelines.experiment.workspace import Workspace
-from fedml_noniid.pipelines.reporting import report
+from fedml_noniid.pipelines.reporting import report, text
 from fedml_noniid.pipelines.stages.partition import partitions
 from fedml_noniid.pipelines.tools import scenarios
 from fedml_noniid.plugins.core.data import Samples
@@ -190,13 +190,13 @@ def test_the_words_of_tables_and_reports(digits: Dataset, tmp_path: Path) -> Non
     assert results.record(place.partition("s", 3) / "statistics.json")["drifting"] == 4
     words = "sudden drift from round 2, swapped classes 1-7, 3-4, none"
     assert scenarios.described(of.scenarios["s"]) == f"dirichlet (alpha 1.0), {words}"
-    text = report._about(tmp_path, of.scenarios["s"], "s-3")
+    about = report._about(tmp_path, of.scenarios["s"], "s-3")
     assert (
-        f"labels change with the round ({words})" in text
-        and "Each round's accuracy is on the labels of" in text
+        f"labels change with the round ({words})" in about
+        and "Each round's accuracy is on the labels of" in about
     )
     held = sorted(sum(int(row[c]) > 0 for c in digits.classes) for row in found)
-    assert f" training samples of {report._range(held)} classes" in text, "the round is no class"
+    assert f" training samples of {text.span(held)} classes" in about, "the round is no class"
 
 
 def test_from_python_as_from_a_file(digits: Dataset) -> None:

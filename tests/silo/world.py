@@ -163,7 +163,7 @@ def simulated(
             public=data.public,
             absent=absent,
             drift=drift,
-            tests=data.own_tests,
+            tests=data.client_tests,
         ),
         Plan(
             network(batch_norm, skewed),

@@ -28,7 +28,7 @@ from fedml_noniid.pipelines.papers.report import TITLES
 from fedml_noniid.pipelines.papers.targets.measured import Measured
 from fedml_noniid.pipelines.papers.targets.ran import what_ran
 from fedml_noniid.pipelines.reporting.comparison import interval
-from fedml_noniid.pipelines.reporting.report import inline, render
+from fedml_noniid.pipelines.reporting.pages import inline, render
 from fedml_noniid.pipelines.reporting.summary import TINY, spread
 from fedml_noniid.pipelines.reporting.text import NONE, markdown
 
@@ -130,7 +130,7 @@ def html_of(page: str, size: str, pictures: Mapping[str, bytes]) -> str:
     body = re.sub(r"<h3>([a-z0-9-]+)</h3>", r'<h3 id="\1">\1</h3>', body)
     for name, picture in pictures.items():
         body = body.replace(f'src="{name}"', f'src="{inline(picture)}"')
-    return render("claims.html.j2", {"title": f"The papers' claims, size {size}", "body": body})
+    return render("page.html.j2", {"title": f"The papers' claims, size {size}", "body": body})
 
 
 def _summary(found: Sequence[Verdict], files: Mapping[str, Claims]) -> str:

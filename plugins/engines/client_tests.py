@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.options import Range
 from fedml_noniid.plugins.core.trees import Params
 from fedml_noniid.plugins.engines.clients import Clients, Engine, numbers
 from fedml_noniid.plugins.engines.evaluation import totals
-from fedml_noniid.plugins.engines.own import OWN, noise_of, whole
+from fedml_noniid.plugins.engines.personal import PERSONAL, client_model, noise_of
 
 TEST = "test"  # the job of the Ask, which no component owns
 SENT, EVALUATED = "sent", "evaluated"  # the model that is sent; a few methods evaluate another one
@@ -62,7 +62,9 @@ def _tested(clients: Clients, ask: Ask, round_: int) -> Reply:
             if samples is None:
                 found[name] += torch.zeros(2, dtype=torch.float64, device=clients.device)
                 continue
-            model = whole(*clients.task.model(params, ask.buffers), clients.memory[OWN], at)
+            model = client_model(
+                *clients.task.model(params, ask.buffers), clients.memory[PERSONAL], at
+            )
             found[name] += totals(
                 clients.task.network, *model, samples, noise_of(samples, client, clients.seed)
             )

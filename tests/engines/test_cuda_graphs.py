@@ -19,7 +19,7 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.core.optimizers import SGD
 from fedml_noniid.plugins.core.task import Task
 from fedml_noniid.plugins.core.trees import Params, tree_map
-from fedml_noniid.plugins.engines.captured import CudaTape, tape_for
+from fedml_noniid.plugins.engines.cuda_graphs import CudaGraphs, graphs_for
 from fedml_noniid.plugins.engines.federation import Federation
 from fedml_noniid.plugins.engines.plan import LocalTraining, Plan
 from fedml_noniid.plugins.engines.run import Outcome
@@ -27,7 +27,7 @@ from fedml_noniid.plugins.engines.simulation import Simulation
 from fedml_noniid.plugins.models import build
 from fedml_noniid.plugins.simulate import simulate
 from tests import federation
-from tests.engines.recording import HostTape
+from tests.engines.recording import HostGraphs
 from tests.recipe_table import ALONE
 
 IN_STEPS = (
@@ -44,7 +44,9 @@ def changes_steps(entry: str) -> bool:
     made = recipes.build(*ALONE[entry], Setting(6, 4, "sgd", 0.1, 15, False))
     task = Task(federation.network(), SGD(0.1))
     hooks = any(overrides(component, hook) for component in made.components for hook in IN_STEPS)
-    return hooks or made.needs.last_epoch or made.needs.own_norms or made.prepared(task) != task
+    return (
+        hooks or made.needs.last_epoch or made.needs.personal_norms or made.prepared(task) != task
+    )
 
 
 # In the sequential engine a step's shape depends on its batch: what comes only here is tested with
@@ -68,8 +70,8 @@ def simulation(entry: str, engine: str, **options: Any) -> Simulation:
     return federation.simulation(recipe, settings, engine=engine, **given)
 
 
-def recorded(made: Simulation) -> tuple[Outcome, HostTape]:
-    tape = made.engine.clients.tape = HostTape()
+def recorded(made: Simulation) -> tuple[Outcome, HostGraphs]:
+    tape = made.engine.clients.graphs = HostGraphs()
     return made.run(), tape
 
 
@@ -197,7 +199,7 @@ def test_where_there_are_no_graphs_they_are_refused() -> None:
             Plan(federation.network(), local, 1, 4, 0),
         )
     with pytest.raises(UserError, match="cuda_graphs = true is refused for model 'lstm'"):
-        tape_for(build("lstm", (5,), 2, embedding=torch.zeros(9, 4)))
+        graphs_for(build("lstm", (5,), 2, embedding=torch.zeros(9, 4)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -212,7 +214,7 @@ def test_a_gpu_replays_what_it_would_compute(entry: str, engine: str) -> None:
     train, test, public = parts
     on_gpu = federation.Federation(train, of.clients, test, public)
     made = simulation(entry, engine, of=on_gpu)
-    made.engine.clients.tape = CudaTape()
+    made.engine.clients.graphs = CudaGraphs()
     found, wanted = made.run(), simulation(entry, engine, of=on_gpu).run()
     for key, leaf in wanted.params.items():
         torch.testing.assert_close(found.params[key], leaf, rtol=1e-9, atol=1e-12)

@@ -36,7 +36,7 @@ HOOKS = (
 )
 
 
-class Trial:
+class Preflight:
     """Tries each job of a recipe once."""
 
     def __init__(self, clients: Clients) -> None:
@@ -57,11 +57,13 @@ class Trial:
         if (ask.owner, ask.job) in self._tried:
             return
         self._tried.add((ask.owner, ask.job))
-        own, algorithm = copy.copy(self.clients), self.clients.algorithm
-        own.algorithm = replace(algorithm, components=tuple(map(_watched, algorithm.components)))
-        own.tape = None
-        own.held = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
-        Vectorized(own).try_out(ask, round_)
+        clients, algorithm = copy.copy(self.clients), self.clients.algorithm
+        clients.algorithm = replace(
+            algorithm, components=tuple(map(_watched, algorithm.components))
+        )
+        clients.graphs = None
+        clients.held = dict.fromkeys(ask.to[:1], (self._sent.params, self._sent.buffers))
+        Vectorized(clients).try_out(ask, round_)
 
 
 def _watched(c: Component) -> Component:

@@ -1,10 +1,10 @@
-"""What a client keeps to itself, where a method declares `Needs(own_norms=True)`: its batch norms.
+"""Splits off the personal part of a model: the batch norms, with `Needs(personal_norms=True)`.
 
-The own part is {"params": ..., "buffers": ...}. `split` cuts it off w_0. So no model has it that is
-sent, averaged or kept by the server. Each client has its own in its memory, under OWN. It begins
-with that of w_0. Local training trains both parts together. Other methods see the shared part only.
-Their passes take the client's own part from `client.task`; after local training, that is the
-trained one.
+It is {"params": ..., "buffers": ...}. `split_personal` takes it out of w_0. So no model that is
+sent, averaged or stored by the server has it. Each client has its own in its memory, under
+PERSONAL, and begins with that of w_0. Local training trains both parts together. Other methods see
+the shared part only. Their passes take the personal part from `client.task`; after local training,
+that is the trained one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from fedml_noniid.plugins.data.reading import Read
 from fedml_noniid.plugins.data.streams import key
 from fedml_noniid.plugins.engines.evaluation import Evaluation, evaluate
 
-OWN = "own"  # among the names of methods in a client's memory
+PERSONAL = "own"  # among the names of methods in a client's memory
 
 
-def split(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
+def split_personal(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
     """(shared parameters, shared buffers, own part): own are the layers that have buffers.
 
     No own part: {}.
@@ -36,14 +36,18 @@ def split(params: Params, buffers: Params) -> tuple[Params, Params, Tree]:
     return shared, {}, {"params": own, "buffers": buffers} if buffers else {}
 
 
-def personal(client: Client, memory: Tree) -> Client:
+def personalized(client: Client, memory: Tree) -> Client:
     """The client whose passes take its own part."""
-    return replace(client, task=replace(client.task, own=memory[OWN])) if OWN in memory else client
+    return (
+        replace(client, task=replace(client.task, personal=memory[PERSONAL]))
+        if PERSONAL in memory
+        else client
+    )
 
 
 def joined(params: Params, buffers: Params, memory: Tree) -> tuple[Params, Params]:
     """The received model with the client's own part, as it trains."""
-    own = memory.get(OWN, {})
+    own = memory.get(PERSONAL, {})
     return params | own.get("params", {}), buffers | own.get("buffers", {})
 
 
@@ -52,10 +56,13 @@ def parted(
 ) -> tuple[Tree, tuple[Params, Params, Tree]]:
     """(memory with the trained own part, and without it: parameters, buffers, the optimiser's
     state)."""
-    names = {name for tree in memory[OWN].values() for name in tree}
+    names = {name for tree in memory[PERSONAL].values() for name in tree}
     trained = {"params": params, "buffers": buffers}
-    own = {part: {name: trained[part][name] for name in tree} for part, tree in memory[OWN].items()}
-    return memory | {OWN: own}, (
+    own = {
+        part: {name: trained[part][name] for name in tree}
+        for part, tree in memory[PERSONAL].items()
+    }
+    return memory | {PERSONAL: own}, (
         without(params, names),
         without(buffers, names),
         without(state, names),
@@ -79,7 +86,7 @@ def without(tree: Tree, names: set[str]) -> Tree:
     }
 
 
-def each(
+def evaluate_clients(
     network: Network,
     params: Params,
     buffers: Params,
@@ -94,12 +101,14 @@ def each(
     and the client.
     """
     return [
-        one(network, params, buffers, own, samples, client, seed) if len(samples.y) else None
+        evaluate_client(network, params, buffers, own, samples, client, seed)
+        if len(samples.y)
+        else None
         for client, samples in enumerate(tests)
     ]
 
 
-def one(
+def evaluate_client(
     network: Network,
     params: Params,
     buffers: Params,
@@ -108,14 +117,17 @@ def one(
     client: int,
     seed: int,
 ) -> Evaluation:
-    """The model with a client's own part on samples; as in `each`."""
+    """The model with a client's own part on samples; as in `evaluate_clients`."""
     return evaluate(
-        network, *whole(params, buffers, own, client), samples, read=noise_of(samples, client, seed)
+        network,
+        *client_model(params, buffers, own, client),
+        samples,
+        read=noise_of(samples, client, seed),
     )
 
 
-def whole(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
-    """The model with a client's own part; `own`: as in `each`."""
+def client_model(params: Params, buffers: Params, own: Tree, client: int) -> tuple[Params, Params]:
+    """The model with a client's own part; `own`: as in `evaluate_clients`."""
     mine = row(own, client)
     return params | mine["params"], buffers | mine["buffers"]
 

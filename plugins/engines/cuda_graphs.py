@@ -33,10 +33,10 @@ from fedml_noniid.plugins.models.forward import Model
 # (began, steps, what is drawn, memory for the parameters, number of the first step) -> where local
 # training ended
 Descend = Callable[[Tree, Pass, Iterator[Params], Params | None, int | Tensor], Descent]
-FEW = 3  # steps of one shape; with fewer of them a graph would be replayed once
+MIN_SAME_SHAPE_STEPS = 3  # steps of one shape; with fewer of them a graph would be replayed once
 
 
-class Tape(Protocol):
+class GraphRecorder(Protocol):
     """What records work on a device."""
 
     def aside(self) -> AbstractContextManager[None]:
@@ -51,7 +51,7 @@ class Tape(Protocol):
         ...
 
 
-class CudaTape:
+class CudaGraphs:
     """Records CUDA graphs, on a stream of its own: the default stream can't be recorded."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class CudaTape:
         return graph.replay
 
 
-def tape_for(network: Model) -> Tape:
+def graphs_for(network: Model) -> GraphRecorder:
     """What records the steps of a network. UserError if they can't be recorded."""
     if not network.vmappable:
         raise UserError(
@@ -91,11 +91,11 @@ def tape_for(network: Model) -> Tape:
             "layers were never recorded "
             "here; allowed: false"
         )
-    return CudaTape()
+    return CudaGraphs()
 
 
 def replayed(
-    tape: Tape,
+    tape: GraphRecorder,
     descend: Descend,
     began: Tree,
     steps: Pass,
@@ -106,7 +106,7 @@ def replayed(
     otherwise."""
     shapes = [math.prod(steps.index.shape[1:])] * len(steps) if steps.sizes is None else steps.sizes
     times = Counter(shapes)
-    if max(times.values(), default=0) < FEW:
+    if max(times.values(), default=0) < MIN_SAME_SHAPE_STEPS:
         return descend(began, steps, drawn, out, 0)
     params = began["params"]
     carried: Tree = {
@@ -150,7 +150,7 @@ def replayed(
             else:
                 tree_map(lambda old, new: old.copy_(new), given, new)
             come[size] += 1
-            if come[size] == 2 and times[size] >= FEW:
+            if come[size] == 2 and times[size] >= MIN_SAME_SHAPE_STEPS:
                 ways[size] = tape.record(ways[size])
             ways[size]()
     loss = kept["loss"].sum(0)

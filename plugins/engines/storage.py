@@ -75,7 +75,7 @@ class Place(NamedTuple):
     dtype: torch.dtype
 
 
-class Arena:
+class SharedStorage:
     """`size` shared bytes, made before the fork."""
 
     def __init__(self, size: int) -> None:
