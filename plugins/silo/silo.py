@@ -64,7 +64,7 @@ class Silo:
         # By exchange: the memory after its answer.
         self._states: dict[int, Tree] = {NOT_COUNTED: self.engine.clients.memory}
         self._round = 0
-        self._trained = NOT_COUNTED  # the exchange of the training that `clients.held` is from
+        self._trained = NOT_COUNTED  # the exchange of the training that `clients.trained` is from
         # Between rounds, a silo of many recipes remembers nothing: a restart loses nothing, and no
         # file is written.
         self._further = terms.algorithm.exchanges.round > 1
@@ -128,9 +128,9 @@ class Silo:
         if down.round > self._round:  # the server never goes back behind the beginning of a round
             self._states = {counted: self._states[counted]}
             self._round = down.round
-            clients.held.clear()
+            clients.trained.clear()
         elif counted < self._trained:  # nothing may go on from a training that does not count
-            clients.held.clear()
+            clients.trained.clear()
         # A copy: the engine changes the memory in place.
         clients.memory = tree_map(torch.clone, self._states[counted])
 
@@ -156,8 +156,8 @@ class Silo:
         if self._file is None or not self._remembers:
             return
         trees: Tree = {f"state/{exchange}": tree for exchange, tree in self._states.items()}
-        if self._further and self.client in clients.held:
-            params, buffers = clients.held[self.client]
+        if self._further and self.client in clients.trained:
+            params, buffers = clients.trained[self.client]
             trees |= {"params": params, "buffers": buffers, "start": clients.w_t}
         head: dict[str, Any] = {
             "run": self._file.run,
@@ -193,5 +193,5 @@ class Silo:
         self._states = {n: unflatten(flat, clients.memory, f"state/{n}/") for n in head["states"]}
         if head["held"]:
             trained = unflatten(flat, {"params": params, "buffers": buffers, "start": params})
-            clients.held[self.client] = trained["params"], trained["buffers"]
+            clients.trained[self.client] = trained["params"], trained["buffers"]
             clients.w_t = trained["start"]
