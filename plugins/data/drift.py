@@ -149,11 +149,11 @@ def drift(
             whole_number("drift.swap", label, 0, n_classes - 1, f", the {n_classes} classes")
         concepts[number, list(pair)] = list(pair)[::-1]
     group = np.arange(n_clients) % len(swap)  # [N]
-    after = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
+    own = np.where([not pair for pair in swap], 0, np.arange(1, 1 + len(swap)))[
         group
     ]  # [N], after the drift
     begins = at + step * group if kind == "incremental" else np.full(n_clients, at)
     ends = at + step if kind == "recurrent" else np.inf
     rounds = sorted({*begins.tolist(), *([ends] if kind == "recurrent" else [])})
-    drifted = [after * (begins <= t) * (t < ends) for t in rounds]
+    drifted = [own * (begins <= t) * (t < ends) for t in rounds]
     return Drift(concepts, np.array(rounds, np.int64), np.stack(drifted))

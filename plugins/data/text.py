@@ -61,12 +61,12 @@ def encode(texts: Sequence[Sequence[str]], words: Sequence[str], length: int) ->
     )
     found = np.full((len(texts), length), PAD, dtype=np.int32)
     for row, tokens in zip(found, texts, strict=True):
-        known = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
-        row[: len(known)] = known
+        kept = [number.get(token, UNKNOWN) for token in tokens[:length]] or [UNKNOWN]
+        row[: len(kept)] = kept
     return torch.from_numpy(found)
 
 
-class Encoded(NamedTuple):
+class Read(NamedTuple):
     """Texts as a network reads them."""
 
     train_x: Tensor  # [n, length] int32
@@ -78,20 +78,20 @@ class Encoded(NamedTuple):
 def read_texts(
     train: Sequence[str],
     test: Sequence[str],
-    source: Sequence[str],
+    seen: Sequence[str],
     root: Path,
     size: int,
     length: int,
     noun: str,
-) -> Encoded:
+) -> Read:
     """Tokens of texts in two parts, and the vectors of a vocabulary of `size` entries at most, made
-    of `source` texts.
+    of `seen` texts.
 
     See `encode` for `length` and `embedding` for `root`. `noun`: "tweets", for the notes. Raises
     UserError as these.
     """
     first, second = ([tokenise(one) for one in part] for part in (train, test))
-    words = vocabulary(first if source is train else map(tokenise, source), size)
+    words = vocabulary(first if seen is train else map(tokenise, seen), size)
     vectors, where = embedding(words, root)
     train_x, test_x = encode(first, words, length), encode(second, words, length)
     cut = sum(len(tokens) > length for part in (first, second) for tokens in part)
@@ -101,7 +101,7 @@ def read_texts(
         f"{cut} of {len(first) + len(second)} {noun} cut to {length} tokens",
         where,
     ]
-    return Encoded(train_x, test_x, vectors, notes)
+    return Read(train_x, test_x, vectors, notes)
 
 
 def embedding(words: Sequence[str], root: Path) -> tuple[Tensor, str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.noise import amounts, deviations, for_client, per_sample
+from fedml_noniid.plugins.data.noise import FORMS, amounts, deviations, for_client, per_sample
 
 GREY = torch.tensor([4.0])  # 1 on the [0, 1] scale is 4 after normalisation
 COLOUR = torch.tensor([4.0, 2.0, 5.0])
@@ -75,6 +75,11 @@ def test_space_is_niid_benchs_grid(n: int) -> None:
         row, column = int(net_id / size), net_id % size
         mask[row * size : (row + 1) * size, column * size : (column + 1) * size] = 1
         assert np.array_equal(found[net_id], 0.3 * mask * (net_id < n - 1))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_sigma_0_is_no_noise(form: str) -> None:
+    assert bool((deviations(form, 0.0, 5, IMAGE, GREY) == 0).all())
 
 
 def test_features_that_are_no_images_have_levels_too() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedml_noniid.plugins.core.errors import UserError
-from fedml_noniid.plugins.data.rotation import turned, turns
+from fedml_noniid.plugins.data.rotation import DEGREES, turned, turns
 
 SQUARE = (1, 8, 8)
 
@@ -80,3 +80,7 @@ def test_refusals(degrees: list[int], shape: tuple[int, ...], message: str) -> N
     with pytest.raises(UserError) as error:
         turns(degrees, 4, shape)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_every_angle_is_a_whole_number_of_quarters() -> None:
+    assert turns(DEGREES, 4, SQUARE).tolist() == [0, 1, 2, 3]

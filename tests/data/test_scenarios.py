@@ -178,9 +178,9 @@ def test_two_classes(n_classes, times, law, part, seed):
         if law and "total=" in str(error):
             return
         raise
-    assigned = np.concatenate(clients)
-    assert len(np.unique(assigned)) == len(assigned) == total
-    check(assigned, clients, n_clients, least=10)
+    dealt = np.concatenate(clients)
+    assert len(np.unique(dealt)) == len(dealt) == total
+    check(dealt, clients, n_clients, least=10)
     counts = class_counts(labels, clients, n_classes)
     assert ((counts > 0).sum(1) == 2).all()
     assert ((counts > 0).sum(0) == 2 * times).all()
@@ -194,8 +194,8 @@ def test_two_classes(n_classes, times, law, part, seed):
 
 
 def test_two_classes_of_mnist():
-    """FedNNNN's K = 100: 20 clients per class, 600 samples each, all 60000 assigned; halves where
-    the classes allow it."""
+    """FedNNNN's K = 100: 20 clients per class, 600 samples each, all 60000 dealt; halves where the
+    classes allow it."""
     clients = partition("two_classes", MNIST, everything(MNIST), 100, 0)
     check(everything(MNIST), clients, 100)
     counts = class_counts(MNIST, clients, 10)
@@ -268,11 +268,11 @@ def test_two_classes_give_up():
 def test_similarity(population, s):
     labels, indices, n_clients, seed = population
     clients = partition("similarity", labels, indices, n_clients, seed, s=s)
-    assigned = np.concatenate(clients)
+    dealt = np.concatenate(clients)
     alike = int(s * len(indices))
-    assert set(assigned) <= set(indices)
-    assert len(indices) - len(assigned) == alike % n_clients + (len(indices) - alike) % n_clients
-    check(assigned, clients, n_clients)
+    assert set(dealt) <= set(indices)
+    assert len(indices) - len(dealt) == alike % n_clients + (len(indices) - alike) % n_clients
+    check(dealt, clients, n_clients)
     assert np.ptp(sizes_of(clients)) == 0
     if s == 0:
         assert all(labels[a].max() <= labels[b].min() for a, b in pairwise(clients))
@@ -291,7 +291,7 @@ def test_less_similarity_means_more_skew():
         ).mean()
 
     assert skew(0) > skew(0.3) + 0.2 > skew(1) + 0.4
-    # The shared part is assigned at random: a client's share of it has all classes.
+    # The shared part is dealt at random: a client's share of it has all classes.
     counts = class_counts(
         DIGITS, partition("similarity", DIGITS, everything(DIGITS), 10, 0, s=0.5), 10
     )
@@ -397,8 +397,8 @@ def test_shards_equal_is_mcmahans_in_distribution():
 
 
 def test_similarity_is_rfedavgs_in_distribution():
-    """Against the paper's words, sample by sample: s of the data divided evenly, the rest sorted
-    and dealt in order. Every client's expected count of every class, since the clients differ."""
+    """Against the paper's words, sample by sample: s of the data dealt evenly, the rest sorted and
+    dealt in order. Every client's expected count of every class, since the clients differ."""
     share, n_clients = 0.3, 8
 
     def reference(rng):

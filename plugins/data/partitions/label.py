@@ -91,10 +91,10 @@ def shards(
     quota = np.full(n_classes, holders)  # shards of each class
     quota[rng.permutation(np.flatnonzero(sizes > holders))[:extra]] += 1
 
-    has = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
+    held = assign_classes(quota, n_clients, per_client, rng)  # [C, n_clients] bool
     counts = np.zeros((n_classes, n_clients), np.int64)
     for c, size in enumerate(sizes):
-        counts[c, has[c]] = _random_cut(int(size), int(quota[c]), rng)
+        counts[c, held[c]] = _random_cut(int(size), int(quota[c]), rng)
     return assign(labels, classes, counts, rng)
 
 
@@ -137,21 +137,21 @@ def similarity(
     s = real_number(
         "s", s, lambda s: 0 <= s <= 1, "a number from 0 to 1, the share that is divided evenly"
     )
-    complete = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
-    shared = int(s * n)
-    if not complete and shared // n_clients + (n - shared) // n_clients == 0:
+    dealt = known("remainder", remainder, ("dropped", "dealt")) == "dealt"
+    alike = int(s * n)
+    if not dealt and alike // n_clients + (n - alike) // n_clients == 0:
         raise refusal(
             "remainder",
             remainder,
             f"dealt: with s={s:g}, {n} samples leave each of {n_clients} none",
         )
     order = rng.permutation(n)
-    first, rest = order[:shared], _by_label(labels, order[shared:])
+    first, rest = order[:alike], _by_label(labels, order[alike:])
     sizes, blocks = (
         np.full(n_clients, len(first) // n_clients),
         np.full(n_clients, len(rest) // n_clients),
     )
-    if complete:
+    if dealt:
         sizes[: len(first) % n_clients] += 1
         blocks[n_clients - len(rest) % n_clients :] += 1
     return joined(cut(first, sizes), cut(rest, blocks))
@@ -173,9 +173,9 @@ def by_classes(
     samples are equal.
     """
     present, supply = np.unique(labels, return_counts=True)
-    has = _named_classes(classes, n_clients, present)  # [C, n_clients]
+    held = _held(classes, n_clients, present)  # [C, n_clients]
     equal = known("sizes", sizes, ("all", "equal")) == "equal"
-    holders = has.sum(1)
+    holders = held.sum(1)
     if (supply < holders).any():
         few = int((holders - supply).argmax())
         allowed = (
@@ -184,9 +184,9 @@ def by_classes(
         )
         raise refusal("classes", classes, allowed)
 
-    counts = has * (supply // np.maximum(holders, 1))[:, None]
+    counts = held * (supply // np.maximum(holders, 1))[:, None]
     for c, spare in enumerate(np.where(holders > 0, supply % np.maximum(holders, 1), 0)):
-        counts[c, rng.permutation(np.flatnonzero(has[c]))[:spare]] += 1
+        counts[c, rng.permutation(np.flatnonzero(held[c]))[:spare]] += 1
     clients = assign(labels, present, counts, rng)
     if not equal:
         return clients
@@ -194,26 +194,26 @@ def by_classes(
     return [np.sort(rng.permutation(mine)[:smallest]) for mine in clients]
 
 
-def _named_classes(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
+def _held(classes: object, n_clients: int, present: Ints) -> NDArray[np.bool_]:
     """Which client holds which class, [C, n_clients].
 
     UserError unless each client's classes exist and are distinct.
     """
     if not isinstance(classes, list) or len(classes) != n_clients:
         raise refusal("classes", classes, f"a list of {n_clients} lists of classes, one per client")
-    has = np.zeros((len(present), n_clients), bool)
+    held = np.zeros((len(present), n_clients), bool)
     for k, mine in enumerate(classes):
         if not isinstance(mine, list) or not mine:
             raise refusal(f"classes[{k}]", mine, "a list of at least one class")
         for label in mine:
             place = np.flatnonzero(present == whole_number(f"classes[{k}]", label, 0))
-            if len(place) == 0 or has[place[0], k]:
+            if len(place) == 0 or held[place[0], k]:
                 because = "" if len(present) > 20 else f": {', '.join(map(str, present))}"
                 raise refusal(
                     f"classes[{k}]", label, f"each class of the training set once{because}"
                 )
-            has[place[0], k] = True
-    return has
+            held[place[0], k] = True
+    return held
 
 
 def _by_label(labels: Ints, positions: Ints) -> Ints:
