@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedml_noniid.pipelines.experiment import cache, check, config
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPER_FILES, RESULTS, Study
-from fedml_noniid.pipelines.papers.targets.spec import Target
+from fedml_noniid.pipelines.papers.targets import Target
 
 PAPER, SIZE = "ccn", "smoke"
 PARAMS = """\

@@ -16,7 +16,7 @@ from fedml_noniid.pipelines.experiment.config import Unit
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.provenance import plan
 from fedml_noniid.pipelines.experiment.results import ItemResult
-from fedml_noniid.pipelines.papers.targets.ran import what_ran
+from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.reporting.report import _about
 from fedml_noniid.pipelines.tools.scenarios import described
 from fedml_noniid.plugins.core.errors import UserError

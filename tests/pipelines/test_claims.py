@@ -16,6 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from fedml_noniid.pipelines.papers.claims.quantities import parts
+from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
+from fedml_noniid.pipelines.papers.claims.verdict import Verdict
 from ruamel.yaml import YAML
 from scipy.stats import t as student
 from scipy.stats import ttest_1samp
@@ -25,9 +28,6 @@ from fedml_noniid.pipelines.experiment.config import checked
 from fedml_noniid.pipelines.experiment.tuning import Point, Trial, points
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers.claims import declared, page, published, trials, tuned, verbs
-from fedml_noniid.pipelines.papers.claims.quantities import parts
-from fedml_noniid.pipelines.papers.claims.spec import IMAGES, SIZES, Claims, of_paper
-from fedml_noniid.pipelines.papers.claims.verdict import Verdict
 from fedml_noniid.pipelines.papers.studies import DIVERGED, PAPERS, SKIPPED, Study
 from fedml_noniid.pipelines.papers.studies import of_paper as of_studies
 from fedml_noniid.plugins.core.errors import UserError

@@ -18,10 +18,9 @@ from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
-from fedml_noniid.pipelines.papers.targets.build import build, builder
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, address, build, builder, of_targets
 from fedml_noniid.plugins import recipes
 from tests.pipelines.by_hand import assert_titles_as_reported, paper, run, sound
 from tests.pipelines.small import ROOT

@@ -23,10 +23,9 @@ from fedml_noniid.pipelines.experiment import results
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as stage
 from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import DIVERGED, RESULTS, SIZES, of_paper
-from fedml_noniid.pipelines.papers.targets.build import build, builder
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, address, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, address, build, builder, of_targets
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.plugins import recipes
 from fedml_noniid.plugins.core.errors import UserError

@@ -19,10 +19,9 @@ from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as paper
 from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
-from fedml_noniid.pipelines.papers.targets.build import build, builder
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Target, of_targets
+from fedml_noniid.pipelines.papers.targets import Target, build, builder, of_targets
 from fedml_noniid.plugins.core.errors import UserError
 from papers.fednnnn import figures
 from tests.pipelines.by_hand import sound

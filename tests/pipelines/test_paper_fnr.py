@@ -22,12 +22,10 @@ from safetensors.torch import save_file
 from fedml_noniid.pipelines.experiment.config import read_yaml
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import report as paper
-from fedml_noniid.pipelines.papers import study
+from fedml_noniid.pipelines.papers import study, table
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
-from fedml_noniid.pipelines.papers.targets import table
-from fedml_noniid.pipelines.papers.targets.build import build, builder
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, build, builder, of_targets
 from fedml_noniid.plugins.data.dataset import Dataset, Raw
 from tests.pipelines.by_hand import sound
 from tests.pipelines.small import ROOT

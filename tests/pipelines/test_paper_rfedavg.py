@@ -25,10 +25,9 @@ from fedml_noniid.pipelines.experiment.results import table
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
 from fedml_noniid.pipelines.papers.report import write
+from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import SIZES, of_paper
-from fedml_noniid.pipelines.papers.targets.build import build, builder
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target, address, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, address, build, builder, of_targets
 from fedml_noniid.plugins.data.datasets import load
 from fedml_noniid.plugins.data.readers.cifar import CLASSES as CIFAR10
 from papers.rfedavg import figures

@@ -18,7 +18,7 @@ from fedml_noniid.pipelines.experiment import cache, config, results
 from fedml_noniid.pipelines.experiment.items import Item
 from fedml_noniid.pipelines.experiment.workspace import Workspace
 from fedml_noniid.pipelines.papers import studies, study
-from fedml_noniid.pipelines.papers.targets.spec import of_targets
+from fedml_noniid.pipelines.papers.targets import of_targets
 from fedml_noniid.pipelines.stages import __main__ as stages
 from fedml_noniid.pipelines.stages import train
 from fedml_noniid.pipelines.tracking.store import Store

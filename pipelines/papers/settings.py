@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedml_noniid.pipelines.papers.targets.measured import Measured
-from fedml_noniid.pipelines.papers.targets.spec import Built, Target
+from fedml_noniid.pipelines.papers.runs import Measured
+from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.text import as_csv
 from fedml_noniid.plugins.core.errors import UserError
 
