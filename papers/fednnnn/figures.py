@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from fedml_noniid.pipelines.papers.runs import Measured
-from fedml_noniid.pipelines.papers.settings import NONE
 from fedml_noniid.pipelines.papers.targets import Built, Target
 from fedml_noniid.pipelines.reporting.figures import Values
 from fedml_noniid.pipelines.reporting.text import as_csv
@@ -34,7 +33,9 @@ from fedml_noniid.plugins.models.layers import (
 from papers import curves
 from papers.curves import Line, Panels
 from papers.pictures import extremes
+from papers.settings import NONE, settings
 
+__all__ = ["accuracy", "network", "norms", "path", "settings"]
 BASELINE = "FedAvg"
 
 

@@ -207,7 +207,6 @@ class Page:
             "seconds": lambda one: one.runs["seconds"].sum() / 3600,
             "written": lambda one: files.when_written(one.named, self.facts, len(one.runs) > 0),
             "plain": _plain,
-            "lines": _tested_line,
             "tiny": TINY,
         }
 
@@ -324,24 +323,6 @@ def _tests(one: Verdict) -> Iterable[list[object]]:
         numbers = [tested.mean, *(tested.interval or (None, None)), len(compared.differences), *ps]
         weakest = "yes" if tested is one.weakest else ""
         yield [*about, tested.part, one.claim.statistic, wanted, *numbers, weakest, one.word]
-
-
-def _tested_line(one: Verdict) -> list[str]:
-    """A claim's line of its paper's table."""
-    weakest = one.weakest
-    n = len(weakest.compared.differences) if weakest else 0
-    sign = weakest.compared.sign_p if weakest and not one.counted else None
-    p = NONE if weakest is None else f"{one.holm_p:.3g}"
-    return [
-        f"[{one.named.id}](#{one.named.id})",
-        one.claim.tests,
-        f"{one.claim.holds.words} {one.claim.unit}".rstrip(),
-        _number(one, weakest),
-        str(n) if n else NONE,
-        "counted" if one.counted and n else p,
-        NONE if sign is None else f"{sign:.3g}",
-        f"**{one.word}**",
-    ]
 
 
 def _number(one: Verdict, tested: Tested | None) -> str:

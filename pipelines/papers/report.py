@@ -21,7 +21,7 @@ from fedml_noniid.pipelines.papers.described import what_ran
 from fedml_noniid.pipelines.papers.page import html
 from fedml_noniid.pipelines.papers.runs import Measured
 from fedml_noniid.pipelines.papers.studies import TITLES
-from fedml_noniid.pipelines.papers.targets import KINDS, Built, Target, build, of_targets
+from fedml_noniid.pipelines.papers.targets import Built, Target, build, of_targets
 from fedml_noniid.pipelines.reporting.report import render
 from fedml_noniid.pipelines.tracking.store import Store, spared
 from fedml_noniid.pipelines.tracking.sync import sync_reports
@@ -59,7 +59,7 @@ def write(
     }
     sections = [(targets[name], one) for name, one in built.items()]
     title = f"{TITLES[paper]}: the paper's tables and figures, size {size}"
-    context = {"title": title, "size": size, "sections": sections, "facts": facts, "kinds": KINDS}
+    context = {"title": title, "size": size, "sections": sections, "facts": facts}
     pictures = {name: content for name, content in files.items() if name.endswith(".png")}
     page = html(render("paper.md.j2", context), title, pictures)
     for target, one in sections:
@@ -92,7 +92,7 @@ def text(
 ) -> str:
     """A target as Markdown; `facts` say what was run of each study, `picture` is the file if it has
     another name."""
-    context = {"target": target, "built": built, "size": size, "facts": facts, "kinds": KINDS}
+    context = {"target": target, "built": built, "size": size, "facts": facts}
     return render("target.md.j2", context | {"picture": picture or f"{target.id}.png"})
 
 

@@ -1,6 +1,4 @@
-"""Kind `settings`: a table of the paper's configuration, compared with the settings of our studies
-at this size.
-
+"""Makes kind `settings`: the paper's configuration beside the settings of our studies at this size.
 Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of
 the study, such as `train.rounds`. {value: ...} replaces it for a value that no study sets. `words`
 beside a path maps a value to the paper's word.
@@ -19,7 +17,7 @@ from fedml_noniid.plugins.core.errors import UserError
 NONE = "-"
 
 
-def build(target: Target, measured: Measured) -> Built:
+def settings(target: Target, measured: Measured) -> Built:
     """The table."""
     rows, columns = dict(target.spec["rows"]), dict(target.spec["columns"])
     cells = {
