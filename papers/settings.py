@@ -1,4 +1,5 @@
 """Makes kind `settings`: the paper's configuration beside the settings of our studies at this size.
+
 Keys: `rows` and `columns` map the paper's titles to parts of {study, path}. `path` names a key of
 the study, such as `train.rounds`. {value: ...} replaces it for a value that no study sets. `words`
 beside a path maps a value to the paper's word.

@@ -33,9 +33,8 @@ from fedml_noniid.plugins.models.layers import (
 from papers import curves
 from papers.curves import Line, Panels
 from papers.pictures import extremes
-from papers.settings import NONE, settings
+from papers.settings import NONE
 
-__all__ = ["accuracy", "network", "norms", "path", "settings"]
 BASELINE = "FedAvg"
 
 

@@ -18,12 +18,12 @@ from fedml_noniid.plugins.core.errors import UserError
 from fedml_noniid.plugins.data.checks import known
 from fedml_noniid.plugins.data.yaml_files import read_yaml
 
-# Every other kind is a function of papers/<paper>/figures.py or papers/curves.py in the checkout.
+# Every other kind is a function of papers/<paper>/figures.py, curves.py or settings.py in the checkout.
 TABLE = "table"
 KEYS = ("kind", "title", "protocol")
 NOT_HERE = "not run at this size"
 CHECKOUT = Path(fedml_noniid.__file__).parents[1]
-NO_CHECKOUT = "it is drawn in a checkout of the repository only"
+NO_CHECKOUT = "it is made in a checkout of the repository only"
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,11 @@ def builder(target: Target) -> Callable[[Target, Measured], Built]:
         return lambda target, measured: nothing([NO_CHECKOUT])
     if str(CHECKOUT) not in sys.path:
         sys.path.insert(0, str(CHECKOUT))
-    for name in (f"papers.{target.paper}.figures", "papers.curves"):
+    for name in (f"papers.{target.paper}.figures", "papers.curves", "papers.settings"):
         found = getattr(importlib.import_module(name), target.kind.replace("-", "_"), None)
         if isinstance(found, FunctionType):
             return found
-    allowed = f"{TABLE}, curves, functions of papers/{target.paper}/figures.py"
+    allowed = f"{TABLE}, curves, settings, functions of papers/{target.paper}/figures.py"
     raise UserError(f"{target.id}: kind {target.kind!r} is unknown; allowed: {allowed}")
 
 
